@@ -1,0 +1,13 @@
+"""The domain: pipelines, profiles, plans, targets and the life of a job. Standard library only, no I/O, no clock.
+
+pipeline     instructions, schedules and their dependency graph
+profile      measured time and energy of each kind of instruction at each SM clock
+timeline     graph + durations -> start, end, slack, critical path, bubbles, energy
+plan         an SM clock for every instruction, and the clock changes that bring it about
+target       what performance is owed
+telemetry    samples, counters, and what an iteration cost
+observation  what one iteration showed: instruction times at clocks, energy per GPU
+policy       the plugin API: Protocols and the frozen views they get
+messages     what happens to a job (events) and what shall be done about it (commands)
+job          the life of one job as a pure state machine
+"""

@@ -1,0 +1,63 @@
+"""What one iteration showed: how long instructions took at which clock, and what each GPU spent.
+
+Intervals come from the training processes, clocks and energy from the GPU worker; both use the host's
+monotonic clock, and they meet here. Pure functions: times are arguments.
+"""
+
+from dataclasses import dataclass
+
+from gpuenergyd.core.pipeline import InstructionKind
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSample:
+    """Instructions of one class that ran wholly at one clock in one iteration: their median time."""
+
+    pp_rank: int
+    kind: InstructionKind
+    sm_clock_mhz: int
+    time_s: float
+    count: int
+    chunk_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAtClock:
+    """How long a GPU ran one kind of instruction (None: waited) at one clock within an energy window."""
+
+    kind: InstructionKind | None
+    sm_clock_mhz: int
+    time_s: float
+    chunk_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnergy:
+    """What one rank's GPU spent in one iteration, by its energy counter; `energy_j` None when it was not measured."""
+
+    pp_rank: int
+    window_s: float
+    energy_j: float | None
+    time_at: tuple[TimeAtClock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationObservation:
+    """One complete iteration, seen from all ranks.
+
+    `plan_id` is None when the ranks did not all follow the same plan. `is_regular` is False when the iteration
+    was disturbed (first ones, a changed order, a rank that reported nothing).
+    """
+
+    iteration_index: int
+    plan_id: str | None
+    iteration_time_s: float
+    instruction_samples: tuple[InstructionSample, ...]
+    ranks: tuple[RankEnergy, ...]
+    is_regular: bool = True
+
+    @property
+    def energy_j(self) -> float | None:
+        """Energy of all ranks, None when any is missing: missing is never zero."""
+        energies = [rank.energy_j for rank in self.ranks if rank.energy_j is not None]
+        return sum(energies) if energies and len(energies) == len(self.ranks) else None

@@ -1,0 +1,297 @@
+"""Who computes what in which order: instructions, schedules, and the dependency graph between them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpuenergyd.errors import ScheduleError
+
+
+class InstructionKind(StrEnum):
+    """What an instruction computes, named as torch.distributed.pipelining names it."""
+
+    F = "F"
+    """Forward."""
+    B = "B"
+    """Full backward: input and weight gradient together."""
+    I = "I"  # noqa: E741  torch's own name
+    """Input gradient alone."""
+    W = "W"
+    """Weight gradient alone."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InstructionClass:
+    """Instructions that cost the same at the same clock: one profile serves them all."""
+
+    pp_rank: int
+    kind: InstructionKind
+    chunk_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Instruction:
+    """One computation of one microbatch on one chunk of one pipeline rank."""
+
+    pp_rank: int
+    kind: InstructionKind
+    microbatch_index: int
+    chunk_index: int = 0
+
+    @property
+    def instruction_class(self) -> InstructionClass:
+        """The class whose profile this instruction shares."""
+        return InstructionClass(self.pp_rank, self.kind, self.chunk_index)
+
+    def __str__(self) -> str:
+        chunk = f".{self.chunk_index}" if self.chunk_index else ""
+        return f"{self.kind}{self.microbatch_index}{chunk}@{self.pp_rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The order of instructions on every pipeline rank.
+
+    `orders[r]` is what rank r runs, first to last. `extra_inflight[r]` counts the microbatches that rank r
+    keeps in flight beyond plain 1F1B (empty: none).
+    """
+
+    name: str
+    num_microbatches: int
+    orders: tuple[tuple[Instruction, ...], ...]
+    num_chunks: int = 1
+    extra_inflight: tuple[int, ...] = ()
+    stage_of_chunk: tuple[tuple[int, ...], ...] = field(default=())
+    """`stage_of_chunk[r][v]`: the model stage that chunk v of rank r computes; empty means stage = v * R + r."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks, R."""
+        return len(self.orders)
+
+    @property
+    def num_stages(self) -> int:
+        """Model stages, R * V."""
+        return self.num_ranks * self.num_chunks
+
+    def stage_index(self, pp_rank: int, chunk_index: int) -> int:
+        """Return the model stage of a chunk."""
+        if self.stage_of_chunk:
+            return self.stage_of_chunk[pp_rank][chunk_index]
+        return chunk_index * self.num_ranks + pp_rank
+
+    def peak_inflight(self, pp_rank: int) -> int:
+        """Return the largest number of microbatch activations that a rank holds at once, over its chunks."""
+        held = peak = 0
+        for instruction in self.orders[pp_rank]:
+            match instruction.kind:
+                case InstructionKind.F:
+                    held += 1
+                    peak = max(peak, held)
+                case InstructionKind.B | InstructionKind.W:
+                    held -= 1
+                case InstructionKind.I:
+                    pass
+        return peak
+
+
+def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Return GPipe's order: all forwards, then all backwards (Huang et al., 2019)."""
+    _require_sizes(num_ranks, num_microbatches)
+    microbatches = range(num_microbatches)
+    return Schedule(
+        name="gpipe",
+        num_microbatches=num_microbatches,
+        orders=tuple(
+            tuple(Instruction(r, InstructionKind.F, m) for m in microbatches)
+            + tuple(Instruction(r, InstructionKind.B, m) for m in microbatches)
+            for r in range(num_ranks)
+        ),
+    )
+
+
+def one_forward_one_backward(num_ranks: int, num_microbatches: int, extra_inflight: Sequence[int] = ()) -> Schedule:
+    """Return 1F1B, with `extra_inflight[r]` more warm-up forwards on rank r (EnvPipe, ATC'23, section 4.3).
+
+    Raises:
+        ScheduleError: the extra microbatches would deadlock: each rank must run ahead at least as far as the next.
+    """
+    _require_sizes(num_ranks, num_microbatches)
+    extra = tuple(extra_inflight) or (0,) * num_ranks
+    if len(extra) != num_ranks:
+        raise ScheduleError(f"extra in-flight microbatches for {len(extra)} ranks, the pipeline has {num_ranks}")
+    if min(extra) < 0 or extra[-1] != 0:
+        raise ScheduleError(f"extra in-flight microbatches {list(extra)}: must be >= 0, and 0 on the last rank")
+    plain = [min(num_ranks - 1 - r, num_microbatches) for r in range(num_ranks)]
+    warmup = [
+        plain[r] if extra[r] == 0 else max(plain[r], min(plain[r] + extra[r], num_microbatches - 1))
+        for r in range(num_ranks)
+    ]
+    for r in range(num_ranks - 1):
+        if warmup[r] < warmup[r + 1]:
+            raise ScheduleError(
+                f"extra in-flight microbatches {list(extra)} deadlock: rank {r} warms up with {warmup[r]}"
+                f" forwards, rank {r + 1} waits for {warmup[r + 1]}"
+            )
+    orders = []
+    for r in range(num_ranks):
+        order = [Instruction(r, InstructionKind.F, m) for m in range(warmup[r])]
+        for j in range(num_microbatches - warmup[r]):
+            order.append(Instruction(r, InstructionKind.F, warmup[r] + j))
+            order.append(Instruction(r, InstructionKind.B, j))
+        order += [Instruction(r, InstructionKind.B, m) for m in range(num_microbatches - warmup[r], num_microbatches)]
+        orders.append(tuple(order))
+    return Schedule(
+        name="1f1b",
+        num_microbatches=num_microbatches,
+        orders=tuple(orders),
+        extra_inflight=extra if any(extra) else (),
+    )
+
+
+SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+"""Schedules by the name a user types: (num_ranks, num_microbatches) -> Schedule."""
+
+
+def make_schedule(name: str, num_ranks: int, num_microbatches: int) -> Schedule:
+    """Return the schedule with this name.
+
+    Raises:
+        ScheduleError: no such schedule, or sizes it cannot take.
+    """
+    try:
+        make = SCHEDULES[name]
+    except KeyError:
+        raise ScheduleError(f"no schedule {name!r}; known: {', '.join(sorted(SCHEDULES))}") from None
+    return make(num_ranks, num_microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class DependencyGraph:
+    """Instructions and what each waits for; node i is `instructions[i]`, rank 0 first, each rank in program order.
+
+    `predecessors[v]` lists (u, latency_s): v starts at the earliest latency_s after u has finished.
+    """
+
+    instructions: tuple[Instruction, ...]
+    predecessors: tuple[tuple[tuple[int, float], ...], ...]
+    successors: tuple[tuple[tuple[int, float], ...], ...]
+    topological_order: tuple[int, ...]
+    num_ranks: int
+
+    @property
+    def num_edges(self) -> int:
+        """Order and data edges together."""
+        return sum(len(before) for before in self.predecessors)
+
+
+def dependency_graph(
+    schedule: Schedule, *, communication_latency_s: Callable[[int, int], float] | float = 0.0
+) -> DependencyGraph:
+    """Return the dependency graph of a schedule.
+
+    Order edges join consecutive instructions of a rank. Data edges carry activations forward and input
+    gradients backward; one that crosses ranks takes `communication_latency_s` (seconds, or a function of
+    the sending and the receiving rank).
+
+    Raises:
+        ScheduleError: the order cannot run (it waits for itself), or an instruction is missing its input.
+    """
+    latency_s: Callable[[int, int], float]
+    if callable(communication_latency_s):
+        latency_s = communication_latency_s
+    else:
+        constant_s = communication_latency_s
+
+        def latency_s(_sender: int, _receiver: int) -> float:
+            return constant_s
+
+    kinds = InstructionKind
+    producer: dict[tuple[InstructionKind, int, int], int] = {}
+    instructions = tuple(instruction for order in schedule.orders for instruction in order)
+    for node, instruction in enumerate(instructions):
+        stage = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
+        key = (instruction.kind, stage, instruction.microbatch_index)
+        if key in producer:
+            raise ScheduleError(f"{instruction} appears twice")
+        producer[key] = node
+    edges: list[tuple[int, int, float]] = []
+    node = 0
+    for order in schedule.orders:
+        edges.extend((n, n + 1, 0.0) for n in range(node, node + len(order) - 1))
+        node += len(order)
+
+    def data_edge(kind_options: Iterable[InstructionKind], stage: int, microbatch: int, v: int) -> None:
+        for kind in kind_options:
+            u = producer.get((kind, stage, microbatch))
+            if u is not None:
+                sender, receiver = instructions[u].pp_rank, instructions[v].pp_rank
+                edges.append((u, v, latency_s(sender, receiver) if sender != receiver else 0.0))
+                return
+        wanted = "|".join(kind_options)
+        raise ScheduleError(f"{instructions[v]} needs {wanted}{microbatch} of stage {stage}, which nobody runs")
+
+    for v, instruction in enumerate(instructions):
+        stage = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
+        microbatch = instruction.microbatch_index
+        match instruction.kind:
+            case kinds.F:
+                if stage > 0:
+                    data_edge((kinds.F,), stage - 1, microbatch, v)
+            case kinds.B | kinds.I:
+                data_edge((kinds.F,), stage, microbatch, v)
+                if stage < schedule.num_stages - 1:
+                    data_edge((kinds.B, kinds.I), stage + 1, microbatch, v)
+            case kinds.W:
+                data_edge((kinds.I,), stage, microbatch, v)
+    return graph_from_edges(instructions, edges, num_ranks=schedule.num_ranks)
+
+
+def graph_from_edges(
+    instructions: Sequence[Instruction], edges: Iterable[tuple[int, int, float]], *, num_ranks: int
+) -> DependencyGraph:
+    """Return a graph from (u, v, latency_s) edges, duplicates merged to the larger latency.
+
+    Raises:
+        ScheduleError: an edge names no instruction, or the edges form a cycle.
+    """
+    n = len(instructions)
+    merged: dict[tuple[int, int], float] = {}
+    for u, v, latency_s in edges:
+        if not (0 <= u < n and 0 <= v < n):
+            raise ScheduleError(f"edge [{u}, {v}]: instructions are numbered 0 to {n - 1}")
+        if not latency_s >= 0:
+            raise ScheduleError(f"edge [{u}, {v}]: latency {latency_s} s must be >= 0")
+        merged[u, v] = max(latency_s, merged.get((u, v), 0.0))
+    predecessors: list[list[tuple[int, float]]] = [[] for _ in range(n)]
+    successors: list[list[tuple[int, float]]] = [[] for _ in range(n)]
+    for (u, v), latency_s in merged.items():
+        predecessors[v].append((u, latency_s))
+        successors[u].append((v, latency_s))
+    waiting = [len(before) for before in predecessors]
+    ready = [v for v in range(n) if waiting[v] == 0]
+    order: list[int] = []
+    while ready:
+        u = ready.pop()
+        order.append(u)
+        for v, _ in successors[u]:
+            waiting[v] -= 1
+            if waiting[v] == 0:
+                ready.append(v)
+    if len(order) < n:
+        stuck = next(v for v in range(n) if waiting[v] > 0)
+        raise ScheduleError(f"the order cannot run: {instructions[stuck]} waits for itself (cyclic dependency)")
+    return DependencyGraph(
+        instructions=tuple(instructions),
+        predecessors=tuple(tuple(before) for before in predecessors),
+        successors=tuple(tuple(after) for after in successors),
+        topological_order=tuple(order),
+        num_ranks=num_ranks,
+    )
+
+
+def _require_sizes(num_ranks: int, num_microbatches: int) -> None:
+    if num_ranks < 1:
+        raise ScheduleError(f"{num_ranks} pipeline ranks: must be >= 1")
+    if num_microbatches < 1:
+        raise ScheduleError(f"{num_microbatches} microbatches: must be >= 1")

@@ -1,0 +1,120 @@
+"""The plugin API: what a policy is asked and what it answers. Frozen views in, values out, no I/O.
+
+A policy is a class found by entry point in the group `gpuenergyd.policies`; one instance serves one job and lives
+in the policy host, which may be killed at any moment. A view therefore carries everything that is known: a
+policy that remembers nothing between calls is always right, one that caches is only faster.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction, Schedule
+from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.target import PerformanceTarget
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU as a policy sees it; clocks are descending."""
+
+    gpu_uuid: str
+    model_name: str
+    supported_sm_clocks_mhz: tuple[int, ...]
+    switch_latency_s: float
+    """Time from asking for a clock until it is effective, 99th percentile as measured on this host so far."""
+    blocking_power_w: float | None = None
+    """Power while waiting for a peer, as published for this model; None when nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineView:
+    """The un-tuned run of this very job: medians over `num_iterations` regular iterations."""
+
+    iteration_time_s: float
+    energy_j: float | None
+    num_iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """Everything a clock policy may know of a job; `gpus[r]` is the GPU of pipeline rank r."""
+
+    job_id: str
+    schedule: Schedule
+    gpus: tuple[GpuView, ...]
+    target: PerformanceTarget
+    baseline: BaselineView
+    observations: tuple[IterationObservation, ...]
+    issued_plans: tuple[ClockPlan, ...]
+    """Plans sent so far, oldest first; the last is the one in force or about to be."""
+    communication_latency_s: float = 0.0
+    """Median time from the end of an instruction to the begin of the one on the next rank that waited for it."""
+
+
+class ClockPolicy(Protocol):
+    """Decides the clocks of one job. Entry points: `gpuenergyd.policies`."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the plan to run next; a plan whose `plan_id` is the last issued one changes nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRequest:
+    """A pipeline given as tables, for planning without a daemon.
+
+    `baseline_graph` is the plain schedule, whose every instruction at maximum clock is the baseline; `graph` is the one
+    to plan, None where the planner may choose it (extra in-flight microbatches). `options` are the planner's
+    own, by name, as the command line gave them.
+    """
+
+    name: str
+    profile: PipelineProfile
+    schedule: Schedule | None
+    graph: DependencyGraph
+    target: PerformanceTarget
+    extra_inflight: int | str | None = None
+    max_switches: int | None = None
+    switch_latency_s: float = 0.0
+    want_frontier: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """A point of the time-energy frontier: a real plan's time and energy, and the proven least energy at that time."""
+
+    iteration_time_s: float
+    energy_j: float
+    lower_bound_j: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OfflinePlan:
+    """A planner's answer: clocks for every instruction, in `order`, with what they cost and a proven bound."""
+
+    orders: tuple[tuple[Instruction, ...], ...]
+    sm_clocks_mhz: Mapping[Instruction, int]
+    baseline_time_s: float
+    baseline_energy_j: float
+    iteration_time_s: float
+    energy_j: float
+    lower_bound_j: float | None
+    solve_cpu_s: float
+    extra_inflight: tuple[int, ...] = ()
+    frontier: tuple[FrontierPoint, ...] = ()
+
+
+class OfflinePlanner(Protocol):
+    """Plans a pipeline from tables. Entry points: `gpuenergyd.planners`, callables under the policies' names."""
+
+    def __call__(self, request: OfflineRequest) -> OfflinePlan:
+        """Return a plan whose iteration time is at most what the target owes.
+
+        Raises:
+            TargetError: no plan is fast enough; the message says what is possible.
+        """
+        ...
