@@ -1,1 +1,13 @@
-"""."""
+"""Bytes to messages and back, no sockets.
+
+messages       what travels between a training process and the core, as frozen values (standard library)
+client_codec   the same for the training process: standard library only
+daemon_codec   the same for the daemon: msgspec, strict, size-limited
+clock_record   the fixed-size record that asks for a clock inside an iteration
+profile_files  profile tables and planner instances as files
+"""
+
+PROTOCOL_VERSION = 1
+MAX_CONTROL_MESSAGE_BYTES = 65_536
+MAX_ITERATION_REPORT_BYTES = 1_048_576
+MAX_STRING_CHARS = 256

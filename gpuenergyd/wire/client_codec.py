@@ -1,0 +1,66 @@
+"""Messages to bytes and back inside a training process: the standard library and nothing else."""
+
+import dataclasses
+import json
+from typing import Any
+
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.messages import (
+    IterationReply,
+    IterationReport,
+    PlanSlice,
+    RankRegistered,
+    RankRegistration,
+    RankRelease,
+)
+
+
+def encode(message: RankRegistration | IterationReport | RankRelease) -> bytes:
+    """Return the JSON body of a message."""
+    body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def decode_registered(body: bytes) -> RankRegistered:
+    """Return the core's answer to a registration.
+
+    Raises:
+        ProtocolError: the body is something else.
+    """
+    try:
+        return RankRegistered(**_json_object(body))
+    except TypeError as error:
+        raise ProtocolError(f"reply to a registration: {error}") from None
+
+
+def decode_iteration_reply(body: bytes) -> IterationReply:
+    """Return the core's answer to an iteration report.
+
+    Raises:
+        ProtocolError: the body is something else.
+    """
+    try:
+        plans = _json_object(body).get("plans", [])
+        return IterationReply(
+            tuple(
+                PlanSlice(
+                    plan_id=plan["plan_id"],
+                    plan_epoch=plan["plan_epoch"],
+                    apply_at_iteration=plan["apply_at_iteration"],
+                    changes=tuple((str(k), int(m), int(c), int(d), int(f)) for k, m, c, d, f in plan["changes"]),
+                )
+                for plan in plans
+            )
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        raise ProtocolError(f"reply to an iteration report: {error!r}") from None
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ProtocolError(f"a JSON object is expected, got {type(value).__name__}")
+    return value

@@ -1,0 +1,42 @@
+"""Messages to bytes and back inside the daemon: strictly typed and bounded, one clear line for what is wrong."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire import MAX_STRING_CHARS
+
+T = TypeVar("T")
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: object) -> bytes:
+    """Return a value (dataclasses, tuples, plain values) as JSON."""
+    return _encoder.encode(value)
+
+
+def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
+    """Return a message of the given type.
+
+    Raises:
+        ProtocolError: too large, not JSON, a field missing, of the wrong type, or a string too long.
+    """
+    if len(body) > max_bytes:
+        raise ProtocolError(f"message of {len(body)} bytes; at most {max_bytes} are accepted")
+    decoder = _decoders.get(message_type)
+    if decoder is None:
+        decoder = _decoders[message_type] = msgspec.json.Decoder(message_type)
+    try:
+        message: T = decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"malformed {message_type.__name__}: {error}") from None
+    except UnicodeDecodeError:
+        raise ProtocolError(f"malformed {message_type.__name__}: not UTF-8") from None
+    for name in getattr(message, "__dataclass_fields__", ()):
+        value = getattr(message, name)
+        if isinstance(value, str) and len(value) > MAX_STRING_CHARS:
+            raise ProtocolError(f"{name}: {len(value)} characters; at most {MAX_STRING_CHARS} are accepted")
+    return message

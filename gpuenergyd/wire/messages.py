@@ -1,0 +1,100 @@
+"""What a training process and the daemon's core say to each other. Instants are the host's monotonic clock in ns.
+
+HTTP/1.1 with JSON bodies on the daemon's Unix socket:
+
+    POST /v1/ranks        RankRegistration -> RankRegistered
+    POST /v1/iterations   IterationReport  -> IterationReply
+    POST /v1/release      RankRelease      -> {}
+    GET  /v1/status       -> the daemon's state, see daemon/server.py
+"""
+
+from dataclasses import dataclass
+
+InstructionRow = tuple[str, int, int, int, int]
+"""kind, microbatch index, chunk index, begin and end in ns."""
+
+OrderRow = tuple[str, int, int]
+"""kind, microbatch index, chunk index."""
+
+ChangeRow = tuple[str, int, int, int, int]
+"""kind, microbatch index, chunk index of the instruction; delay after its begin in ns; SM clock in MHz."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRegistration:
+    """One training process joins a job.
+
+    Ranks of one job agree on `job_name` and `run_key` (what tells two runs of one name apart). A pipeline of
+    `num_pp_ranks` is complete when each pp_rank has registered; data-parallel replicas are pipelines of their own.
+    `order` is what this rank runs in one iteration; a plain loop reports the single instruction F0.
+    """
+
+    protocol_version: int
+    job_name: str
+    run_key: str
+    pp_rank: int
+    num_pp_ranks: int
+    dp_rank: int
+    schedule_name: str
+    num_microbatches: int
+    num_chunks: int
+    order: tuple[OrderRow, ...]
+    gpu_uuid: str
+    framework: str = ""
+    policy: str | None = None
+    max_slowdown_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRegistered:
+    """The core's answer: `rank_token` (32 hex digits) authenticates this rank from now on."""
+
+    job_id: str
+    rank_token: str
+    clock_socket_path: str
+    protocol_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class IterationReport:
+    """One iteration of one rank, posted when the next begins; `plan_epoch` is what the rank followed (0: un-tuned).
+
+    `end_mono_ns` is when the step returned, `next_begin_mono_ns` when the next began (0: there was no next).
+    """
+
+    rank_token: str
+    iteration_index: int
+    plan_epoch: int
+    begin_mono_ns: int
+    end_mono_ns: int
+    next_begin_mono_ns: int
+    instructions: tuple[InstructionRow, ...]
+    num_records_dropped: int = 0
+    num_client_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSlice:
+    """One rank's part of a plan: follow it from iteration `apply_at_iteration` on, at a boundary, never inside.
+
+    No changes means un-tuned: the rank sends nothing.
+    """
+
+    plan_id: str
+    plan_epoch: int
+    apply_at_iteration: int
+    changes: tuple[ChangeRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationReply:
+    """Plans this rank has not been given yet, oldest first; usually none or one."""
+
+    plans: tuple[PlanSlice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankRelease:
+    """One training process leaves in order."""
+
+    rank_token: str
