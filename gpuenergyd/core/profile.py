@@ -50,6 +50,19 @@ class InstructionProfile:
         known = ", ".join(str(o.sm_clock_mhz) for o in self.options)
         raise ProfileError(f"no measurement at {sm_clock_mhz} MHz; measured: {known}")
 
+    def interpolated(self, sm_clock_mhz: int) -> ClockOption:
+        """Return what a clock does: as measured, else linear between its measured neighbours, else the nearest end."""
+        slower = next((o for o in self.options if o.sm_clock_mhz <= sm_clock_mhz), self.options[-1])
+        faster = next((o for o in reversed(self.options) if o.sm_clock_mhz >= sm_clock_mhz), self.options[0])
+        if slower.sm_clock_mhz >= faster.sm_clock_mhz:
+            return slower
+        share = (sm_clock_mhz - slower.sm_clock_mhz) / (faster.sm_clock_mhz - slower.sm_clock_mhz)
+        return ClockOption(
+            sm_clock_mhz,
+            slower.time_s + share * (faster.time_s - slower.time_s),
+            slower.energy_j + share * (faster.energy_j - slower.energy_j),
+        )
+
     def pareto(self, blocking_power_w: float) -> tuple[ClockOption, ...]:
         """Return the options that no other beats in both time and effective energy, fastest first."""
         kept: list[ClockOption] = []
