@@ -10,15 +10,31 @@ from gpuenergyd.core.pipeline import InstructionKind
 
 
 @dataclass(frozen=True, slots=True)
+class ClockShare:
+    """How much of an instruction ran at one clock; a clock change in mid-flight leaves several shares."""
+
+    sm_clock_mhz: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class InstructionSample:
-    """Instructions of one class that ran wholly at one clock in one iteration: their median time."""
+    """Instructions of one class in one iteration that ran mostly at one clock: their mean time, split by clock.
+
+    With r(f) = 1 / t(f) the speed at clock f, sum(share.time_s * r(share.sm_clock_mhz)) = 1 for each instruction, hence
+    for their mean: clock changes in mid-flight are data, not disturbance.
+    """
 
     pp_rank: int
     kind: InstructionKind
-    sm_clock_mhz: int
-    time_s: float
+    shares: tuple[ClockShare, ...]
     count: int
     chunk_index: int = 0
+
+    @property
+    def time_s(self) -> float:
+        """Mean duration."""
+        return sum(share.time_s for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,10 @@ class IterationObservation:
     instruction_samples: tuple[InstructionSample, ...]
     ranks: tuple[RankEnergy, ...]
     is_regular: bool = True
+    communication_latency_s: float | None = None
+    """Median time from the end of an instruction to the begin of the one on another rank that waited for it."""
+    launch_gap_s: float | None = None
+    """Median time between two instructions of one rank when the second had everything it needs."""
 
     @property
     def energy_j(self) -> float | None:

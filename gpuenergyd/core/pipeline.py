@@ -186,11 +186,14 @@ class DependencyGraph:
 
 
 def dependency_graph(
-    schedule: Schedule, *, communication_latency_s: Callable[[int, int], float] | float = 0.0
+    schedule: Schedule,
+    *,
+    communication_latency_s: Callable[[int, int], float] | float = 0.0,
+    launch_gap_s: float = 0.0,
 ) -> DependencyGraph:
     """Return the dependency graph of a schedule.
 
-    Order edges join consecutive instructions of a rank. Data edges carry activations forward and input
+    Order edges join consecutive instructions of a rank and take `launch_gap_s`. Data edges carry activations forward and input
     gradients backward; one that crosses ranks takes `communication_latency_s` (seconds, or a function of
     the sending and the receiving rank).
 
@@ -218,7 +221,7 @@ def dependency_graph(
     edges: list[tuple[int, int, float]] = []
     node = 0
     for order in schedule.orders:
-        edges.extend((n, n + 1, 0.0) for n in range(node, node + len(order) - 1))
+        edges.extend((n, n + 1, launch_gap_s) for n in range(node, node + len(order) - 1))
         node += len(order)
 
     def data_edge(kind_options: Iterable[InstructionKind], stage: int, microbatch: int, v: int) -> None:

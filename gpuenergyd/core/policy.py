@@ -52,6 +52,8 @@ class JobView:
     """Plans sent so far, oldest first; the last is the one in force or about to be."""
     communication_latency_s: float = 0.0
     """Median time from the end of an instruction to the begin of the one on the next rank that waited for it."""
+    launch_gap_s: float = 0.0
+    """Median time between two instructions of one rank when the second had everything it needs."""
 
 
 class ClockPolicy(Protocol):
