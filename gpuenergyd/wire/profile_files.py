@@ -97,7 +97,8 @@ def _profile_table(path: Path, text: str) -> ProfileTable:
             known = options.setdefault(key, [])
             if any(o.sm_clock_mhz == option.sm_clock_mhz for o in known):
                 raise ProfileError(
-                    f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given twice"
+                    f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given"
+                    " twice"
                 )
             known.append(option)
     except csv.Error as error:
@@ -113,10 +114,7 @@ def _profile_table(path: Path, text: str) -> ProfileTable:
     return ProfileTable(
         name=path.stem,
         num_stages=num_stages,
-        classes={
-            key: instruction_profile(options[key], where=f"{path}: {key.kind} of stage {key.pp_rank}")
-            for key in sorted(options)
-        },
+        classes={key: instruction_profile(options[key], where=str(path)) for key in sorted(options)},
     )
 
 
@@ -126,7 +124,8 @@ def _columns(where: str, header: list[str]) -> dict[str, int]:
         if names.count(wanted) != 1:
             problem = "no column" if wanted not in names else "more than one column"
             raise ProfileError(
-                f"{where}: {problem} {wanted!r}; expected the header {','.join(PROFILE_COLUMNS)}, found {','.join(names)}"
+                f"{where}: {problem} {wanted!r};"
+                f" expected the header {','.join(PROFILE_COLUMNS)}, found {_short(','.join(names))}"
             )
     return {wanted: names.index(wanted) for wanted in PROFILE_COLUMNS}
 
@@ -154,7 +153,7 @@ def _number(where: str, name: str, value: object) -> float:
     """Return a finite number from a CSV cell or a JSON value."""
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError  # noqa: TRY301  one message for all that is no number
+            raise ValueError  # noqa: TRY004, TRY301  one message for all that is no number
         number = float(value)
     except (ValueError, OverflowError):
         raise ProfileError(f"{where}: {name} {_short(value)}: not a number") from None

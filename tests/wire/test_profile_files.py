@@ -255,7 +255,9 @@ def test_text_that_is_no_instance_is_refused_in_one_line(tmp_path: Path, text: s
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared instances are not on this machine")
 def test_shared_instances_cost_what_their_bounds_file_says_at_full_speed() -> None:
     bounds = json.loads((SHARED / "instances" / "bounds.json").read_text())
-    for name, expected in (bounds.get("instances", bounds)).items():
+    for name, expected in bounds.items():
+        if name.startswith("_"):
+            continue
         instance = read_pipeline_file(SHARED / "instances" / f"{name}.json")
         assert isinstance(instance, PlannerInstance)
         options = [instance.profile[i.instruction_class].at_max_clock for i in instance.graph.instructions]
