@@ -193,9 +193,9 @@ def dependency_graph(
 ) -> DependencyGraph:
     """Return the dependency graph of a schedule.
 
-    Order edges join consecutive instructions of a rank and take `launch_gap_s`. Data edges carry activations forward and input
-    gradients backward; one that crosses ranks takes `communication_latency_s` (seconds, or a function of
-    the sending and the receiving rank).
+    Order edges join consecutive instructions of a rank and take `launch_gap_s`. Data edges carry activations
+    forward and input gradients backward; one that crosses ranks takes `communication_latency_s` (seconds, or
+    a function of the sending and the receiving rank).
 
     Raises:
         ScheduleError: the order cannot run (it waits for itself), or an instruction is missing its input.

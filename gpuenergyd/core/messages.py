@@ -1,0 +1,181 @@
+"""What happens to a job (events) and what shall be done about it (commands). Instants are host monotonic seconds."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import Instruction
+from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.policy import GpuView, JobView
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.telemetry import RankIteration
+
+
+class JobPhase(StrEnum):
+    """Where a job stands."""
+
+    JOINING = "joining"
+    """Some ranks have not registered yet."""
+    WARMUP = "warmup"
+    """First iterations, which nobody should measure."""
+    BASELINE = "baseline"
+    """Un-tuned iterations that all savings will refer to."""
+    PROFILING = "profiling"
+    """The policy tries clocks."""
+    TUNED = "tuned"
+    """The policy saves energy."""
+    FALLBACK = "fallback"
+    """The guard or a failure took the job back to full speed."""
+    ENDED = "ended"
+
+
+# --- events: what happened -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankJoined:
+    """A training process registered as one pipeline rank."""
+
+    pp_rank: int
+    order: tuple[Instruction, ...]
+    gpu: GpuView
+
+
+@dataclass(frozen=True, slots=True)
+class RankReported:
+    """A rank finished an iteration."""
+
+    report: RankIteration
+
+
+@dataclass(frozen=True, slots=True)
+class IterationObserved:
+    """The observation that `ObserveIteration` asked for."""
+
+    observation: IterationObservation
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDecided:
+    """The policy answered."""
+
+    plan: ClockPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailed:
+    """The policy raised, took too long or answered nonsense."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuViewChanged:
+    """Something was learned about a rank's GPU: for instance how long its clock changes take."""
+
+    pp_rank: int
+    gpu: GpuView
+
+
+@dataclass(frozen=True, slots=True)
+class ControlLost:
+    """Clocks of this job cannot be set for now: worker gone, GPU lost, no permission."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChanged:
+    """Another performance is owed from now on."""
+
+    target: PerformanceTarget
+
+
+@dataclass(frozen=True, slots=True)
+class RankReleased:
+    """A rank left in order."""
+
+    pp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLost:
+    """A rank's process died or its lease expired."""
+
+    pp_rank: int
+    reason: str
+
+
+Event = (
+    RankJoined
+    | RankReported
+    | IterationObserved
+    | PlanDecided
+    | PolicyFailed
+    | GpuViewChanged
+    | ControlLost
+    | TargetChanged
+    | RankReleased
+    | RankLost
+)
+
+
+# --- commands: what shall be done ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveIteration:
+    """Put the reports of one iteration together with the GPUs' samples; answer with `IterationObserved`."""
+
+    ranks: tuple[RankIteration, ...]
+    plan_id: str | None
+    is_regular: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskPolicy:
+    """Ask the policy; answer with `PlanDecided` or `PolicyFailed`."""
+
+    view: JobView
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """Give every rank its slice of a plan; un-tuned when the plan has no ranks."""
+
+    plan: ClockPlan
+    plan_epoch: int
+    apply_at_iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGpus:
+    """Take the right to change these GPUs and journal their state, before the first change."""
+
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreGpus:
+    """Put these GPUs back as they were found, at once, and drop what is still wished for them."""
+
+    gpu_uuids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPhase:
+    """The job entered another phase."""
+
+    phase: JobPhase
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Nothing more will come of this job."""
+
+    reason: str
+
+
+Command = ObserveIteration | AskPolicy | SendPlan | LeaseGpus | RestoreGpus | RecordPhase | EndJob
