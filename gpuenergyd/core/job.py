@@ -63,9 +63,9 @@ class JobRules:
     guard_margin_ratio: float = 0.02
     """How much slower than owed the median of those may be before the guard takes over."""
     fallback_iterations: int = 10
-    """Un-tuned iterations after the guard has tripped, before the policy is asked again."""
-    max_guard_trips: int = 3
-    """After so many trips the job stays at full speed."""
+    """Un-tuned iterations after a fault, before the policy is asked again."""
+    max_faults: int = 3
+    """After so many faults (guard trips, policy failures, lost control) the job stays at full speed."""
     max_profile_iterations: int = 120
     """A policy that is still profiling after so many iterations is not asked again."""
     pause_ratio: float = 3.0
@@ -102,7 +102,7 @@ class Job:
     observations: list[IterationObservation] = field(default_factory=list)
     issued_plans: list[ClockPlan] = field(default_factory=list)
     num_iterations: int = 0
-    num_guard_trips: int = 0
+    num_faults: int = 0
     _orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
     _reports: dict[int, dict[int, RankIteration]] = field(default_factory=dict)
     _plan_of_epoch: dict[int, str] = field(default_factory=lambda: {0: BASELINE_PLAN_ID})
@@ -110,7 +110,7 @@ class Job:
     _last_reported: int = -1
     _is_policy_asked: bool = False
     _has_lease: bool = False
-    _fallback_until: int | None = None
+    _retry_at_iteration: int | None = None
     _first_iteration: int | None = None
     _guarded_from: int = 0
 
@@ -157,14 +157,13 @@ class Job:
                 return self._plan_decided(event.plan)
             case PolicyFailed():
                 self._is_policy_asked = False
-                return self._fall_back(f"policy {self.description.policy} failed: {event.reason}")
+                return self._fall_back(f"policy {self.description.policy} failed: {event.reason}", is_fault=True)
             case GpuViewChanged():
                 if event.pp_rank in self.gpus:
                     self.gpus[event.pp_rank] = event.gpu
                 return ()
             case ControlLost():
-                self._has_lease = False
-                return self._fall_back(event.reason)
+                return self._fall_back(event.reason, is_fault=True)
             case TargetChanged():
                 self.target = event.target
                 return ()
@@ -277,9 +276,9 @@ class Job:
         return self._ask()
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
-        if self._fallback_until is None or observation.iteration_index < self._fallback_until or self.baseline is None:
+        if self._retry_at_iteration is None or observation.iteration_index < self._retry_at_iteration:
             return ()
-        return self._ask()
+        return self._after_baseline_iteration() if self.baseline is None else self._ask()
 
     # --- plans ---
 
@@ -289,7 +288,7 @@ class Job:
             return ()
         num_profiled = sum(self.purpose_of(o.plan_id) is PlanPurpose.PROFILE for o in self.observations)
         if self.phase is JobPhase.PROFILING and num_profiled >= self.rules.max_profile_iterations:
-            return self._fall_back(f"still profiling after {num_profiled} iterations")
+            return self._fall_back(f"still profiling after {num_profiled} iterations", is_final=True)
         self._is_policy_asked = True
         return (AskPolicy(view),)
 
@@ -321,7 +320,7 @@ class Job:
         try:
             check_plan(plan, self.schedule, [self.gpus[r].supported_sm_clocks_mhz for r in range(len(self.gpus))])
         except GpuEnergyError as error:
-            return self._fall_back(f"policy {self.description.policy} answered nonsense: {error}")
+            return self._fall_back(f"policy {self.description.policy} answered nonsense: {error}", is_fault=True)
         commands: tuple[Command, ...] = ()
         if plan.ranks and not self._has_lease:
             self._has_lease = True
@@ -361,28 +360,29 @@ class Job:
         allowed_s = self.target.iteration_time_s(self.baseline.iteration_time_s) * (1 + self.rules.guard_margin_ratio)
         if measured_s <= allowed_s:
             return ()
-        self.num_guard_trips += 1
-        commands = self._fall_back(
-            f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
+        return self._fall_back(
+            f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed",
+            is_fault=True,
         )
-        if self.num_guard_trips <= self.rules.max_guard_trips:
-            self._fallback_until = self._last_apply_at + self.rules.fallback_iterations
-            self._guarded_from = self._fallback_until
-        return commands
 
-    def _fall_back(self, reason: str) -> tuple[Command, ...]:
-        self._fallback_until = None
+    def _fall_back(self, reason: str, *, is_fault: bool = False, is_final: bool = False) -> tuple[Command, ...]:
+        """Go back to full speed; after a fault the policy gets another chance, a limited number of times."""
         if self.schedule is None:
             return ()
-        had_plan = bool(self.current_plan.ranks)
         commands: tuple[Command, ...] = ()
-        if had_plan:
+        if self.current_plan.ranks:
             number = sum(p.purpose is PlanPurpose.BASELINE for p in self.issued_plans) + 1
             commands = (
                 self._issue(untuned_plan(f"full-speed-{number}", reason=reason)),
                 RestoreGpus(self._gpu_uuids(), reason),
             )
         self._has_lease = False
+        self.num_faults += is_fault
+        if is_final or self.num_faults > self.rules.max_faults:
+            self._retry_at_iteration = None
+        else:
+            self._retry_at_iteration = max(self._last_apply_at, self._last_reported) + self.rules.fallback_iterations
+            self._guarded_from = self._retry_at_iteration
         return (*commands, *self._enter(JobPhase.FALLBACK, reason))
 
     def _end(self, reason: str) -> tuple[Command, ...]:
