@@ -1,0 +1,69 @@
+# Two commands for a fresh machine that has Python >= 3.11, make and a C library: `make demo` and `make test`.
+# Each makes .venv on its first run and installs what constraints.txt pins.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.gpuenergyd-installed
+REPORT ?= gpuenergyd-demo-report.html
+PYTEST_ARGS ?= -n 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# The checks find their settings, and codespell its files, from here; tools that start others find them in the venv.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint types layers spelling format unit bench-planner wheel clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
+	  || grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP)  ## make .venv with everything in it
+
+# torch comes first and alone: where a CPU build is at hand, pip takes it and leaves gigabytes of CUDA wheels alone.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed, %s is %s; set one with: make PYTHON=python3.12 ..." % (sys.executable, sys.version.split()[0]))'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a few minutes, once"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## train a real pipeline on four simulated GPUs under the daemon, and print what it saved
+	$(BIN)/gpuenergyd demo --out $(REPORT)
+
+test: check unit  ## every check and every test: the one command that CI runs too
+
+check: lint types layers spelling  ## every check that runs no test
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)  ## mypy and pyright
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+layers: $(STAMP)  ## import-linter: the arrows of the architecture
+	$(BIN)/lint-imports --no-logo
+
+spelling: $(STAMP)  ## codespell
+	$(BIN)/codespell
+
+unit: $(STAMP)  ## pytest; PYTEST_ARGS chooses
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: $(STAMP)  ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
+	$(BIN)/python benchmarks/planner.py
+
+wheel: $(STAMP)  ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:  ## remove .venv and what tools left behind
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
