@@ -1,1 +1,12 @@
-"""."""
+"""Which clock for which instruction: the exact time-energy frontier of a pipeline, rounded to real clocks.
+
+frontier     the door: `solve` for one plan, `frontier` for many, each with a proven lower bound
+offline      the same for `gpuenergyd plan`
+tables       the profile as arrays: Pareto sets and hulls
+network      the dependency graph as an integer flow network
+sweep        the parametric flow that walks the frontier
+certificate  lower bounds by duality
+rounding     continuous durations -> clocks that exist, never late
+compiled     compiled kernels with numba, the same code without
+switching    when to ask for which clock, and what late clocks do
+"""
