@@ -1,0 +1,30 @@
+"""Leaves every GPU as it is: the baseline, and what to run when nothing may be slowed down."""
+
+import time
+
+from gpuenergyd.core.plan import ClockPlan, untuned_plan
+from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
+from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.judging import baseline, unproven_plan
+
+
+class FullSpeed:
+    """Never changes a clock."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the un-tuned plan, whatever was measured."""
+        return untuned_plan(reason=f"policy full-speed leaves {len(view.gpus)} GPUs un-tuned")
+
+
+def plan_offline(request: OfflineRequest) -> OfflinePlan:
+    """Return every instruction at its maximum clock.
+
+    Raises:
+        TargetError: maximum clocks are too slow for the target.
+    """
+    started_cpu_s = time.process_time()
+    full_speed = baseline(request.graph, request.profile)
+    owed_s = request.target.iteration_time_s(full_speed.iteration_time_s)
+    if full_speed.iteration_time_s > owed_s:
+        raise TargetError(f"target {owed_s:.6g} s: policy full-speed takes {full_speed.iteration_time_s:.6g} s")
+    return unproven_plan(request, full_speed, solve_cpu_s=time.process_time() - started_cpu_s)

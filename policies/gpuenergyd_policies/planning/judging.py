@@ -1,0 +1,81 @@
+"""What given clocks really take and cost on a dependency graph, and the baseline that every saving refers to."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction
+from gpuenergyd.core.policy import OfflinePlan, OfflineRequest
+from gpuenergyd.core.profile import ClockOption, PipelineProfile
+from gpuenergyd.core.timeline import Timeline, iteration_energy_j, timeline
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedClocks:
+    """Clocks for every node of a graph with their timeline and their energy, waiting charged up to its end."""
+
+    sm_clocks_mhz: tuple[int, ...]
+    timeline: Timeline
+    energy_j: float
+
+    @property
+    def iteration_time_s(self) -> float:
+        """How long the iteration takes."""
+        return self.timeline.iteration_time_s
+
+
+def judge(graph: DependencyGraph, profile: PipelineProfile, options: Iterable[ClockOption]) -> JudgedClocks:
+    """Return what an iteration takes and costs when node i runs with the i-th option."""
+    chosen = tuple(options)
+    durations_s = [option.time_s for option in chosen]
+    planned = timeline(graph, durations_s)
+    return JudgedClocks(
+        sm_clocks_mhz=tuple(option.sm_clock_mhz for option in chosen),
+        timeline=planned,
+        energy_j=iteration_energy_j(
+            energies_j=[option.energy_j for option in chosen],
+            durations_s=durations_s,
+            iteration_time_s=planned.iteration_time_s,
+            num_ranks=graph.num_ranks,
+            blocking_power_w=profile.blocking_power_w,
+        ),
+    )
+
+
+def judge_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Sequence[int]) -> JudgedClocks:
+    """Return what an iteration takes and costs at these clocks, node by node; each must have been measured."""
+    return judge(
+        graph,
+        profile,
+        (
+            profile[instruction.instruction_class].at_clock(sm_clock_mhz)
+            for instruction, sm_clock_mhz in zip(graph.instructions, sm_clocks_mhz, strict=True)
+        ),
+    )
+
+
+def baseline(graph: DependencyGraph, profile: PipelineProfile) -> JudgedClocks:
+    """Return what the pipeline takes and costs when nobody tunes anything."""
+    return judge(graph, profile, (profile[i.instruction_class].at_max_clock for i in graph.instructions))
+
+
+def rank_orders(graph: DependencyGraph) -> tuple[tuple[Instruction, ...], ...]:
+    """Return the program order of every rank of a graph."""
+    orders: list[list[Instruction]] = [[] for _ in range(graph.num_ranks)]
+    for instruction in graph.instructions:
+        orders[instruction.pp_rank].append(instruction)
+    return tuple(tuple(order) for order in orders)
+
+
+def unproven_plan(request: OfflineRequest, chosen: JudgedClocks, *, solve_cpu_s: float) -> OfflinePlan:
+    """Return clocks for a request's own graph as its answer, without a bound."""
+    reference = baseline(request.graph, request.profile)
+    return OfflinePlan(
+        orders=rank_orders(request.graph),
+        sm_clocks_mhz=dict(zip(request.graph.instructions, chosen.sm_clocks_mhz, strict=True)),
+        baseline_time_s=reference.iteration_time_s,
+        baseline_energy_j=reference.energy_j,
+        iteration_time_s=chosen.iteration_time_s,
+        energy_j=chosen.energy_j,
+        lower_bound_j=None,
+        solve_cpu_s=solve_cpu_s,
+    )

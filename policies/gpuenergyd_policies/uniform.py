@@ -1,0 +1,159 @@
+"""One clock for all GPUs: the slowest-changing way to save energy, and the yardstick for cleverer ones.
+
+Theory of operation. Online the policy remembers nothing: it reads from the view which clocks were tried and what
+they took and cost, and names the next one to try, from the highest down, until one is slower than the target. Then it
+looks between the last clock that was fast enough and the first that was not, where the line through their times meets
+the target or else half way, and finally runs the cheapest clock whose measured time keeps the target.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes, untuned_plan
+from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
+from gpuenergyd.core.profile import ClockOption, InstructionProfile
+from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.judging import JudgedClocks, baseline, judge, unproven_plan
+
+ITERATIONS_PER_CLOCK = 2
+COARSE_CLOCKS = 6
+"""Clocks on the way down from the highest to the lowest worth trying."""
+LOWEST_CLOCK_RATIO = 0.5
+"""Below this share of the highest clock, time grows faster than power falls on every GPU measured so far."""
+MAX_REFINEMENTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What iterations at one clock took and cost: medians."""
+
+    iteration_time_s: float
+    energy_j: float | None
+    num_iterations: int
+
+
+class Uniform:
+    """Runs all GPUs of a job at the one clock of least energy that keeps the target."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the next clock to try, or the best of those tried."""
+        clocks_mhz = sorted(set.intersection(*(set(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)), reverse=True)
+        if not clocks_mhz:
+            return untuned_plan(reason="the GPUs of this job share no clock")
+        target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+        measured = _measured_by_clock(view)
+        to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)
+        if to_try_mhz is not None:
+            return _plan(view, to_try_mhz, PlanPurpose.PROFILE, f"trying {to_try_mhz} MHz on all GPUs")
+        return _best_plan(view, measured, target_s)
+
+
+def _measured_by_clock(view: JobView) -> dict[int, _Measured]:
+    """Return what was measured at each uniform clock that ran for enough regular iterations."""
+    clock_of_plan: dict[str, int] = {}
+    for plan in view.issued_plans:
+        clocks = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
+        clock = clocks.pop() if len(clocks) == 1 else None
+        if clock is not None:
+            clock_of_plan[plan.plan_id] = clock
+    by_clock: dict[int, list[tuple[float, float | None]]] = {}
+    for seen in view.observations:
+        if seen.is_regular and seen.plan_id in clock_of_plan:
+            by_clock.setdefault(clock_of_plan[seen.plan_id], []).append((seen.iteration_time_s, seen.energy_j))
+    result = {}
+    for clock, iterations in by_clock.items():
+        if len(iterations) >= ITERATIONS_PER_CLOCK:
+            energies = [energy_j for _, energy_j in iterations if energy_j is not None]
+            result[clock] = _Measured(
+                median(time_s for time_s, _ in iterations), median(energies) if energies else None, len(iterations)
+            )
+    return result
+
+
+def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, _Measured], target_s: float) -> int | None:
+    """Return the clock to measure next, None when enough is known; `clocks_mhz` descend."""
+    useful = [mhz for mhz in clocks_mhz if mhz >= LOWEST_CLOCK_RATIO * clocks_mhz[0]]
+    steps = max(1, min(COARSE_CLOCKS, len(useful)) - 1)
+    coarse = [useful[round(k * (len(useful) - 1) / steps)] for k in range(steps + 1)]
+    for clock in coarse:
+        if clock not in measured:
+            return clock
+        if measured[clock].iteration_time_s > target_s:
+            break
+    else:
+        return None
+    kept = [mhz for mhz in measured if measured[mhz].iteration_time_s <= target_s]
+    if not kept or len(measured.keys() - set(coarse)) >= MAX_REFINEMENTS:
+        return None
+    fast_mhz = min(kept)
+    slow_mhz = max((mhz for mhz in measured if mhz < fast_mhz), default=None)
+    if slow_mhz is None:
+        return None
+    fast, slow = measured[fast_mhz], measured[slow_mhz]
+    share = (target_s - fast.iteration_time_s) / (slow.iteration_time_s - fast.iteration_time_s)
+    on_line_mhz = fast_mhz - share * (fast_mhz - slow_mhz)
+    between = [mhz for mhz in clocks_mhz if slow_mhz < mhz < fast_mhz]
+    # Time is convex in the clock, so what the line allows is safe; at a throttling clock it allows nothing yet.
+    allowed = [mhz for mhz in between if mhz >= on_line_mhz]
+    wanted_mhz = on_line_mhz if allowed else (fast_mhz + slow_mhz) / 2
+    return min(allowed or between, key=lambda mhz: abs(mhz - wanted_mhz), default=None)
+
+
+def _best_plan(view: JobView, measured: Mapping[int, _Measured], target_s: float) -> ClockPlan:
+    if view.baseline.energy_j is None:
+        return untuned_plan(reason="no energy was measured, so no clock is known to save any")
+    cheapest_j, cheapest_mhz = view.baseline.energy_j, None
+    for clock, seen in sorted(measured.items(), reverse=True):
+        if seen.iteration_time_s <= target_s and seen.energy_j is not None and seen.energy_j < cheapest_j:
+            cheapest_j, cheapest_mhz = seen.energy_j, clock
+    if cheapest_mhz is None:
+        return untuned_plan(reason=f"no single clock keeps {target_s:.6g} s with less energy")
+    return _plan(
+        view,
+        cheapest_mhz,
+        PlanPurpose.TUNED,
+        f"{cheapest_mhz} MHz measured {measured[cheapest_mhz].iteration_time_s:.6g} s of {target_s:.6g} s owed",
+    )
+
+
+def _plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, reason: str) -> ClockPlan:
+    return ClockPlan(
+        plan_id=f"uniform-{purpose}-{sm_clock_mhz}",
+        purpose=purpose,
+        ranks=tuple(
+            RankClocks(pp_rank, (sm_clock_mhz,) * len(order), constant_clock_changes(order, sm_clock_mhz))
+            for pp_rank, order in enumerate(view.schedule.orders)
+        ),
+        reason=reason,
+    )
+
+
+def plan_offline(request: OfflineRequest) -> OfflinePlan:
+    """Return the cheapest plan with one clock for all, each class at its highest measured clock up to that one.
+
+    Raises:
+        TargetError: no single clock is fast enough.
+    """
+    started_cpu_s = time.process_time()
+    graph, profile = request.graph, request.profile
+    owed_s = request.target.iteration_time_s(baseline(graph, profile).iteration_time_s)
+    used = [profile[key] for key in {i.instruction_class for i in graph.instructions}]
+    clocks_mhz = sorted({option.sm_clock_mhz for options in used for option in options.options}, reverse=True)
+    fitting: list[tuple[float, JudgedClocks]] = []
+    fastest_s = float("inf")
+    for clock in clocks_mhz:
+        judged = judge(graph, profile, (_option_up_to(profile[i.instruction_class], clock) for i in graph.instructions))
+        fastest_s = min(fastest_s, judged.iteration_time_s)
+        if judged.iteration_time_s <= owed_s:
+            waited_s = owed_s - judged.iteration_time_s if request.target.is_forced else 0.0
+            fitting.append((judged.energy_j + profile.blocking_power_w * graph.num_ranks * waited_s, judged))
+    if not fitting:
+        raise TargetError(f"target {owed_s:.6g} s: policy uniform needs at least {fastest_s:.6g} s")
+    best = min(fitting, key=lambda costed: costed[0])[1]
+    return unproven_plan(request, best, solve_cpu_s=time.process_time() - started_cpu_s)
+
+
+def _option_up_to(options: InstructionProfile, sm_clock_mhz: int) -> ClockOption:
+    return next((o for o in options.options if o.sm_clock_mhz <= sm_clock_mhz), options.options[-1])

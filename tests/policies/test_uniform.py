@@ -1,0 +1,163 @@
+"""One clock for all GPUs: which clocks are tried, which one is run, and the offline planners of simple policies."""
+
+import pytest
+
+from gpuenergyd.core.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.policy import BaselineView, GpuView, JobView, OfflineRequest
+from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.errors import TargetError
+from gpuenergyd_policies import full_speed, uniform
+from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_policies.uniform import Uniform
+
+F, B = InstructionKind.F, InstructionKind.B
+CLOCKS_MHZ = tuple(range(1400, 400, -50))
+THROTTLED_ABOVE_MHZ = 1200
+SCHEDULE = one_forward_one_backward(2, 4)
+
+
+def _iteration_time_s(sm_clock_mhz: int) -> float:
+    """Nothing is gained above the throttling clock; below it time grows as the clock falls."""
+    return max(1.0, THROTTLED_ABOVE_MHZ / sm_clock_mhz)
+
+
+def _energy_j(sm_clock_mhz: int) -> float:
+    return 1000.0 * (0.4 + 0.6 * (sm_clock_mhz / 1400) ** 2)
+
+
+class _Job:
+    """A job whose iterations take what the formulas above say."""
+
+    def __init__(self, *, max_slowdown_ratio: float = 0.0, measures_energy: bool = True) -> None:
+        self._measures_energy = measures_energy
+        self._target = PerformanceTarget(max_slowdown_ratio=max_slowdown_ratio)
+        self.observations: list[IterationObservation] = []
+        self.plans: list[ClockPlan] = []
+
+    def view(self) -> JobView:
+        return JobView(
+            job_id="job",
+            schedule=SCHEDULE,
+            gpus=tuple(GpuView(f"GPU-{r}", "simulated", CLOCKS_MHZ, 0.02) for r in range(2)),
+            target=self._target,
+            baseline=BaselineView(1.0, _energy_j(1400) if self._measures_energy else None, 10),
+            observations=tuple(self.observations),
+            issued_plans=tuple(self.plans),
+        )
+
+    def run(self, plan: ClockPlan, *, is_regular: bool = True) -> None:
+        if not self.plans or self.plans[-1].plan_id != plan.plan_id:
+            self.plans.append(plan)
+        clock = plan.ranks[0].sm_clocks_mhz[0]
+        assert clock is not None
+        energy_j = _energy_j(clock) / 2 if self._measures_energy else None
+        self.observations.append(
+            IterationObservation(
+                iteration_index=len(self.observations),
+                plan_id=plan.plan_id,
+                iteration_time_s=_iteration_time_s(clock),
+                instruction_samples=(),
+                ranks=tuple(RankEnergy(r, 1.0, energy_j, ()) for r in range(2)),
+                is_regular=is_regular,
+            )
+        )
+
+
+def _run_until_tuned(job: _Job) -> ClockPlan:
+    for _ in range(50):
+        plan = Uniform().next_plan(job.view())
+        if plan.purpose is not PlanPurpose.PROFILE:
+            return plan
+        check_plan(plan, SCHEDULE, [CLOCKS_MHZ, CLOCKS_MHZ])
+        job.run(plan)
+    pytest.fail("still profiling after 50 iterations")
+
+
+def test_uniform_runs_the_throttling_clock_when_nothing_may_be_slower() -> None:
+    plan = _run_until_tuned(_Job())
+
+    assert plan.purpose is PlanPurpose.TUNED
+    assert {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz} == {1200}
+
+
+def test_uniform_uses_the_slowdown_it_is_permitted() -> None:
+    job = _Job(max_slowdown_ratio=0.25)
+
+    plan = _run_until_tuned(job)
+
+    (clock,) = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
+    assert clock is not None
+    assert 1.0 < _iteration_time_s(clock) <= 1.25
+    assert clock <= 1050
+
+
+def test_uniform_measures_each_clock_twice_and_never_counts_disturbed_iterations() -> None:
+    job = _Job()
+    first = Uniform().next_plan(job.view())
+    job.run(first, is_regular=False)
+    job.run(first)
+
+    assert Uniform().next_plan(job.view()).plan_id == first.plan_id
+    job.run(first)
+    assert Uniform().next_plan(job.view()).plan_id != first.plan_id
+
+
+def test_uniform_tries_few_clocks_and_stops_going_down_at_the_first_that_is_too_slow() -> None:
+    job = _Job()
+
+    _run_until_tuned(job)
+
+    tried = [plan.ranks[0].sm_clocks_mhz[0] for plan in job.plans]
+    assert len(tried) == len(set(tried)) <= 2 + uniform.COARSE_CLOCKS
+    assert sum(_iteration_time_s(mhz) > 1.0 for mhz in tried if mhz is not None) <= 1 + uniform.MAX_REFINEMENTS
+
+
+def test_uniform_leaves_gpus_untuned_when_no_energy_was_measured() -> None:
+    plan = _run_until_tuned(_Job(measures_energy=False))
+
+    assert plan.ranks == ()
+    assert "no energy was measured" in plan.reason
+
+
+def test_full_speed_never_changes_a_clock() -> None:
+    assert FullSpeed().next_plan(_Job(max_slowdown_ratio=0.5).view()).ranks == ()
+
+
+def _request(target: PerformanceTarget) -> OfflineRequest:
+    options = instruction_profile(
+        [ClockOption(1400, 1.0, 200.0), ClockOption(1200, 1.0, 150.0), ClockOption(700, 1.5, 120.0)], where="all"
+    )
+    graph = dependency_graph(SCHEDULE)
+    profile = PipelineProfile({InstructionClass(r, k): options for r in range(2) for k in (F, B)}, 50.0)
+    return OfflineRequest("test", profile, SCHEDULE, graph, target)
+
+
+def test_offline_full_speed_is_the_baseline() -> None:
+    plan = full_speed.plan_offline(_request(PerformanceTarget()))
+
+    assert set(plan.sm_clocks_mhz.values()) == {1400}
+    assert plan.iteration_time_s == plan.baseline_time_s == 10.0
+    assert plan.energy_j == plan.baseline_energy_j == 16 * 200.0 + 50.0 * (2 * 10.0 - 16 * 1.0)
+    assert plan.lower_bound_j is None
+
+
+@pytest.mark.parametrize(("max_slowdown_ratio", "sm_clock_mhz"), [(0.0, 1200), (0.49, 1200), (0.5, 700)])
+def test_offline_uniform_takes_the_cheapest_clock_that_keeps_the_target(
+    max_slowdown_ratio: float, sm_clock_mhz: int
+) -> None:
+    plan = uniform.plan_offline(_request(PerformanceTarget(max_slowdown_ratio)))
+
+    assert set(plan.sm_clocks_mhz.values()) == {sm_clock_mhz}
+    assert plan.iteration_time_s <= plan.baseline_time_s * (1 + max_slowdown_ratio)
+
+
+def test_offline_target_below_the_fastest_clock_is_refused_with_what_is_possible() -> None:
+    request = _request(PerformanceTarget(permitted_time_s=9.0))
+
+    with pytest.raises(TargetError, match="needs at least 10 s"):
+        uniform.plan_offline(request)
+    with pytest.raises(TargetError, match="takes 10 s"):
+        full_speed.plan_offline(request)
