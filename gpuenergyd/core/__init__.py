@@ -1,6 +1,7 @@
 """The domain: pipelines, profiles, plans, targets and the life of a job. Standard library only, no I/O, no clock.
 
 pipeline     instructions, schedules and their dependency graph
+schedules    schedules by name, those with chunks and split backwards among them
 profile      measured time and energy of each kind of instruction at each SM clock
 timeline     graph + durations -> start, end, slack, critical path, bubbles, energy
 plan         an SM clock for every instruction, and the clock changes that bring it about

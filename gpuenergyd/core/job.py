@@ -113,6 +113,7 @@ class Job:
     _retry_at_iteration: int | None = None
     _first_iteration: int | None = None
     _guarded_from: int = 0
+    _disturbed_before: int = 0
 
     def __post_init__(self) -> None:
         self.target = self.description.target
@@ -224,6 +225,7 @@ class Job:
         is_regular = (
             plan_id is not None
             and index >= self._first_iteration + self.rules.warmup_iterations
+            and index >= self._disturbed_before
             and all(len(r.instructions) == len(self._orders[r.pp_rank]) for r in reports.values())
             and reports[0].next_begin_ns > 0
         )
@@ -376,6 +378,8 @@ class Job:
                 self._issue(untuned_plan(f"full-speed-{number}", reason=reason)),
                 RestoreGpus(self._gpu_uuids(), reason),
             )
+            # Clocks are back at once, the ranks hear of it later: what runs in between belongs to neither plan.
+            self._disturbed_before = self._last_apply_at
         self._has_lease = False
         self.num_faults += is_fault
         if is_final or self.num_faults > self.rules.max_faults:

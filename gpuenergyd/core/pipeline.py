@@ -1,6 +1,6 @@
 """Who computes what in which order: instructions, schedules, and the dependency graph between them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -147,23 +147,6 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int, extra_inflig
         orders=tuple(orders),
         extra_inflight=extra if any(extra) else (),
     )
-
-
-SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
-"""Schedules by the name a user types: (num_ranks, num_microbatches) -> Schedule."""
-
-
-def make_schedule(name: str, num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return the schedule with this name.
-
-    Raises:
-        ScheduleError: no such schedule, or sizes it cannot take.
-    """
-    try:
-        make = SCHEDULES[name]
-    except KeyError:
-        raise ScheduleError(f"no schedule {name!r}; known: {', '.join(sorted(SCHEDULES))}") from None
-    return make(num_ranks, num_microbatches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,203 @@
+"""The default policy: learns each stage while the job runs, then slows down only what nobody waits for.
+
+Three steps, each decided from the view alone, so that a restarted policy host goes on where the last one stopped:
+profile (one design point per iteration), plan (exact frontier at the owed iteration time, rounded to real clocks, with
+raises asked for ahead of need), correct (what the plan measures, against what was predicted, shifts the deadline).
+"""
+
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
+from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
+from gpuenergyd_policies.planning.switching import clock_changes, simulate_switching
+from gpuenergyd_policies.profiling.design import (
+    DesignPoint,
+    clock_levels,
+    design_points,
+    kinds_of_ranks,
+    profile_plan,
+)
+from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
+
+MAX_ATTEMPTS = 3
+"""How often a design point is tried until an iteration of it was regular."""
+MIN_ITERATIONS_TO_TIGHTEN = 4
+MIN_ITERATIONS_TO_LOOSEN = 8
+TIGHTEN_ABOVE_RATIO = 0.002
+LOOSEN_BELOW_RATIO = 0.004
+"""Measured against owed iteration time; between the two a plan is left alone."""
+WORTH_A_CHANGE_RATIO = 0.001
+"""A looser plan must be predicted to save at least this much energy, or the present one stays."""
+
+
+class BubbleAware:
+    """Profiles every stage online, plans on the exact frontier, corrects from what it measures."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the next profiling plan, the tuned plan, or its correction."""
+        levels = tuple(clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)
+        num_levels = min(len(own) for own in levels)
+        if num_levels < 2:
+            return _last_issued(view) or untuned_plan(reason="a GPU of this job has a single clock")
+        points = design_points(kinds_of_ranks(view.schedule), num_levels)
+        tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
+        if not tuned:
+            step = _profiling_step(view, points)
+            if step is not None:
+                number, attempt = step
+                reason = f"profiling, point {number + 1} of {len(points)}"
+                plan_id = _profile_plan_id(number, attempt)
+                return profile_plan(plan_id, points[number], view.schedule, levels, reason=reason)
+            if not _is_last_plan_observed(view):
+                return view.issued_plans[-1]
+            return _tuned_plan(view, shift_s=None, number=1, why="first plan from the profile")
+        return _correction(view, tuned)
+
+
+def _last_issued(view: JobView) -> ClockPlan | None:
+    return view.issued_plans[-1] if view.issued_plans else None
+
+
+# --- profiling ---
+
+
+def _profile_plan_id(number: int, attempt: int) -> str:
+    return f"profile-{number + 1}.{attempt + 1}"
+
+
+def _profiling_step(view: JobView, points: tuple[DesignPoint, ...]) -> tuple[int, int] | None:
+    """Return (design point, attempt) to try next, None when all have been issued and none is known to be spoilt."""
+    issued = {plan.plan_id for plan in view.issued_plans}
+    regular = {o.plan_id for o in view.observations if o.is_regular and o.energy_j is not None}
+    for attempt in range(MAX_ATTEMPTS):
+        for number in range(len(points)):
+            if any(_profile_plan_id(number, earlier) in regular for earlier in range(attempt)):
+                continue
+            if _profile_plan_id(number, attempt) not in issued:
+                return number, attempt
+        if attempt + 1 < MAX_ATTEMPTS and not _is_last_plan_observed(view):
+            return None
+    return None
+
+
+def _is_last_plan_observed(view: JobView) -> bool:
+    last = _last_issued(view)
+    return last is None or any(o.plan_id == last.plan_id for o in view.observations)
+
+
+# --- planning ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The pipeline as fitted; `bias_s` is what a real iteration takes beyond the graph (optimizer, start-up)."""
+
+    fitted: FittedProfile
+    graph: DependencyGraph
+    baseline_time_s: float
+    baseline_energy_j: float
+    bias_s: float
+
+
+def _model(view: JobView) -> _Model:
+    fitted = fit_profile([o for o in view.observations if o.is_regular], view.gpus)
+    profile = fitted.profile
+    graph = dependency_graph(
+        view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
+    )
+    options = [profile[i.instruction_class].at_max_clock for i in graph.instructions]
+    durations_s = [option.time_s for option in options]
+    baseline_time_s = timeline(graph, durations_s).iteration_time_s
+    energy_j = iteration_energy_j(
+        energies_j=[option.energy_j for option in options],
+        durations_s=durations_s,
+        iteration_time_s=view.baseline.iteration_time_s,
+        num_ranks=graph.num_ranks,
+        blocking_power_w=profile.blocking_power_w,
+    )
+    return _Model(fitted, graph, baseline_time_s, energy_j, view.baseline.iteration_time_s - baseline_time_s)
+
+
+def _tuned_plan(view: JobView, *, shift_s: float | None, number: int, why: str) -> ClockPlan:
+    """Return a plan whose predicted time is what is owed less `shift_s`, by which earlier plans came out slower."""
+    try:
+        model = _model(view)
+    except NotEnoughDataError as error:
+        return untuned_plan(f"unprofiled-{len(view.issued_plans)}", reason=f"cannot plan: {error}")
+    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    deadline_s = owed_s - model.bias_s - (shift_s or 0.0)
+    profile = model.fitted.profile
+    try:
+        solved = solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.is_forced)
+    except TargetError:
+        fastest_s = timeline(
+            model.graph, [profile[i.instruction_class].fastest.time_s for i in model.graph.instructions]
+        ).iteration_time_s
+        solved = solve(model.graph, profile, deadline_s=fastest_s)
+    return _plan_with_lead(view, model, solved, plan_id=f"tuned-{number}", why=why)
+
+
+def _plan_with_lead(view: JobView, model: _Model, solved: SolvedPlan, *, plan_id: str, why: str) -> ClockPlan:
+    profile = model.fitted.profile
+    clock_of = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
+    latency_s = max(gpu.switch_latency_s for gpu in view.gpus)
+    changes = clock_changes(
+        timeline(model.graph, solved.durations_s), clock_of, switch_latency_s=latency_s, profile=profile
+    )
+    simulated = simulate_switching(model.graph, profile, changes, switch_latency_s=latency_s)
+    waiting_j = profile.blocking_power_w * model.graph.num_ranks * model.bias_s
+    return ClockPlan(
+        plan_id=plan_id,
+        purpose=PlanPurpose.TUNED,
+        ranks=tuple(
+            RankClocks(pp_rank, tuple(clock_of[i] for i in order), changes[pp_rank])
+            for pp_rank, order in enumerate(view.schedule.orders)
+        ),
+        predicted=PlanPrediction(
+            iteration_time_s=simulated.iteration_time_s + model.bias_s,
+            energy_j=simulated.energy_j + waiting_j,
+            lower_bound_j=solved.lower_bound_j + waiting_j,
+            baseline_time_s=view.baseline.iteration_time_s,
+            baseline_energy_j=model.baseline_energy_j,
+        ),
+        reason=why,
+    )
+
+
+# --- correcting ---
+
+
+def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
+    plan = tuned[-1]
+    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    measured = _settled_times_s(view.observations, plan.plan_id)
+    is_in_force = view.issued_plans[-1].plan_id == plan.plan_id
+    assert plan.predicted is not None
+    if is_in_force and len(measured) < MIN_ITERATIONS_TO_TIGHTEN:
+        return plan
+    if not measured:
+        return _tuned_plan(view, shift_s=None, number=len(tuned) + 1, why="again after full speed")
+    off_s = median(measured) - owed_s
+    is_slow = off_s > TIGHTEN_ABOVE_RATIO * owed_s
+    is_fast = off_s < -LOOSEN_BELOW_RATIO * owed_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
+    if is_in_force and not is_slow and not is_fast:
+        return plan
+    shift_s = median(measured) - plan.predicted.iteration_time_s
+    why = f"measured {median(measured):.4g} s, owed {owed_s:.4g} s"
+    candidate = _tuned_plan(view, shift_s=shift_s, number=len(tuned) + 1, why=why)
+    is_worth_it = (
+        candidate.predicted is not None
+        and candidate.predicted.energy_j < (1 - WORTH_A_CHANGE_RATIO) * plan.predicted.energy_j
+    )
+    return candidate if is_slow or not is_in_force or is_worth_it else plan
+
+
+def _settled_times_s(observations: tuple[IterationObservation, ...], plan_id: str) -> list[float]:
+    """Return the regular iteration times of a plan, the first one (clocks still moving) left out."""
+    return [o.iteration_time_s for o in observations if o.is_regular and o.plan_id == plan_id][1:]

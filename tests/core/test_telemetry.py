@@ -1,0 +1,172 @@
+"""Clock histories, energy counters and the observation of an iteration."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.telemetry import (
+    ClockHistory,
+    EnergyCounter,
+    MeasuredInstruction,
+    ObservedSpan,
+    RankIteration,
+    observe_iteration,
+)
+
+MS = 1_000_000
+
+
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 9)), max_size=12),
+    begin=st.integers(0, 1000),
+    length=st.integers(0, 500),
+)
+def test_pieces_of_a_clock_history_fill_the_interval(changes: list[tuple[int, int]], begin: int, length: int) -> None:
+    history = ClockHistory(5)
+    for at_ns, clock in changes:
+        history.record(at_ns, clock)
+
+    pieces = list(history.pieces(begin, begin + length))
+
+    assert sum(ns for _, ns in pieces) == length
+    assert all(ns > 0 for _, ns in pieces)
+
+
+def test_clock_history_puts_late_news_where_it_belongs() -> None:
+    history = ClockHistory(1410)
+    history.record(20, 900)
+    history.record(10, 1200)
+
+    assert list(history.pieces(0, 30)) == [(1410, 10), (1200, 10), (900, 10)]
+
+
+def test_clock_history_forgets_only_what_no_later_interval_needs() -> None:
+    history = ClockHistory(1410)
+    for at_ns, clock in [(10, 1200), (20, 900), (30, 1410)]:
+        history.record(at_ns, clock)
+
+    history.forget_before(25)
+
+    assert list(history.pieces(25, 40)) == [(900, 5), (1410, 10)]
+
+
+def test_energy_between_edges_is_interpolated() -> None:
+    counter = EnergyCounter()
+    for at_ns, energy_j in [(0, 100.0), (100, 110.0), (200, 140.0)]:
+        counter.record(at_ns, energy_j)
+
+    assert counter.energy_j(50, 150) == pytest.approx(20.0)
+
+
+def test_energy_beyond_the_edges_is_missing_not_zero() -> None:
+    counter = EnergyCounter()
+    counter.record(0, 100.0)
+    counter.record(100, 110.0)
+
+    assert counter.energy_j(50, 101) is None
+    assert not counter.covers(101)
+    assert EnergyCounter().energy_j(0, 0) is None
+
+
+def test_energy_across_a_counter_reset_is_missing_and_never_negative() -> None:
+    counter = EnergyCounter()
+    for at_ns, energy_j in [(0, 100.0), (100, 110.0), (200, 3.0), (300, 5.0)]:
+        counter.record(at_ns, energy_j)
+
+    assert counter.energy_j(0, 300) is None
+    assert counter.energy_j(150, 250) is None
+    assert counter.energy_j(200, 300) == pytest.approx(2.0)
+
+
+@given(cuts=st.lists(st.integers(0, 1000), min_size=1, max_size=8))
+def test_energy_adds_up_over_adjacent_windows(cuts: list[int]) -> None:
+    counter = EnergyCounter()
+    for step in range(11):
+        counter.record(step * 100, step**2 * 1.5)
+    instants = [0, *sorted(cuts), 1000]
+
+    parts = [counter.energy_j(a, b) for a, b in pairwise(instants)]
+
+    assert sum(part for part in parts if part is not None) == pytest.approx(150.0)
+
+
+def test_a_clock_change_in_mid_instruction_becomes_two_shares() -> None:
+    observation, spans = _observe_one_rank(clock_change_ms=15, counter_edges=[(0, 0.0), (100, 50.0)])
+
+    (sample,) = observation.instruction_samples
+    assert [(s.sm_clock_mhz, pytest.approx(s.time_s)) for s in sample.shares] == [
+        (1410, pytest.approx(0.005)),
+        (900, pytest.approx(0.015)),
+    ]
+    assert spans[0].mean_sm_clock_mhz == pytest.approx(0.25 * 1410 + 0.75 * 900)
+
+
+def test_the_window_is_wholly_accounted_for() -> None:
+    observation, _ = _observe_one_rank(clock_change_ms=15, counter_edges=[(0, 0.0), (100, 50.0)])
+
+    (rank,) = observation.ranks
+    assert sum(share.time_s for share in rank.time_at) == pytest.approx(rank.window_s)
+    assert {share.kind for share in rank.time_at} == {None, InstructionKind.F}
+    assert rank.energy_j == pytest.approx(25.0)
+
+
+def test_energy_of_an_iteration_is_missing_when_one_gpu_misses_it() -> None:
+    observation, _ = _observe_one_rank(clock_change_ms=15, counter_edges=[])
+
+    assert observation.energy_j is None
+
+
+def test_communication_latency_is_seen_where_a_rank_waited() -> None:
+    schedule = one_forward_one_backward(2, 1)
+    f0, b0 = schedule.orders[0]
+    f1, b1 = schedule.orders[1]
+    times_ms = {f0: (0, 10), f1: (13, 23), b1: (24, 44), b0: (47, 67)}
+
+    observation, _ = observe_iteration(
+        ranks=[
+            RankIteration(
+                r,
+                0,
+                0,
+                0,
+                70 * MS,
+                71 * MS,
+                tuple(MeasuredInstruction(i, times_ms[i][0] * MS, times_ms[i][1] * MS) for i in order),
+            )
+            for r, order in enumerate(schedule.orders)
+        ],
+        graph=dependency_graph(schedule),
+        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
+        counters={0: EnergyCounter(), 1: EnergyCounter()},
+        plan_id="baseline",
+        is_regular=True,
+    )
+
+    assert observation.communication_latency_s == pytest.approx(0.003)
+    assert observation.launch_gap_s == pytest.approx(0.001)
+    assert observation.iteration_time_s == pytest.approx(0.071)
+
+
+def _observe_one_rank(
+    *, clock_change_ms: int, counter_edges: list[tuple[int, float]]
+) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
+    instruction = Instruction(0, InstructionKind.F, 0)
+    schedule = one_forward_one_backward(1, 1)
+    history = ClockHistory(1410)
+    history.record(clock_change_ms * MS, 900)
+    counter = EnergyCounter()
+    for at_ms, energy_j in counter_edges:
+        counter.record(at_ms * MS, energy_j)
+    rank = RankIteration(0, 0, 0, 5 * MS, 50 * MS, 55 * MS, (MeasuredInstruction(instruction, 10 * MS, 30 * MS),))
+    return observe_iteration(
+        ranks=[rank],
+        graph=dependency_graph(schedule),
+        clocks={0: history},
+        counters={0: counter},
+        plan_id=None,
+        is_regular=True,
+    )

@@ -1,0 +1,242 @@
+"""The whole loop in virtual time: real job state machine, real policy, an arithmetic pipeline."""
+
+from statistics import median
+
+import pytest
+
+from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.messages import (
+    ControlLost,
+    EndJob,
+    JobPhase,
+    LeaseGpus,
+    RankLost,
+    RankReleased,
+    RestoreGpus,
+    SendPlan,
+    TargetChanged,
+)
+from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd.core.policy import ClockPolicy, JobView
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd_policies.bubble_aware import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
+from tests.support.virtual_training import VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+IMBALANCE = (1.0, 0.93, 1.0, 1.10)
+
+
+def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
+    work = {}
+    for rank, scale in enumerate(IMBALANCE):
+        work[rank, F] = Work(0.0120 * scale, 0.0382 * scale, 0.25)
+        work[rank, B] = Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    return VirtualTraining(one_forward_one_backward(4, 8), work, policy, **overrides)  # type: ignore[arg-type]
+
+
+def tuned_medians(run: VirtualTraining) -> tuple[float, float]:
+    """Return (saving, slowdown) of the plan in force against the baseline."""
+    assert run.job.baseline is not None
+    assert run.job.baseline.energy_j is not None
+    plan_id = run.job.current_plan.plan_id
+    rows = [(t, e) for t, e, p in run.history if p == plan_id][1:]
+    return (
+        1 - median(e for _, e in rows) / run.job.baseline.energy_j,
+        median(t for t, _ in rows) / run.job.baseline.iteration_time_s - 1,
+    )
+
+
+def test_bubble_aware_saves_energy_at_the_same_speed() -> None:
+    run = training(BubbleAware())
+
+    run.run(45)
+
+    saving, slowdown = tuned_medians(run)
+    assert run.job.phase is JobPhase.TUNED
+    assert saving > 0.15
+    assert slowdown < 0.001
+
+
+def test_bubble_aware_holds_up_under_noise_and_uneven_switch_latency() -> None:
+    run = training(BubbleAware(), noise_ratio=0.003, latency_spread_ratio=0.5, seed=3)
+
+    run.run(60)
+
+    saving, slowdown = tuned_medians(run)
+    assert saving > 0.15
+    assert slowdown < 0.005
+
+
+def test_prediction_and_bound_agree_with_what_is_measured() -> None:
+    run = training(BubbleAware())
+
+    run.run(45)
+
+    predicted = run.job.current_plan.predicted
+    assert predicted is not None
+    assert predicted.lower_bound_j is not None
+    measured_j = run.history[-1][1]
+    assert predicted.energy_j == pytest.approx(measured_j, rel=0.015)
+    assert predicted.lower_bound_j <= predicted.energy_j
+    assert predicted.iteration_time_s == pytest.approx(run.history[-1][0], rel=0.002)
+
+
+def test_a_permitted_slowdown_saves_more_and_is_not_exceeded() -> None:
+    run = training(BubbleAware(), max_slowdown_ratio=0.05)
+
+    run.run(60)
+
+    saving, slowdown = tuned_medians(run)
+    assert saving > 0.19
+    assert slowdown < 0.053
+
+
+class _Forgetful:
+    """A policy host that is killed after every answer."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        return BubbleAware().next_plan(view)
+
+
+def test_bubble_aware_needs_no_memory_of_its_own() -> None:
+    remembering, forgetting = training(BubbleAware()), training(_Forgetful())
+
+    remembering.run(40)
+    forgetting.run(40)
+
+    assert forgetting.history == remembering.history
+
+
+def test_profiling_tries_one_design_point_per_iteration() -> None:
+    run = training(BubbleAware())
+
+    run.run(45)
+
+    plans = [plan_id for _, _, plan_id in run.history if plan_id and plan_id.startswith("profile")]
+    assert len(plans) <= 10 + 3
+    assert len(set(plans)) == 10
+
+
+def test_a_lying_pipeline_is_corrected_to_the_owed_time() -> None:
+    run = training(BubbleAware(), slow_factor_when_tuned=1.012)
+
+    run.run(90)
+
+    _, slowdown = tuned_medians(run)
+    assert slowdown < 0.004
+    assert sum(p.purpose is PlanPurpose.TUNED for p in run.job.issued_plans) > 1
+
+
+class _Reckless:
+    """Claims to save energy and only slows everything down."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        clock = view.gpus[0].supported_sm_clocks_mhz[40]
+        number = len(view.issued_plans)
+        ranks = tuple(
+            RankClocks(r, (clock,) * len(order), (ClockChange(order[0], 0.0, clock),))
+            for r, order in enumerate(view.schedule.orders)
+        )
+        last = view.issued_plans[-1] if view.issued_plans else None
+        if last is not None and last.purpose is PlanPurpose.TUNED:
+            return last
+        return ClockPlan(f"reckless-{number}", PlanPurpose.TUNED, ranks)
+
+
+def test_the_guard_takes_a_slow_plan_back_and_gives_up_on_its_policy() -> None:
+    run = training(_Reckless(), rules=JobRules(fallback_iterations=4, max_faults=2))
+
+    run.run(90)
+
+    assert run.job.phase is JobPhase.FALLBACK
+    assert run.job.num_faults == 3
+    assert run.history[-1][0] == pytest.approx(run.job.baseline.iteration_time_s, rel=1e-6)  # type: ignore[union-attr]
+    assert sum(isinstance(c, RestoreGpus) for c in run.commands) == 3
+
+
+class _Failing:
+    def next_plan(self, view: JobView) -> ClockPlan:
+        raise ValueError(f"no idea about {view.job_id}")
+
+
+def test_a_failing_policy_leaves_the_job_at_full_speed() -> None:
+    run = training(_Failing())
+
+    run.run(60)
+
+    assert run.job.phase is JobPhase.FALLBACK
+    assert "no idea about job-1" in run.job.phase_reason
+    assert not any(isinstance(c, SendPlan) for c in run.commands)
+
+
+class _Nonsense:
+    def next_plan(self, view: JobView) -> ClockPlan:
+        order = view.schedule.orders[0]
+        return ClockPlan("absurd", PlanPurpose.TUNED, (RankClocks(0, (99,) * len(order)),))
+
+
+def test_a_clock_that_does_not_exist_never_reaches_a_gpu() -> None:
+    run = training(_Nonsense())
+
+    run.run(20)
+
+    assert not any(isinstance(c, SendPlan | LeaseGpus) for c in run.commands)
+    assert "99" in run.job.phase_reason
+
+
+def test_full_speed_never_touches_a_gpu() -> None:
+    run = training(FullSpeed())
+
+    run.run(25)
+
+    assert not any(isinstance(c, LeaseGpus) for c in run.commands)
+
+
+def test_leases_come_before_the_first_plan_that_sets_clocks() -> None:
+    run = training(BubbleAware())
+
+    run.run(20)
+
+    kinds = [type(c) for c in run.commands if isinstance(c, LeaseGpus | SendPlan)]
+    assert kinds[0] is LeaseGpus
+    assert kinds.count(LeaseGpus) == 1
+
+
+@pytest.mark.parametrize("event", [RankLost(2, "killed"), RankReleased(0)])
+def test_the_end_of_any_rank_gives_all_clocks_back(event: RankLost | RankReleased) -> None:
+    run = training(BubbleAware())
+    run.run(40)
+    run.commands.clear()
+
+    run.tell(event)
+
+    assert isinstance(run.commands[0], RestoreGpus)
+    assert isinstance(run.commands[-1], EndJob)
+    (restore,) = (c for c in run.commands if isinstance(c, RestoreGpus))
+    assert restore.gpu_uuids == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+
+
+def test_lost_control_goes_back_to_full_speed_and_tries_again_later() -> None:
+    run = training(BubbleAware())
+    run.run(40)
+
+    run.tell(ControlLost("the GPU worker died"))
+    run.run(30)
+
+    assert run.job.phase is JobPhase.TUNED
+    assert sum(isinstance(c, LeaseGpus) for c in run.commands) == 2
+
+
+def test_a_changed_target_changes_the_plan() -> None:
+    run = training(BubbleAware())
+    run.run(45)
+    before, _ = tuned_medians(run)
+
+    run.tell(TargetChanged(PerformanceTarget(max_slowdown_ratio=0.10)))
+    run.run(40)
+
+    after, slowdown = tuned_medians(run)
+    assert after > before + 0.03
+    assert 0.05 < slowdown < 0.105

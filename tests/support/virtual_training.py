@@ -1,0 +1,256 @@
+"""A training run in virtual time: the real job state machine and a real policy, around a pipeline that is arithmetic.
+
+Nothing waits and nothing is random unless asked for, so a run of a hundred iterations takes as long as the policy does.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuenergyd.core.job import Job, JobDescription, JobRules
+from gpuenergyd.core.messages import (
+    AskPolicy,
+    Command,
+    Event,
+    IterationObserved,
+    LeaseGpus,
+    ObserveIteration,
+    PlanDecided,
+    PolicyFailed,
+    RankJoined,
+    RankReported,
+    RestoreGpus,
+    SendPlan,
+)
+from gpuenergyd.core.pipeline import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.plan import ClockChange
+from gpuenergyd.core.policy import ClockPolicy, GpuView
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.telemetry import (
+    ClockHistory,
+    EnergyCounter,
+    MeasuredInstruction,
+    RankIteration,
+    observe_iteration,
+)
+
+CLOCKS_MHZ = tuple(range(1410, 209, -15))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one kind of instruction is on one rank: time parts at maximum clock and dynamic power."""
+
+    memory_time_s: float
+    compute_time_s: float
+    power_w_per_mhz: float
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        return self.memory_time_s + self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz
+
+
+def power_w(coefficient_w_per_mhz: float, sm_clock_mhz: int) -> float:
+    """A100-SXM of the published GPT-3 tables: 34.6 W static, knee at 1104 MHz, voltage ratio 1.213 at 1410 MHz."""
+    voltage = 1 + 0.213 * max(0.0, sm_clock_mhz - 1104) / (1410 - 1104)
+    return 34.6 + coefficient_w_per_mhz * sm_clock_mhz * voltage**2
+
+
+@dataclass
+class VirtualTraining:
+    """Runs a job iteration by iteration; `history` holds (iteration time, energy, plan id) of each."""
+
+    schedule: Schedule
+    work: Mapping[tuple[int, InstructionKind], Work]
+    policy: ClockPolicy
+    max_slowdown_ratio: float = 0.0
+    switch_latency_s: float = 0.006
+    latency_spread_ratio: float = 0.0
+    noise_ratio: float = 0.0
+    communication_latency_s: float = 0.001
+    step_overhead_s: float = 0.02
+    rules: JobRules = field(default_factory=JobRules)
+    seed: int = 0
+    waiting_w_per_mhz: float = 0.0236
+    slow_factor_when_tuned: float = 1.0
+    """A pipeline that lies: everything takes this much longer below the top clock than profiling showed."""
+
+    def __post_init__(self) -> None:
+        ranks = self.schedule.num_ranks
+        self.random = random.Random(self.seed)
+        self.graph = dependency_graph(self.schedule, communication_latency_s=self.communication_latency_s)
+        self.commands: list[Command] = []
+        self.history: list[tuple[float, float, str | None]] = []
+        self.now_s = 100.0
+        self.iteration_index = 0
+        self.clocks = {r: ClockHistory(CLOCKS_MHZ[0]) for r in range(ranks)}
+        self.counters = {r: EnergyCounter() for r in range(ranks)}
+        self.total_j = dict.fromkeys(range(ranks), 1000.0)
+        self.pending: dict[int, list[tuple[float, int]]] = {r: [] for r in range(ranks)}
+        self.clock_now = dict.fromkeys(range(ranks), CLOCKS_MHZ[0])
+        self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
+        self.epoch = 0
+        self.has_lease = False
+        self.changes: tuple[tuple[ClockChange, ...], ...] = ((),) * ranks
+        for r in range(ranks):
+            self.counters[r].record(self._ns(self.now_s), self.total_j[r])
+        self.job = Job(
+            JobDescription(
+                job_id="job-1",
+                job_name="virtual",
+                num_pp_ranks=ranks,
+                schedule_name=self.schedule.name,
+                num_microbatches=self.schedule.num_microbatches,
+                num_chunks=1,
+                policy="under-test",
+                target=PerformanceTarget(max_slowdown_ratio=self.max_slowdown_ratio),
+            ),
+            self.rules,
+        )
+        for r, order in enumerate(self.schedule.orders):
+            gpu = GpuView(f"GPU-{r}", "A100 (virtual)", CLOCKS_MHZ, self.switch_latency_s, 83.64)
+            self.tell(RankJoined(r, order, gpu))
+
+    def tell(self, event: Event) -> None:
+        """Give the job an event and carry out what it commands, as the daemon's shell would."""
+        queue = list(self.job.handle(event))
+        while queue:
+            command = queue.pop(0)
+            self.commands.append(command)
+            match command:
+                case ObserveIteration():
+                    observation, _ = observe_iteration(
+                        ranks=command.ranks,
+                        graph=self.graph,
+                        clocks=self.clocks,
+                        counters=self.counters,
+                        plan_id=command.plan_id,
+                        is_regular=command.is_regular,
+                    )
+                    queue += self.job.handle(IterationObserved(observation))
+                case AskPolicy():
+                    try:
+                        answer: Event = PlanDecided(self.policy.next_plan(command.view))
+                    except Exception as error:  # noqa: BLE001  what the policy host does
+                        answer = PolicyFailed(repr(error))
+                    queue += self.job.handle(answer)
+                case SendPlan(plan=plan):
+                    changes = tuple(plan.changes_of(r) for r in range(self.schedule.num_ranks))
+                    self.slices.append((command.apply_at_iteration, command.plan_epoch, plan.plan_id, changes))
+                case RestoreGpus():
+                    self.restore()
+                case LeaseGpus():
+                    self.has_lease = True
+                case _:
+                    pass
+
+    def restore(self) -> None:
+        """Put all clocks back; without a lease the worker refuses further wishes."""
+        self.has_lease = False
+        for r in self.pending:
+            self.pending[r] = [(self.now_s, CLOCKS_MHZ[0])]
+
+    def run(self, num_iterations: int) -> None:
+        """Train for so many iterations."""
+        for _ in range(num_iterations):
+            self._iterate()
+
+    def _iterate(self) -> None:
+        index = self.iteration_index
+        for apply_at, epoch, _, changes in self.slices:
+            if apply_at <= index:
+                self.epoch, self.changes = epoch, changes
+        begin_s = self.now_s
+        spans, end_s = self._run_pipeline(begin_s)
+        reports = []
+        next_s = end_s + self.step_overhead_s
+        for r, order in enumerate(self.schedule.orders):
+            self._wait_until(r, next_s, spans)
+            self.counters[r].record(self._ns(next_s), self.total_j[r])
+            reports.append(
+                RankIteration(
+                    pp_rank=r,
+                    iteration_index=index,
+                    plan_epoch=self.epoch,
+                    begin_ns=self._ns(begin_s),
+                    end_ns=self._ns(end_s),
+                    next_begin_ns=self._ns(next_s),
+                    instructions=tuple(
+                        MeasuredInstruction(i, self._ns(spans[i][0]), self._ns(spans[i][1])) for i in order
+                    ),
+                )
+            )
+        energy_j = sum(self.total_j.values())
+        self.history.append((next_s - begin_s, energy_j - getattr(self, "_energy_before_j", 4000.0), self._plan_id()))
+        self._energy_before_j = energy_j
+        self.now_s = next_s
+        self.iteration_index += 1
+        for report in reports:
+            self.tell(RankReported(report))
+
+    def _plan_id(self) -> str | None:
+        return next((plan_id for _, epoch, plan_id, _ in self.slices if epoch == self.epoch), None)
+
+    def _run_pipeline(self, begin_s: float) -> tuple[dict[Instruction, tuple[float, float]], float]:
+        spans: dict[Instruction, tuple[float, float]] = {}
+        self._free_s = dict.fromkeys(range(self.schedule.num_ranks), begin_s)
+        changes = [
+            {change.instruction: [c for c in own if c.instruction == change.instruction] for change in own}
+            for own in self.changes
+        ]
+        for v in self.graph.topological_order:
+            instruction = self.graph.instructions[v]
+            r = instruction.pp_rank
+            ready_s = max(
+                (spans[self.graph.instructions[u]][1] + lat for u, lat in self.graph.predecessors[v]), default=begin_s
+            )
+            self._wait_until(r, ready_s, spans)
+            for change in changes[r].get(instruction, ()) if self.has_lease else ():
+                spread = 1 + self.random.uniform(-1, 1) * self.latency_spread_ratio
+                self.pending[r].append(
+                    (ready_s + change.offset_s + self.switch_latency_s * spread, change.sm_clock_mhz)
+                )
+                self.pending[r].sort(key=lambda p: p[0])
+            spans[instruction] = (ready_s, self._work_from(r, instruction, ready_s))
+            self._free_s[r] = spans[instruction][1]
+        return spans, max(end for _, end in spans.values())
+
+    def _work_from(self, r: int, instruction: Instruction, start_s: float) -> float:
+        work = self.work[r, instruction.kind]
+        left = 1.0 + (self.random.gauss(0, self.noise_ratio) if self.noise_ratio else 0.0)
+        at_s = start_s
+        while True:
+            clock = self._clock_at(r, at_s)
+            time_s = work.time_s(clock)
+            if self.slow_factor_when_tuned != 1.0 and self._plan_id_is_tuned() and clock < CLOCKS_MHZ[0]:
+                time_s *= self.slow_factor_when_tuned
+            until_s = min(at_s + left * time_s, self.pending[r][0][0] if self.pending[r] else float("inf"))
+            self.total_j[r] += power_w(work.power_w_per_mhz, clock) * (until_s - at_s)
+            left -= (until_s - at_s) / time_s
+            at_s = until_s
+            if left <= 1e-12:
+                return at_s
+
+    def _plan_id_is_tuned(self) -> bool:
+        return (self._plan_id() or "").startswith("tuned")
+
+    def _wait_until(self, r: int, until_s: float, _spans: object) -> None:
+        at_s = self._free_s[r]
+        while at_s < until_s:
+            clock = self._clock_at(r, at_s)
+            next_s = min(until_s, self.pending[r][0][0] if self.pending[r] else float("inf"))
+            self.total_j[r] += power_w(self.waiting_w_per_mhz, clock) * (next_s - at_s)
+            at_s = next_s
+        self._free_s[r] = max(self._free_s[r], until_s)
+
+    def _clock_at(self, r: int, at_s: float) -> int:
+        while self.pending[r] and self.pending[r][0][0] <= at_s:
+            due_s, clock = self.pending[r].pop(0)
+            if clock != self.clock_now[r]:
+                self.clocks[r].record(self._ns(due_s), clock)
+            self.clock_now[r] = clock
+        return self.clock_now[r]
+
+    @staticmethod
+    def _ns(seconds: float) -> int:
+        return round(seconds * 1e9)
