@@ -1,0 +1,164 @@
+"""Opening the history's database: what is in it, bringing it up to date, and setting a damaged one aside."""
+
+import sqlite3
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from gpuenergyd.errors import StoreError
+from gpuenergyd.store.schema import APPLICATION_ID, SCHEMA_REVISION
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+
+
+class Contents(StrEnum):
+    """What a database holds, seen by this version."""
+
+    NOTHING = "nothing"
+    CURRENT = "current"
+    OLDER = "older"
+    NEWER = "newer"
+    FOREIGN = "foreign"
+
+
+def sqlite_path(path_or_url: str | Path) -> Path | None:
+    """Return the file of an SQLite history, None for any other database.
+
+    Raises:
+        StoreError: a URL that is none.
+    """
+    if isinstance(path_or_url, Path) or "://" not in path_or_url:
+        return Path(path_or_url)
+    try:
+        url = make_url(path_or_url)
+    except ArgumentError as error:
+        raise StoreError(f"{path_or_url!r} is no database URL: {error}") from None
+    if url.get_backend_name() != "sqlite":
+        return None
+    if not url.database or url.database == ":memory:":
+        raise StoreError(
+            f"{path_or_url!r}: the history needs a file, e.g. sqlite:////var/lib/gpuenergyd/history.sqlite3"
+        )
+    return Path(url.database)
+
+
+def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
+    """Return an engine for the one writer; the folder of an SQLite file is made.
+
+    Raises:
+        StoreError: no such kind of database.
+        OSError: the folder cannot be made.
+    """
+    path = sqlite_path(path_or_url)
+    if path is None:
+        return _engine(str(path_or_url))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    engine = create_engine(
+        f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": busy_timeout_s, "check_same_thread": False}
+    )
+
+    @event.listens_for(engine, "connect")
+    def _on_connect(connection: Any, _record: Any) -> None:
+        # Transactions are ours to begin, tables included: a half-made schema never becomes visible.
+        connection.isolation_level = None
+        for pragma in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def reading_engine(path_or_url: str | Path) -> Engine:
+    """Return an engine that cannot write; it works beside the writer and after it.
+
+    Raises:
+        StoreError: no file there, or no such kind of database.
+    """
+    path = sqlite_path(path_or_url)
+    if path is None:
+        return _engine(str(path_or_url))
+    if not path.is_file():
+        raise StoreError(f"no history at {path}")
+
+    def connect() -> sqlite3.Connection:
+        # In a folder that cannot be written SQLite cannot make the files that WAL needs; without a -wal file
+        # nobody is writing, and the file may be read as it lies.
+        uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+        connection = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.OperationalError:
+            connection.close()
+            if path.with_name(path.name + "-wal").exists():
+                raise
+            connection = sqlite3.connect(uri + "&immutable=1", uri=True, check_same_thread=False)
+        return connection
+
+    return create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+
+def contents(connection: Connection) -> Contents:
+    """Return what the database holds."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    tables = set(inspect(connection).get_table_names())
+    if is_sqlite:
+        application_id = connection.exec_driver_sql("PRAGMA application_id").scalar()
+        if application_id not in {0, APPLICATION_ID}:
+            return Contents.FOREIGN
+    if not tables:
+        return Contents.NOTHING
+    if "alembic_version" not in tables or "control_events" not in tables:
+        return Contents.FOREIGN
+    revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if revision is None:
+        return Contents.FOREIGN
+    if revision == SCHEMA_REVISION:
+        return Contents.CURRENT
+    return Contents.NEWER if str(revision) > SCHEMA_REVISION else Contents.OLDER
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Bring the schema to a revision, in the transaction that is open."""
+    from alembic import command  # noqa: PLC0415  a reader, and a writer that finds all in order, start without it
+    from alembic.config import Config  # noqa: PLC0415  as above
+
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged database and its companions, so that a new one can start; return where it lies now."""
+    stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%S")
+    kept = path.with_name(f"{path.name}.corrupt-{stamp}")
+    for suffix in ("", "-wal", "-shm"):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(kept.with_name(kept.name + suffix))
+    return kept
+
+
+def one_line(error: Exception) -> str:
+    """Return a database error without SQL and links."""
+    original = getattr(error, "orig", None) or error
+    return (str(original).splitlines() or [type(original).__name__])[0]
+
+
+def _engine(url: str) -> Engine:
+    try:
+        return create_engine(url, poolclass=NullPool)
+    except (SQLAlchemyError, ImportError) as error:
+        raise StoreError(f"{url!r} is no database URL: {one_line(error)}") from None

@@ -1,0 +1,14 @@
+"""How Alembic reaches the database: by the connection that `store.upgrade` hands it."""
+
+from alembic import context
+
+from gpuenergyd.store.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    render_as_batch=True,
+    transactional_ddl=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

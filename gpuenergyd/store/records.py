@@ -1,0 +1,114 @@
+"""What is written to the history, as frozen values; each names its table and gives its row."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.telemetry import ObservedSpan
+
+MAX_REASON_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job began."""
+
+    job_id: str
+    job_name: str
+    run_key: str
+    dp_rank: int
+    policy: str
+    schedule_name: str
+    framework: str
+    is_simulated: bool
+    num_ranks: int
+    num_microbatches: int
+    max_slowdown_ratio: float
+    uid: int
+    started_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobEndRecord:
+    """A job is over."""
+
+    job_id: str
+    ended_at: datetime
+    end_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """A training process joined a job."""
+
+    job_id: str
+    pp_rank: int
+    gpu_uuid: str
+    gpu_model_name: str
+    pid: int
+    uid: int
+    joined_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """What one iteration took and cost; without `spans` its timeline is not kept."""
+
+    job_id: str
+    iteration_index: int
+    started_at: datetime
+    iteration_time_s: float
+    energy_j: float | None
+    plan_id: str | None
+    plan_purpose: PlanPurpose | None
+    is_regular: bool
+    spans: tuple[ObservedSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A plan was given to the ranks of a job."""
+
+    job_id: str
+    plan_epoch: int
+    plan: ClockPlan
+    issued_at: datetime
+    apply_at_iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlEventRecord:
+    """Somebody changed something: who, what, why, before and after."""
+
+    at: datetime
+    action: str
+    actor: str
+    job_id: str | None
+    gpu_uuid: str | None
+    reason: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RollupRecord:
+    """What one GPU did in one bucket of time for one job (empty: for nobody)."""
+
+    bucket_s: int
+    gpu_uuid: str
+    started_at: datetime
+    job_id: str
+    energy_j: float | None
+    mean_power_w: float | None
+    max_power_w: float | None
+    mean_sm_clock_mhz: float | None
+    num_samples: int
+
+
+Record = JobRecord | JobEndRecord | RankRecord | IterationRecord | PlanRecord | ControlEventRecord | RollupRecord
+
+
+def fields_of(record: Record) -> dict[str, Any]:
+    """Return a record's fields by name."""
+    return {name: getattr(record, name) for name in type(record).__dataclass_fields__}

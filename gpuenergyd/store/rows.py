@@ -1,0 +1,136 @@
+"""Records to rows: one multi-row statement per table, so that a batch is a handful of statements."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, case, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gpuenergyd.store import schema
+from gpuenergyd.store.blobs import encode_clocks, encode_spans
+from gpuenergyd.store.records import (
+    MAX_REASON_CHARS,
+    ControlEventRecord,
+    IterationRecord,
+    JobEndRecord,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    Record,
+    RollupRecord,
+    fields_of,
+)
+
+Row = dict[str, Any]
+
+
+def insert_records(connection: Connection, records: Iterable[Record]) -> int:
+    """Write records in the transaction that is open; return how many rows that were."""
+    by_table: dict[str, list[Row]] = defaultdict(list)
+    ends: list[Row] = []
+    for record in records:
+        match record:
+            case JobRecord():
+                by_table["jobs"].append(fields_of(record))
+            case RankRecord():
+                by_table["ranks"].append(fields_of(record))
+            case IterationRecord():
+                row = fields_of(record)
+                spans = row.pop("spans")
+                by_table["iterations"].append(row)
+                if spans:
+                    key = {"job_id": record.job_id, "iteration_index": record.iteration_index}
+                    by_table["iteration_spans"].append({**key, "spans": encode_spans(spans)})
+            case PlanRecord():
+                by_table["plans"].append(_plan_row(record))
+            case ControlEventRecord():
+                row = fields_of(record)
+                by_table["control_events"].append(
+                    {**row, **{k: row[k][:MAX_REASON_CHARS] for k in ("reason", "before", "after")}}
+                )
+            case RollupRecord():
+                by_table["gpu_rollups"].append(fields_of(record))
+            case JobEndRecord():
+                row = fields_of(record)
+                ends.append({**row, "of_job": row.pop("job_id"), "end_reason": record.end_reason[:MAX_REASON_CHARS]})
+    num_rows = len(ends)
+    for name, rows in by_table.items():
+        _upsert(connection, schema.metadata.tables[name], rows)
+        num_rows += len(rows)
+    if ends:
+        statement = update(schema.jobs).where(schema.jobs.c.job_id == bindparam("of_job"))
+        connection.execute(
+            statement.values(ended_at=bindparam("ended_at"), end_reason=bindparam("end_reason")),
+            [{"of_job": e["of_job"], "ended_at": e["ended_at"], "end_reason": e["end_reason"]} for e in ends],
+        )
+    return num_rows
+
+
+def close_abandoned_jobs(connection: Connection) -> None:
+    """End the jobs that an earlier daemon left open, at the last thing that is known of them."""
+    jobs, iterations = schema.jobs, schema.iterations
+    last_begin = (
+        select(func.max(iterations.c.started_at))
+        .where(iterations.c.job_id == jobs.c.job_id)
+        .correlate(jobs)
+        .scalar_subquery()
+    )
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.ended_at.is_(None))
+        .values(ended_at=func.coalesce(last_begin, jobs.c.started_at), end_reason="the daemon ended before the job")
+    )
+
+
+def _plan_row(record: PlanRecord) -> Row:
+    plan, predicted = record.plan, record.plan.predicted
+    return {
+        "job_id": record.job_id,
+        "plan_epoch": record.plan_epoch,
+        "plan_id": plan.plan_id,
+        "purpose": plan.purpose,
+        "reason": plan.reason[:MAX_REASON_CHARS],
+        "issued_at": record.issued_at,
+        "apply_at_iteration": record.apply_at_iteration,
+        "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
+        "predicted_energy_j": predicted.energy_j if predicted else None,
+        "lower_bound_j": predicted.lower_bound_j if predicted else None,
+        "clocks": encode_clocks(plan.ranks),
+    }
+
+
+def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
+    """Insert rows; one that is already there is replaced, a rollup is added to."""
+    key = [column.name for column in table.primary_key]
+    if table is schema.control_events:
+        connection.execute(insert(table), rows)
+        return
+    make: Callable[[Table], Any] = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = make(table)
+    new = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in key}
+    if table is schema.gpu_rollups:
+        new = _sum_of_rollups(table, statement.excluded)
+    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=new), rows)
+
+
+def _sum_of_rollups(table: Table, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a bucket that was written in two parts: the daemon restarted inside it, or the job came and went."""
+    old = table.c
+    num_samples = old.num_samples + new["num_samples"]
+
+    def mean(name: str) -> Any:
+        weighted = old[name] * old.num_samples + new[name] * new["num_samples"]
+        return func.coalesce(weighted / func.nullif(num_samples, 0), old[name], new[name])
+
+    return {
+        "energy_j": func.coalesce(old.energy_j + new["energy_j"], old.energy_j, new["energy_j"]),
+        "mean_power_w": mean("mean_power_w"),
+        "max_power_w": _larger(old.max_power_w, new["max_power_w"]),
+        "mean_sm_clock_mhz": mean("mean_sm_clock_mhz"),
+        "num_samples": num_samples,
+    }
+
+
+def _larger(old: Any, new: Any) -> Any:
+    return case((old.is_(None), new), (new.is_(None), old), (new > old, new), else_=old)

@@ -1,0 +1,152 @@
+"""The tables of the history. Columns carry the names and units that JSON and identifiers carry; missing is NULL."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    TypeDecorator,
+)
+
+SCHEMA_REVISION = "0001"
+"""The newest revision in migrations/; revisions are numbered, so text order is age."""
+
+APPLICATION_ID = 0x6745_6E72
+"""SQLite's application_id of our files: a foreign database is told apart before anything is written to it."""
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class UtcInstant(TypeDecorator[datetime]):
+    """A timezone-aware UTC instant, stored as microseconds since 1970: sortable, exact, the same everywhere."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        """Return what is stored."""
+        del dialect
+        if value is None:
+            return None
+        since = value.astimezone(UTC) - _EPOCH
+        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
+        """Return what was meant."""
+        del dialect
+        return None if value is None else _EPOCH + timedelta(microseconds=int(value))
+
+
+metadata = MetaData()
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("job_name", String(256), nullable=False),
+    Column("run_key", String(256), nullable=False),
+    Column("dp_rank", Integer, nullable=False),
+    Column("policy", String(256), nullable=False),
+    Column("schedule_name", String(256), nullable=False),
+    Column("framework", String(256), nullable=False),
+    Column("is_simulated", Boolean, nullable=False),
+    Column("num_ranks", Integer, nullable=False),
+    Column("num_microbatches", Integer, nullable=False),
+    Column("max_slowdown_ratio", Float, nullable=False),
+    Column("uid", Integer, nullable=False),
+    Column("started_at", UtcInstant, nullable=False),
+    Column("ended_at", UtcInstant),
+    Column("end_reason", String(1024)),
+    Index("jobs_by_start", "started_at"),
+)
+
+ranks = Table(
+    "ranks",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("pp_rank", Integer, primary_key=True),
+    Column("gpu_uuid", String(256), nullable=False),
+    Column("gpu_model_name", String(256), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("uid", Integer, nullable=False),
+    Column("joined_at", UtcInstant, nullable=False),
+)
+
+iterations = Table(
+    "iterations",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("iteration_index", Integer, primary_key=True),
+    Column("started_at", UtcInstant, nullable=False),
+    Column("iteration_time_s", Float, nullable=False),
+    Column("energy_j", Float),
+    Column("plan_id", String(256)),
+    Column("plan_purpose", String(32)),
+    Column("is_regular", Boolean, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+iteration_spans = Table(
+    "iteration_spans",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("iteration_index", Integer, primary_key=True),
+    Column("spans", LargeBinary, nullable=False),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("plan_epoch", Integer, primary_key=True),
+    Column("plan_id", String(256), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("reason", String(1024), nullable=False),
+    Column("issued_at", UtcInstant, nullable=False),
+    Column("apply_at_iteration", Integer, nullable=False),
+    Column("predicted_iteration_time_s", Float),
+    Column("predicted_energy_j", Float),
+    Column("lower_bound_j", Float),
+    Column("clocks", LargeBinary, nullable=False),
+)
+
+control_events = Table(
+    "control_events",
+    metadata,
+    Column("event_id", Integer, primary_key=True, autoincrement=True),
+    Column("at", UtcInstant, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("actor", String(256), nullable=False),
+    Column("job_id", String(64)),
+    Column("gpu_uuid", String(256)),
+    Column("reason", String(1024), nullable=False),
+    Column("before", String(1024), nullable=False),
+    Column("after", String(1024), nullable=False),
+    Index("control_events_by_time", "at"),
+)
+
+gpu_rollups = Table(
+    "gpu_rollups",
+    metadata,
+    Column("bucket_s", Integer, primary_key=True),
+    Column("gpu_uuid", String(256), primary_key=True),
+    Column("started_at", UtcInstant, primary_key=True),
+    Column("job_id", String(64), primary_key=True),
+    Column("energy_j", Float),
+    Column("mean_power_w", Float),
+    Column("max_power_w", Float),
+    Column("mean_sm_clock_mhz", Float),
+    Column("num_samples", Integer, nullable=False),
+    sqlite_with_rowid=False,
+)

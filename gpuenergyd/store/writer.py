@@ -1,0 +1,265 @@
+"""The one thread that writes the history. Its trouble is counted, retried and shown, and never reaches GPU control.
+
+Records wait in a bounded queue and go out in batches, one transaction each. When the database cannot keep up
+the queue sheds rollups and timelines first, then everything, and counts what it shed.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
+
+from gpuenergyd.errors import StoreError
+from gpuenergyd.store.database import Contents, contents, one_line, set_aside, sqlite_path, upgrade, writing_engine
+from gpuenergyd.store.records import IterationRecord, Record, RollupRecord
+from gpuenergyd.store.rows import close_abandoned_jobs, insert_records
+
+log = logging.getLogger(__name__)
+
+_MAX_BATCH = 20_000
+_DAMAGE = ("malformed", "not a database", "disk image")
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStatus:
+    """How the writer is; `reason` None when all is well."""
+
+    path: str
+    num_rows_written: int
+    num_rows_dropped: int
+    num_records_waiting: int
+    reason: str | None
+
+
+class HistoryWriter:
+    """Owns the write connection; `write` never blocks and never raises."""
+
+    def __init__(
+        self,
+        path_or_url: str | Path,
+        *,
+        batch_s: float = 1.0,
+        retry_s: float = 2.0,
+        busy_timeout_s: float = 1.0,
+        max_waiting: int = 50_000,
+    ) -> None:
+        self._path_or_url = path_or_url
+        self._batch_s = batch_s
+        self._retry_s = retry_s
+        self._busy_timeout_s = busy_timeout_s
+        self._max_waiting = max_waiting
+        self._changed = threading.Condition()
+        self._waiting: deque[Record] = deque()
+        self._in_hand = 0
+        self._num_written = 0
+        self._num_dropped = 0
+        self._reason: str | None = None
+        self._is_closing = False
+        self._is_hurried = False
+        self._is_refused = False
+        self._engine: Engine | None = None
+        self._thread = threading.Thread(target=self._run, name="history-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write; the database is opened by the thread."""
+        self._thread.start()
+
+    def write(self, record: Record) -> None:
+        """Take a record for the next batch."""
+        with self._changed:
+            num_waiting = len(self._waiting)
+            if self._is_refused or self._is_closing or num_waiting >= self._max_waiting:
+                self._num_dropped += 1
+                return
+            if num_waiting >= self._max_waiting // 2:
+                if isinstance(record, RollupRecord):
+                    self._num_dropped += 1
+                    return
+                if isinstance(record, IterationRecord) and record.spans:
+                    record = replace(record, spans=())
+                    self._num_dropped += 1
+            self._waiting.append(record)
+            if num_waiting == 0:
+                self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Write what waits now; return whether all of it is in the database."""
+        until = time.monotonic() + timeout_s
+        with self._changed:
+            self._is_hurried = True
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: (not self._waiting and not self._in_hand) or not self._thread.is_alive(),
+                timeout=max(0.0, until - time.monotonic()),
+            )
+            self._is_hurried = False
+            return not self._waiting and not self._in_hand
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits, once more at most, and end."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def status(self) -> WriterStatus:
+        """Return how the writer is."""
+        path = sqlite_path(self._path_or_url)
+        with self._changed:
+            return WriterStatus(
+                path=str(path) if path is not None else str(self._path_or_url).split("://")[0],
+                num_rows_written=self._num_written,
+                num_rows_dropped=self._num_dropped,
+                num_records_waiting=len(self._waiting) + self._in_hand,
+                reason=self._reason,
+            )
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while not self._ensure_open():
+            if self._pause():
+                return
+        while batch := self._take():
+            try:
+                num_rows, num_bad = self._store(batch)
+            except (OperationalError, InterfaceError, DatabaseError, OSError, StoreError) as error:
+                self._put_back(batch, one_line(error))
+                if self._after_trouble(error) or self._pause():
+                    return
+                continue
+            with self._changed:
+                self._num_written += num_rows
+                self._num_dropped += num_bad
+                self._in_hand = 0
+                self._changed.notify_all()
+            self._say(f"{num_bad} records did not fit the database" if num_bad else None)
+        self._dispose()
+
+    def _take(self) -> list[Record]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            self._changed.wait_for(
+                lambda: self._is_closing or self._is_hurried or len(self._waiting) >= _MAX_BATCH, timeout=self._batch_s
+            )
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
+            self._in_hand = len(batch)
+            return batch
+
+    def _put_back(self, batch: Iterable[Record], reason: str) -> None:
+        with self._changed:
+            self._waiting.extendleft(reversed(list(batch)))
+            self._in_hand = 0
+        self._say(reason)
+
+    def _pause(self) -> bool:
+        """Wait before the next try; return whether there will be none."""
+        with self._changed:
+            is_last = self._is_closing
+            if not is_last:
+                self._changed.wait_for(lambda: self._is_closing, timeout=self._retry_s)
+            if is_last or self._is_refused:
+                self._num_dropped += len(self._waiting)
+                self._waiting.clear()
+                self._changed.notify_all()
+                return True
+            return False
+
+    def _after_trouble(self, error: Exception) -> bool:
+        self._dispose()
+        path = sqlite_path(self._path_or_url)
+        if path is not None and any(sign in str(error) for sign in _DAMAGE):
+            self._replace_damaged(path)
+        while not self._ensure_open():
+            if self._pause():
+                return True
+        return False
+
+    def _store(self, batch: list[Record]) -> tuple[int, int]:
+        """Return rows written and records that no database would take."""
+        assert self._engine is not None
+        try:
+            with self._engine.begin() as connection:
+                return insert_records(connection, batch), 0
+        except OperationalError:
+            raise
+        except (DatabaseError, ValueError, OverflowError, TypeError) as error:
+            if any(sign in str(error) for sign in _DAMAGE):
+                raise
+            log.warning("history: a batch was refused (%s), its records are tried one by one", one_line(error))
+        num_rows = num_bad = 0
+        for record in batch:
+            try:
+                with self._engine.begin() as connection:
+                    num_rows += insert_records(connection, [record])
+            except OperationalError:
+                raise
+            except (DatabaseError, ValueError, OverflowError, TypeError):
+                num_bad += 1
+        return num_rows, num_bad
+
+    # --- opening ---
+
+    def _ensure_open(self) -> bool:
+        if self._engine is not None:
+            return True
+        path = sqlite_path(self._path_or_url)
+        try:
+            engine = writing_engine(self._path_or_url, busy_timeout_s=self._busy_timeout_s)
+            with engine.begin() as connection:
+                self._prepare(connection)
+        except DatabaseError as error:
+            self._say(one_line(error))
+            if path is not None and path.is_file() and any(sign in str(error) for sign in _DAMAGE):
+                self._replace_damaged(path)
+            return False
+        except (OSError, StoreError) as error:
+            self._say(one_line(error))
+            return False
+        self._engine = engine
+        self._say(None)
+        return True
+
+    def _prepare(self, connection: Connection) -> None:
+        match contents(connection):
+            case Contents.CURRENT:
+                pass
+            case Contents.NOTHING | Contents.OLDER:
+                upgrade(connection)
+            case Contents.NEWER:
+                self._is_refused = True
+                raise StoreError("the history was written by a newer gpuenergyd; nothing is recorded")
+            case Contents.FOREIGN:
+                self._is_refused = True
+                raise StoreError(f"{self._path_or_url} belongs to another program; nothing is recorded")
+        close_abandoned_jobs(connection)
+
+    def _replace_damaged(self, path: Path) -> None:
+        try:
+            kept = set_aside(path)
+        except OSError as error:
+            self._say(one_line(error))
+            return
+        log.error("history: %s was damaged; it lies at %s now, and a new one begins", path, kept)
+
+    def _dispose(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    def _say(self, reason: str | None) -> None:
+        with self._changed:
+            is_news = reason != self._reason
+            self._reason = reason
+        if is_news:
+            if reason is None:
+                log.info("history: writing")
+            else:
+                log.warning("history: %s", reason)

@@ -1,0 +1,315 @@
+"""What is written comes back, beside a running writer and after it; what is no history says so in one line."""
+
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.pipeline import Instruction, InstructionKind
+from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
+from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.errors import StoreError
+from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store.records import (
+    ControlEventRecord,
+    IterationRecord,
+    JobEndRecord,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    RollupRecord,
+)
+from gpuenergyd.store.schema import SCHEMA_REVISION
+
+START = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+TUNED = ClockPlan(
+    plan_id="tuned-1",
+    purpose=PlanPurpose.TUNED,
+    ranks=(
+        RankClocks(
+            0,
+            (1200, None),
+            (ClockChange(Instruction(0, InstructionKind.F, 0), 0.0015, 1200),),
+        ),
+    ),
+    predicted=PlanPrediction(1.0, 80.0, 79.5, 1.0, 100.0),
+    reason="slack on rank 0",
+)
+
+
+def job(job_id: str = "j1", *, name: str = "gpt", started_at: datetime = START) -> JobRecord:
+    return JobRecord(job_id, name, "run-1", 0, "bubble-aware", "1f1b", "torch", True, 2, 8, 0.0, 1000, started_at)
+
+
+def iteration(
+    index: int,
+    *,
+    time_s: float = 1.0,
+    energy_j: float | None = 100.0,
+    plan: ClockPlan | None = None,
+    is_regular: bool = True,
+) -> IterationRecord:
+    return IterationRecord(
+        "j1",
+        index,
+        START + timedelta(seconds=index),
+        time_s,
+        energy_j,
+        plan.plan_id if plan else "baseline",
+        plan.purpose if plan else PlanPurpose.BASELINE,
+        is_regular,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "history.sqlite3"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[HistoryWriter]:
+    writer = HistoryWriter(path, batch_s=0.01)
+    writer.start()
+    yield writer
+    writer.close()
+
+
+def test_a_job_is_summed_up_against_its_own_baseline(writer: HistoryWriter, path: Path) -> None:
+    profile = ClockPlan("try-1", PlanPurpose.PROFILE)
+    writer.write(job())
+    writer.write(RankRecord("j1", 1, "GPU-b", "A100", 11, 1000, START))
+    writer.write(RankRecord("j1", 0, "GPU-a", "A100", 10, 1000, START))
+    writer.write(PlanRecord("j1", 1, profile, START, 5))
+    writer.write(PlanRecord("j1", 2, TUNED, START, 6))
+    for record in (
+        iteration(0, time_s=9.0, is_regular=False),
+        *(iteration(i, time_s=1.0 + 0.1 * (i - 2)) for i in (1, 2, 3)),
+        iteration(5, time_s=1.4, energy_j=90.0, plan=profile),
+        *(iteration(i, time_s=1.01, energy_j=80.0 + i - 7, plan=TUNED) for i in (6, 7, 8)),
+        iteration(9, time_s=1.01, energy_j=None, plan=TUNED),
+    ):
+        writer.write(record)
+    writer.write(JobEndRecord("j1", START + timedelta(seconds=12), "released"))
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        (summary,) = history.job_summaries()
+
+    assert (summary.job_name, summary.end_reason, summary.gpu_uuids) == ("gpt", "released", ("GPU-a", "GPU-b"))
+    assert summary.duration_s == 12
+    assert (summary.num_iterations, summary.num_measured_iterations) == (9, 7)
+    assert summary.energy_j == pytest.approx(300 + 90 + 240)
+    assert (summary.num_baseline_iterations, summary.baseline_time_s, summary.baseline_energy_j) == (3, 1.0, 100.0)
+    assert (summary.num_tuned_iterations, summary.iteration_time_s) == (4, 1.01)
+    assert summary.energy_per_iteration_j == 80.0
+    assert (summary.num_profile_iterations, summary.profile_energy_j) == (1, 90.0)
+    assert summary.saving_ratio == pytest.approx(0.2)
+    assert summary.slowdown_ratio == pytest.approx(0.01)
+    assert (summary.predicted_iteration_time_s, summary.predicted_energy_j, summary.lower_bound_j) == (1.0, 80.0, 79.5)
+
+
+def test_missing_energy_is_none_and_never_zero(writer: HistoryWriter, path: Path) -> None:
+    writer.write(job())
+    writer.write(iteration(0, energy_j=None))
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        (summary,) = history.job_summaries()
+        (row,) = history.iterations("j1")
+
+    assert row.energy_j is None
+    assert summary.energy_j is None
+    assert summary.baseline_energy_j is None
+    assert summary.saving_ratio is None
+    assert summary.slowdown_ratio is None
+    assert summary.ended_at is None
+
+
+def test_plans_timelines_and_instants_come_back_as_they_were(writer: HistoryWriter, path: Path) -> None:
+    spans = (
+        ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.012345678, 1305.5),
+        ObservedSpan(1, InstructionKind.B, 3, 1, 0.5, 0.75, None),
+    )
+    writer.write(job())
+    writer.write(PlanRecord("j1", 4, TUNED, START, 17))
+    writer.write(
+        IterationRecord("j1", 3, START, 1.0, 5.0, "tuned-1", PlanPurpose.TUNED, True, spans),
+    )
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        (plan,) = history.plans("j1")
+        timeline = history.spans("j1", 3)
+        (row,) = history.iterations("j1")
+        without = history.spans("j1", 99)
+        kept = history.iterations_with_spans("j1")
+
+    assert plan.plan.ranks == TUNED.ranks
+    assert (plan.plan.purpose, plan.plan.reason, plan.plan_epoch, plan.apply_at_iteration) == (
+        PlanPurpose.TUNED,
+        "slack on rank 0",
+        4,
+        17,
+    )
+    assert timeline == spans
+    assert row.started_at == START
+    assert without == ()
+    assert kept == (3,)
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"until": START}, []),
+        ({"since": START + timedelta(days=2)}, ["late"]),
+        ({"since": START, "until": START + timedelta(hours=1)}, ["early"]),
+        ({"job": "gpt"}, ["early"]),
+        ({"job": "late"}, ["late"]),
+        ({"job": "nobody"}, []),
+    ],
+)
+def test_jobs_are_found_by_time_id_and_name(
+    writer: HistoryWriter, path: Path, filters: dict[str, object], expected: list[str]
+) -> None:
+    writer.write(job("early"))
+    writer.write(JobEndRecord("early", START + timedelta(hours=1), "released"))
+    writer.write(job("late", name="other", started_at=START + timedelta(days=3)))
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        found = [summary.job_id for summary in history.job_summaries(**filters)]  # type: ignore[arg-type]
+
+    assert found == expected
+
+
+def test_a_bucket_written_in_two_parts_is_the_sum_of_both(writer: HistoryWriter, path: Path) -> None:
+    def part(energy_j: float | None, power_w: float | None, num_samples: int) -> RollupRecord:
+        return RollupRecord(1, "GPU-a", START, "j1", energy_j, power_w, power_w, 1000.0, num_samples)
+
+    writer.write(part(10.0, 100.0, 3))
+    assert writer.flush(10)
+    writer.write(part(2.0, 200.0, 1))
+    assert writer.flush(10)
+    writer.write(part(None, None, 0))
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        (rollup,) = history.rollups(bucket_s=1)
+
+    assert (rollup.energy_j, rollup.max_power_w, rollup.num_samples) == (12.0, 200.0, 4)
+    assert rollup.mean_power_w == pytest.approx(125.0)
+
+
+def test_every_change_is_on_record_with_who_what_why_before_after(writer: HistoryWriter, path: Path) -> None:
+    writer.write(ControlEventRecord(START, "lease", "uid 1000", "j1", "GPU-a", "plan tuned-1", "unlocked", "leased"))
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        (event,) = history.control_events("j1")
+
+    assert (event.actor, event.action, event.reason) == ("uid 1000", "lease", "plan tuned-1")
+    assert (event.before, event.after) == ("unlocked", "leased")
+
+
+def test_the_history_is_read_after_the_writer_in_a_folder_that_cannot_be_written(
+    writer: HistoryWriter, path: Path
+) -> None:
+    writer.write(job())
+    writer.close()
+    moved = path.with_name("copy.sqlite3")
+    moved.write_bytes(path.read_bytes())
+    moved.chmod(0o400)
+
+    with open_history(moved) as history:
+        found = history.job_summaries()
+
+    assert [summary.job_id for summary in found] == ["j1"]
+    assert writer.status().reason is None
+
+
+def test_jobs_that_an_earlier_daemon_left_open_are_closed_by_the_next(writer: HistoryWriter, path: Path) -> None:
+    writer.write(job())
+    writer.write(iteration(5))
+    writer.close()
+
+    following = HistoryWriter(path)
+    following.start()
+    following.close()
+
+    with open_history(path) as history:
+        (summary,) = history.job_summaries()
+    assert summary.ended_at == START + timedelta(seconds=5)
+    assert summary.end_reason == "the daemon ended before the job"
+
+
+def test_a_file_that_is_not_there_says_where_it_was_sought(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no history at .*absent\.sqlite3"):
+        open_history(tmp_path / "absent.sqlite3")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    rubbish = tmp_path / "rubbish.sqlite3"
+    rubbish.write_bytes(b"no database at all, but long enough to be taken for one" * 40)
+
+    with pytest.raises(StoreError, match="file is not a database"):
+        open_history(rubbish)
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.sqlite3"
+    with sqlite3.connect(foreign) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    connection.close()
+
+    writer = HistoryWriter(foreign)
+    writer.start()
+    writer.write(job())
+    writer.close()
+
+    with pytest.raises(StoreError, match="not a history of gpuenergyd"):
+        open_history(foreign)
+    assert "another program" in (writer.status().reason or "")
+    assert writer.status().num_rows_dropped == 1
+    connection = sqlite3.connect(foreign)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmarks",)]
+    connection.close()
+
+
+def test_a_newer_schema_is_named_to_readers_and_not_written_to(writer: HistoryWriter, path: Path) -> None:
+    writer.write(job())
+    writer.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+
+    following = HistoryWriter(path)
+    following.start()
+    following.write(job("j2"))
+    following.close()
+
+    with pytest.raises(StoreError, match="newer gpuenergyd"):
+        open_history(path)
+    assert "newer" in (following.status().reason or "")
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
+    connection.close()
+
+
+def test_the_migrations_make_exactly_the_tables_that_the_code_uses(writer: HistoryWriter, path: Path) -> None:
+    from alembic.autogenerate import compare_metadata  # noqa: PLC0415  heavy, used by this test alone
+    from alembic.migration import MigrationContext  # noqa: PLC0415  as above
+
+    from gpuenergyd.store.database import reading_engine  # noqa: PLC0415  as above
+    from gpuenergyd.store.schema import metadata  # noqa: PLC0415  as above
+
+    writer.write(job())
+    writer.close()
+    with reading_engine(path).connect() as connection:
+        context = MigrationContext.configure(connection)
+        differences = compare_metadata(context, metadata)
+        revision = context.get_current_revision()
+
+    assert differences == []
+    assert revision == SCHEMA_REVISION

@@ -1,0 +1,232 @@
+"""The writer in trouble: killed, out of space, locked out, overrun. It loses nothing it took, never blocks or raises."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.pipeline import InstructionKind
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
+
+WRITE_FOREVER = """
+import sys
+from datetime import UTC, datetime, timedelta
+from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store.records import ControlEventRecord
+
+writer = HistoryWriter(sys.argv[1], batch_s=0.0)
+writer.start()
+index = 0
+while True:
+    for _ in range(50):
+        at = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=index)
+        writer.write(ControlEventRecord(at, "lease", "test", None, None, str(index)))
+        index += 1
+    if writer.flush(10):
+        print(index, flush=True)
+"""
+
+
+def event(index: int) -> ControlEventRecord:
+    return ControlEventRecord(START + timedelta(seconds=index), "lease", "test", None, None, str(index))
+
+
+def rollup(index: int) -> RollupRecord:
+    return RollupRecord(1, "GPU-a", START + timedelta(seconds=index), "", 1.0, 1.0, 1.0, 1.0, 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.sqlite3"
+
+
+def reasons(path: Path) -> list[str]:
+    with open_history(path) as history:
+        return [event.reason for event in history.control_events()]
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("batches_before_the_kill", [1, 4, 9])
+def test_a_killed_writer_leaves_an_intact_database_with_all_it_acknowledged(
+    path: Path, batches_before_the_kill: int
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    acknowledged = 0
+    for _ in range(batches_before_the_kill):
+        acknowledged = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    later = process.stdout.read().split()
+    process.stdout.close()
+    acknowledged = int(later[-1]) if later else acknowledged
+
+    found = reasons(path)
+
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+    assert found[:acknowledged] == [str(i) for i in range(acknowledged)]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root and mount(8)")
+    made = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount_point)], capture_output=True, text=True, check=False
+    )
+    if made.returncode != 0:
+        pytest.skip(f"mount is refused here: {made.stderr.strip()}")
+    yield mount_point
+    subprocess.run(["umount", "-l", str(mount_point)], check=True)
+
+
+def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(small_disk: Path) -> None:
+    path = small_disk / "history.sqlite3"
+    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05)
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            pass
+
+    for index in range(1, 3000):
+        writer.write(event(index))
+    assert not writer.flush(0.5)
+    trouble = writer.status().reason
+    ballast.unlink()
+    recovered = writer.flush(20)
+    writer.close()
+
+    assert trouble is not None
+    assert "full" in trouble
+    assert recovered
+    assert writer.status().reason is None
+    assert reasons(path) == [str(i) for i in range(3000)]
+
+
+def test_a_locked_database_is_waited_for_and_nothing_is_lost(path: Path) -> None:
+    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05, busy_timeout_s=0.05)
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+    backup = sqlite3.connect(path, isolation_level=None)
+    backup.execute("BEGIN EXCLUSIVE")
+
+    writer.write(event(1))
+    assert not writer.flush(0.5)
+    trouble = writer.status().reason
+    backup.execute("ROLLBACK")
+    backup.close()
+    assert writer.flush(10)
+    writer.close()
+
+    assert trouble is not None
+    assert "locked" in trouble
+    assert reasons(path) == ["0", "1"]
+
+
+def test_a_damaged_database_is_set_aside_and_a_new_one_begins(path: Path) -> None:
+    path.write_bytes(b"this was a database once, and now it is not any more" * 100)
+
+    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.01)
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+    writer.close()
+
+    assert reasons(path) == ["0"]
+    (kept,) = path.parent.glob("history.sqlite3.corrupt-*")
+    assert kept.read_bytes().startswith(b"this was a database once")
+
+
+def test_an_overrun_queue_sheds_samples_first_and_counts_them(path: Path) -> None:
+    writer = HistoryWriter(path, max_waiting=10)
+    for index in range(5):
+        writer.write(rollup(index))
+    writer.write(rollup(5))
+    iteration = IterationRecord("j", 1, START, 1.0, 1.0, None, PlanPurpose.TUNED, is_regular=True, spans=SPANS)
+    writer.write(iteration)
+    for index in range(9):
+        writer.write(event(index))
+    dropped_while_full = writer.status().num_rows_dropped
+
+    writer.start()
+    assert writer.flush(10)
+    writer.close()
+
+    assert dropped_while_full == 1 + 1 + 5
+    with open_history(path) as history:
+        assert len(history.rollups(bucket_s=1)) == 5
+        assert len(history.iterations("j")) == 1
+        assert history.iterations_with_spans("j") == ()
+    assert reasons(path) == ["0", "1", "2", "3"]
+
+
+def test_a_record_that_no_database_takes_does_not_hold_up_the_others(path: Path) -> None:
+    writer = HistoryWriter(path, batch_s=0.0)
+    writer.write(event(0))
+    writer.write(JobRecord("j", "n", "r", 2**70, "p", "s", "f", False, 1, 1, 0.0, 0, START))
+    writer.write(event(1))
+
+    writer.start()
+    assert writer.flush(10)
+    writer.close()
+
+    assert reasons(path) == ["0", "1"]
+    assert writer.status().num_rows_dropped == 1
+
+
+def test_a_folder_that_cannot_be_made_degrades_and_ends_in_order(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    writer = HistoryWriter(blocker / "history.sqlite3", retry_s=0.01)
+
+    writer.start()
+    writer.write(event(0))
+    flushed = writer.flush(0.2)
+    writer.close()
+
+    assert not flushed
+    assert writer.status().reason is not None
+    assert writer.status().num_rows_dropped == 1
+    assert "history-writer" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_reader_sees_what_is_written_while_the_writer_runs(path: Path) -> None:
+    writer = HistoryWriter(path, batch_s=0.0)
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        first = len(history.control_events())
+        writer.write(event(1))
+        assert writer.flush(10)
+        second = len(history.control_events())
+    writer.close()
+
+    assert (first, second) == (1, 2)
