@@ -1,0 +1,80 @@
+"""Which policies are installed, and one of them by name. Entry points are the only door."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from gpuenergyd.core.policy import ClockPolicy
+from gpuenergyd.errors import UnknownPolicyError
+
+POLICY_GROUP = "gpuenergyd.policies"
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledPolicy:
+    """A policy that some distribution offers; `error` says why it cannot be used."""
+
+    name: str
+    group: str
+    distribution: str
+    version: str
+    error: str | None = None
+
+
+def policy_names(group: str = POLICY_GROUP) -> tuple[str, ...]:
+    """Return the installed names, sorted, without importing any plugin."""
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
+def installed_policies(group: str = POLICY_GROUP) -> tuple[InstalledPolicy, ...]:
+    """Return what is installed, by name; imports each plugin to see whether it can be used."""
+    found = []
+    for point in sorted(entry_points(group=group), key=lambda p: (p.name, _distribution(p))):
+        error = _ambiguity(point)
+        if error is None:
+            try:
+                point.load()
+            except Exception as failure:  # noqa: BLE001  a plugin's import may fail in any way, and is reported
+                error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        version = point.dist.version if point.dist is not None else ""
+        found.append(InstalledPolicy(point.name, group, _distribution(point), version, error))
+    return tuple(found)
+
+
+def check_policy_name(name: str) -> None:
+    """Check that a policy is installed, without importing it.
+
+    Raises:
+        UnknownPolicyError: it is not; the message names those that are.
+    """
+    names = policy_names()
+    if name not in names:
+        raise UnknownPolicyError(f"no policy {name!r}; installed: {', '.join(names) or 'none'}")
+
+
+def load_policy(name: str) -> ClockPolicy:
+    """Return a new instance of the policy with this name.
+
+    Raises:
+        UnknownPolicyError: not installed, offered twice, or not a policy.
+    """
+    check_policy_name(name)
+    point = next(iter(entry_points(group=POLICY_GROUP, name=name)))
+    if (error := _ambiguity(point)) is not None:
+        raise UnknownPolicyError(error)
+    policy = point.load()()
+    if not callable(getattr(policy, "next_plan", None)):
+        raise UnknownPolicyError(f"policy {name!r} ({point.value}) has no next_plan")
+    loaded: ClockPolicy = policy
+    return loaded
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else ""
+
+
+def _ambiguity(point: EntryPoint) -> str | None:
+    offers = {(p.value, _distribution(p)) for p in entry_points(group=point.group, name=point.name)}
+    if len(offers) == 1:
+        return None
+    by = ", ".join(sorted(f"{value} of {distribution or 'nobody'}" for value, distribution in offers))
+    return f"policy {point.name!r} is offered more than once: {by}"

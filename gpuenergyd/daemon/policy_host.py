@@ -1,0 +1,109 @@
+"""The process that policies live in: requests in, plans out, one JSON line each. It may be killed at any moment.
+
+It holds no socket, no driver and no database, so the worst a plugin can do is to waste
+the time and memory it was given.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.policy import ClockPolicy, JobView
+from gpuenergyd.daemon.plugins import load_policy
+from gpuenergyd.wire.daemon_codec import decode, encode
+
+MAX_LINE_BYTES = 64 * 2**20
+NICENESS = 10
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Ask the policy of one job for its next plan; without a view the job has ended and is forgotten."""
+
+    request_id: int
+    job_id: str
+    policy: str
+    view: JobView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """A plan, or why there is none."""
+
+    request_id: int
+    plan: ClockPlan | None = None
+    error: str | None = None
+
+
+class PolicyHost:
+    """One policy instance per job."""
+
+    def __init__(self) -> None:
+        self._policies: dict[str, ClockPolicy] = {}
+
+    def answer(self, request: PlanRequest) -> PlanAnswer:
+        """Return the policy's plan, or what went wrong in one line."""
+        if request.view is None:
+            self._policies.pop(request.job_id, None)
+            return PlanAnswer(request.request_id)
+        try:
+            policy = self._policies.get(request.job_id)
+            if policy is None:
+                policy = self._policies[request.job_id] = load_policy(request.policy)
+            plan: object = policy.next_plan(request.view)
+        except Exception as error:  # noqa: BLE001  a plugin may fail in any way; the core decides what follows
+            first_line = (str(error).splitlines() or [""])[0]
+            return PlanAnswer(request.request_id, error=f"{type(error).__name__}: {first_line}")
+        if not isinstance(plan, ClockPlan):
+            return PlanAnswer(request.request_id, error=f"next_plan returned {type(plan).__name__}, not a ClockPlan")
+        return PlanAnswer(request.request_id, plan=plan)
+
+
+def run(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the core closes the channel."""
+    host = PolicyHost()
+    while line := requests.readline(MAX_LINE_BYTES):
+        answer = host.answer(decode(line, PlanRequest, max_bytes=MAX_LINE_BYTES))
+        try:
+            encoded = encode(answer)
+        except (TypeError, ValueError, RecursionError) as error:
+            encoded = encode(PlanAnswer(answer.request_id, error=f"plan cannot be sent: {error}"))
+        answers.write(encoded + b"\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Keep the channel for ourselves, give the processor away, and serve."""
+    _die_with_parent()
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    # What a policy prints or reads must not reach the channel: it prints to the log and reads nothing.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    with contextlib.suppress(BrokenPipeError):
+        run(requests, answers)
+
+
+def _die_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
