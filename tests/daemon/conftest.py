@@ -1,0 +1,139 @@
+"""What the daemon's tests share: a distribution of hostile policies, and a guard against processes left behind."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOSTILE_POLICIES = '''
+"""Policies that misbehave in every way a plugin can."""
+
+import os
+import sys
+import time
+
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
+
+
+class Polite:
+    def __init__(self):
+        self.num_asked = 0
+
+    def next_plan(self, view):
+        self.num_asked += 1
+        return untuned_plan(f"polite-{view.job_id}-{self.num_asked}")
+
+
+class Raises:
+    def next_plan(self, view):
+        raise RuntimeError("no idea\\nsecond line")
+
+
+class Loops:
+    def next_plan(self, view):
+        while True:
+            pass
+
+
+class Prints:
+    def next_plan(self, view):
+        print("{}")
+        sys.stdout.write("not a plan\\n")
+        sys.stdout.flush()
+        os.write(1, b"not a plan either\\n")
+        sys.stdin.read()
+        return untuned_plan("printed")
+
+
+class Garbage:
+    def next_plan(self, view):
+        return {"plan_id": "a dictionary"}
+
+
+class Unsendable:
+    def next_plan(self, view):
+        return ClockPlan(object(), PlanPurpose.TUNED)
+
+
+class Mistyped:
+    def next_plan(self, view):
+        return ClockPlan(17, PlanPurpose.TUNED)
+
+
+class Exits:
+    def next_plan(self, view):
+        os._exit(3)
+
+
+class Leaks:
+    def next_plan(self, view):
+        hoard = []
+        while True:
+            hoard.append(bytearray(1 << 24))
+
+
+class NoPolicy:
+    pass
+'''
+ENTRY_POINTS = """
+[gpuenergyd.policies]
+polite = hostile_policies:Polite
+raises = hostile_policies:Raises
+loops = hostile_policies:Loops
+prints = hostile_policies:Prints
+garbage = hostile_policies:Garbage
+unsendable = hostile_policies:Unsendable
+mistyped = hostile_policies:Mistyped
+exits = hostile_policies:Exits
+leaks = hostile_policies:Leaks
+no-policy = hostile_policies:NoPolicy
+broken-import = hostile_policies_that_are_not_there:Nothing
+"""
+
+
+@pytest.fixture(scope="session")
+def hostile_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that, on sys.path, is an installed distribution of hostile policies."""
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "hostile_policies.py").write_text(HOSTILE_POLICIES)
+    info = folder / "hostile_policies-6.6.6.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-policies\nVersion: 6.6.6\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+@pytest.fixture
+def host_command(hostile_distribution: Path) -> tuple[str, ...]:
+    """Return a policy host's command that finds the hostile policies too."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(hostile_distribution)!r});"
+        " from gpuenergyd.daemon.policy_host import main; main()"
+    )
+    return (sys.executable, "-I", "-c", program)
+
+
+def child_processes() -> set[int]:
+    """Return the pids of this process's living children."""
+    children = set()
+    for task in Path("/proc/self/task").iterdir():
+        children |= {int(pid) for pid in (task / "children").read_text().split()}
+    return children
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    before = child_processes()
+    yield
+    left = child_processes() - before
+    described = [f"{pid}: {_command_line(pid)}" for pid in sorted(left)]
+    assert not described, f"this test left processes behind: {described}"
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return os.strerror(3)

@@ -1,0 +1,133 @@
+"""Settings come in layers, later ones win, and whatever is wrong is named with its place."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.daemon.settings import DEFAULT_CONFIG_PATH, Driver, Mode, Settings, load_settings
+from gpuenergyd.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("gpuenergyd.daemon.settings.SYSTEM_CONFIG_PATH", tmp_path / "no-system-config.toml")
+    for key in Settings.model_fields:
+        monkeypatch.delenv(f"GPUENERGYD_{key.upper()}", raising=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def test_everything_has_a_default_and_sockets_lie_in_the_runtime_folder(tmp_path: Path) -> None:
+    settings = load_settings(runtime_dir=tmp_path / "run", state_dir=tmp_path / "state")
+
+    assert settings.mode is Mode.CONTROL
+    assert settings.driver is Driver.NVML
+    assert (settings.policy, settings.max_slowdown_ratio) == ("bubble-aware", 0.0)
+    assert (settings.warmup_iterations, settings.baseline_iterations) == (2, 10)
+    assert settings.socket_path == tmp_path / "run" / "gpuenergyd.sock"
+    assert settings.database_url == f"sqlite:///{tmp_path / 'state' / 'history.sqlite3'}"
+    paths = {settings.socket_path, settings.clock_socket_path, settings.worker_link_path, settings.journal_path}
+    assert len(paths) == 4
+    assert {path.parent for path in paths} == {tmp_path / "run"}
+
+
+def test_a_user_without_root_gets_folders_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    with_xdg = load_settings()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    without_xdg = load_settings()
+
+    assert with_xdg.runtime_dir == tmp_path / "run" / "gpuenergyd"
+    assert with_xdg.state_dir == tmp_path / "state" / "gpuenergyd"
+    assert without_xdg.runtime_dir.name == "gpuenergyd-4711"
+
+
+def test_flags_win_over_the_environment_and_the_environment_over_the_file(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text('policy = "from-file"\nbaseline_iterations = 20\nmax_slowdown_ratio = 0.1\n')
+    monkeypatch.setenv("GPUENERGYD_BASELINE_ITERATIONS", "30")
+    monkeypatch.setenv("GPUENERGYD_MAX_SLOWDOWN_RATIO", "0.2")
+
+    settings = load_settings(config, max_slowdown_ratio=0.3, mode=None)
+
+    assert settings.policy == "from-file"
+    assert settings.baseline_iterations == 30
+    assert settings.max_slowdown_ratio == 0.3
+
+
+def test_variables_of_the_client_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUENERGYD_SOMETHING_OF_THE_CLIENT", "1")
+
+    assert load_settings().policy == "bubble-aware"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('polcy = "x"', r"config\.toml: unknown key 'polcy'; known: .*baseline_iterations.*policy"),
+        ("max_slowdown_ratio = -0.1", r"config\.toml: max_slowdown_ratio = -0\.1: .*greater than or equal to 0"),
+        ("max_slowdown_ratio = nan", r"config\.toml: max_slowdown_ratio = nan: .*finite"),
+        ('driver = "amd"', r"config\.toml: driver = 'amd': .*'nvml' or 'simulated'"),
+        ('sample_period_s = "fast"', r"config\.toml: sample_period_s = 'fast'"),
+        ("policy = \n", r"config\.toml: Invalid value .*line 1"),
+        ('driver = "simulated"', r"driver = 'simulated' needs world_path"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named_in_one_line(config: Path, text: str, message: str) -> None:
+    config.write_text(text)
+
+    with pytest.raises(UsageError, match=message) as caught:
+        load_settings(config)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_value_names_the_variable_or_the_flag_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"--baseline-iterations = 0: "):
+        load_settings(baseline_iterations=0)
+
+    monkeypatch.setenv("GPUENERGYD_BASELINE_ITERATIONS", "many")
+    with pytest.raises(UsageError, match=r"GPUENERGYD_BASELINE_ITERATIONS = 'many': "):
+        load_settings()
+
+
+def test_a_file_that_is_not_there_is_an_error_when_asked_for(config: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.toml: No such file"):
+        load_settings(config)
+
+
+def test_the_commented_file_names_every_key_and_no_other() -> None:
+    text = DEFAULT_CONFIG_PATH.read_text(encoding="utf-8")
+
+    named = set(re.findall(r"^# (\w+) = ", text, flags=re.MULTILINE))
+    uncommented = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+
+    assert named == set(Settings.model_fields)
+    assert set(uncommented) == named
+
+
+def test_the_commented_file_shows_the_real_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    text = DEFAULT_CONFIG_PATH.read_text(encoding="utf-8")
+    shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+    not_set_by_default = {"world_path", "socket_group", "policy_memory_limit_bytes"}
+    filled = tmp_path / "filled.toml"
+    filled.write_text(
+        "\n".join(
+            line.removeprefix("# ")
+            for line in text.splitlines()
+            if (match := re.match(r"# (\w+) = ", line)) and match[1] not in not_set_by_default
+        )
+    )
+
+    assert load_settings(filled) == load_settings()
+    assert set(shown) - not_set_by_default == set(Settings.model_fields) - not_set_by_default
