@@ -1,0 +1,45 @@
+"""`gpuenergyd policies`: what is installed, by which package, and what is broken and why."""
+
+from dataclasses import asdict
+
+from gpuenergyd.cli.output import JsonOption, people_console, print_json
+
+_KINDS = {
+    "policy": "gpuenergyd.policies",
+    "target": "gpuenergyd.targets",
+    "planner": "gpuenergyd.planners",
+}
+
+
+def policies(*, as_json: JsonOption = False) -> int:
+    """List policies, targets and planners.
+
+    Found by entry point; a broken one says why.
+    """
+    from gpuenergyd.daemon.plugins import installed_policies  # noqa: PLC0415  imports every plugin
+
+    found = [(kind, plugin) for kind, group in _KINDS.items() for plugin in installed_policies(group)]
+    if as_json:
+        rows = []
+        for kind, plugin in found:
+            row = asdict(plugin)
+            row["package"] = row.pop("distribution")
+            rows.append({"kind": kind, **row, "is_usable": plugin.error is None})
+        print_json({"policies": rows})
+        return 0
+    from rich import box  # noqa: PLC0415  only a person who reads needs it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in ("name", "kind", "package", "version", ""):
+        table.add_column(title)
+    for kind, plugin in found:
+        note = Text("ok") if plugin.error is None else Text(f"broken: {plugin.error}", style="bold red")
+        table.add_row(plugin.name, kind, plugin.distribution, plugin.version, note)
+    console = people_console()
+    if found:
+        console.print(table)
+    else:
+        console.print("no policy is installed; jobs run un-tuned")
+    return 0

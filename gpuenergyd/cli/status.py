@@ -1,0 +1,57 @@
+"""`gpuenergyd status`: GPUs, jobs, plans and health, as the daemon knows them now."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from gpuenergyd.cli.main import EXIT_DEGRADED
+from gpuenergyd.cli.output import JsonOption, SocketOption, people_console, print_json
+
+_WATCH_PERIOD_S = 1.0
+
+
+def status(
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and refresh each second, until Ctrl-C.")] = False,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show GPUs, jobs, plans and health.
+
+    Exits 3 when no daemon runs, 4 when it is degraded.
+    """
+    from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
+    from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
+
+    client = DaemonClient(find_socket_path(socket))
+    try:
+        state = client.get_status()
+        if watch:
+            _watch(client, state, as_json=as_json)
+        elif as_json:
+            print_json(state)
+        else:
+            from gpuenergyd.report.live import status_view  # noqa: PLC0415  Rich is not needed for JSON
+
+            people_console().print(status_view(state))
+    finally:
+        client.close()
+    return EXIT_DEGRADED if state.get("is_degraded") else 0
+
+
+def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
+    """Refresh until interrupted; with JSON, one line per second."""
+    if as_json:
+        while True:
+            print_json(state)
+            time.sleep(_WATCH_PERIOD_S)
+            state = client.get_status()
+    from rich.live import Live  # noqa: PLC0415  only a person who watches needs it
+
+    from gpuenergyd.report.live import status_view  # noqa: PLC0415
+
+    with Live(status_view(state), console=people_console(), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(_WATCH_PERIOD_S)
+            live.update(status_view(client.get_status()), refresh=True)

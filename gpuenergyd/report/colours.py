@@ -1,0 +1,46 @@
+"""SM clocks as colours, ordered by eye: dark is slow, bright is fast, also in grey and for the colour-blind."""
+
+from dataclasses import dataclass
+
+# Eleven stops of viridis (van der Walt and Smith, 2015; matplotlib's default map), equally spaced from 0 to 1.
+_VIRIDIS = (
+    (68, 1, 84), (72, 36, 117), (65, 68, 135), (53, 95, 141), (42, 120, 142), (33, 145, 140),
+    (34, 168, 132), (66, 190, 113), (122, 209, 81), (189, 223, 38), (253, 231, 37),
+)  # fmt: skip
+UNKNOWN_FILL = "url(#unknown)"
+"""The hatch of an instruction whose clock was not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockScale:
+    """The range of clocks that one picture shows."""
+
+    min_sm_clock_mhz: float
+    max_sm_clock_mhz: float
+
+    def fill(self, sm_clock_mhz: float | None) -> str:
+        """Return the colour of a clock."""
+        return UNKNOWN_FILL if sm_clock_mhz is None else _hex(self._position(sm_clock_mhz))
+
+    def text_class(self, sm_clock_mhz: float | None) -> str:
+        """Return the class of text upon a clock's colour: bright text on the dark half, dark text on the bright one."""
+        return "on-bright" if sm_clock_mhz is None or self._position(sm_clock_mhz) > 0.55 else "on-dark"
+
+    def gradient(self) -> str:
+        """Return the scale as a CSS gradient, slow to fast."""
+        stops = ", ".join(_hex(i / (len(_VIRIDIS) - 1)) for i in range(len(_VIRIDIS)))
+        return f"linear-gradient(to right, {stops})"
+
+    def _position(self, sm_clock_mhz: float) -> float:
+        span = self.max_sm_clock_mhz - self.min_sm_clock_mhz
+        if span <= 0:
+            return 1.0
+        return min(1.0, max(0.0, (sm_clock_mhz - self.min_sm_clock_mhz) / span))
+
+
+def _hex(position: float) -> str:
+    place = position * (len(_VIRIDIS) - 1)
+    left = min(int(place), len(_VIRIDIS) - 2)
+    share = place - left
+    red, green, blue = (round(a + share * (b - a)) for a, b in zip(_VIRIDIS[left], _VIRIDIS[left + 1], strict=True))
+    return f"#{red:02x}{green:02x}{blue:02x}"

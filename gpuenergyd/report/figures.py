@@ -1,0 +1,60 @@
+"""How figures are written for people: units by size, percent only here, and missing stays missing."""
+
+MISSING = "-"
+"""What stands where nothing was measured; never 0."""
+
+
+def time_text(time_s: float | None) -> str:
+    """Return a duration: 12.3 ms, 1.234 s, 2 min 5 s."""
+    if time_s is None:
+        return MISSING
+    if time_s < 0.9995:
+        return f"{time_s * 1e3:.1f} ms"
+    if time_s < 100.0:
+        return f"{time_s:.3f} s"
+    minutes, seconds = divmod(round(time_s), 60)
+    if minutes < 100:
+        return f"{minutes} min {seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def energy_text(energy_j: float | None) -> str:
+    """Return an energy: 812.3 J, 12.4 kJ, 3.1 kWh."""
+    if energy_j is None:
+        return MISSING
+    if abs(energy_j) < 10_000:
+        return f"{energy_j:.1f} J"
+    if abs(energy_j) < 3.6e6:
+        return f"{energy_j / 1e3:.1f} kJ"
+    return f"{energy_j / 3.6e6:.2f} kWh"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Return a ratio as percent with its sign: +12.3 %, -0.4 %."""
+    if ratio is None:
+        return MISSING
+    percent = round(ratio * 100, 1) + 0.0  # -0.0 reads as a mistake
+    return f"{percent:+.1f} %"
+
+
+def power_text(power_w: float | None) -> str:
+    """Return a power: 251 W."""
+    return MISSING if power_w is None else f"{power_w:.0f} W"
+
+
+def clock_text(sm_clock_mhz: float | None) -> str:
+    """Return an SM clock: 1410 MHz."""
+    return MISSING if sm_clock_mhz is None else f"{sm_clock_mhz:.0f} MHz"
+
+
+def temperature_text(temperature_celsius: float | None) -> str:
+    """Return a temperature: 54 °C."""
+    return MISSING if temperature_celsius is None else f"{temperature_celsius:.0f} °C"
+
+
+def age_text(age_s: float | None) -> str:
+    """Return how old something is: 0.2 s, 45 s, 3 min 5 s."""
+    if age_s is None:
+        return MISSING
+    return f"{age_s:.1f} s" if age_s < 10 else f"{age_s:.0f} s" if age_s < 100 else time_text(age_s)

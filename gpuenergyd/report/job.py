@@ -1,0 +1,90 @@
+"""All that a report says of one job, read from the history once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.report.savings import Interval, saving_interval, slowdown_interval
+from gpuenergyd.report.timeline import ObservedIteration
+from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """One job: its figures, their uncertainty, and its iterations."""
+
+    summary: JobSummary
+    iterations: tuple[IterationRow, ...]
+    saving_interval: Interval | None
+    slowdown_interval: Interval | None
+
+    @property
+    def saved_energy_j(self) -> float | None:
+        """What all regular tuned iterations together saved against the baseline."""
+        summary = self.summary
+        if summary.saving_ratio is None or summary.baseline_energy_j is None:
+            return None
+        return summary.saving_ratio * summary.baseline_energy_j * summary.num_tuned_iterations
+
+    @property
+    def profiling_cost_j(self) -> float | None:
+        """What profiling used beyond as many baseline iterations; negative when it saved already."""
+        summary = self.summary
+        energies_j = [r.energy_j for r in self.iterations if r.plan_purpose is PlanPurpose.PROFILE]
+        measured_j = [energy_j for energy_j in energies_j if energy_j is not None]
+        if summary.baseline_energy_j is None or not measured_j or len(measured_j) < len(energies_j):
+            return None
+        return sum(measured_j) - len(measured_j) * summary.baseline_energy_j
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything by name, as JSON and CSV give it; a missing figure is None."""
+        named = {field.name: getattr(self.summary, field.name) for field in fields(self.summary)}
+        for name, interval in (("saving", self.saving_interval), ("slowdown", self.slowdown_interval)):
+            named[f"{name}_low_ratio"] = interval.low if interval else None
+            named[f"{name}_high_ratio"] = interval.high if interval else None
+        return {**named, "saved_energy_j": self.saved_energy_j, "profiling_cost_j": self.profiling_cost_j}
+
+
+def job_reports(
+    history: History, *, since: datetime | None = None, until: datetime | None = None, job: str | None = None
+) -> tuple[JobReport, ...]:
+    """Return the jobs that ran in a span of time, oldest first; `job` is a job's id or name."""
+    return tuple(
+        JobReport(summary, rows, saving_interval(rows), slowdown_interval(rows))
+        for summary in history.job_summaries(since=since, until=until, job=job)
+        for rows in (history.iterations(summary.job_id),)
+    )
+
+
+def before_and_after(history: History, report: JobReport) -> tuple[ObservedIteration, ...]:
+    """Return the timelines to show: the baseline iteration nearest to its median, and the same for the last plan.
+
+    One or both are missing when their timeline was not kept.
+    """
+    job_id = report.summary.job_id
+    kept = set(history.iterations_with_spans(job_id))
+    regular = [row for row in report.iterations if row.is_regular and row.iteration_index in kept]
+    baseline = [row for row in regular if row.plan_id == BASELINE_PLAN_ID]
+    tuned = [row for row in regular if row.plan_purpose is PlanPurpose.TUNED]
+    last_plan = [row for row in tuned if row.plan_id == tuned[-1].plan_id]
+    shown = []
+    for title, rows in (("before: every clock un-tuned", baseline), (f"after: {report.summary.policy}", last_plan)):
+        if rows:
+            row = _typical(rows)
+            spans = history.spans(job_id, row.iteration_index)
+            shown.append(ObservedIteration(f"{title}, iteration {row.iteration_index}", row.iteration_time_s, spans))
+    return tuple(shown)
+
+
+def plan_in_force(history: History, report: JobReport) -> PlanRow | None:
+    """Return the last tuned plan of a job."""
+    tuned = [row for row in history.plans(report.summary.job_id) if row.plan.purpose is PlanPurpose.TUNED]
+    return tuned[-1] if tuned else None
+
+
+def _typical(rows: Sequence[IterationRow]) -> IterationRow:
+    middle_s = median(row.iteration_time_s for row in rows)
+    return min(rows, key=lambda row: abs(row.iteration_time_s - middle_s))

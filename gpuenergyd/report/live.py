@@ -1,0 +1,112 @@
+"""What the daemon is doing now, drawn for a terminal: health, GPUs, jobs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpuenergyd.report.figures import (
+    MISSING,
+    age_text,
+    clock_text,
+    energy_text,
+    power_text,
+    ratio_text,
+    temperature_text,
+    time_text,
+)
+
+Status = Mapping[str, Any]
+"""The body of the daemon's GET /v1/status."""
+
+
+def status_view(status: Status) -> RenderableType:
+    """Return the whole view: one line of health, then GPUs, then jobs."""
+    return Group(_health(status), _gpus(status), *_jobs(status))
+
+
+def _health(status: Status) -> Text:
+    line = Text()
+    if status["is_degraded"]:
+        reasons = "; ".join(status["degraded_reasons"]) or "no reason given"
+        line.append(f"degraded: {reasons}\n", style="bold red")
+    driver = "simulated GPUs" if status["driver"] == "simulated" else "NVML"
+    does = "controls clocks" if status["mode"] == "control" else "observes only, changes no clock"
+    line.append(
+        f"gpuenergyd {status['version']}, pid {status['pid']}, up {age_text(status['uptime_s'])}: {driver}, {does}"
+    )
+    return line
+
+
+def _gpus(status: Status) -> RenderableType:
+    if not status["gpus"]:
+        return Text("no GPU found")
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("GPU")
+    table.add_column("model", overflow="ellipsis", no_wrap=True)
+    table.add_column("state")
+    for name in ("clock", "asked for", "power", "temp", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for gpu in status["gpus"]:
+        asked = gpu["requested_sm_clock_mhz"]
+        table.add_row(
+            str(gpu["index"]),
+            gpu["model_name"] + (" (simulated)" if gpu["is_simulated"] else ""),
+            Text(gpu["state"], style="" if gpu["state"] == "ok" else "bold red"),
+            clock_text(gpu["sm_clock_mhz"]),
+            "full" if asked is None else clock_text(asked),
+            power_text(gpu["power_w"]),
+            temperature_text(gpu["temperature_celsius"]),
+            age_text(gpu["reading_age_s"]),
+        )
+    return table
+
+
+def _jobs(status: Status) -> list[RenderableType]:
+    if not status["jobs"]:
+        return [Text("no job")]
+    views: list[RenderableType] = []
+    for job in status["jobs"]:
+        title = Text.assemble(
+            (job["job_name"], "bold"),
+            f" ({job['job_id']}): {job['phase']}, policy {job['policy']}, {job['schedule'] or 'schedule unknown'},"
+            f" {job['num_ranks']} ranks x {job['num_microbatches']} microbatches, {job['num_iterations']} iterations",
+        )
+        table = Table(box=box.SIMPLE, pad_edge=False)
+        table.add_column("")
+        for name in ("time", "energy", "slower by", "saves", "iterations"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_row(
+            "baseline",
+            time_text(job["baseline_time_s"]),
+            energy_text(job["baseline_energy_j"]),
+            "",
+            "",
+            _count(job["num_baseline_iterations"]),
+        )
+        if job["num_profile_iterations"]:
+            table.add_row("profiling", "", "", "", "", _count(job["num_profile_iterations"]))
+        table.add_row(
+            "tuned",
+            time_text(job["iteration_time_s"]),
+            energy_text(job["energy_j"]),
+            ratio_text(job["slowdown_ratio"]),
+            ratio_text(job["saving_ratio"]),
+            _count(job["num_tuned_iterations"]),
+        )
+        if job["predicted_energy_j"] is not None:
+            table.add_row(
+                "predicted", time_text(job["predicted_iteration_time_s"]), energy_text(job["predicted_energy_j"])
+            )
+        if job["lower_bound_j"] is not None:
+            table.add_row("lower bound", "", energy_text(job["lower_bound_j"]))
+        plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
+        views.extend((title, table, plan))
+    return views
+
+
+def _count(number: int | None) -> str:
+    return MISSING if number is None else str(number)

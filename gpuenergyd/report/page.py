@@ -1,0 +1,64 @@
+"""The HTML page: one self-contained file, light and dark, readable on a phone, that asks nothing of any network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from gpuenergyd import __version__
+from gpuenergyd.report import figures
+from gpuenergyd.report.colours import ClockScale
+from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
+from gpuenergyd.report.series import series_svg
+from gpuenergyd.report.timeline import clock_scale, timelines_svg
+from gpuenergyd.store import History
+
+
+@dataclass(frozen=True, slots=True)
+class JobSection:
+    """One job's part of the page, pictures drawn."""
+
+    report: JobReport
+    plan_reason: str | None
+    timelines: Markup
+    scale: ClockScale | None
+    series: Markup
+
+
+def report_page(history: History, reports: Sequence[JobReport], *, made_at: datetime, note: str = "") -> str:
+    """Return the page; `note` is a sentence of the caller's own for its head."""
+    environment = Environment(
+        loader=PackageLoader("gpuenergyd.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "time": figures.time_text,
+        "energy": figures.energy_text,
+        "ratio": figures.ratio_text,
+        "clock": figures.clock_text,
+        "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
+    }
+    return environment.get_template("report.html.j2").render(
+        sections=[_section(history, report) for report in reports],
+        made_at=made_at,
+        note=note,
+        version=__version__,
+        missing=figures.MISSING,
+    )
+
+
+def _section(history: History, report: JobReport) -> JobSection:
+    iterations = before_and_after(history, report)
+    plan = plan_in_force(history, report)
+    return JobSection(
+        report=report,
+        plan_reason=plan.plan.reason if plan else None,
+        timelines=Markup(timelines_svg(iterations)),  # noqa: S704  every text in it is escaped where it is drawn
+        scale=clock_scale(iterations),
+        series=Markup(series_svg(report.iterations)),  # noqa: S704  as above
+    )

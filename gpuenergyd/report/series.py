@@ -1,0 +1,73 @@
+"""Time and energy of every iteration in order, as inline SVG: what was tried, what stayed, what was disturbed."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from gpuenergyd.report.figures import energy_text, time_text
+from gpuenergyd.store.queries import IterationRow
+
+_WIDTH = 1000.0
+_LEFT = 64.0
+_PANEL_HEIGHT = 110.0
+_PANEL_GAP = 30.0
+
+
+def series_svg(iterations: Sequence[IterationRow]) -> str:
+    """Return one SVG with two panels, energy above time, a dot for each iteration; empty without iterations."""
+    if len(iterations) < 2:
+        return ""
+    panels: list[str] = []
+    top = 0.0
+    for name, value, text in (
+        ("energy per iteration", lambda row: row.energy_j, energy_text),
+        ("time per iteration", lambda row: row.iteration_time_s, time_text),
+    ):
+        panel = _panel(iterations, name=name, value=value, text=text, top=top)
+        if panel:
+            panels.append(panel)
+            top += _PANEL_HEIGHT + _PANEL_GAP
+    return (
+        f'<svg class="series" viewBox="0 0 {_WIDTH:.0f} {top:.0f}" role="img" '
+        f'aria-label="Energy and time of each iteration">{"".join(panels)}</svg>'
+    )
+
+
+def _panel(
+    iterations: Sequence[IterationRow],
+    *,
+    name: str,
+    value: Callable[[IterationRow], float | None],
+    text: Callable[[float | None], str],
+    top: float,
+) -> str:
+    regular = sorted(v for row in iterations if row.is_regular and (v := value(row)) is not None)
+    if not regular:
+        return ""
+    # The scale starts at zero, so that a saving looks as large as it is; an outlier is drawn at the upper edge.
+    highest = regular[-1] * 1.05
+    first, last = iterations[0].iteration_index, iterations[-1].iteration_index
+    across = (_WIDTH - _LEFT - 16.0) / max(1, last - first)
+    bottom = top + 20.0 + _PANEL_HEIGHT - 20.0
+    height = _PANEL_HEIGHT - 20.0
+    parts = [
+        f'<text class="title" x="0" y="{top + 12:.1f}">{escape(name)}</text>',
+        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8:.0f}" y1="{bottom:.1f}" y2="{bottom:.1f}"/>',
+        _tick(bottom - height, text(highest)),
+        _tick(bottom, "0"),
+    ]
+    for row in iterations:
+        figure = value(row)
+        if figure is None:
+            continue
+        x = _LEFT + 8.0 + (row.iteration_index - first) * across
+        y = bottom - min(figure / highest, 1.0) * height
+        kind = f"{row.plan_purpose or 'mixed'}" if row.is_regular else "irregular"
+        tooltip = f"iteration {row.iteration_index}, {kind}: {text(figure)}"
+        parts.append(
+            f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(tooltip)}</title></circle>'
+        )
+    return "".join(parts)
+
+
+def _tick(y: float, text: str) -> str:
+    return f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>'

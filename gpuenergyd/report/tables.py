@@ -1,0 +1,108 @@
+"""Jobs as a terminal table, as CSV and as values for JSON."""
+
+import csv
+import io
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpuenergyd.report.figures import MISSING, energy_text, ratio_text, time_text
+from gpuenergyd.report.job import JobReport
+
+
+def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
+    """Return one row per job, baseline against tuned."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("job", overflow="fold")
+    for title in ("iterations", "time", "energy", "saves", "slower by"):
+        table.add_column(title, justify="right")
+    for report in reports:
+        job = report.summary
+        name = Text(job.job_name)
+        name.append(f"\n{job.started_at:%Y-%m-%d %H:%M} {job.policy}", style="dim")
+        iterations = f"{job.num_baseline_iterations} baseline\n{job.num_tuned_iterations} tuned"
+        table.add_row(
+            name,
+            iterations,
+            f"{time_text(job.baseline_time_s)}\n{time_text(job.iteration_time_s)}",
+            f"{energy_text(job.baseline_energy_j)}\n{energy_text(job.energy_per_iteration_j)}",
+            f"\n{ratio_text(job.saving_ratio)}",
+            f"\n{ratio_text(job.slowdown_ratio)}",
+        )
+    simulated = sum(report.summary.is_simulated for report in reports)
+    if not simulated:
+        return table
+    which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
+    return Group(table, Text(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE))
+
+
+SIMULATED_NOTE = (
+    "The GPUs were simulated: clocks, power, energy and stage times come from a device model; the training was real."
+)
+
+
+def job_table(report: JobReport) -> RenderableType:
+    """Return one job in detail."""
+    job = report.summary
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("")
+    for name in ("baseline", "tuned", "change"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row(
+        "iteration time",
+        time_text(job.baseline_time_s),
+        time_text(job.iteration_time_s),
+        ratio_text(job.slowdown_ratio),
+    )
+    saving = None if job.saving_ratio is None else -job.saving_ratio
+    table.add_row(
+        "energy per iteration",
+        energy_text(job.baseline_energy_j),
+        energy_text(job.energy_per_iteration_j),
+        ratio_text(saving),
+    )
+    table.add_row("iterations (medians over)", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
+    table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
+    table.add_row("proven least at that time", "", energy_text(job.lower_bound_j))
+    lines = [f"saves {ratio_text(job.saving_ratio)} energy"]
+    if report.saving_interval:
+        low, high = report.saving_interval.low, report.saving_interval.high
+        lines[0] += f" (95 %: {ratio_text(low)} to {ratio_text(high)})"
+    lines.append(
+        f"profiling: {job.num_profile_iterations} iterations, {energy_text(report.profiling_cost_j)} beyond baseline"
+    )
+    if job.is_simulated:
+        lines.append(SIMULATED_NOTE)
+    title = (
+        f"{job.job_name}: {job.schedule_name or MISSING}, {job.num_ranks} GPUs, {job.num_microbatches} microbatches,"
+        f" policy {job.policy}"
+    )
+    return Group(Text(title, style="bold"), table, *(Text(line) for line in lines))
+
+
+def jobs_csv(reports: Sequence[JobReport]) -> str:
+    """Return one line per job under the names that JSON uses; a missing figure is an empty field."""
+    out = io.StringIO()
+    rows = [{key: _cell(value) for key, value in report.figures().items()} for report in reports]
+    if rows:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return " ".join(str(part) for part in value)
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return value

@@ -1,0 +1,130 @@
+"""The pipeline before and after, drawn to one time scale as inline SVG: one row per stage, colour is the SM clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.report.colours import ClockScale
+from gpuenergyd.report.critical import instruction_of, observed_critical_path
+from gpuenergyd.report.figures import clock_text, time_text
+
+_WIDTH = 1000.0
+_LEFT = 64.0
+_ROW_HEIGHT = 30.0
+_ROW_GAP = 5.0
+_TITLE_HEIGHT = 26.0
+_AXIS_HEIGHT = 30.0
+_MIN_LABEL_WIDTH = 13.0
+_KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedIteration:
+    """One iteration to draw: a title and what ran when."""
+
+    title: str
+    iteration_time_s: float
+    spans: tuple[ObservedSpan, ...]
+
+
+def clock_scale(iterations: Sequence[ObservedIteration]) -> ClockScale | None:
+    """Return the range of clocks over all iterations; None when none was seen."""
+    clocks = [s.mean_sm_clock_mhz for it in iterations for s in it.spans if s.mean_sm_clock_mhz is not None]
+    return ClockScale(min(clocks), max(clocks)) if clocks else None
+
+
+def timelines_svg(iterations: Sequence[ObservedIteration]) -> str:
+    """Return one SVG with the iterations below each other, on the same time scale."""
+    drawn = [iteration for iteration in iterations if iteration.spans]
+    if not drawn:
+        return ""
+    scale = clock_scale(drawn) or ClockScale(0.0, 0.0)
+    longest_s = max(max(it.iteration_time_s, *(span.end_s for span in it.spans)) for it in drawn)
+    per_second = (_WIDTH - _LEFT - 8.0) / longest_s
+    parts: list[str] = []
+    top = 0.0
+    for iteration in drawn:
+        picture, height = _iteration(iteration, scale=scale, per_second=per_second, top=top)
+        parts.append(picture)
+        top += height + 14.0
+    parts.append(_axis(longest_s, per_second=per_second, top=top - 8.0))
+    height = top + _AXIS_HEIGHT
+    titles = " and ".join(escape(iteration.title) for iteration in drawn)
+    return (
+        f'<svg class="timeline" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" '
+        f'aria-label="Pipeline timeline: {titles}">'
+        '<defs><pattern id="unknown" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="6" height="6" fill="#bbb"/><rect width="2" height="6" fill="#888"/></pattern></defs>'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _iteration(iteration: ObservedIteration, *, scale: ClockScale, per_second: float, top: float) -> tuple[str, float]:
+    """Return the rows of one iteration and their height."""
+    ranks = sorted({span.pp_rank for span in iteration.spans})
+    critical = frozenset(observed_critical_path(iteration.spans))
+    row_of = {rank: top + _TITLE_HEIGHT + i * (_ROW_HEIGHT + _ROW_GAP) for i, rank in enumerate(ranks)}
+    title = f"{iteration.title}: {time_text(iteration.iteration_time_s)}"
+    parts = [f'<text class="title" x="0" y="{top + 16:.1f}">{escape(title)}</text>']
+    width = iteration.iteration_time_s * per_second
+    for rank, y in row_of.items():
+        parts.append(f'<text class="stage" x="0" y="{y + _ROW_HEIGHT / 2 + 4:.1f}">stage {rank}</text>')
+        parts.append(f'<rect class="bubble" x="{_LEFT}" y="{y:.1f}" width="{width:.2f}" height="{_ROW_HEIGHT}"/>')
+    # Critical instructions come last, so that their outline lies over their neighbours'.
+    for is_critical in (False, True):
+        parts.extend(
+            _instruction(span, scale=scale, per_second=per_second, y=row_of[span.pp_rank], is_critical=is_critical)
+            for span in iteration.spans
+            if (instruction_of(span) in critical) is is_critical
+        )
+    return "".join(parts), _TITLE_HEIGHT + len(ranks) * (_ROW_HEIGHT + _ROW_GAP)
+
+
+def _instruction(span: ObservedSpan, *, scale: ClockScale, per_second: float, y: float, is_critical: bool) -> str:
+    x = _LEFT + span.start_s * per_second
+    width = max(0.5, (span.end_s - span.start_s) * per_second)
+    chunk = f", chunk {span.chunk_index}" if span.chunk_index else ""
+    tooltip = (
+        f"{_KIND_NAMES[span.kind]} of microbatch {span.microbatch_index}{chunk}, stage {span.pp_rank}: "
+        f"{time_text(span.end_s - span.start_s)} at {clock_text(span.mean_sm_clock_mhz)}"
+        f"{', critical' if is_critical else ''}"
+    )
+    label = ""
+    if width >= _MIN_LABEL_WIDTH:
+        shade = scale.text_class(span.mean_sm_clock_mhz)
+        label = (
+            f'<text class="label {shade}" x="{x + width / 2:.2f}" y="{y + _ROW_HEIGHT / 2 + 4:.1f}">'
+            f"{span.kind}{span.microbatch_index}</text>"
+        )
+    inset = 1.0 if is_critical else 0.25
+    return (
+        f'<g class="{"instruction critical" if is_critical else "instruction"}"><title>{escape(tooltip)}</title>'
+        f'<rect x="{x + inset:.2f}" y="{y + inset:.2f}" width="{max(0.5, width - 2 * inset):.2f}" '
+        f'height="{_ROW_HEIGHT - 2 * inset:.2f}" fill="{scale.fill(span.mean_sm_clock_mhz)}"/>{label}</g>'
+    )
+
+
+def _axis(longest_s: float, *, per_second: float, top: float) -> str:
+    """Return ticks at round times."""
+    step_s = _round_step(longest_s / 6)
+    parts = [f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8:.0f}" y1="{top:.1f}" y2="{top:.1f}"/>']
+    ticks = int(longest_s / step_s + 1e-9)
+    for i in range(ticks + 1):
+        x = _LEFT + i * step_s * per_second
+        text = "0" if i == 0 else f"{i * step_s:.6g} s" if step_s >= 0.1 else f"{i * step_s * 1e3:.6g} ms"
+        anchor = "start" if i == 0 else "middle" if x < _WIDTH - 40 else "end"
+        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{top + 5:.1f}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{top + 19:.1f}" text-anchor="{anchor}">{text}</text>')
+    return "".join(parts)
+
+
+def _round_step(step: float) -> float:
+    """Return the smallest of 1, 2, 5 times a power of ten that is at least `step`."""
+    power = 1e-9
+    while True:
+        for factor in (1.0, 2.0, 5.0):
+            if factor * power >= step:
+                return factor * power
+        power *= 10.0
