@@ -1,0 +1,209 @@
+"""From a file and the options of `gpuenergyd plan` to the request that a planner takes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuenergyd.core.pipeline import DependencyGraph, InstructionClass, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.policy import OfflineRequest
+from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.schedules import make_schedule, schedule_family
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.errors import ScheduleError, UsageError
+from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+
+DEFAULT_SCHEDULE = "1f1b"
+INPUT_GRADIENT_SHARE = 0.5
+"""Of a full backward that was measured in one piece and runs in two."""
+MAX_INSTRUCTIONS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What the command line asked for; None is what it did not say."""
+
+    schedule: str | None = None
+    microbatches: int | None = None
+    chunks: int | None = None
+    extra_inflight: str | None = None
+    memory_limit_microbatches: str | None = None
+    slowdown: float | None = None
+    target_s: float | None = None
+    straggler_time_s: float | None = None
+    max_switches: int | None = None
+    switch_latency_s: float = 0.0
+    blocking_power_w: float | None = None
+    communication_latency_s: float | None = None
+    want_frontier: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """A request, and what a reader should know about how it came about."""
+
+    request: OfflineRequest
+    schedule: Schedule
+    notes: tuple[str, ...] = field(default=())
+
+
+def plan_input(path: Path, options: PlanOptions) -> PlanInput:
+    """Return the request that a file and options describe.
+
+    Raises:
+        UsageError: the file or an option makes no sense, or they contradict each other.
+    """
+    _require_number("--blocking-power-w", options.blocking_power_w, "W")
+    _require_number("--communication-latency-s", options.communication_latency_s, "s")
+    _require_number("--switch-latency-s", options.switch_latency_s, "s")
+    if options.max_switches is not None and options.max_switches < 1:
+        raise UsageError(f"--max-switches {options.max_switches}: must be >= 1 clock segment per stage and iteration")
+    if options.slowdown is not None and options.target_s is not None:
+        raise UsageError("--slowdown and --target-s: give one of them")
+    target = PerformanceTarget(
+        max_slowdown_ratio=options.slowdown or 0.0,
+        straggler_time_s=options.straggler_time_s,
+        permitted_time_s=options.target_s,
+    )
+    extra_inflight = _extra_inflight(options.extra_inflight)
+    content = read_pipeline_file(path)
+    match content:
+        case PlannerInstance():
+            _require_agreement(path, content, options)
+            schedule, graph, profile = content.schedule, content.graph, content.profile
+            notes: tuple[str, ...] = ()
+        case ProfileTable():
+            schedule, graph, profile, notes = _from_table(path, content, options)
+    if extra_inflight is not None and schedule.name != "1f1b":
+        raise UsageError(f"--extra-inflight {extra_inflight}: needs schedule 1f1b, this one is {schedule.name}")
+    memory_limits = _memory_limits(options.memory_limit_microbatches, schedule)
+    return PlanInput(
+        OfflineRequest(
+            name=content.name,
+            profile=profile,
+            schedule=schedule,
+            graph=graph,
+            target=target,
+            extra_inflight=extra_inflight,
+            max_switches=options.max_switches,
+            switch_latency_s=options.switch_latency_s,
+            want_frontier=options.want_frontier,
+            options={
+                "communication_latency_s": repr(options.communication_latency_s or 0.0),
+                **({"memory_limit_microbatches": ",".join(map(str, memory_limits))} if memory_limits else {}),
+            },
+        ),
+        schedule,
+        notes,
+    )
+
+
+def _from_table(
+    path: Path, table: ProfileTable, options: PlanOptions
+) -> tuple[Schedule, DependencyGraph, PipelineProfile, tuple[str, ...]]:
+    name = options.schedule or DEFAULT_SCHEDULE
+    family = schedule_family(name)
+    if options.microbatches is None:
+        raise UsageError(f"{path}: a profile CSV does not say how many microbatches there are: give --microbatches M")
+    num_chunks = family.default_num_chunks if options.chunks is None else options.chunks
+    if num_chunks < 1 or table.num_stages % num_chunks:
+        raise ScheduleError(
+            f"schedule {name!r} holds {num_chunks} stages per rank, which does not divide the {table.num_stages} stages"
+            f" of {path}"
+        )
+    num_instructions = 3 * table.num_stages * max(0, options.microbatches)
+    if num_instructions > MAX_INSTRUCTIONS:
+        raise ScheduleError(
+            f"{options.microbatches} microbatches on {table.num_stages} stages: that is more than"
+            f" {MAX_INSTRUCTIONS} instructions"
+        )
+    schedule = make_schedule(name, table.num_stages // num_chunks, options.microbatches, options.chunks)
+    graph = dependency_graph(schedule, communication_latency_s=options.communication_latency_s or 0.0)
+    notes = []
+    if options.blocking_power_w is None:
+        notes.append("waiting is counted as 0 W: give --blocking-power-w for what a waiting GPU draws")
+    if any(i.kind is InstructionKind.I for i in graph.instructions):
+        notes.append("input and weight gradient are each taken as half of the measured backward")
+    profile = PipelineProfile(_classes(schedule, graph, table), options.blocking_power_w or 0.0)
+    return schedule, graph, profile, tuple(notes)
+
+
+def _classes(
+    schedule: Schedule, graph: DependencyGraph, table: ProfileTable
+) -> Mapping[InstructionClass, InstructionProfile]:
+    """Return the profile of every class: the table's stage is the model stage that a chunk computes."""
+    shares = {InstructionKind.I: INPUT_GRADIENT_SHARE, InstructionKind.W: 1.0 - INPUT_GRADIENT_SHARE}
+    classes = {}
+    for key in sorted({i.instruction_class for i in graph.instructions}):
+        stage = schedule.stage_index(key.pp_rank, key.chunk_index)
+        share = shares.get(key.kind)
+        if share is None:
+            classes[key] = table.classes[InstructionClass(stage, key.kind)]
+        else:
+            whole = table.classes[InstructionClass(stage, InstructionKind.B)]
+            classes[key] = InstructionProfile(
+                tuple(ClockOption(o.sm_clock_mhz, o.time_s * share, o.energy_j * share) for o in whole.options)
+            )
+    return classes
+
+
+def _require_agreement(path: Path, instance: PlannerInstance, options: PlanOptions) -> None:
+    """An instance brings its own pipeline; an option may repeat it, never contradict it."""
+    own = (
+        ("--schedule", options.schedule, instance.schedule.name),
+        ("--microbatches", options.microbatches, instance.schedule.num_microbatches),
+        ("--chunks", options.chunks, instance.schedule.num_chunks),
+        ("--blocking-power-w", options.blocking_power_w, instance.profile.blocking_power_w),
+    )
+    for option, given, stated in own:
+        if given is not None and given != stated:
+            raise UsageError(f"{option} {given}: {path} says {stated}")
+    for option, given in (
+        ("--communication-latency-s", options.communication_latency_s),
+        ("--extra-inflight", options.extra_inflight),
+    ):
+        if given is not None:
+            raise UsageError(f"{option} {given}: {path} fixes its own order and edges; this option needs a profile CSV")
+
+
+def _extra_inflight(text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        count = int(text)
+    except ValueError:
+        count = -1
+    if count < 0:
+        raise UsageError(f"--extra-inflight {text}: must be a number of microbatches >= 0, or auto")
+    return count
+
+
+def _memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
+    """Return the microbatches that each rank has room for, empty when unlimited."""
+    if text is None:
+        return ()
+    try:
+        limits = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        limits = ()
+    if len(limits) == 1:
+        limits *= schedule.num_ranks
+    if len(limits) != schedule.num_ranks or min(limits) < 1:
+        raise UsageError(
+            f"--memory-limit-microbatches {text}: must be one whole number >= 1, or one for each of the"
+            f" {schedule.num_ranks} stages, separated by commas"
+        )
+    for pp_rank, limit in enumerate(limits):
+        # A chunk holds its share of what a whole rank would hold.
+        needed = schedule.peak_inflight(pp_rank) / schedule.num_chunks
+        if needed > limit:
+            raise ScheduleError(
+                f"schedule {schedule.name!r} keeps {needed:g} microbatches in flight on stage {pp_rank},"
+                f" memory holds {limit}"
+            )
+    return limits
+
+
+def _require_number(option: str, value: float | None, unit: str) -> None:
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"{option} {value}: must be a finite number >= 0 {unit}")
