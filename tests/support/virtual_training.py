@@ -44,6 +44,7 @@ class Work:
     memory_time_s: float
     compute_time_s: float
     power_w_per_mhz: float
+    """Watts per MHz of SMs that are busy all the time."""
 
     def time_s(self, sm_clock_mhz: int) -> float:
         """Return how long it takes at a clock."""
@@ -51,7 +52,7 @@ class Work:
 
 
 def power_w(coefficient_w_per_mhz: float, sm_clock_mhz: int) -> float:
-    """A100-SXM of the published GPT-3 tables: 34.6 W static, knee at 1104 MHz, voltage ratio 1.213 at 1410 MHz."""
+    """Return the power of an A100-SXM (published GPT-3 tables): 34.6 W static, knee at 1104 MHz, 1.213 V ratio."""
     voltage = 1 + 0.213 * max(0.0, sm_clock_mhz - 1104) / (1410 - 1104)
     return 34.6 + coefficient_w_per_mhz * sm_clock_mhz * voltage**2
 
@@ -225,7 +226,8 @@ class VirtualTraining:
             if self.slow_factor_when_tuned != 1.0 and self._plan_id_is_tuned() and clock < CLOCKS_MHZ[0]:
                 time_s *= self.slow_factor_when_tuned
             until_s = min(at_s + left * time_s, self.pending[r][0][0] if self.pending[r] else float("inf"))
-            self.total_j[r] += power_w(work.power_w_per_mhz, clock) * (until_s - at_s)
+            active_ratio = work.compute_time_s * CLOCKS_MHZ[0] / clock / work.time_s(clock)
+            self.total_j[r] += power_w(active_ratio * work.power_w_per_mhz, clock) * (until_s - at_s)
             left -= (until_s - at_s) / time_s
             at_s = until_s
             if left <= 1e-12:

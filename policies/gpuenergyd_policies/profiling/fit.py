@@ -5,9 +5,12 @@ log times at the measured clocks; between them log time is interpolated monotoni
 a formula, because an error in time costs more than one in energy.
 
 Energy. A GPU's energy over an iteration is the sum over what it did of time times power, with
-    power(kind, f) = P_static + c_kind * f * v(f)^2,   v(f) = 1 + (v_max - 1) * max(0, f - f_knee) / (f_max - f_knee)
-and waiting as a kind of its own. The knee, v_max and P_static are shared by GPUs of one model, each GPU has
-its own coefficients; all are found at once by least squares on relative residuals with priors on the shared three.
+    v(f) = 1 + (v_max - 1) * max(0, f - f_knee) / (f_max - f_knee)
+    power(kind, f) = P_static + a_kind * v(f)^2 / t_kind(f)
+    power(waiting, f) = P_static + c * f * v(f)^2
+that is, an instruction switches the same transistors at every clock, at the voltage of that clock. The knee, v_max and
+P_static are shared by GPUs of one model, each GPU has its own a and c; all are found at once by least squares
+on relative residuals with priors on the shared three.
 Extrapolation below the lowest measured clock is refused: it overshoots deadlines.
 """
 
@@ -26,6 +29,7 @@ from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 _KNEE_RATIO_PRIOR, _KNEE_RATIO_SIGMA = 0.75, 0.06
 _VOLTAGE_PRIOR, _VOLTAGE_SIGMA = 1.3, 0.15
@@ -44,18 +48,25 @@ class NotEnoughDataError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Power of one GPU at a clock, for what it may be doing; None is waiting."""
+    """Power of one GPU; `dynamic_j[kind, chunk]` is what one instruction adds to the static power below the knee."""
 
     static_power_w: float
     knee_mhz: float
     max_voltage_ratio: float
     max_sm_clock_mhz: int
-    coefficients_w_per_mhz: Mapping[tuple[InstructionKind | None, int], float]
+    dynamic_j: Mapping[tuple[InstructionKind, int], float]
+    waiting_w_per_mhz: float
 
-    def power_w(self, kind: InstructionKind | None, chunk_index: int, sm_clock_mhz: float) -> float:
-        """Return the power of one kind of work."""
-        shape = _clock_shape_mhz(sm_clock_mhz, self.knee_mhz, self.max_voltage_ratio, self.max_sm_clock_mhz)
-        return self.static_power_w + self.coefficients_w_per_mhz[kind, chunk_index] * float(shape)
+    def energy_j(self, kind: InstructionKind, chunk_index: int, sm_clock_mhz: float, time_s: float) -> float:
+        """Return what one instruction costs that takes `time_s` at a clock."""
+        return self.static_power_w * time_s + self.dynamic_j[kind, chunk_index] * self._voltage_squared(sm_clock_mhz)
+
+    def waiting_power_w(self, sm_clock_mhz: float) -> float:
+        """Return the power while waiting for a peer at a clock."""
+        return self.static_power_w + self.waiting_w_per_mhz * sm_clock_mhz * self._voltage_squared(sm_clock_mhz)
+
+    def _voltage_squared(self, sm_clock_mhz: float) -> float:
+        return float(_voltage(sm_clock_mhz, self.knee_mhz, self.max_voltage_ratio, self.max_sm_clock_mhz) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         NotEnoughDataError: a class without samples, or no energy for some rank.
     """
     times = _fit_times(observations, gpus)
-    models, error_ratio = _fit_power(observations, gpus)
+    models, error_ratio = _fit_power(observations, gpus, times)
     classes: dict[InstructionClass, InstructionProfile] = {}
     for instruction_class, (knots_mhz, knot_times_s) in times.items():
         gpu = gpus[instruction_class.pp_rank]
@@ -83,11 +94,11 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         clocks = [c for c in gpu.supported_sm_clocks_mhz if c >= knots_mhz[0]]
         options = []
         for clock, time_s in zip(clocks, _interpolate(clocks, knots_mhz, knot_times_s), strict=True):
-            power_w = model.power_w(instruction_class.kind, instruction_class.chunk_index, clock)
-            options.append(ClockOption(clock, float(time_s), power_w * float(time_s)))
+            kind, chunk = instruction_class.kind, instruction_class.chunk_index
+            options.append(ClockOption(clock, float(time_s), model.energy_j(kind, chunk, clock, float(time_s))))
         where = f"fit of {instruction_class.kind} on rank {instruction_class.pp_rank}"
         classes[instruction_class] = instruction_profile(options, where=where)
-    waiting_w = [model.power_w(None, 0, model.max_sm_clock_mhz) for model in models]
+    waiting_w = [model.waiting_power_w(model.max_sm_clock_mhz) for model in models]
     return FittedProfile(
         profile=PipelineProfile(classes, blocking_power_w=float(np.mean(waiting_w))),
         power_models=models,
@@ -129,16 +140,15 @@ def _fit_class_times(samples: Sequence[InstructionSample]) -> tuple[FloatArray, 
     clocks = np.array([clock for row in shares for clock, _ in row], dtype=float)
     spent_s = np.array([time_s for row in shares for _, time_s in row])
     row_of = np.repeat(np.arange(len(shares)), [len(row) for row in shares])
-    weight = np.array(weights)
+    weight = np.array(weights, dtype=np.float64) / _TIME_NOISE_RATIO
 
     def residuals(log_times: FloatArray) -> FloatArray:
         progress = spent_s / np.asarray(_interpolate(clocks, knots, np.exp(log_times)))
-        total = np.asarray(np.bincount(row_of, weights=progress, minlength=len(shares)), dtype=np.float64)
-        return (total - 1.0) * weight / _TIME_NOISE_RATIO
+        total = np.bincount(row_of, weights=progress, minlength=len(shares))
+        return np.asarray((total - 1.0) * weight, dtype=np.float64)
 
     fit = least_squares(residuals, np.log(start), loss="soft_l1")
-    monotone_s: FloatArray = np.minimum.accumulate(np.exp(fit.x))
-    return knots, monotone_s
+    return knots, np.asarray(np.minimum.accumulate(np.exp(fit.x)), dtype=np.float64)
 
 
 def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray, times_s: FloatArray) -> FloatArray:
@@ -151,117 +161,111 @@ def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray
 # --- power ---
 
 
+_What = tuple[int, InstructionKind | None, int]
+"""Rank, kind (None: waiting) and chunk: what a coefficient belongs to."""
+
+
 @dataclass(frozen=True, slots=True)
-class _EnergyRow:
-    pp_rank: int
-    energy_j: float
-    what: tuple[int, ...]
-    """Index of the coefficient of each share."""
-    clocks_mhz: tuple[int, ...]
-    times_s: tuple[float, ...]
+class _Shares:
+    """Every share of every GPU iteration, one row per share; `row_of` says which iteration it belongs to."""
+
+    row_of: IntArray
+    rank_of: IntArray
+    what_of: IntArray
+    clock_mhz: FloatArray
+    amount: FloatArray
+    """Instructions done (time over time per instruction), or MHz seconds of waiting: times a coefficient, joules."""
+    time_s: FloatArray
+    energy_j: FloatArray
+    """One per row: what the counter said."""
 
 
-def _fit_power(
-    observations: Sequence[IterationObservation], gpus: Sequence[GpuView]
-) -> tuple[tuple[PowerModel, ...], float]:
-    coefficient_of: dict[tuple[int, InstructionKind | None, int], int] = {}
-    rows: list[_EnergyRow] = []
+def _shares(
+    observations: Sequence[IterationObservation],
+    times: Mapping[InstructionClass, tuple[FloatArray, FloatArray]],
+) -> tuple[_Shares, dict[_What, int]]:
+    index_of: dict[_What, int] = {}
+    columns: list[tuple[int, int, int, float, float, float]] = []
+    energies: list[float] = []
     for observation in observations:
         for rank in observation.ranks:
             if rank.energy_j is None or not rank.energy_j > 0:
                 continue
-            what = tuple(
-                coefficient_of.setdefault((rank.pp_rank, share.kind, share.chunk_index), len(coefficient_of))
-                for share in rank.time_at
-            )
-            clocks = tuple(share.sm_clock_mhz for share in rank.time_at)
-            rows.append(_EnergyRow(rank.pp_rank, rank.energy_j, what, clocks, tuple(s.time_s for s in rank.time_at)))
-    measured_ranks = {row.pp_rank for row in rows}
-    if measured_ranks != set(range(len(gpus))):
-        missing = sorted(set(range(len(gpus))) - measured_ranks)
+            for share in rank.time_at:
+                what = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index), len(index_of))
+                amount = share.time_s * share.sm_clock_mhz
+                if share.kind is not None:
+                    knots, knot_times_s = times[InstructionClass(rank.pp_rank, share.kind, share.chunk_index)]
+                    amount = share.time_s / float(_interpolate([share.sm_clock_mhz], knots, knot_times_s)[0])
+                columns.append((len(energies), rank.pp_rank, what, share.sm_clock_mhz, amount, share.time_s))
+            energies.append(rank.energy_j)
+    table = np.array(columns, dtype=float).reshape(-1, 6)
+    row_of, rank_of, what_of = (table[:, k].astype(np.int64) for k in range(3))
+    shares = _Shares(row_of, rank_of, what_of, table[:, 3], table[:, 4], table[:, 5], np.array(energies))
+    return shares, index_of
+
+
+def _fit_power(
+    observations: Sequence[IterationObservation],
+    gpus: Sequence[GpuView],
+    times: Mapping[InstructionClass, tuple[FloatArray, FloatArray]],
+) -> tuple[tuple[PowerModel, ...], float]:
+    shares, index_of = _shares(observations, times)
+    missing = sorted(set(range(len(gpus))) - set(shares.rank_of.tolist()))
+    if missing:
         raise NotEnoughDataError(f"no energy measured for ranks {missing}")
     models = sorted({gpu.model_name for gpu in gpus})
     model_of_rank = np.array([models.index(gpu.model_name) for gpu in gpus])
     top_of_rank = np.array([max(gpu.supported_sm_clocks_mhz) for gpu in gpus], dtype=float)
-
-    row_of = np.repeat(np.arange(len(rows)), [len(row.times_s) for row in rows])
-    rank_of = np.array([row.pp_rank for row in rows])[row_of]
-    clock = np.array([c for row in rows for c in row.clocks_mhz], dtype=float)
-    time_s = np.array([t for row in rows for t in row.times_s])
-    what_of = np.array([w for row in rows for w in row.what])
-    energy_j = np.array([row.energy_j for row in rows])
-    num_models, num_coefficients = len(models), len(coefficient_of)
-
-    def split(x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        return x[:num_models], x[num_models : 2 * num_models], x[2 * num_models : 3 * num_models], x[3 * num_models :]
+    model, top = model_of_rank[shares.rank_of], top_of_rank[shares.rank_of]
+    n = len(models)
 
     def fitted_j(x: FloatArray) -> FloatArray:
-        knee_ratio, voltage, static_w, coefficients = split(x)
-        model = model_of_rank[rank_of]
-        top = top_of_rank[rank_of]
-        shape = _clock_shape_mhz(clock, knee_ratio[model] * top, voltage[model], top)
-        power_w = static_w[model] + coefficients[what_of] * shape
-        return np.asarray(np.bincount(row_of, weights=power_w * time_s, minlength=len(rows)), dtype=np.float64)
+        knee_ratio, voltage, static_w, coefficients = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
+        squared = _voltage(shares.clock_mhz, knee_ratio[model] * top, voltage[model], top) ** 2
+        joules = static_w[model] * shares.time_s + coefficients[shares.what_of] * shares.amount * squared
+        return np.asarray(np.bincount(shares.row_of, weights=joules, minlength=len(shares.energy_j)), dtype=np.float64)
+
+    prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
+    sigma = np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
 
     def residuals(x: FloatArray) -> FloatArray:
-        knee_ratio, voltage, static_w, _ = split(x)
-        return np.concatenate(
-            [
-                (fitted_j(x) - energy_j) / energy_j / _ENERGY_NOISE_RATIO,
-                (knee_ratio - _KNEE_RATIO_PRIOR) / _KNEE_RATIO_SIGMA,
-                (voltage - _VOLTAGE_PRIOR) / _VOLTAGE_SIGMA,
-                (static_w - _STATIC_POWER_PRIOR_W) / _STATIC_POWER_SIGMA_W,
-            ]
+        misfit = (fitted_j(x) - shares.energy_j) / shares.energy_j / _ENERGY_NOISE_RATIO
+        return np.concatenate([misfit, (x[: 3 * n] - prior) / sigma])
+
+    # Coefficients start where each would explain half of the mean power on its own.
+    mean_power_w = float(shares.energy_j.sum() / shares.time_s.sum())
+    pace = np.bincount(shares.what_of, weights=shares.time_s) / np.bincount(shares.what_of, weights=shares.amount)
+    start = np.concatenate([prior, 0.5 * mean_power_w * pace])
+    lower = np.concatenate([np.repeat([0.5, 1.0, 0.0], n), np.zeros(len(index_of))])
+    upper = np.concatenate([np.repeat([0.95, 2.0, np.inf], n), np.full(len(index_of), np.inf)])
+    fit = least_squares(residuals, start, bounds=(lower, upper), loss="soft_l1", x_scale=np.maximum(start, 1e-6))
+    error_ratio = float(np.sqrt(np.mean(((fitted_j(fit.x) - shares.energy_j) / shares.energy_j) ** 2)))
+    coefficients = fit.x[3 * n :]
+    power_models = tuple(
+        PowerModel(
+            static_power_w=float(fit.x[2 * n + model_of_rank[r]]),
+            knee_mhz=float(fit.x[model_of_rank[r]] * top_of_rank[r]),
+            max_voltage_ratio=float(fit.x[n + model_of_rank[r]]),
+            max_sm_clock_mhz=int(top_of_rank[r]),
+            dynamic_j={
+                (kind, chunk): float(coefficients[i])
+                for (rank, kind, chunk), i in index_of.items()
+                if rank == r and kind is not None
+            },
+            waiting_w_per_mhz=float(coefficients[index_of[r, None, 0]]) if (r, None, 0) in index_of else 0.0,
         )
-
-    mean_power_w = float(energy_j.sum() / time_s.sum())
-    start = np.concatenate(
-        [
-            np.full(num_models, _KNEE_RATIO_PRIOR),
-            np.full(num_models, _VOLTAGE_PRIOR),
-            np.full(num_models, _STATIC_POWER_PRIOR_W),
-            np.full(num_coefficients, mean_power_w / float(top_of_rank.max()) / 2),
-        ]
+        for r in range(len(gpus))
     )
-    lower = np.concatenate(
-        [np.full(num_models, 0.5), np.full(num_models, 1.0), np.zeros(num_models + num_coefficients)]
-    )
-    upper = np.concatenate(
-        [np.full(num_models, 0.95), np.full(num_models, 2.0), np.full(num_models + num_coefficients, np.inf)]
-    )
-    fit = least_squares(
-        residuals, start, bounds=(lower, upper), loss="soft_l1", x_scale=np.maximum(np.abs(start), 1e-3)
-    )
-    knee_ratio, voltage, static_w, coefficients = split(fit.x)
-    error_ratio = float(np.sqrt(np.mean(((fitted_j(fit.x) - energy_j) / energy_j) ** 2)))
-    return (
-        tuple(
-            PowerModel(
-                static_power_w=float(static_w[model_of_rank[r]]),
-                knee_mhz=float(knee_ratio[model_of_rank[r]] * top_of_rank[r]),
-                max_voltage_ratio=float(voltage[model_of_rank[r]]),
-                max_sm_clock_mhz=int(top_of_rank[r]),
-                coefficients_w_per_mhz={
-                    (kind, chunk): float(coefficients[i])
-                    for (rank, kind, chunk), i in coefficient_of.items()
-                    if rank == r
-                }
-                | ({} if (r, None, 0) in coefficient_of else {(None, 0): 0.0}),
-            )
-            for r in range(len(gpus))
-        ),
-        error_ratio,
-    )
+    return power_models, error_ratio
 
 
-def _clock_shape_mhz(
+def _voltage(
     clock_mhz: float | FloatArray,
     knee_mhz: float | FloatArray,
     max_voltage_ratio: float | FloatArray,
     top_mhz: float | FloatArray,
 ) -> FloatArray:
-    """Return f * v(f)^2, what dynamic power is proportional to."""
+    """Return the voltage against that below the knee."""
     above = np.maximum(0.0, np.asarray(clock_mhz) - knee_mhz) / (np.asarray(top_mhz) - knee_mhz)
-    voltage = 1.0 + (np.asarray(max_voltage_ratio) - 1.0) * above
-    shape: FloatArray = np.asarray(clock_mhz) * voltage**2
-    return shape
+    return np.asarray(1.0 + (np.asarray(max_voltage_ratio) - 1.0) * above, dtype=np.float64)
