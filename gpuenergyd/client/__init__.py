@@ -1,1 +1,11 @@
-"""."""
+"""What lives inside a training process: the standard library only, and never in the way of a step.
+
+environment  where the daemon, the run and the GPU are, from arguments and the environment
+connection   HTTP over the daemon's Unix socket, and the control client of the command line
+breaker      when to leave a silent daemon alone
+recorder     when each instruction began and ended, in preallocated memory
+following    plan slices as a training thread follows them
+reporter     the background thread that registers, reports and fetches plans
+rank         one rank of a job, as trainer adapters see it
+loop         `gpuenergyd.job` for plain training loops
+"""

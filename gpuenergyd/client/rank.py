@@ -1,0 +1,283 @@
+"""One rank of a job, as a trainer adapter sees it: marks iterations and instructions, follows plans, never raises."""
+
+import atexit
+import itertools
+import logging
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan
+from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
+from gpuenergyd.client.reporter import FinishedIteration, Reporter
+from gpuenergyd.wire import PROTOCOL_VERSION
+from gpuenergyd.wire.clock_record import ClockRecord, encode_record
+from gpuenergyd.wire.messages import OrderRow, RankRegistration
+
+logger = logging.getLogger("gpuenergyd.client")
+_SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class RankClient:
+    """Joins one training process to a job.
+
+    With an `order` it registers at once; without one, when `register` is told the order that was learned. Without
+    a GPU UUID it does nothing at all. The methods called inside a step write memory, look up the plan, and at the
+    few instructions where it changes the clock send one record without waiting; everything else is the reporter's.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_name: str,
+        run_key: str,
+        gpu_uuid: str | None,
+        schedule_name: str,
+        num_microbatches: int,
+        num_chunks: int = 1,
+        pp_rank: int = 0,
+        num_pp_ranks: int = 1,
+        dp_rank: int = 0,
+        order: Sequence[OrderRow] = (),
+        framework: str = "",
+        policy: str | None = None,
+        max_slowdown_ratio: float | None = None,
+        socket_path: str | None = None,
+        timer: InstructionTimer | None = None,
+    ) -> None:
+        self._registration = RankRegistration(
+            protocol_version=PROTOCOL_VERSION,
+            job_name=job_name,
+            run_key=run_key,
+            pp_rank=pp_rank,
+            num_pp_ranks=num_pp_ranks,
+            dp_rank=dp_rank,
+            schedule_name=schedule_name,
+            num_microbatches=num_microbatches,
+            num_chunks=num_chunks,
+            order=(),
+            gpu_uuid=gpu_uuid or "",
+            framework=framework,
+            policy=policy,
+            max_slowdown_ratio=max_slowdown_ratio,
+        )
+        self._socket_path = socket_path
+        self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
+        self._plans = PlanQueue()
+        self._plan: PreparedPlan = UNTUNED
+        self._reporter: Reporter | None = None
+        self._sequence = itertools.count(1)
+        self._pid = os.getpid()
+        self._is_inert = gpu_uuid is None
+        self._is_in_iteration = False
+        self._iteration_index = -1
+        self._plan_epoch = 0
+        self._begin_mono_ns = 0
+        self._end_mono_ns = 0
+        self._recorded: RecordedIteration | None = None
+        self._num_records_dropped = 0
+        self._num_errors = 0
+        self.total_errors = 0
+        """Own exceptions swallowed so far."""
+        if gpu_uuid is None:
+            logger.warning(
+                "gpuenergyd: job %s, rank %d: no GPU UUID (none given, no GPUENERGYD_GPU_UUID, CUDA not in use);"
+                " training goes on unmanaged",
+                job_name,
+                pp_rank,
+            )
+        _live_clients.add(self)
+        if order:
+            self.register(order)
+
+    @property
+    def is_registering(self) -> bool:
+        """Whether an order is known and the reporter runs."""
+        return self._reporter is not None
+
+    @property
+    def iteration_index(self) -> int:
+        """The iteration that runs or ran last; -1 before the first."""
+        return self._iteration_index
+
+    def register(self, order: Sequence[OrderRow]) -> None:
+        """Join the job with this order; returns at once."""
+        if self._is_inert or self._reporter is not None:
+            return
+        try:
+            registration = _with_order(self._registration, order)
+            self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path)
+        except Exception:  # noqa: BLE001  no thread to be had, say: training must not see it
+            self._count_error()
+
+    def begin_iteration(self) -> None:
+        """Mark the begin of an iteration, hand over the one before, and take the plan whose time has come."""
+        if self._is_inert:
+            return
+        try:
+            now_mono_ns = monotonic_ns()
+            self._hand_over(now_mono_ns)
+            self._iteration_index += 1
+            self._begin_mono_ns = now_mono_ns
+            plan = self._plans.plan_for(self._iteration_index)
+            self._plan = plan
+            can_send = self._reporter is not None and self._reporter.clock_socket is not None
+            self._plan_epoch = plan.plan_epoch if can_send or not plan.wishes else 0
+            self._is_in_iteration = True
+        except Exception:  # noqa: BLE001  never into a step
+            self._count_error()
+
+    def end_iteration(self) -> tuple[OrderRow, ...]:
+        """Mark the end of an iteration; return the order in which its instructions began."""
+        if self._is_inert or not self._is_in_iteration:
+            return ()
+        try:
+            self._end_mono_ns = monotonic_ns()
+            self._is_in_iteration = False
+            order = self._timer.order()
+            self._recorded = self._timer.take()
+        except Exception:  # noqa: BLE001  never into a step
+            self._count_error()
+            return ()
+        return order
+
+    def abandon_iteration(self) -> None:
+        """Forget the running iteration: it failed, or was none; its report is never sent."""
+        if self._is_inert or not self._is_in_iteration:
+            return
+        try:
+            self._is_in_iteration = False
+            recorded = self._timer.take()
+            if recorded is not None:
+                recorded.free()
+        except Exception:  # noqa: BLE001  never into a step
+            self._count_error()
+
+    def pause(self) -> None:
+        """Say that no iteration follows now, but evaluation or such; it runs at the plan's highest clock."""
+        if self._is_inert:
+            return
+        try:
+            self._hand_over(0)
+            highest_mhz = self._plan.highest_sm_clock_mhz
+            if highest_mhz:
+                self._send(ClockWish(highest_mhz, 0, 0), monotonic_ns())
+        except Exception:  # noqa: BLE001  never into a step
+            self._count_error()
+
+    def begin_instruction(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> int:
+        """Mark the begin of an instruction and ask for the clock that the plan has for it; return its slot."""
+        if not self._is_in_iteration:
+            return NOT_RECORDED
+        try:
+            key = (kind, microbatch_index, chunk_index)
+            slot = self._timer.begin(key)
+            wish = self._plan.wishes.get(key)
+            if wish is not None:
+                self._send(wish, monotonic_ns())
+        except Exception:  # noqa: BLE001  never into a step
+            self._count_error()
+            return NOT_RECORDED
+        return slot
+
+    def end_instruction(self, slot: int) -> None:
+        """Mark the end of an instruction; a later call for the same slot moves it."""
+        try:
+            self._timer.end(slot)
+        except Exception:  # noqa: BLE001  never into a step
+            self._count_error()
+
+    def release(self) -> None:
+        """Report the last iteration, leave the job, and do nothing from now on; waits a second at most."""
+        if self._is_inert:
+            return
+        try:
+            self._hand_over(0)
+            self._is_inert = True
+            self._is_in_iteration = False
+            self._plan = UNTUNED
+            if self._reporter is not None:
+                self._reporter.stop()
+        except Exception:  # noqa: BLE001  never into a training process
+            self._count_error()
+
+    def silence_in_child(self) -> None:
+        """Make a forked child's copy inert: a data-loader worker is not this rank."""
+        self._is_inert = True
+        self._is_in_iteration = False
+        self._plan = UNTUNED
+        if self._reporter is not None:
+            self._reporter.close_in_child()
+
+    def _hand_over(self, next_begin_mono_ns: int) -> None:
+        recorded, self._recorded = self._recorded, None
+        if recorded is None:
+            return
+        if self._reporter is None:
+            recorded.free()
+            return
+        self._reporter.put(
+            FinishedIteration(
+                iteration_index=self._iteration_index,
+                plan_epoch=self._plan_epoch,
+                begin_mono_ns=self._begin_mono_ns,
+                end_mono_ns=self._end_mono_ns,
+                next_begin_mono_ns=next_begin_mono_ns,
+                num_records_dropped=self._num_records_dropped,
+                num_client_errors=self._num_errors,
+                recorded=recorded,
+            )
+        )
+        self._num_records_dropped = 0
+        self._num_errors = 0
+
+    def _send(self, wish: ClockWish, now_mono_ns: int) -> None:
+        clock_socket = self._reporter.clock_socket if self._reporter is not None else None
+        if clock_socket is None or self._pid != os.getpid():
+            self._num_records_dropped += 1
+            return
+        record = ClockRecord(
+            sequence=next(self._sequence),
+            token=self._plan.token,
+            plan_epoch=self._plan.plan_epoch,
+            sm_clock_mhz=wish.sm_clock_mhz,
+            later_sm_clock_mhz=wish.later_sm_clock_mhz,
+            later_at_mono_ns=now_mono_ns + wish.later_delay_ns if wish.later_sm_clock_mhz else 0,
+            sent_mono_ns=now_mono_ns,
+        )
+        try:
+            clock_socket.send(encode_record(record), _SEND_FLAGS)
+        except BlockingIOError:
+            self._num_records_dropped += 1
+        except OSError:
+            self._num_records_dropped += 1
+            if self._reporter is not None:
+                self._reporter.retire_clock_socket()
+
+    def _count_error(self) -> None:
+        self._num_errors += 1
+        self.total_errors += 1
+
+
+def _with_order(registration: RankRegistration, order: Sequence[OrderRow]) -> RankRegistration:
+    fields = {name: getattr(registration, name) for name in RankRegistration.__dataclass_fields__}
+    return RankRegistration(**{**fields, "order": tuple(order)})
+
+
+_live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    for client in list(_live_clients):
+        client.release()
+
+
+def _silence_all_in_child() -> None:
+    for client in list(_live_clients):
+        client.silence_in_child()
+
+
+atexit.register(_release_all)
+os.register_at_fork(after_in_child=_silence_all_in_child)

@@ -1,0 +1,116 @@
+"""When each instruction began and ended: two array writes per instruction, in memory allocated beforehand."""
+
+import itertools
+from array import array
+from time import monotonic_ns
+from typing import Protocol
+
+from gpuenergyd.wire.messages import InstructionRow, OrderRow
+
+DEFAULT_CAPACITY = 4096
+NOT_RECORDED = -1
+"""The slot of an instruction that is not recorded; ending it does nothing."""
+
+
+_UNUSED: OrderRow = ("", -1, -1)
+
+
+class RecordedIteration(Protocol):
+    """One iteration's marks, handed from the training thread to the reporter."""
+
+    def rows(self) -> tuple[InstructionRow, ...] | None:
+        """Return the instructions that ended, in order of begin; None while their times are not known yet."""
+        ...
+
+    def free(self) -> None:
+        """Give the memory back to the recorder."""
+        ...
+
+
+class InstructionTimer(Protocol):
+    """What the training thread calls at every instruction; may be called from several threads at once."""
+
+    def begin(self, key: OrderRow) -> int:
+        """Mark the begin of an instruction and return its slot."""
+        ...
+
+    def end(self, slot: int) -> None:
+        """Mark the end; a later call for the same slot moves it."""
+        ...
+
+    def order(self) -> tuple[OrderRow, ...]:
+        """Return what has begun since the last `take`, in order."""
+        ...
+
+    def take(self) -> RecordedIteration | None:
+        """Hand over what was recorded and start afresh; None when all other memory is still being read."""
+        ...
+
+
+class _Generation:
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.keys = [_UNUSED] * capacity
+        self.begin_ns = array("q", bytes(8 * capacity))
+        self.end_ns = array("q", bytes(8 * capacity))
+        self.slots = itertools.count()
+        self.is_free = True
+
+    def order(self) -> tuple[OrderRow, ...]:
+        return tuple(itertools.takewhile(lambda key: key is not _UNUSED, self.keys))
+
+    def rows(self) -> tuple[InstructionRow, ...]:
+        return tuple(
+            (*key, self.begin_ns[slot], self.end_ns[slot])
+            for slot, key in enumerate(self.order())
+            if self.end_ns[slot] >= self.begin_ns[slot]
+        )
+
+    def free(self) -> None:
+        num_used = len(self.order())
+        self.keys[:num_used] = [_UNUSED] * num_used
+        self.slots = itertools.count()
+        self.is_free = True
+
+
+class HostRecorder:
+    """Marks instructions with the host's monotonic clock.
+
+    Generations of memory take turns: the training thread writes one while the reporter reads the others. Slots
+    come from a counter whose step is atomic, so overlapped forwards and backwards may mark from two threads.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY, *, num_generations: int = 3) -> None:
+        self._generations = [_Generation(capacity) for _ in range(num_generations)]
+        self._current = self._generations[0]
+        self._current.is_free = False
+
+    def begin(self, key: OrderRow) -> int:
+        """Mark the begin of an instruction and return its slot."""
+        current = self._current
+        slot = next(current.slots)
+        if slot >= current.capacity:
+            return NOT_RECORDED
+        current.keys[slot] = key
+        current.begin_ns[slot] = monotonic_ns()
+        return slot
+
+    def end(self, slot: int) -> None:
+        """Mark the end; a later call for the same slot moves it."""
+        if slot >= 0:
+            self._current.end_ns[slot] = monotonic_ns()
+
+    def order(self) -> tuple[OrderRow, ...]:
+        """Return what has begun since the last `take`, in order."""
+        return self._current.order()
+
+    def take(self) -> RecordedIteration | None:
+        """Hand over what was recorded and start afresh; None when all other memory is still being read."""
+        for generation in self._generations:
+            if generation.is_free:
+                taken, self._current = self._current, generation
+                generation.is_free = False
+                return taken
+        self._current.free()
+        self._current.is_free = False
+        return None

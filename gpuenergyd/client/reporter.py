@@ -1,0 +1,227 @@
+"""The background thread of a rank: it alone talks HTTP. Registers, reports iterations, fetches plans.
+
+The training thread only puts values on a queue that never blocks and reads attributes; whatever the daemon does or
+fails to do happens here.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from gpuenergyd.client.breaker import CircuitBreaker
+from gpuenergyd.client.connection import CONNECT_LIMIT_S, DaemonConnection, close_past_buffers
+from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.client.following import PlanQueue, prepare
+from gpuenergyd.client.recorder import RecordedIteration
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, encode
+from gpuenergyd.wire.clock_record import TOKEN_BYTES
+from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistered, RankRegistration, RankRelease
+
+REGISTRATION_LIMIT_S = 2.0
+REPORT_LIMIT_S = 1.0
+"""Only this thread waits that long. On a host whose cores are busy a reply may be late, and a lost one loses a plan."""
+_RELEASE_LIMIT_S = 0.25
+_STOP_LIMIT_S = 1.0
+_MAX_WAITING_ITERATIONS = 2
+_MAX_RETIRED_SOCKETS = 4
+
+logger = logging.getLogger("gpuenergyd.client")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedIteration:
+    """One iteration as the training thread hands it over; the rows come from `recorded`."""
+
+    iteration_index: int
+    plan_epoch: int
+    begin_mono_ns: int
+    end_mono_ns: int
+    next_begin_mono_ns: int
+    num_records_dropped: int
+    num_client_errors: int
+    recorded: RecordedIteration
+
+
+class Reporter:
+    """Keeps one rank registered and its reports flowing, from a thread of its own."""
+
+    def __init__(self, registration: RankRegistration, plans: PlanQueue, *, socket_path: str | None = None) -> None:
+        self._registration = registration
+        self._plans = plans
+        self._socket_path_wanted = socket_path
+        self._connection: DaemonConnection | None = None
+        self._breaker = CircuitBreaker()
+        self._registered: RankRegistered | None = None
+        self._waiting: deque[FinishedIteration] = deque()
+        self._queue: queue.SimpleQueue[FinishedIteration | None] = queue.SimpleQueue()
+        self._is_reachable: bool | None = None
+        self._is_stopping = False
+        self._retired_sockets: deque[socket.socket] = deque()
+        self._pid = os.getpid()
+        self.clock_socket: socket.socket | None = None
+        """Non-blocking SEQPACKET socket to the core; None while there is none. The training thread sends on it."""
+        self._thread = threading.Thread(target=self._run, name="gpuenergyd-reporter", daemon=True)
+        self._thread.start()
+
+    def put(self, iteration: FinishedIteration) -> None:
+        """Queue a report; never blocks."""
+        self._queue.put(iteration)
+
+    def stop(self) -> None:
+        """Report what is queued, leave the job, and wait a moment for that; training is over."""
+        if self._pid == os.getpid():
+            self._is_stopping = True
+            self._queue.put(None)
+            self._thread.join(_STOP_LIMIT_S)
+
+    def close_in_child(self) -> None:
+        """Close a forked child's copies of the sockets; the parent's stay open."""
+        with contextlib.suppress(OSError):
+            if self._connection is not None:
+                self._connection.close_in_child()
+            if self.clock_socket is not None:
+                close_past_buffers(self.clock_socket)
+
+    def retire_clock_socket(self) -> None:
+        """Use the clock socket no more; never blocks.
+
+        It is closed much later: a thread may be about to send on it, and a closed descriptor's number is soon that
+        of another file.
+        """
+        clock_socket, self.clock_socket = self.clock_socket, None
+        if clock_socket is not None:
+            self._retired_sockets.append(clock_socket)
+
+    def _run(self) -> None:
+        self._attempt(self._register)
+        while (iteration := self._queue.get()) is not None:
+            self._waiting.append(iteration)
+            if self._registered is None:
+                self._attempt(self._register)
+            self._attempt(self._report_waiting)
+        self._attempt(self._report_waiting)
+        self._attempt(self._leave)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  the last line of defence of a thread inside a training process
+            self._lost(error)
+
+    def _report_waiting(self) -> None:
+        while self._waiting:
+            rows = self._waiting[0].recorded.rows()
+            if rows is None and len(self._waiting) <= _MAX_WAITING_ITERATIONS:
+                return
+            iteration = self._waiting.popleft()
+            iteration.recorded.free()
+            if rows is not None and self._registered is not None:
+                self._report(self._registered, iteration, rows)
+
+    def _report(
+        self, registered: RankRegistered, iteration: FinishedIteration, rows: tuple[InstructionRow, ...]
+    ) -> None:
+        report = IterationReport(
+            rank_token=registered.rank_token,
+            iteration_index=iteration.iteration_index,
+            plan_epoch=iteration.plan_epoch,
+            begin_mono_ns=iteration.begin_mono_ns,
+            end_mono_ns=iteration.end_mono_ns,
+            next_begin_mono_ns=iteration.next_begin_mono_ns,
+            instructions=rows,
+            num_records_dropped=iteration.num_records_dropped,
+            num_client_errors=iteration.num_client_errors,
+        )
+        reply = self._post("/v1/iterations", encode(report), REPORT_LIMIT_S)
+        if reply is None:
+            return
+        status, body = reply
+        if status == 404:
+            logger.info("gpuenergyd: the daemon has forgotten this rank; registering again")
+            self._forget()
+            self._register()
+        elif status != 200:
+            raise ProtocolError(f"HTTP {status}: {body[:200].decode(errors='replace')}")
+        else:
+            token = bytes.fromhex(registered.rank_token)
+            self._plans.add(prepare(plan, token) for plan in decode_iteration_reply(body).plans)
+            self._reached()
+            if self.clock_socket is None:
+                self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
+
+    def _register(self) -> None:
+        socket_path = find_socket_path(self._socket_path_wanted)
+        if self._connection is None or self._connection.socket_path != socket_path:
+            self._connection = DaemonConnection(socket_path)
+        reply = self._post("/v1/ranks", encode(self._registration), REGISTRATION_LIMIT_S)
+        if reply is None:
+            return
+        status, body = reply
+        if status != 200:
+            raise ProtocolError(f"registration refused, HTTP {status}: {body[:200].decode(errors='replace')}")
+        registered = decode_registered(body)
+        if len(bytes.fromhex(registered.rank_token)) != TOKEN_BYTES:
+            raise ProtocolError(f"rank token of {len(registered.rank_token)} characters; {2 * TOKEN_BYTES} expected")
+        self._registered = registered
+        self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
+        self._reached()
+
+    def _post(self, path: str, body: bytes, limit_s: float) -> tuple[int, bytes] | None:
+        if self._connection is None or not self._breaker.may_try(monotonic()):
+            return None
+        return self._connection.request("POST", path, body, limit_s=_RELEASE_LIMIT_S if self._is_stopping else limit_s)
+
+    def _forget(self) -> None:
+        self._registered = None
+        self._plans.void()
+        self.retire_clock_socket()
+        while len(self._retired_sockets) > _MAX_RETIRED_SOCKETS:
+            self._retired_sockets.popleft().close()
+
+    def _reached(self) -> None:
+        self._breaker.record_success()
+        if not self._is_reachable:
+            path = self._connection.socket_path if self._connection else ""
+            logger.info("gpuenergyd: rank %d registered with the daemon at %s", self._registration.pp_rank, path)
+        self._is_reachable = True
+
+    def _lost(self, error: Exception) -> None:
+        self._breaker.record_failure(monotonic())
+        if self._connection is not None:
+            self._connection.close()
+        if self._is_reachable is not False:
+            path = self._connection.socket_path if self._connection else find_socket_path(self._socket_path_wanted)
+            logger.warning("gpuenergyd: no use of the daemon at %s (%s); training goes on without it", path, error)
+        self._is_reachable = False
+
+    def _leave(self) -> None:
+        if self._registered is not None and self._connection is not None and self._is_reachable:
+            body = encode(RankRelease(self._registered.rank_token))
+            with contextlib.suppress(OSError, ProtocolError):
+                self._connection.request("POST", "/v1/release", body, limit_s=_RELEASE_LIMIT_S)
+        self._registered = None
+        self.retire_clock_socket()
+        for retired in self._retired_sockets:
+            retired.close()
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _connect_clock_socket(path: str) -> socket.socket:
+    clock_socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        clock_socket.settimeout(CONNECT_LIMIT_S)
+        clock_socket.connect(path)
+        clock_socket.setblocking(False)
+    except BaseException:
+        clock_socket.close()
+        raise
+    return clock_socket

@@ -1,0 +1,151 @@
+"""A daemon for tests: a real HTTP server on a Unix socket and a real SEQPACKET listener, with scripted answers."""
+
+import contextlib
+import http.server
+import json
+import queue
+import socket
+import socketserver
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+from gpuenergyd.wire.clock_record import ClockRecord, decode_record
+
+WAIT_LIMIT_S = 20.0
+
+
+class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+    fake: "FakeDaemon"
+
+
+class _RequestHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _UnixHttpServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.fake.connections.append(self.connection)
+
+    def do_GET(self) -> None:
+        self._answer(*self.server.fake.answer("GET", self.path, {}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(*self.server.fake.answer("POST", self.path, body))
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
+        pass
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+
+
+class FakeDaemon:
+    """Answers registrations with a fresh token each; `plans` are given out once, with the next report."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket_path = str(folder / "daemon.sock")
+        self.clock_socket_path = str(folder / "clock.sock")
+        self.registrations: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.releases: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.records: queue.Queue[ClockRecord] = queue.Queue()
+        self.plans: list[dict[str, Any]] = []
+        self.plans_by_pp_rank: dict[int, list[dict[str, Any]]] = {}
+        self.tokens: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.connections: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Listen on both sockets, knowing no rank."""
+        for path in (self.socket_path, self.clock_socket_path):
+            Path(path).unlink(missing_ok=True)
+        self.tokens.clear()
+        self._clock_listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._clock_listener.bind(self.clock_socket_path)
+        self._clock_listener.listen()
+        threading.Thread(target=self._accept_clock_connections, daemon=True).start()
+        self._server = _UnixHttpServer(self.socket_path, _RequestHandler)
+        self._server.fake = self
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self) -> None:
+        """Go away as a killed daemon does: every connection breaks."""
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in [*self.connections, self._clock_listener]:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self.connections.clear()
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return the status and body of a reply, and keep what was said."""
+        with self._lock:
+            match method, path:
+                case "POST", "/v1/ranks":
+                    token = f"{len(self.tokens) + 0xA0:032x}"
+                    self.tokens[token] = body["pp_rank"]
+                    self.registrations.put(body)
+                    return 200, {
+                        "job_id": "job-1",
+                        "rank_token": token,
+                        "clock_socket_path": self.clock_socket_path,
+                        "protocol_version": 1,
+                    }
+                case "POST", "/v1/iterations":
+                    if body["rank_token"] not in self.tokens:
+                        return 404, {"error": "unknown rank token"}
+                    plans = self.plans + self.plans_by_pp_rank.pop(self.tokens[body["rank_token"]], [])
+                    self.plans = []
+                    self.reports.put(body)
+                    return 200, {"plans": plans}
+                case "POST", "/v1/release":
+                    self.releases.put(body)
+                    return 200, {}
+                case "GET", "/v1/status":
+                    return 200, {"jobs": []}
+                case _:
+                    return 404, {"error": f"no {method} {path}"}
+
+    def _accept_clock_connections(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._clock_listener.accept()
+                self.connections.append(connection)
+                threading.Thread(target=self._read_records, args=(connection,), daemon=True).start()
+
+    def _read_records(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := connection.recv(4096):
+                self.records.put(decode_record(data))
+
+
+def plan_slice(
+    epoch: int, apply_at_iteration: int, changes: list[tuple[str, int, int, int, int]] | None = None
+) -> dict[str, Any]:
+    return {
+        "plan_id": f"plan-{epoch}",
+        "plan_epoch": epoch,
+        "apply_at_iteration": apply_at_iteration,
+        "changes": changes or [],
+    }

@@ -1,0 +1,199 @@
+"""The client's parts by themselves: breaker, recorder, plan queue, environment, control client, import."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpuenergyd
+from gpuenergyd.client.breaker import LONGEST_PAUSE_S, CircuitBreaker
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
+from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan, prepare
+from gpuenergyd.client.recorder import HostRecorder
+from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
+from gpuenergyd.wire.messages import PlanSlice
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+
+
+def test_breaker_opens_after_three_failures_and_backs_off_to_half_a_minute() -> None:
+    breaker = CircuitBreaker()
+    pauses_s = []
+    for _ in range(12):
+        breaker.record_failure(100.0)
+        pauses_s.append(max(0.0, breaker.closed_again_mono_s - 100.0))
+
+    assert pauses_s[:5] == [0.0, 0.0, 1.0, 2.0, 4.0]
+    assert pauses_s[-1] == LONGEST_PAUSE_S
+    assert not breaker.may_try(100.0)
+    assert breaker.may_try(100.0 + LONGEST_PAUSE_S)
+
+
+def test_success_closes_the_breaker() -> None:
+    breaker = CircuitBreaker()
+    for _ in range(5):
+        breaker.record_failure(0.0)
+    breaker.record_success()
+
+    assert breaker.may_try(0.0)
+
+
+def test_recorder_keeps_generations_apart_until_they_are_freed() -> None:
+    recorder = HostRecorder(capacity=4, num_generations=2)
+    recorder.end(recorder.begin(("F", 0, 0)))
+    first = recorder.take()
+    recorder.end(recorder.begin(("F", 1, 0)))
+
+    assert recorder.take() is None  # the first is still being read
+    assert first is not None
+    rows = first.rows()
+    assert rows is not None
+    assert [row[:3] for row in rows] == [("F", 0, 0)]
+    first.free()
+    recorder.end(recorder.begin(("F", 2, 0)))
+    assert recorder.order() == (("F", 2, 0),)
+    assert recorder.take() is not None
+
+
+def test_recorder_drops_what_does_not_fit() -> None:
+    recorder = HostRecorder(capacity=2)
+    slots = [recorder.begin(("F", m, 0)) for m in range(4)]
+    for slot in slots:
+        recorder.end(slot)
+
+    assert slots == [0, 1, -1, -1]
+    assert recorder.order() == (("F", 0, 0), ("F", 1, 0))
+
+
+def test_instruction_that_never_ended_is_not_reported() -> None:
+    recorder = HostRecorder(capacity=4, num_generations=2)
+    for _ in range(3):  # memory is reused: an old end must not serve a new begin
+        recorder.end(recorder.begin(("F", 0, 0)))
+        taken = recorder.take()
+        assert taken is not None
+        taken.free()
+    recorder.begin(("F", 0, 0))
+    taken = recorder.take()
+
+    assert taken is not None
+    assert taken.rows() == ()
+
+
+def test_of_two_delayed_changes_the_nearer_is_kept() -> None:
+    changes = (("F", 0, 0, 9, 1000), ("F", 0, 0, 5, 1100), ("B", 0, 0, 0, 990), ("B", 0, 0, 3, 1410))
+    plan = prepare(PlanSlice("p", 1, 0, changes), b"t")
+
+    assert plan.wishes == {("F", 0, 0): ClockWish(0, 1100, 5), ("B", 0, 0): ClockWish(990, 1410, 3)}
+    assert plan.highest_sm_clock_mhz == 1410
+
+
+def test_newest_applicable_plan_wins_and_void_drops_all() -> None:
+    plans = PlanQueue()
+    plans.add(PreparedPlan(epoch, at, {}, b"") for epoch, at in [(1, 2), (3, 4), (2, 4), (4, 9)])
+
+    followed = [plans.plan_for(index).plan_epoch for index in range(6)]
+    assert followed == [0, 0, 1, 1, 3, 3]
+    plans.void()
+    assert plans.plan_for(9) is UNTUNED
+
+
+def test_socket_is_the_one_asked_for_then_the_environments_then_the_systems(tmp_path: Path) -> None:
+    own = tmp_path / "gpuenergyd" / "gpuenergyd.sock"
+    own.parent.mkdir()
+    own.touch()
+
+    assert find_socket_path("/a", {"GPUENERGYD_SOCKET": "/b"}) == "/a"
+    assert find_socket_path(None, {"GPUENERGYD_SOCKET": "/b"}) == "/b"
+    assert find_socket_path(None, {}) == "/run/gpuenergyd/gpuenergyd.sock"
+    assert find_socket_path(None, {"XDG_RUNTIME_DIR": str(tmp_path)}) in {str(own), "/run/gpuenergyd/gpuenergyd.sock"}
+
+
+def test_processes_of_one_run_find_one_key_and_restarts_another() -> None:
+    launcher = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+    assert find_run_key(environ={**launcher, "RANK": "0"}) == find_run_key(environ={**launcher, "RANK": "3"})
+    assert find_run_key(environ=launcher) != find_run_key(environ={**launcher, "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert find_run_key(environ={"SLURM_JOB_ID": "77"}) == "slurm_job_id=77"
+    assert find_run_key("mine", environ=launcher) == "mine"
+    assert find_run_key(environ={}) != find_run_key(num_processes=4, environ={})
+
+
+def test_rank_comes_from_the_launcher_and_nonsense_means_alone() -> None:
+    assert find_rank({"RANK": "2", "WORLD_SIZE": "4"}) == (2, 4)
+    assert find_rank({}) == (0, 1)
+    assert find_rank({"RANK": "x", "WORLD_SIZE": "4"}) == (0, 1)
+    assert find_rank({"RANK": "5", "WORLD_SIZE": "4"}) == (0, 1)
+
+
+def test_gpu_uuid_is_given_or_in_the_environment_or_unknown() -> None:
+    assert find_gpu_uuid("GPU-a", environ={"GPUENERGYD_GPU_UUID": "GPU-b"}) == "GPU-a"
+    assert find_gpu_uuid(environ={"GPUENERGYD_GPU_UUID": "GPU-b"}) == "GPU-b"
+    assert find_gpu_uuid(environ={}) is None
+
+
+def test_control_client_names_the_socket_where_nobody_answers(tmp_path: Path) -> None:
+    path = str(tmp_path / "nobody.sock")
+
+    with pytest.raises(DaemonNotRunningError, match=r"nobody\.sock"):
+        DaemonClient(path).get_status()
+
+
+def test_control_client_passes_the_daemons_refusal_on(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        client = DaemonClient(daemon.socket_path)
+        assert client.get_status() == {"jobs": []}
+        with pytest.raises(ProtocolError, match="404: no GET /v1/nope"):
+            client.get("/v1/nope")
+        assert client.post("/v1/release", {"rank_token": "x"}) == {}
+        client.close()
+
+
+def test_plain_loop_is_a_pipeline_of_one_instruction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with FakeDaemon(tmp_path) as daemon:
+        with gpuenergyd.job("resnet", gpu_uuid="GPU-1", socket_path=daemon.socket_path) as job:
+            for _ in range(3):
+                with job.iteration():
+                    pass
+            registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+            with job.iteration():
+                pass
+        report = daemon.reports.get(timeout=WAIT_LIMIT_S)
+
+    assert registration["schedule_name"] == "loop"
+    assert registration["order"] == [["F", 0, 0]]
+    assert (registration["dp_rank"], registration["pp_rank"], registration["num_pp_ranks"]) == (3, 0, 1)
+    assert [row[:3] for row in report["instructions"]] == [["F", 0, 0]]
+
+
+def test_exception_in_a_plain_loop_passes_through(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        gpuenergyd.job("resnet", gpu_uuid="GPU-1", socket_path=str(tmp_path / "none")) as job,
+        job.iteration(),
+    ):
+        _ = 1 / 0
+
+
+def test_import_and_use_load_the_standard_library_only() -> None:
+    program = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "import gpuenergyd\n"
+        "with gpuenergyd.job('x', gpu_uuid='GPU-1', socket_path='/nonexistent') as job:\n"
+        "    with job.iteration(): pass\n"
+        "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(loaded - set(sys.stdlib_module_names)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONPATH": ""}, cwd="/"
+    )
+
+    assert done.stdout.strip() == "['gpuenergyd']"

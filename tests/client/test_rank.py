@@ -1,0 +1,426 @@
+"""A rank's client against a real Unix-socket server: what it says, what it follows, and that it never disturbs."""
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.wire.messages import OrderRow
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
+
+ORDER: tuple[OrderRow, ...] = (("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0))
+FIRST_TOKEN = f"{0xA0:032x}"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with FakeDaemon(tmp_path) as fake:
+        yield fake
+
+
+def make_client(socket_path: str, **overrides: Any) -> RankClient:
+    fields: dict[str, Any] = {
+        "job_name": "gpt",
+        "run_key": "run-1",
+        "gpu_uuid": "GPU-1",
+        "schedule_name": "gpipe",
+        "num_microbatches": 2,
+        "pp_rank": 1,
+        "num_pp_ranks": 2,
+        "order": ORDER,
+        "socket_path": socket_path,
+    }
+    return RankClient(**{**fields, **overrides})
+
+
+def run_iteration(client: RankClient) -> tuple[OrderRow, ...]:
+    client.begin_iteration()
+    for kind, microbatch_index, chunk_index in ORDER:
+        client.end_instruction(client.begin_instruction(kind, microbatch_index, chunk_index))
+    return client.end_iteration()
+
+
+def get(waiting: "queue.Queue[Any]") -> Any:
+    return waiting.get(timeout=WAIT_LIMIT_S)
+
+
+def run_until_reported(client: RankClient, daemon: FakeDaemon) -> dict[str, Any]:
+    """Run iterations until the daemon has a report: the rank is registered by then."""
+    while True:
+        run_iteration(client)
+        try:
+            report: dict[str, Any] = daemon.reports.get(timeout=0.05)
+        except queue.Empty:
+            continue
+        return report
+
+
+def test_registration_says_who_the_rank_is_and_what_it_runs(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path, policy="uniform", max_slowdown_ratio=0.05)
+
+    registration = get(daemon.registrations)
+
+    client.release()
+    assert registration["job_name"] == "gpt"
+    assert (registration["pp_rank"], registration["num_pp_ranks"]) == (1, 2)
+    assert [tuple(row) for row in registration["order"]] == list(ORDER)
+    assert registration["policy"] == "uniform"
+    assert registration["max_slowdown_ratio"] == 0.05
+
+
+def test_iteration_is_reported_with_every_instruction_when_the_next_begins(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    run_iteration(client)
+    report = get(daemon.reports)
+
+    client.release()
+    assert [tuple(row[:3]) for row in report["instructions"]] == list(ORDER)
+    stamps = [
+        report["begin_mono_ns"],
+        *(stamp for row in report["instructions"] for stamp in row[3:]),
+        report["end_mono_ns"],
+        report["next_begin_mono_ns"],
+    ]
+    assert stamps == sorted(stamps)
+    assert report["plan_epoch"] == 0
+
+
+def test_release_reports_the_last_iteration_and_leaves_the_job(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    client.release()
+
+    while (report := get(daemon.reports))["next_begin_mono_ns"] != 0:
+        pass
+    assert report["iteration_index"] == client.iteration_index
+    assert get(daemon.releases) == {"rank_token": FIRST_TOKEN}
+
+
+def test_plan_is_followed_from_its_iteration_on_and_not_before(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    apply_at = client.iteration_index + 6
+    daemon.plans = [plan_slice(3, apply_at, [("F", 1, 0, 0, 1200)])]
+    epochs = {}
+    while client.iteration_index < apply_at + 2:
+        run_iteration(client)
+        report = get(daemon.reports)
+        epochs[report["iteration_index"]] = report["plan_epoch"]
+
+    client.release()
+    while not daemon.reports.empty():
+        report = daemon.reports.get()
+        epochs[report["iteration_index"]] = report["plan_epoch"]
+    assert {index for index, epoch in epochs.items() if epoch == 3} == {apply_at, apply_at + 1, apply_at + 2}
+
+
+def test_record_asks_for_the_planned_clock_now_and_the_next_one_later(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan_slice(7, 0, [("F", 1, 0, 0, 1200), ("F", 1, 0, 4_000_000, 1410), ("B", 0, 0, 9_000, 990)])]
+    for _ in range(3):
+        run_iteration(client)
+        get(daemon.reports)
+
+    first, second = get(daemon.records), get(daemon.records)
+    client.release()
+    assert (first.sm_clock_mhz, first.later_sm_clock_mhz, first.plan_epoch) == (1200, 1410, 7)
+    assert first.token == bytes.fromhex(FIRST_TOKEN)
+    assert first.later_at_mono_ns - first.sent_mono_ns == 4_000_000
+    assert (second.sm_clock_mhz, second.later_sm_clock_mhz) == (0, 990)
+    assert second.sequence == first.sequence + 1
+
+
+def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan_slice(1, 0)]
+    for _ in range(4):
+        run_iteration(client)
+        report = get(daemon.reports)
+
+    client.release()
+    assert report["plan_epoch"] == 1
+    assert daemon.records.empty()
+
+
+def test_pause_hands_over_the_iteration_and_returns_to_the_highest_planned_clock(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 1005)]), plan_slice(2, 0, [("F", 0, 0, 5, 1410)])]
+    for _ in range(3):
+        run_iteration(client)
+        get(daemon.reports)
+    client.pause()
+
+    while get(daemon.reports)["next_begin_mono_ns"] != 0:
+        pass
+    client.release()
+    records = [get(daemon.records) for _ in range(daemon.records.qsize())]
+    assert records[-1].sm_clock_mhz == 1410
+
+
+def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    client.begin_iteration()
+    client.begin_instruction("F", 0)
+    failed_index = client.iteration_index
+    client.abandon_iteration()
+    run_iteration(client)
+    client.release()
+
+    while (report := get(daemon.reports))["next_begin_mono_ns"] != 0:
+        assert report["iteration_index"] != failed_index
+    assert report["iteration_index"] == failed_index + 1
+
+
+def test_daemon_restart_means_a_new_registration_and_no_old_plan(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan_slice(9, 0, [("F", 0, 0, 0, 990)])]
+    while run_until_reported(client, daemon)["plan_epoch"] != 9:
+        pass
+    get(daemon.registrations)
+    daemon.stop()
+    run_iteration(client)
+    daemon.start()
+    run_until_registered_again(client, daemon)
+    report = run_until_reported(client, daemon)
+    while report["iteration_index"] < client.iteration_index - 2:
+        report = get(daemon.reports)
+
+    client.release()
+    last = report
+    while not daemon.reports.empty():
+        last = daemon.reports.get()
+    assert last["plan_epoch"] == 0
+
+
+def run_until_registered_again(client: RankClient, daemon: FakeDaemon) -> None:
+    while True:
+        run_iteration(client)
+        try:
+            daemon.registrations.get(timeout=0.05)
+        except queue.Empty:
+            continue
+        return
+
+
+def test_order_learned_later_registers_then(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path, order=())
+    order = run_iteration(client)
+    assert daemon.registrations.empty()
+    client.register(order)
+
+    registration = get(daemon.registrations)
+
+    client.release()
+    assert [tuple(row) for row in registration["order"]] == list(ORDER)
+
+
+@pytest.fixture
+def forbid_waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record every call that could wait for the daemon from the training thread, which is this one."""
+    seen: list[str] = []
+    training_thread = threading.get_ident()
+
+    def guard(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == training_thread:
+                seen.append(name)
+                raise AssertionError(f"{name} called in the training thread")
+            return original(*args, **kwargs)
+
+        return guarded
+
+    class GuardedSocket(socket.socket):
+        pass
+
+    for name in ("connect", "recv", "recv_into", "sendall", "makefile", "accept"):
+        setattr(GuardedSocket, name, guard(name, getattr(socket.socket, name)))
+    monkeypatch.setattr(socket, "socket", GuardedSocket)
+    monkeypatch.setattr(time, "sleep", guard("sleep", time.sleep))
+    return seen
+
+
+def hang(listener: socket.socket, held: list[socket.socket]) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        held.append(connection)
+
+
+def talk_garbage(listener: socket.socket, held: list[socket.socket]) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+            held.append(connection)
+            connection.recv(4096)
+            connection.sendall(b"\x00\xff not HTTP at all\r\n\r\n{]")
+        except OSError:
+            return
+
+
+def close_at_once(listener: socket.socket, held: list[socket.socket]) -> None:
+    while True:
+        try:
+            held.append(listener.accept()[0])
+            held.pop().close()
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize("behaviour", [None, hang, talk_garbage, close_at_once])
+def test_bad_daemon_is_never_felt_by_the_training_thread(
+    tmp_path: Path, forbid_waiting: list[str], behaviour: Callable[[socket.socket, list[socket.socket]], None] | None
+) -> None:
+    socket_path = str(tmp_path / "bad.sock")
+    held: list[socket.socket] = []
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    thread = threading.Thread(target=behaviour or close_at_once, args=(listener, held), daemon=True)
+    if behaviour is not None:
+        listener.bind(socket_path)
+        listener.listen()
+        thread.start()
+    client = make_client(socket_path)
+    for _ in range(50):
+        assert run_iteration(client) == ORDER
+
+    client.release()
+    if behaviour is not None:
+        listener.shutdown(socket.SHUT_RDWR)
+        for connection in held:
+            connection.close()
+        thread.join(WAIT_LIMIT_S)
+    for opened in [listener, *held]:
+        opened.close()
+    assert forbid_waiting == []
+    assert client.total_errors == 0
+
+
+def test_full_clock_socket_is_counted_not_waited_for(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan_slice(2, 0, [("F", 0, 0, 0, 990), ("B", 0, 0, 0, 1410)])]
+    while run_until_reported(client, daemon)["plan_epoch"] != 2:
+        pass
+
+    def full(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(socket.socket, "send", full)
+    first_full_index = client.iteration_index + 1
+    run_iteration(client)
+    run_iteration(client)
+    report = get(daemon.reports)
+    while report["iteration_index"] < first_full_index:
+        report = get(daemon.reports)
+
+    monkeypatch.undo()
+    client.release()
+    assert report["num_records_dropped"] == 2
+    assert client.total_errors == 0
+
+
+def test_own_failure_is_counted_and_training_goes_on(daemon: FakeDaemon) -> None:
+    class BrokenTimer:
+        def begin(self, key: OrderRow) -> int:  # noqa: ARG002  the Protocol's signature
+            raise RuntimeError("broken")
+
+        def end(self, slot: int) -> None:  # noqa: ARG002  the Protocol's signature
+            raise RuntimeError("broken")
+
+        def order(self) -> tuple[OrderRow, ...]:
+            raise RuntimeError("broken")
+
+        def take(self) -> None:
+            raise RuntimeError("broken")
+
+    client = make_client(daemon.socket_path, timer=BrokenTimer())
+    assert run_iteration(client) == ()
+
+    client.release()
+    assert client.total_errors == 2 * len(ORDER) + 1
+
+
+def test_forked_child_says_nothing(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan_slice(2, 0, [("F", 0, 0, 0, 990)])]
+    while run_until_reported(client, daemon)["plan_epoch"] != 2:
+        pass
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run_iteration(client)
+            client.release()
+            code = 0 if client.iteration_index >= 0 else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    index_of_parent = client.iteration_index
+    before = daemon.reports.qsize(), daemon.records.qsize(), daemon.releases.qsize()
+    run_iteration(client)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert before[2] == 0
+    assert client.iteration_index == index_of_parent + 1
+    last = get(daemon.reports)
+    client.release()
+    assert last["rank_token"] == FIRST_TOKEN
+    assert daemon.registrations.qsize() == 1
+
+
+def test_overlapped_threads_each_get_their_own_slot(daemon: FakeDaemon) -> None:
+    client = make_client(daemon.socket_path)
+    client.begin_iteration()
+    slots: list[int] = []
+    start = threading.Barrier(2)
+
+    def mark(kind: str) -> None:
+        start.wait()
+        for microbatch_index in range(200):
+            slot = client.begin_instruction(kind, microbatch_index)
+            slots.append(slot)
+            client.end_instruction(slot)
+
+    threads = [threading.Thread(target=mark, args=(kind,)) for kind in "FB"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    order = client.end_iteration()
+
+    client.release()
+    assert sorted(slots) == list(range(400))
+    assert sorted(order) == sorted((kind, m, 0) for kind in "FB" for m in range(200))
+
+
+def test_without_a_gpu_nothing_is_registered(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    client = make_client(daemon.socket_path, gpu_uuid=None)
+
+    assert run_iteration(client) == ()
+    client.release()
+    assert daemon.registrations.empty()
+    assert len([record for record in caplog.records if "no GPU UUID" in record.message]) == 1
+
+
+def test_absent_daemon_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = make_client(str(tmp_path / "nobody.sock"))
+    for _ in range(20):
+        run_iteration(client)
+    client.release()
+
+    assert len([record for record in caplog.records if "training goes on without it" in record.message]) == 1
