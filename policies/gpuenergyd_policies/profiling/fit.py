@@ -37,6 +37,8 @@ _STATIC_POWER_PRIOR_W, _STATIC_POWER_SIGMA_W = 50.0, 20.0
 """Priors over data-centre GPUs: fitted knees lie at 0.70-0.78 of the maximum clock, voltages at 1.21-1.40 of the
 knee's, static power at 32-80 W (V100, A100, A40, H100 as measured or assumed in published sweeps)."""
 _ENERGY_NOISE_RATIO = 0.01
+_MIN_ENERGY_NOISE_RATIO = 0.001
+"""The first is assumed, then replaced by what the fit leaves over: good data may speak louder than the priors."""
 _TIME_NOISE_RATIO = 0.003
 _MIN_SHARE_RATIO = 0.02
 """Shares smaller than this of an instruction are rounding noise of two clocks, not a measurement."""
@@ -229,9 +231,11 @@ def _fit_power(
     prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
     sigma = np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
 
-    def residuals(x: FloatArray) -> FloatArray:
-        misfit = (fitted_j(x) - shares.energy_j) / shares.energy_j / _ENERGY_NOISE_RATIO
-        return np.concatenate([misfit, (x[: 3 * n] - prior) / sigma])
+    def misfit(x: FloatArray) -> FloatArray:
+        return (fitted_j(x) - shares.energy_j) / shares.energy_j
+
+    def residuals(x: FloatArray, noise_ratio: float) -> FloatArray:
+        return np.concatenate([misfit(x) / noise_ratio, (x[: 3 * n] - prior) / sigma])
 
     # Coefficients start where each would explain half of the mean power on its own.
     mean_power_w = float(shares.energy_j.sum() / shares.time_s.sum())
@@ -239,14 +243,19 @@ def _fit_power(
     start = np.concatenate([prior, 0.5 * mean_power_w * pace])
     lower = np.concatenate([np.repeat([0.5, 1.0, 0.0], n), np.zeros(len(index_of))])
     upper = np.concatenate([np.repeat([0.95, 2.0, np.inf], n), np.full(len(index_of), np.inf)])
-    fit = least_squares(residuals, start, bounds=(lower, upper), loss="soft_l1", x_scale=np.maximum(start, 1e-6))
-    error_ratio = float(np.sqrt(np.mean(((fitted_j(fit.x) - shares.energy_j) / shares.energy_j) ** 2)))
-    coefficients = fit.x[3 * n :]
+    x, noise_ratio = start, _ENERGY_NOISE_RATIO
+    for _ in range(2):
+        x = least_squares(
+            residuals, x, args=(noise_ratio,), bounds=(lower, upper), loss="soft_l1", x_scale=np.maximum(start, 1e-6)
+        ).x
+        error_ratio = float(np.sqrt(np.mean(misfit(x) ** 2)))
+        noise_ratio = min(max(error_ratio, _MIN_ENERGY_NOISE_RATIO), _ENERGY_NOISE_RATIO)
+    coefficients = x[3 * n :]
     power_models = tuple(
         PowerModel(
-            static_power_w=float(fit.x[2 * n + model_of_rank[r]]),
-            knee_mhz=float(fit.x[model_of_rank[r]] * top_of_rank[r]),
-            max_voltage_ratio=float(fit.x[n + model_of_rank[r]]),
+            static_power_w=float(x[2 * n + model_of_rank[r]]),
+            knee_mhz=float(x[model_of_rank[r]] * top_of_rank[r]),
+            max_voltage_ratio=float(x[n + model_of_rank[r]]),
             max_sm_clock_mhz=int(top_of_rank[r]),
             dynamic_j={
                 (kind, chunk): float(coefficients[i])

@@ -1,0 +1,156 @@
+"""The profiling design and the fit, against a truth that is known."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.observation import (
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+    RankEnergy,
+    TimeAtClock,
+)
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, one_forward_one_backward
+from gpuenergyd.core.plan import check_plan
+from gpuenergyd.core.policy import GpuView
+from gpuenergyd_policies.profiling.design import clock_levels, design_points, kinds_of_ranks, profile_plan
+from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
+
+F, B = InstructionKind.F, InstructionKind.B
+CLOCKS = tuple(range(1410, 209, -15))
+GPU = GpuView("GPU-0", "A100 (virtual)", CLOCKS, 0.006)
+TIME_PARTS_S = {F: (0.012, 0.038), B: (0.027, 0.066)}
+SWITCHED_J = {F: 14.0, B: 26.0}
+COUNT = {F: 8, B: 8}
+
+
+def true_time_s(kind: InstructionKind, clock: int) -> float:
+    memory_s, compute_s = TIME_PARTS_S[kind]
+    return memory_s + compute_s * CLOCKS[0] / clock
+
+
+def true_energy_j(kind: InstructionKind, clock: int) -> float:
+    return 34.6 * true_time_s(kind, clock) + SWITCHED_J[kind] * (1 + 0.213 * max(0, clock - 1104) / 306) ** 2
+
+
+def waiting_power_w(clock: int) -> float:
+    return 34.6 + 0.0236 * clock * (1 + 0.213 * max(0, clock - 1104) / 306) ** 2
+
+
+def observation(clocks: dict[InstructionKind, int], *, waiting_s: float = 0.4, index: int = 0) -> IterationObservation:
+    samples = tuple(
+        InstructionSample(0, kind, (ClockShare(clock, true_time_s(kind, clock)),), COUNT[kind])
+        for kind, clock in clocks.items()
+    )
+    time_at = (
+        TimeAtClock(None, clocks[F], waiting_s),
+        *(TimeAtClock(kind, clock, COUNT[kind] * true_time_s(kind, clock)) for kind, clock in clocks.items()),
+    )
+    energy_j = waiting_power_w(clocks[F]) * waiting_s + sum(
+        COUNT[kind] * true_energy_j(kind, clock) for kind, clock in clocks.items()
+    )
+    window_s = sum(share.time_s for share in time_at)
+    return IterationObservation(index, f"p{index}", window_s, samples, (RankEnergy(0, window_s, energy_j, time_at),))
+
+
+def fit_of_design() -> FittedProfile:
+    levels = clock_levels(CLOCKS)
+    observations = [observation({F: levels[0], B: levels[0]}, waiting_s=0.2 + 0.1 * k) for k in range(3)]
+    for number, point in enumerate(design_points([(F, B)], len(levels))):
+        clocks = {kind: levels[level] for kind, level in point.levels[0].items()}
+        observations.append(observation(clocks, waiting_s=0.3 + 0.05 * (number % 4), index=number + 1))
+    return fit_profile(observations, [GPU])
+
+
+def test_levels_are_supported_clocks_from_the_maximum_down() -> None:
+    levels = clock_levels(CLOCKS)
+
+    assert levels[0] == CLOCKS[0]
+    assert set(levels) <= set(CLOCKS)
+    assert all(a > b for a, b in pairwise(levels))
+
+
+@given(num_levels=st.integers(2, 7), num_ranks=st.integers(1, 5))
+def test_every_level_of_every_kind_appears_equally_often(num_levels: int, num_ranks: int) -> None:
+    points = design_points([(F, B)] * num_ranks, num_levels)
+
+    for rank in range(num_ranks):
+        for kind in (F, B):
+            counts = [sum(p.levels[rank][kind] == level for p in points) for level in range(num_levels)]
+            assert len(set(counts)) == 1
+
+
+def test_forward_and_backward_clocks_differ_somewhere_at_every_level() -> None:
+    points = design_points([(F, B)], 5)
+
+    assert len({(p.levels[0][F], p.levels[0][B]) for p in points}) == len(points)
+
+
+def test_a_profile_plan_fits_its_pipeline() -> None:
+    schedule = one_forward_one_backward(3, 4)
+    levels = [clock_levels(CLOCKS)] * 3
+    point = design_points(kinds_of_ranks(schedule), 5)[3]
+
+    plan = profile_plan("p", point, schedule, levels, reason="test")
+
+    check_plan(plan, schedule, [CLOCKS] * 3)
+    for rank in plan.ranks:
+        assert rank.changes[0].instruction == schedule.orders[rank.pp_rank][0]
+
+
+@pytest.mark.parametrize("kind", [F, B])
+def test_fitted_time_is_right_between_the_measured_clocks(kind: InstructionKind) -> None:
+    options = fit_of_design().profile[InstructionClass(0, kind)].options
+
+    assert max(abs(o.time_s / true_time_s(kind, o.sm_clock_mhz) - 1) for o in options) < 0.003
+
+
+@pytest.mark.parametrize("kind", [F, B])
+def test_fitted_energy_differences_are_right_at_all_clocks(kind: InstructionKind) -> None:
+    options = fit_of_design().profile[InstructionClass(0, kind)].options
+    top = options[0]
+
+    for option in options:
+        fitted_j = top.energy_j - option.energy_j
+        true_j = true_energy_j(kind, top.sm_clock_mhz) - true_energy_j(kind, option.sm_clock_mhz)
+        assert fitted_j == pytest.approx(true_j, abs=0.01 * true_energy_j(kind, top.sm_clock_mhz))
+
+
+def test_waiting_power_is_found_beside_working_power() -> None:
+    assert fit_of_design().profile.blocking_power_w == pytest.approx(waiting_power_w(1410), rel=0.1)
+
+
+def test_nothing_is_claimed_below_the_lowest_measured_clock() -> None:
+    options = fit_of_design().profile[InstructionClass(0, F)].options
+
+    assert min(o.sm_clock_mhz for o in options) == clock_levels(CLOCKS)[-1]
+
+
+def test_an_instruction_that_changed_clock_in_mid_flight_still_counts() -> None:
+    levels = clock_levels(CLOCKS)
+    high, low = levels[0], levels[-1]
+    late_s = 0.006
+    done = late_s / true_time_s(F, high)
+    mixed = InstructionSample(
+        0, F, (ClockShare(high, late_s), ClockShare(low, (1 - done) * true_time_s(F, low))), count=8
+    )
+    steady = observation({F: high, B: high})
+    changed = observation({F: high, B: low}, index=1)
+    both = IterationObservation(2, "p2", 1.0, (mixed,), (), is_regular=True)
+
+    fitted = fit_profile([steady, changed, both], [GPU])
+
+    assert fitted.profile[InstructionClass(0, F)].at_clock(low).time_s == pytest.approx(true_time_s(F, low), rel=1e-3)
+
+
+def test_missing_energy_is_said_and_not_guessed() -> None:
+    seen = observation({F: 1410, B: 1410})
+    blind = IterationObservation(
+        0, "p", seen.iteration_time_s, seen.instruction_samples, (RankEnergy(0, 1.0, None, seen.ranks[0].time_at),)
+    )
+
+    with pytest.raises(NotEnoughDataError, match=r"ranks \[0\]"):
+        fit_profile([blind], [GPU])
