@@ -19,7 +19,8 @@ from gpuenergyd.gpu.device_model import (
     remaining_s,
 )
 from gpuenergyd.gpu.device_parameters import device_parameters
-from gpuenergyd.gpu.simulated_world import MAX_PROCESSES, World, create_world, process_start_ticks
+from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.gpu.simulated_world import MAX_PROCESSES, World, create_world
 
 __all__ = ["InstructionWork", "SimulatedHost"]
 

@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from gpuenergyd.errors import DriverError
 from gpuenergyd.gpu.device_model import NOTHING_PENDING, GpuState, advance, update_phase_ns
 from gpuenergyd.gpu.device_parameters import DeviceParameters
+from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 
 MAX_PROCESSES = 8
 _MAGIC = b"GPUEWLD1"
@@ -92,11 +94,9 @@ class World:
             uuid, name, key, is_published = _IDENTITY.unpack_from(self._map, offset)
             numbers = _PARAMETERS.unpack_from(self._map, offset + _PARAMETERS_OFFSET)
             self.uuids.append(_text(uuid))
-            self.models.append(
-                DeviceParameters(
-                    *numbers, key=_text(key), model_name=_text(name), is_blocking_power_published=bool(is_published)
-                )
-            )
+            known: dict[str, Any] = dict(zip(_NUMBER_FIELDS, numbers, strict=True))
+            known |= {"key": _text(key), "model_name": _text(name), "is_blocking_power_published": bool(is_published)}
+            self.models.append(DeviceParameters(**known))
         self._forget_if_rebooted()
 
     @property
@@ -209,21 +209,6 @@ def create_world(path: Path, models: Sequence[DeviceParameters], *, seed: int, n
             unfinished.unlink()
     except OSError as error:
         raise DriverError(f"cannot make the simulated GPUs in {path}: {error.strerror}") from None
-
-
-def process_start_ticks(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since boot, or None when it is gone or only awaits its parent."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as stat:  # noqa: PTH123 - hot path, pathlib costs double
-            after_name = stat.read(1024).rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if after_name[0] in {b"Z", b"X"} else int(after_name[19])
-
-
-def read_boot_id() -> str:
-    """Return what tells this boot of the host from others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _new_record(model: DeviceParameters, index: int, seed: int, now_ns: int) -> GpuRecord:

@@ -1,0 +1,131 @@
+"""Finding the instants at which an energy counter is updated, by looking near them. Pure; time is an argument.
+
+Theory of operation. An energy counter moves in steps: two readings tell the energy between two updates, not between
+the readings. So both ends of a window must be updates, and we must know when they were. First the period is learned
+by looking often for a moment. From then on the updates are expected on a grid; a look shortly before and one shortly
+after an expected update confirm it or show to which side it drifted. A change seen between two readings belongs to
+the last update between them; where that cannot be told (the last one lies at the very edge of a long interval that
+holds several) the change is left out, since a wrong guess would cost a whole step of energy.
+"""
+
+from dataclasses import dataclass
+
+_LEARN_POLL_NS = 2_000_000
+_LEARN_NUM_EDGES = 4
+_LEARN_LIMIT_NS = 700_000_000
+_LEARN_AGAIN_NS = 10_000_000_000
+_TRACK_EVERY_NS = 100_000_000
+_MARGIN_NS = 700_000
+_LATE_POLL_NS = 1_000_000
+_NARROW_NS = 4_000_000
+_MAX_LATE_POLLS = 8
+_NEW_ANCHOR_NS = 60_000_000_000
+
+
+@dataclass(slots=True)
+class EnergyEdges:
+    """Follows one counter: told each reading, it knows the newest update and says when to look next."""
+
+    edge_mono_ns: int | None = None
+    edge_energy_j: float | None = None
+    period_ns: int = 0
+    next_look_ns: int = 0
+    """When to look again; 0 when ordinary readings are enough."""
+    num_resets: int = 0
+    _last_j: float | None = None
+    _last_read_ns: int = 0
+    _since_ns: int = 0
+    _seen_ns: tuple[int, ...] = ()
+    _grid_ns: int = 0
+    _anchor_ns: int = 0
+    _target_ns: int = 0
+    _late_polls: int = 0
+
+    def observe(self, read_mono_ns: int, total_energy_j: float | None) -> None:
+        """Take one reading."""
+        if total_energy_j is None:
+            self.next_look_ns = 0
+            return
+        before_j, before_ns = self._last_j, self._last_read_ns
+        self._last_j, self._last_read_ns = total_energy_j, read_mono_ns
+        if before_j is None or total_energy_j < before_j:
+            self.num_resets += before_j is not None
+            self._start_learning(read_mono_ns)
+        elif not self.period_ns:
+            self._learn(before_ns, read_mono_ns, has_changed=total_energy_j > before_j)
+        elif total_energy_j > before_j:
+            self._locate(before_ns, read_mono_ns, total_energy_j)
+        else:
+            self._await(read_mono_ns)
+
+    def _start_learning(self, now_ns: int) -> None:
+        self.edge_mono_ns = self.edge_energy_j = None
+        self.period_ns = 0
+        self._seen_ns = ()
+        self._since_ns = now_ns
+        self.next_look_ns = now_ns + _LEARN_POLL_NS
+
+    def _learn(self, before_ns: int, now_ns: int, *, has_changed: bool) -> None:
+        if has_changed and now_ns - before_ns <= 2 * _NARROW_NS:
+            middle_ns = (before_ns + now_ns) // 2
+            self._seen_ns += (middle_ns,)
+            self.edge_mono_ns, self.edge_energy_j = middle_ns, self._last_j
+            if len(self._seen_ns) == _LEARN_NUM_EDGES:
+                self.period_ns = (middle_ns - self._seen_ns[0]) // (_LEARN_NUM_EDGES - 1)
+                self._grid_ns = self._anchor_ns = middle_ns
+                self._aim(middle_ns)
+                return
+        waited_ns = now_ns - self._since_ns
+        if waited_ns > _LEARN_AGAIN_NS:
+            self._start_learning(now_ns)
+        elif waited_ns > _LEARN_LIMIT_NS:  # it hardly moves; do not look often for ever
+            self.next_look_ns = 0
+        else:
+            self.next_look_ns = now_ns + _LEARN_POLL_NS
+
+    def _aim(self, after_ns: int) -> None:
+        """Choose the next update to watch."""
+        ahead = max(1, -(-(after_ns + _TRACK_EVERY_NS - self._grid_ns) // self.period_ns))
+        self._target_ns = self._grid_ns + ahead * self.period_ns
+        self._late_polls = 0
+        self.next_look_ns = self._target_ns - _MARGIN_NS
+
+    def _locate(self, before_ns: int, now_ns: int, energy_j: float) -> None:
+        """Place the update that happened between two readings."""
+        last_ns = self._grid_ns + (now_ns - self._grid_ns) // self.period_ns * self.period_ns
+        is_expected_between = last_ns > before_ns
+        if is_expected_between:
+            if last_ns - self.period_ns > before_ns - _MARGIN_NS and now_ns - last_ns < _MARGIN_NS:
+                self._look_on(now_ns)
+                return
+            edge_ns = last_ns
+        else:  # it drifted: to the nearer end
+            is_late = before_ns - last_ns <= last_ns + self.period_ns - now_ns
+            edge_ns = before_ns if is_late else now_ns
+        if now_ns - before_ns <= _NARROW_NS or not is_expected_between:
+            num_periods = round((edge_ns - self._anchor_ns) / self.period_ns)
+            if num_periods > 0:
+                self.period_ns = round((edge_ns - self._anchor_ns) / num_periods)
+            if edge_ns - self._anchor_ns > _NEW_ANCHOR_NS:
+                self._anchor_ns = edge_ns
+            self._grid_ns = edge_ns
+        self.edge_mono_ns, self.edge_energy_j = edge_ns, energy_j
+        if now_ns >= self._target_ns - _MARGIN_NS:
+            self._aim(edge_ns)
+        else:
+            self._look_on(now_ns)
+
+    def _await(self, now_ns: int) -> None:
+        """Nothing changed since the last reading."""
+        if now_ns < self._target_ns + _MARGIN_NS:
+            self._look_on(now_ns)
+            return
+        self._late_polls += 1
+        if self._late_polls > _MAX_LATE_POLLS:
+            self._start_learning(now_ns)
+        else:
+            self.next_look_ns = now_ns + _LATE_POLL_NS
+
+    def _look_on(self, now_ns: int) -> None:
+        is_near = now_ns >= self._target_ns - 2 * _MARGIN_NS
+        self.next_look_ns = self._target_ns + (_MARGIN_NS if is_near else -_MARGIN_NS)

@@ -1,0 +1,146 @@
+"""What the core and the GPU worker say to each other: one JSON object per datagram.
+
+core -> worker    hello, ping, lease, restore (answered by `reply` with the same request_id), want (unanswered)
+worker -> core    reply, samples, clock_set, gpu_state
+"""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.gpu.device import GpuIdentity
+
+LINK_VERSION = 1
+MAX_DATAGRAM_BYTES = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOwner:
+    """On whose behalf a GPU is changed."""
+
+    job_id: str
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One look at a GPU. The counter is given as it stood at its newest update, and when that was.
+
+    None is what is not known: a counter whose update has not been seen yet has no instant.
+    """
+
+    gpu_uuid: str
+    read_mono_ns: int
+    power_w: float | None
+    total_energy_j: float | None
+    energy_edge_mono_ns: int | None
+    sm_clock_mhz: int | None
+    temperature_celsius: float | None
+    is_power_capped: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSet:
+    """One clock change, from the wish to the effect; `effective_mono_ns` is when the clock was first read back.
+
+    With an `error` nothing was set. An idle GPU never shows a raised clock, so the effect may stay unknown.
+    """
+
+    gpu_uuid: str
+    requested_sm_clock_mhz: int
+    asked_mono_ns: int
+    called_mono_ns: int
+    returned_mono_ns: int
+    effective_mono_ns: int | None
+    actual_sm_clock_mhz: int | None
+    error: str | None
+
+
+class GpuHealth(StrEnum):
+    """What can be expected of a GPU."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    WEDGED = "wedged"
+    LOST = "lost"
+    UNRESTORED = "unrestored"
+    OBSERVE_ONLY = "observe_only"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStateChange:
+    """A GPU's health and the reason for it."""
+
+    gpu_uuid: str
+    health: GpuHealth
+    detail: str
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Return a message as a datagram."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decode(datagram: bytes) -> dict[str, Any]:
+    """Return the message in a datagram.
+
+    Raises:
+        ProtocolError: not a JSON object with a type.
+    """
+    try:
+        message = json.loads(datagram)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolError("a JSON object with a type is expected")
+    return message
+
+
+def identity_row(identity: GpuIdentity) -> list[Any]:
+    """Return an identity as it travels."""
+    return [
+        identity.gpu_uuid,
+        identity.index,
+        identity.model_name,
+        list(identity.supported_sm_clocks_mhz),
+        identity.is_simulated,
+        identity.default_power_limit_w,
+        identity.blocking_power_w,
+    ]
+
+
+def identity_from_row(row: list[Any]) -> GpuIdentity:
+    """Return the identity in a row."""
+    uuid, index, name, clocks, is_simulated, limit_w, blocking_w = row
+    return GpuIdentity(uuid, index, name, tuple(clocks), is_simulated, limit_w, blocking_w)
+
+
+def sample_row(sample: GpuSample) -> list[Any]:
+    """Return a sample as it travels."""
+    return [
+        sample.gpu_uuid,
+        sample.read_mono_ns,
+        sample.power_w,
+        sample.total_energy_j,
+        sample.energy_edge_mono_ns,
+        sample.sm_clock_mhz,
+        sample.temperature_celsius,
+        sample.is_power_capped,
+    ]
+
+
+def clock_set_row(change: ClockSet) -> list[Any]:
+    """Return a clock change as it travels."""
+    return [
+        change.gpu_uuid,
+        change.requested_sm_clock_mhz,
+        change.asked_mono_ns,
+        change.called_mono_ns,
+        change.returned_mono_ns,
+        change.effective_mono_ns,
+        change.actual_sm_clock_mhz,
+        change.error,
+    ]

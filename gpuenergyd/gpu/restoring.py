@@ -1,0 +1,95 @@
+"""Putting GPUs back as the journal says: idempotent, one bad GPU stops no other."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.journal import Control, Journal, JournalEntry
+
+
+class RestoreResult(StrEnum):
+    """What became of one control of one GPU."""
+
+    RESTORED = "restored"
+    WOULD_RESTORE = "would_restore"
+    FORGOTTEN = "forgotten"
+    """The host was booted since: the driver has forgotten the change too."""
+    FAILED = "failed"
+    """Still journalled: try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOutcome:
+    """What became of one control of one GPU, and why."""
+
+    gpu_uuid: str
+    control: Control
+    result: RestoreResult
+    detail: str = ""
+
+
+def restore_from_journal(
+    journal: Journal,
+    controller: GpuController,
+    *,
+    driver: str,
+    gpu_uuids: Collection[str] | None = None,
+    is_dry_run: bool = False,
+) -> tuple[RestoreOutcome, ...]:
+    """Put back what the journal lists for this driver, last change first; what fails stays on the list.
+
+    Raises:
+        JournalError: the journal cannot be read or written.
+    """
+    content = journal.read()
+    if not journal.is_of_this_boot:
+        if not is_dry_run:
+            journal.remove({e.key for e in content.entries})
+        return tuple(
+            RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FORGOTTEN, "the host was booted since")
+            for e in content.entries
+        )
+    outcomes = []
+    for entry in reversed(content.entries):
+        if entry.driver != driver or (gpu_uuids is not None and entry.gpu_uuid not in gpu_uuids):
+            continue
+        outcomes.append(_describe(entry) if is_dry_run else _restore_entry(journal, controller, entry))
+    return tuple(outcomes)
+
+
+def _restore_entry(journal: Journal, controller: GpuController, entry: JournalEntry) -> RestoreOutcome:
+    try:
+        with journal.gpu_lock(entry.gpu_uuid):
+            detail = _put_back(controller, entry)
+            controller.read(entry.gpu_uuid)
+            journal.remove({entry.key})
+    except GpuEnergyError as error:
+        return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.FAILED, str(error))
+    return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.RESTORED, detail)
+
+
+def _put_back(controller: GpuController, entry: JournalEntry) -> str:
+    match entry.control:
+        case Control.SM_CLOCK_LOCK:
+            if entry.saved_value is None:
+                controller.reset_sm_clock(entry.gpu_uuid)
+                return "clock lock removed"
+            controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
+            return f"clock locked at the configured {entry.saved_value:g} MHz"
+        case Control.POWER_LIMIT:
+            return "nothing sets power limits"
+        case _:
+            assert_never(entry.control)
+
+
+def _describe(entry: JournalEntry) -> RestoreOutcome:
+    what = "remove the clock lock" if entry.saved_value is None else f"set {entry.saved_value:g}"
+    return RestoreOutcome(
+        entry.gpu_uuid,
+        entry.control,
+        RestoreResult.WOULD_RESTORE,
+        f"{what} that job {entry.job_id} (pid {entry.owner_pid}) changed",
+    )
