@@ -22,17 +22,17 @@ from gpuenergyd.core.policy import ClockPolicy, JobView
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
-from tests.support.virtual_training import VirtualTraining, Work
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
 IMBALANCE = (1.0, 0.93, 1.0, 1.10)
 
 
 def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
-    work = {}
+    work: dict[tuple[int, InstructionKind], Work] = {}
     for rank, scale in enumerate(IMBALANCE):
-        work[rank, F] = Work(0.0120 * scale, 0.0382 * scale, 0.25)
-        work[rank, B] = Work(0.0270 * scale, 0.0660 * scale, 0.27)
+        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
+        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
     return VirtualTraining(one_forward_one_backward(4, 8), work, policy, **overrides)  # type: ignore[arg-type]
 
 

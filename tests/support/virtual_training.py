@@ -3,9 +3,11 @@
 Nothing waits and nothing is random unless asked for, so a run of a hundred iterations takes as long as the policy does.
 """
 
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gpuenergyd.core.job import Job, JobDescription, JobRules
 from gpuenergyd.core.messages import (
@@ -37,24 +39,45 @@ from gpuenergyd.core.telemetry import (
 CLOCKS_MHZ = tuple(range(1410, 209, -15))
 
 
+class Work(Protocol):
+    """What one kind of instruction is on one rank, whatever it really depends on."""
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        ...
+
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        ...
+
+
+def a100_power_w(active_w_per_mhz: float, sm_clock_mhz: int) -> float:
+    """Return the power of an A100-SXM (published GPT-3 tables): 34.6 W static, knee at 1104 MHz, 1.213 V ratio."""
+    voltage = 1 + 0.213 * max(0.0, sm_clock_mhz - 1104) / (1410 - 1104)
+    return 34.6 + active_w_per_mhz * sm_clock_mhz * voltage**2
+
+
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What one kind of instruction is on one rank: time parts at maximum clock and dynamic power."""
+class A100Work:
+    """Time parts at the maximum clock; watts per MHz of SMs that are busy all the time."""
 
     memory_time_s: float
     compute_time_s: float
     power_w_per_mhz: float
-    """Watts per MHz of SMs that are busy all the time."""
 
     def time_s(self, sm_clock_mhz: int) -> float:
         """Return how long it takes at a clock."""
         return self.memory_time_s + self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz
 
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        active_ratio = self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz / self.time_s(sm_clock_mhz)
+        return a100_power_w(active_ratio * self.power_w_per_mhz, sm_clock_mhz)
 
-def power_w(coefficient_w_per_mhz: float, sm_clock_mhz: int) -> float:
-    """Return the power of an A100-SXM (published GPT-3 tables): 34.6 W static, knee at 1104 MHz, 1.213 V ratio."""
-    voltage = 1 + 0.213 * max(0.0, sm_clock_mhz - 1104) / (1410 - 1104)
-    return 34.6 + coefficient_w_per_mhz * sm_clock_mhz * voltage**2
+
+def a100_waiting_power_w(sm_clock_mhz: int) -> float:
+    """Return the power while waiting for a peer: the published 83.64 W at the top, falling with the clock (assumed)."""
+    return a100_power_w(0.0236, sm_clock_mhz)
 
 
 @dataclass
@@ -72,7 +95,15 @@ class VirtualTraining:
     step_overhead_s: float = 0.02
     rules: JobRules = field(default_factory=JobRules)
     seed: int = 0
-    waiting_w_per_mhz: float = 0.0236
+    waiting_power_w: Callable[[int], float] = a100_waiting_power_w
+    clocks_mhz: tuple[int, ...] = CLOCKS_MHZ
+    model_name: str = "A100 (virtual)"
+    energy_noise_ratio: float = 0.0
+    """Relative error of the energy that a counter shows for one iteration."""
+    counter_period_s: float = 0.0
+    """Counters show only the energy of the last instant of this grid; 0: exact at every boundary."""
+    slowdown_of: Callable[[int, int], float] = lambda _rank, _iteration: 1.0
+    """What else makes a rank slower, by rank and iteration: drift, throttling, a neighbour."""
     slow_factor_when_tuned: float = 1.0
     """A pipeline that lies: everything takes this much longer below the top clock than profiling showed."""
 
@@ -84,12 +115,16 @@ class VirtualTraining:
         self.history: list[tuple[float, float, str | None]] = []
         self.now_s = 100.0
         self.iteration_index = 0
-        self.clocks = {r: ClockHistory(CLOCKS_MHZ[0]) for r in range(ranks)}
+        self.clocks = {r: ClockHistory(self.clocks_mhz[0]) for r in range(ranks)}
         self.counters = {r: EnergyCounter() for r in range(ranks)}
         self.total_j = dict.fromkeys(range(ranks), 1000.0)
         self.pending: dict[int, list[tuple[float, int]]] = {r: [] for r in range(ranks)}
-        self.clock_now = dict.fromkeys(range(ranks), CLOCKS_MHZ[0])
+        self.clock_now = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
+        self._last_total_j = dict(self.total_j)
+        self._error_j = dict.fromkeys(range(ranks), 0.0)
+        self._iteration_error = dict.fromkeys(range(ranks), 0.0)
+        self._unheard: list[RankIteration] = []
         self.epoch = 0
         self.has_lease = False
         self.changes: tuple[tuple[ClockChange, ...], ...] = ((),) * ranks
@@ -109,7 +144,7 @@ class VirtualTraining:
             self.rules,
         )
         for r, order in enumerate(self.schedule.orders):
-            gpu = GpuView(f"GPU-{r}", "A100 (virtual)", CLOCKS_MHZ, self.switch_latency_s, 83.64)
+            gpu = GpuView(f"GPU-{r}", self.model_name, self.clocks_mhz, self.switch_latency_s)
             self.tell(RankJoined(r, order, gpu))
 
     def tell(self, event: Event) -> None:
@@ -149,7 +184,7 @@ class VirtualTraining:
         """Put all clocks back; without a lease the worker refuses further wishes."""
         self.has_lease = False
         for r in self.pending:
-            self.pending[r] = [(self.now_s, CLOCKS_MHZ[0])]
+            self.pending[r] = [(self.now_s, self.clocks_mhz[0])]
 
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""
@@ -162,12 +197,15 @@ class VirtualTraining:
             if apply_at <= index:
                 self.epoch, self.changes = epoch, changes
         begin_s = self.now_s
+        for r in self._iteration_error:
+            self._iteration_error[r] = self.random.gauss(0, self.energy_noise_ratio) if self.energy_noise_ratio else 0.0
         spans, end_s = self._run_pipeline(begin_s)
         reports = []
         next_s = end_s + self.step_overhead_s
         for r, order in enumerate(self.schedule.orders):
             self._wait_until(r, next_s, spans)
-            self.counters[r].record(self._ns(next_s), self.total_j[r])
+            if not self.counter_period_s:
+                self.counters[r].record(self._ns(next_s), self._shown_j(r, self.total_j[r]))
             reports.append(
                 RankIteration(
                     pp_rank=r,
@@ -186,8 +224,10 @@ class VirtualTraining:
         self._energy_before_j = energy_j
         self.now_s = next_s
         self.iteration_index += 1
-        for report in reports:
+        # The core hears of an iteration while the next one runs: only then have the counters moved past its end.
+        for report in self._unheard:
             self.tell(RankReported(report))
+        self._unheard = reports
 
     def _plan_id(self) -> str | None:
         return next((plan_id for _, epoch, plan_id, _ in self.slices if epoch == self.epoch), None)
@@ -222,16 +262,33 @@ class VirtualTraining:
         at_s = start_s
         while True:
             clock = self._clock_at(r, at_s)
-            time_s = work.time_s(clock)
-            if self.slow_factor_when_tuned != 1.0 and self._plan_id_is_tuned() and clock < CLOCKS_MHZ[0]:
+            time_s = work.time_s(clock) * self.slowdown_of(r, self.iteration_index)
+            if self.slow_factor_when_tuned != 1.0 and self._plan_id_is_tuned() and clock < self.clocks_mhz[0]:
                 time_s *= self.slow_factor_when_tuned
             until_s = min(at_s + left * time_s, self.pending[r][0][0] if self.pending[r] else float("inf"))
-            active_ratio = work.compute_time_s * CLOCKS_MHZ[0] / clock / work.time_s(clock)
-            self.total_j[r] += power_w(active_ratio * work.power_w_per_mhz, clock) * (until_s - at_s)
+            self._spend(r, work.power_w(clock), at_s, until_s)
             left -= (until_s - at_s) / time_s
             at_s = until_s
             if left <= 1e-12:
                 return at_s
+
+    def _spend(self, r: int, power_w: float, from_s: float, until_s: float) -> None:
+        """Add energy, showing the counter's value at each instant of its grid that is passed."""
+        if self.counter_period_s:
+            edge = math.floor(from_s / self.counter_period_s) + 1
+            while edge * self.counter_period_s <= until_s:
+                at_s = edge * self.counter_period_s
+                self.counters[r].record(self._ns(at_s), self._shown_j(r, self.total_j[r] + power_w * (at_s - from_s)))
+                edge += 1
+        self.total_j[r] += power_w * (until_s - from_s)
+
+    def _shown_j(self, r: int, total_j: float) -> float:
+        """Return what the counter says: its error is a random walk, so that each window's is independent."""
+        if self.energy_noise_ratio:
+            since_j = total_j - self._last_total_j[r]
+            self._error_j[r] += since_j * self._iteration_error[r]
+        self._last_total_j[r] = total_j
+        return total_j + self._error_j[r]
 
     def _plan_id_is_tuned(self) -> bool:
         return (self._plan_id() or "").startswith("tuned")
@@ -241,7 +298,7 @@ class VirtualTraining:
         while at_s < until_s:
             clock = self._clock_at(r, at_s)
             next_s = min(until_s, self.pending[r][0][0] if self.pending[r] else float("inf"))
-            self.total_j[r] += power_w(self.waiting_w_per_mhz, clock) * (next_s - at_s)
+            self._spend(r, self.waiting_power_w(clock), at_s, next_s)
             at_s = next_s
         self._free_s[r] = max(self._free_s[r], until_s)
 
