@@ -11,7 +11,7 @@ def time_text(time_s: float | None) -> str:
     if time_s < 0.9995:
         return f"{time_s * 1e3:.1f} ms"
     if time_s < 100.0:
-        return f"{time_s:.3f} s"
+        return f"{time_s:.3f} s" if time_s < 10.0 else f"{time_s:.1f} s"
     minutes, seconds = divmod(round(time_s), 60)
     if minutes < 100:
         return f"{minutes} min {seconds} s"
@@ -36,6 +36,13 @@ def ratio_text(ratio: float | None) -> str:
         return MISSING
     percent = round(ratio * 100, 1) + 0.0  # -0.0 reads as a mistake
     return f"{percent:+.1f} %"
+
+
+def difference_text(energy_j: float | None) -> str:
+    """Return how much more or less energy: 12.3 J more, 0.4 kJ less."""
+    if energy_j is None:
+        return MISSING
+    return f"{energy_text(abs(energy_j))} {'less' if energy_j < 0 else 'more'}"
 
 
 def power_text(power_w: float | None) -> str:

@@ -39,6 +39,7 @@ def report_page(history: History, reports: Sequence[JobReport], *, made_at: date
     environment.filters |= {
         "time": figures.time_text,
         "energy": figures.energy_text,
+        "difference": figures.difference_text,
         "ratio": figures.ratio_text,
         "clock": figures.clock_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),

@@ -8,8 +8,10 @@ from gpuenergyd.store.queries import IterationRow
 
 _WIDTH = 1000.0
 _LEFT = 64.0
-_PANEL_HEIGHT = 110.0
-_PANEL_GAP = 30.0
+_TITLE_HEIGHT = 28.0
+_PLOT_HEIGHT = 110.0
+_PANEL_HEIGHT = _TITLE_HEIGHT + _PLOT_HEIGHT
+_PANEL_GAP = 22.0
 
 
 def series_svg(iterations: Sequence[IterationRow]) -> str:
@@ -47,12 +49,11 @@ def _panel(
     highest = regular[-1] * 1.05
     first, last = iterations[0].iteration_index, iterations[-1].iteration_index
     across = (_WIDTH - _LEFT - 16.0) / max(1, last - first)
-    bottom = top + 20.0 + _PANEL_HEIGHT - 20.0
-    height = _PANEL_HEIGHT - 20.0
+    bottom = top + _PANEL_HEIGHT
     parts = [
         f'<text class="title" x="0" y="{top + 12:.1f}">{escape(name)}</text>',
         f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8:.0f}" y1="{bottom:.1f}" y2="{bottom:.1f}"/>',
-        _tick(bottom - height, text(highest)),
+        _tick(bottom - _PLOT_HEIGHT, text(highest)),
         _tick(bottom, "0"),
     ]
     for row in iterations:
@@ -60,7 +61,7 @@ def _panel(
         if figure is None:
             continue
         x = _LEFT + 8.0 + (row.iteration_index - first) * across
-        y = bottom - min(figure / highest, 1.0) * height
+        y = bottom - min(figure / highest, 1.0) * _PLOT_HEIGHT
         kind = f"{row.plan_purpose or 'mixed'}" if row.is_regular else "irregular"
         tooltip = f"iteration {row.iteration_index}, {kind}: {text(figure)}"
         parts.append(

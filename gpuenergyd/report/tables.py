@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpuenergyd.report.figures import MISSING, energy_text, ratio_text, time_text
+from gpuenergyd.report.figures import MISSING, difference_text, energy_text, ratio_text, time_text
 from gpuenergyd.report.job import JobReport
 
 
@@ -74,7 +74,8 @@ def job_table(report: JobReport) -> RenderableType:
         low, high = report.saving_interval.low, report.saving_interval.high
         lines[0] += f" (95 %: {ratio_text(low)} to {ratio_text(high)})"
     lines.append(
-        f"profiling: {job.num_profile_iterations} iterations, {energy_text(report.profiling_cost_j)} beyond baseline"
+        f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)}"
+        " than as many baseline ones"
     )
     if job.is_simulated:
         lines.append(SIMULATED_NOTE)

@@ -1,0 +1,251 @@
+"""`gpuenergyd demo`: the whole loop on simulated GPUs with a real pipeline; private, and gone without a trace."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpuenergyd.cli.output import JsonOption, print_json
+from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
+
+_STATUS_PERIOD_S = 0.5
+_START_LIMIT_S = 60.0
+_JOB_NAME = "demo-gpt"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRequest:
+    """What to demonstrate."""
+
+    num_gpus: int
+    gpu_model: str
+    num_microbatches: int
+    baseline_iterations: int
+    tuned_iterations: int
+    policy: str
+    max_slowdown_ratio: float
+    seed: int
+    time_limit_s: float
+
+
+def demo(
+    *,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML page to write.")] = Path(
+        "gpuenergyd-demo-report.html"
+    ),
+    gpus: Annotated[int, typer.Option(min=2, max=8, help="Simulated GPUs, one pipeline stage each.")] = 4,
+    gpu_model: Annotated[str, typer.Option(metavar="MODEL", help="a100-sxm, a40, ...")] = "a100-sxm",
+    microbatches: Annotated[int, typer.Option(min=1, max=64, help="Microbatches per iteration.")] = 8,
+    baseline_iterations: Annotated[int, typer.Option(min=1, max=1000, help="Un-tuned iterations.")] = 10,
+    tuned_iterations: Annotated[int, typer.Option(min=1, max=1000, help="Planned iterations.")] = 12,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="As `gpuenergyd policies` lists.")] = "bubble-aware",
+    max_slowdown: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="RATIO", help="0.05 is 5 %.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the simulated GPUs' noise and the training.")] = 0,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Leave history, logs and simulated GPUs here.")
+    ] = None,
+    time_limit_s: Annotated[float, typer.Option(min=1.0, help="Give up after this many seconds.")] = 600.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Show the whole loop on simulated GPUs.
+
+    Trains a small GPT on a real pipeline under a private daemon: baseline, profiling, planned iterations, a report.
+    """
+    from gpuenergyd.daemon.plugins import check_policy_name  # noqa: PLC0415  start fast
+
+    check_policy_name(policy)
+    for module in ("torch", "gpuenergyd_trainers"):
+        if importlib.util.find_spec(module) is None:
+            raise GpuEnergyError(f"the demo trains with {module}: pip install 'gpuenergyd[daemon,trainers]'")
+    if not out.parent.is_dir():
+        raise UsageError(f"cannot write {out}: no folder {out.parent}")
+    request = DemoRequest(
+        num_gpus=gpus,
+        gpu_model=gpu_model,
+        num_microbatches=microbatches,
+        baseline_iterations=baseline_iterations,
+        tuned_iterations=tuned_iterations,
+        policy=policy,
+        max_slowdown_ratio=max_slowdown,
+        seed=seed,
+        time_limit_s=time_limit_s,
+    )
+    with _folder(keep) as folder:
+        database_url = _run(request, folder, as_json=as_json)
+        figures = _report(request, database_url, out, as_json=as_json)
+    if as_json:
+        print_json(figures)
+    return 0
+
+
+def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
+    """Train until enough planned iterations have run; return where the history is. Nothing is left running."""
+    from gpuenergyd.cli.demo_processes import Children, raise_on_termination  # noqa: PLC0415  start fast
+    from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
+    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
+    from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: PLC0415
+
+    # A daemon that already runs here, and what is set for it, shall not meet this one.
+    for name in [name for name in os.environ if name.startswith("GPUENERGYD_") and name != "GPUENERGYD_DEBUG"]:
+        del os.environ[name]
+    config, world = folder / "config.toml", folder / "world"
+    config.touch()
+    settings = load_settings(
+        config, driver="simulated", world_path=world, runtime_dir=folder / "run", state_dir=folder / "state"
+    )
+    host = SimulatedHost.create(world, [request.gpu_model] * request.num_gpus, seed=request.seed)
+    host.close()
+    raise_on_termination()
+    client = DaemonClient(str(settings.socket_path))
+    with _progress(request, as_json=as_json) as progress:
+        with Children(folder) as children:
+            progress.say(f"starting a private daemon on {request.num_gpus} simulated GPUs ({request.gpu_model})")
+            children.start(
+                "daemon",
+                [
+                    "gpuenergyd.cli.main", "serve",
+                    "--config", str(config),
+                    "--driver", "simulated",
+                    "--world", str(world),
+                    "--runtime-dir", str(settings.runtime_dir),
+                    "--state-dir", str(settings.state_dir),
+                    "--policy", request.policy,
+                    "--max-slowdown", str(request.max_slowdown_ratio),
+                    "--baseline-iterations", str(request.baseline_iterations),
+                ],
+            )  # fmt: skip
+            _wait_for_daemon(client, children)
+            progress.say("training a small GPT: real torch, real pipeline, real gradients; the GPUs are simulated")
+            children.start(
+                "training",
+                [
+                    "gpuenergyd_trainers.gpt_demo",
+                    "--world", str(world),
+                    "--stages", str(request.num_gpus),
+                    "--microbatches", str(request.num_microbatches),
+                    "--seed", str(request.seed),
+                    "--job", _JOB_NAME,
+                ],
+                GPUENERGYD_SOCKET=str(settings.socket_path),
+            )  # fmt: skip
+            _watch(request, client, children, progress)
+            progress.say("stopping the training, then the daemon")
+        client.close()
+    _check_clocks_are_back(world)
+    return settings.database_url
+
+
+def _wait_for_daemon(client: Any, children: Any) -> None:
+    until = time.monotonic() + _START_LIMIT_S
+    while True:
+        children.check()
+        try:
+            client.get_status()
+        except DaemonNotRunningError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _watch(request: DemoRequest, client: Any, children: Any, progress: Any) -> None:
+    """Show the daemon's state until enough planned iterations have run."""
+    until = time.monotonic() + request.time_limit_s
+    while True:
+        children.check()
+        status = client.get_status()
+        progress.show(status)
+        job = status["jobs"][0] if status["jobs"] else None
+        if job and (job["num_tuned_iterations"] or 0) >= request.tuned_iterations:
+            return
+        if time.monotonic() > until:
+            phase = f"phase {job['phase']}: {job['plan_reason']}" if job else "no job has registered"
+            raise GpuEnergyError(f"not enough planned iterations within {request.time_limit_s:g} s; {phase}")
+        time.sleep(_STATUS_PERIOD_S)
+
+
+def _check_clocks_are_back(world: Path) -> None:
+    """Check that the daemon has left every simulated GPU as it found it."""
+    from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: PLC0415  start fast
+
+    host = SimulatedHost.open(world)
+    try:
+        slow = [gpu.index for gpu in host.identities() if host.locked_sm_clock_mhz(gpu.gpu_uuid) is not None]
+    finally:
+        host.close()
+    if slow:
+        raise GpuEnergyError(f"the daemon has left a clock lock on simulated GPU {', '.join(map(str, slow))}")
+
+
+def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool) -> dict[str, Any]:
+    """Print the table, write the page, and return the figures."""
+    from gpuenergyd.cli.output import people_console  # noqa: PLC0415  start fast
+    from gpuenergyd.cli.report import write_text  # noqa: PLC0415
+    from gpuenergyd.report.job import job_reports  # noqa: PLC0415
+    from gpuenergyd.report.page import report_page  # noqa: PLC0415
+    from gpuenergyd.report.tables import job_table  # noqa: PLC0415
+    from gpuenergyd.store import open_history  # noqa: PLC0415
+
+    with open_history(database_url) as history:
+        reports = job_reports(history, job=_JOB_NAME)
+        if not reports:
+            raise GpuEnergyError("the history holds no job: the training never registered")
+        note = "This was the demo: a small GPT on simulated GPUs under a private daemon."
+        write_text(out, report_page(history, reports, made_at=datetime.now().astimezone(), note=note))
+    job = reports[-1].summary
+    if not as_json:
+        console = people_console()
+        console.print(job_table(reports[-1]))
+        console.print(f"timelines before and after: {out}", soft_wrap=True)
+    return {
+        "baseline_iteration_time_s": job.baseline_time_s,
+        "iteration_time_s": job.iteration_time_s,
+        "baseline_energy_j": job.baseline_energy_j,
+        "energy_j": job.energy_per_iteration_j,
+        "saving_ratio": job.saving_ratio,
+        "slowdown_ratio": job.slowdown_ratio,
+        "policy": job.policy,
+        "gpus": request.num_gpus,
+        "simulated": job.is_simulated,
+        "report_path": str(out),
+    }
+
+
+def _progress(request: DemoRequest, *, as_json: bool) -> Any:
+    """Return the live view on a terminal, plain lines elsewhere; beside JSON all of it goes to stderr."""
+    from rich.console import Console  # noqa: PLC0415  start fast
+
+    from gpuenergyd.cli.demo_progress import LineProgress, LiveProgress  # noqa: PLC0415
+
+    console = Console(stderr=as_json, highlight=False)
+    wanted = {"baseline_iterations": request.baseline_iterations, "tuned_iterations": request.tuned_iterations}
+    if console.is_terminal:
+        return LiveProgress(console, **wanted)
+    return LineProgress(lambda text: typer.echo(text, err=as_json), **wanted)
+
+
+@contextlib.contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """Yield the demo's private folder: short enough for socket paths, removed at the end unless it is to be kept."""
+    if keep is not None:
+        try:
+            keep.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise UsageError(f"--keep {keep}: {error.strerror}; name a folder that does not exist yet") from None
+        yield keep.resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-demo-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

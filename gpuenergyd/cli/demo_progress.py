@@ -1,0 +1,121 @@
+"""What the demo shows while it runs: a live view on a terminal, a line per change elsewhere."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from gpuenergyd.report.figures import energy_text, ratio_text, time_text
+from gpuenergyd.report.live import Status, status_view
+
+
+class Progress(Protocol):
+    """Shows where the demo is."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show what happens now."""
+        ...
+
+    def show(self, status: Status) -> None:
+        """Show the daemon's state."""
+        ...
+
+
+class LiveProgress:
+    """The daemon's state, redrawn in place and gone at the end."""
+
+    def __init__(self, console: Console, *, baseline_iterations: int, tuned_iterations: int) -> None:
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+        self._wanted = (baseline_iterations, tuned_iterations)
+        self._text = ""
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Show what happens now."""
+        self._text = text
+        self._live.update(Text(text, style="bold"), refresh=True)
+
+    def show(self, status: Status) -> None:
+        """Show the daemon's state under a line of the three phases."""
+        steps = Text()
+        for name, done, wanted, is_now in _steps(status, *self._wanted):
+            steps.append(f"{'>' if is_now else ' '} {name} ", style="bold" if is_now else "dim")
+            steps.append(f"{done}/{wanted}   " if wanted else f"{done}   ", style="" if is_now else "dim")
+        self._live.update(Group(Text(self._text, style="bold"), steps, status_view(status)), refresh=True)
+
+
+class LineProgress:
+    """A line when the phase changes and one every few iterations, for pipes and logs."""
+
+    _EVERY_ITERATIONS = 10
+
+    def __init__(self, print_line: Callable[[str], None], *, baseline_iterations: int, tuned_iterations: int) -> None:
+        self._print = print_line
+        self._wanted = (baseline_iterations, tuned_iterations)
+        self._last: tuple[str, int] = ("", 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Print what happens now."""
+        self._print(text)
+
+    def show(self, status: Status) -> None:
+        """Print a line if there is news."""
+        for name, done, wanted, is_now in _steps(status, *self._wanted):
+            mark = (name, done // self._EVERY_ITERATIONS)
+            if is_now and mark != self._last:
+                self._last = mark
+                of = f" of {wanted}" if wanted else ""
+                self._print(f"{name}: {done}{of} iterations{_figures(status['jobs'][0])}")
+
+
+def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, int | None, bool]]:
+    """Return name, iterations done, iterations wanted and whether it runs now, for each of the three phases."""
+    if not status["jobs"]:
+        return []
+    job = status["jobs"][0]
+    purpose = job["plan_purpose"]
+    counts = {name: job[f"num_{name}_iterations"] or 0 for name in ("baseline", "profile", "tuned")}
+    return [
+        ("baseline", counts["baseline"], baseline, purpose in {None, "baseline"}),
+        ("profiling", counts["profile"], None, purpose == "profile"),
+        ("planned", counts["tuned"], tuned, purpose == "tuned"),
+    ]
+
+
+def _figures(job: Mapping[str, Any]) -> str:
+    """Return what is known so far of a job, as the end of a line."""
+    if job["saving_ratio"] is not None:
+        slower = f"{ratio_text(job['slowdown_ratio'])} time"
+        return f", {energy_text(job['energy_j'])} an iteration: saves {ratio_text(job['saving_ratio'])} at {slower}"
+    if job["baseline_time_s"] is not None:
+        return f", un-tuned {time_text(job['baseline_time_s'])} and {energy_text(job['baseline_energy_j'])}"
+    return ""
