@@ -5,11 +5,12 @@ The baseline is every instruction at its maximum clock under the plain schedule.
 
 import time
 
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline import DependencyGraph
 from gpuenergyd.core.policy import OfflinePlan, OfflineRequest
-from gpuenergyd.core.profile import PipelineProfile
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
-from gpuenergyd_policies.planning.frontier import frontier, solve, warm_up
+from gpuenergyd.errors import UsageError
+from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, warm_up
+from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
+from gpuenergyd_policies.planning.judging import baseline, rank_orders
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:
@@ -17,48 +18,50 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
 
     Raises:
         TargetError: no plan is fast enough; the message says what T_min is.
+        UsageError: extra in-flight microbatches for a schedule that takes none.
     """
     warm_up()
     began_cpu_s = time.process_time()
-    graph = request.graph
-    baseline_time_s, baseline_energy_j = full_speed(graph, request.profile)
-    solved = solve(
-        graph,
-        request.profile,
-        deadline_s=request.target.iteration_time_s(baseline_time_s),
-        forced=request.target.is_forced,
-    )
+    reference = baseline(request.graph, request.profile)
+    deadline_s = request.target.iteration_time_s(reference.iteration_time_s)
+    graph, extra_inflight, solved = _solved(request, deadline_s)
     points = frontier(graph, request.profile, until_slowest=False).points if request.want_frontier else ()
     return OfflinePlan(
-        orders=orders(graph),
+        orders=rank_orders(graph),
         sm_clocks_mhz=dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)),
-        baseline_time_s=baseline_time_s,
-        baseline_energy_j=baseline_energy_j,
+        baseline_time_s=reference.iteration_time_s,
+        baseline_energy_j=reference.energy_j,
         iteration_time_s=solved.iteration_time_s,
         energy_j=solved.energy_j,
         lower_bound_j=solved.lower_bound_j,
         solve_cpu_s=time.process_time() - began_cpu_s,
+        extra_inflight=extra_inflight,
         frontier=points,
     )
 
 
-def full_speed(graph: DependencyGraph, profile: PipelineProfile) -> tuple[float, float]:
-    """Return iteration time and energy with every instruction at its maximum clock."""
-    options = [profile[instruction.instruction_class].at_max_clock for instruction in graph.instructions]
-    durations_s = [option.time_s for option in options]
-    iteration_time_s = timeline(graph, durations_s).iteration_time_s
-    return iteration_time_s, iteration_energy_j(
-        energies_j=[option.energy_j for option in options],
-        durations_s=durations_s,
-        iteration_time_s=iteration_time_s,
-        num_ranks=graph.num_ranks,
-        blocking_power_w=profile.blocking_power_w,
+def _solved(request: OfflineRequest, deadline_s: float) -> tuple[DependencyGraph, tuple[int, ...], SolvedPlan]:
+    """Return the graph to run, its extra in-flight microbatches, and its clocks."""
+    forced = request.target.is_forced
+    if request.extra_inflight is None:
+        return request.graph, (), solve(request.graph, request.profile, deadline_s=deadline_s, forced=forced)
+    schedule = request.schedule
+    if schedule is None or schedule.name != "1f1b":
+        raise UsageError(
+            f"extra in-flight microbatches need schedule 1f1b, this one is {schedule.name if schedule else 'unknown'}"
+        )
+    limit = request.options.get("memory_limit_microbatches")
+    caps = caps_from_microbatches([int(part) for part in limit.split(",")]) if limit else None
+    if isinstance(request.extra_inflight, int):
+        most = request.extra_inflight
+        caps = tuple(min(most, cap) for cap in caps or (most,) * schedule.num_ranks)
+    planned = plan_inflight(
+        schedule.num_ranks,
+        schedule.num_microbatches,
+        request.profile,
+        deadline_s=deadline_s,
+        forced=forced,
+        caps=caps,
+        communication_latency_s=float(request.options.get("communication_latency_s", "0")),
     )
-
-
-def orders(graph: DependencyGraph) -> tuple[tuple[Instruction, ...], ...]:
-    """Return what each rank runs, first to last."""
-    by_rank: list[list[Instruction]] = [[] for _ in range(graph.num_ranks)]
-    for instruction in graph.instructions:
-        by_rank[instruction.pp_rank].append(instruction)
-    return tuple(tuple(order) for order in by_rank)
+    return planned.graph, planned.extra_inflight, planned.solved

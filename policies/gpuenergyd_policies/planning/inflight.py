@@ -1,0 +1,159 @@
+"""Chooses how far each stage of 1F1B runs ahead, together with the clocks: the largest lever on energy at full speed.
+
+Theory of operation. With balanced stages plain 1F1B has no slack between its stages: the loop of one microbatch
+through the stages behind and back is exactly as long as the microbatches in flight take. Each further microbatch in
+flight on stage s gives that loop slack, and slack is what clocks turn into energy. More is not always better: beyond
+about twice the plain number, the drain at the end costs more than the slack brings. So the search starts from
+vectors proportional to the distance from the last stage, and then moves single stages and whole fronts of stages up
+and down while that lowers the optimum of the relaxation, which is smoother and quicker to get than a rounded plan.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuenergyd.core.pipeline import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
+
+PROPORTIONS = (0.5, 1.0, 1.5, 2.0, 2.5)
+"""Extra microbatches per stage of distance from the last one, to start from."""
+SEARCH_TOLERANCE = 2e-3
+"""Hulls are thinned this much while vectors are compared."""
+FINALISTS = 3
+MAX_SOLVES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class InflightPlan:
+    """A 1F1B schedule with extra microbatches in flight, and the best clocks found for it."""
+
+    schedule: Schedule
+    graph: DependencyGraph
+    solved: SolvedPlan
+
+    @property
+    def extra_inflight(self) -> tuple[int, ...]:
+        """How many microbatches each rank keeps in flight beyond plain 1F1B."""
+        return self.schedule.extra_inflight or (0,) * self.schedule.num_ranks
+
+
+def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[int, ...]:
+    """Return how many more microbatches fit on each rank than plain 1F1B keeps in flight.
+
+    Raises:
+        ScheduleError: plain 1F1B itself does not fit.
+    """
+    num_ranks = len(memory_limit_microbatches)
+    for pp_rank, limit in enumerate(memory_limit_microbatches):
+        if limit < num_ranks - pp_rank:
+            raise ScheduleError(
+                f"1F1B keeps {num_ranks - pp_rank} microbatches in flight on rank {pp_rank}, memory holds {limit}"
+            )
+    return tuple(limit - (num_ranks - pp_rank) for pp_rank, limit in enumerate(memory_limit_microbatches))
+
+
+def caps_from_bytes(free_bytes: Sequence[int], activation_bytes: Sequence[int]) -> tuple[int, ...]:
+    """Return how many more microbatches fit on each rank: memory still free under 1F1B, one microbatch's activations.
+
+    Raises:
+        ScheduleError: sizes that are not positive.
+    """
+    for pp_rank, (free, size) in enumerate(zip(free_bytes, activation_bytes, strict=True)):
+        if free < 0 or size < 1:
+            raise ScheduleError(
+                f"rank {pp_rank}: {free} bytes free, {size} bytes per microbatch: must be >= 0 and >= 1"
+            )
+    return tuple(free // size for free, size in zip(free_bytes, activation_bytes, strict=True))
+
+
+def plan_inflight(
+    num_ranks: int,
+    num_microbatches: int,
+    profile: PipelineProfile,
+    *,
+    deadline_s: float,
+    forced: bool = False,
+    caps: Sequence[int] | None = None,
+    communication_latency_s: Callable[[int, int], float] | float = 0.0,
+) -> InflightPlan:
+    """Return the best 1F1B found with at most `caps[r]` extra microbatches in flight on rank r (None: no limit).
+
+    Raises:
+        TargetError: even plain 1F1B cannot meet the deadline.
+    """
+    limits = [max(0, num_microbatches - (num_ranks - r)) for r in range(num_ranks)]
+    limits[-1] = 0
+    if caps is not None:
+        limits = [min(limit, cap) for limit, cap in zip(limits, caps, strict=True)]
+
+    def graph_of(extra: Sequence[int]) -> tuple[Schedule, DependencyGraph]:
+        schedule = one_forward_one_backward(num_ranks, num_microbatches, extra)
+        return schedule, dependency_graph(schedule, communication_latency_s=communication_latency_s)
+
+    def relaxed_energy_j(extra: tuple[int, ...]) -> float:
+        try:
+            return solve(
+                graph_of(extra)[1],
+                profile,
+                deadline_s=deadline_s,
+                forced=forced,
+                thin_tolerance=SEARCH_TOLERANCE,
+                effort=Effort.QUICK,
+            ).lower_bound_j
+        except TargetError:
+            return float("inf")
+
+    def full(extra: tuple[int, ...]) -> InflightPlan:
+        schedule, graph = graph_of(extra)
+        return InflightPlan(schedule, graph, solve(graph, profile, deadline_s=deadline_s, forced=forced))
+
+    ranked = _search(limits, relaxed_energy_j)
+    plans = [full(extra) for extra in ranked[:FINALISTS]]
+    return min(plans, key=lambda plan: plan.solved.energy_j) if plans else full((0,) * num_ranks)
+
+
+def _search(limits: Sequence[int], cost: Callable[[tuple[int, ...]], float]) -> list[tuple[int, ...]]:
+    """Return the vectors that can meet the deadline, cheapest first."""
+    num_ranks = len(limits)
+    known: dict[tuple[int, ...], float] = {}
+
+    def costed(extra: tuple[int, ...]) -> float:
+        if extra not in known:
+            known[extra] = cost(extra)
+        return known[extra]
+
+    best = (0,) * num_ranks
+    costed(best)
+    for proportion in PROPORTIONS:
+        start = _repaired([round(proportion * (num_ranks - 1 - r)) for r in range(num_ranks)], limits)
+        if costed(start) < known[best]:
+            best = start
+    improved = True
+    while improved and len(known) < MAX_SOLVES:
+        improved = False
+        for neighbour in _neighbours(best, limits):
+            if len(known) >= MAX_SOLVES:
+                break
+            if neighbour not in known and costed(neighbour) < known[best]:
+                best = neighbour
+                improved = True
+    return sorted((extra for extra in known if known[extra] < float("inf")), key=lambda extra: (known[extra], extra))
+
+
+def _neighbours(extra: tuple[int, ...], limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Give vectors one step away: one rank, or the first ranks up to it together, one more or one less."""
+    num_ranks = len(extra)
+    for last in reversed(range(num_ranks - 1)):
+        for step in (1, -1):
+            for first in (last, 0) if last else (last,):
+                moved = [k + step if first <= r <= last else k for r, k in enumerate(extra)]
+                yield _repaired(moved, limits)
+
+
+def _repaired(extra: Sequence[int], limits: Sequence[int]) -> tuple[int, ...]:
+    """Clip to the limits, and let no rank run ahead further than the one before it: that order would deadlock."""
+    result = [max(0, min(k, limit)) for k, limit in zip(extra, limits, strict=True)]
+    for r in range(len(result) - 1):
+        result[r + 1] = min(result[r + 1], result[r] + 1)
+    return tuple(result)
