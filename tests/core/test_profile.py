@@ -1,0 +1,105 @@
+"""Profiles: which options are worth considering, and what is refused."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
+from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.errors import ProfileError
+
+OPTIONS = st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(0.0, 1000.0)), min_size=1, max_size=12).map(
+    lambda values: instruction_profile((ClockOption(1000 - k, *v) for k, v in enumerate(values)), where="test")
+)
+
+
+def _clocks(options: tuple[ClockOption, ...]) -> list[int]:
+    return [o.sm_clock_mhz for o in options]
+
+
+def test_options_are_kept_highest_clock_first() -> None:
+    profile = instruction_profile([ClockOption(900, 1.2, 80.0), ClockOption(1400, 1.0, 100.0)], where="test")
+
+    assert profile.at_max_clock.sm_clock_mhz == 1400
+    assert profile.at_clock(900).energy_j == 80.0
+
+
+def test_throttled_top_clock_is_not_the_fastest() -> None:
+    profile = instruction_profile(
+        [ClockOption(1400, 1.0, 110.0), ClockOption(1350, 1.0, 100.0), ClockOption(1300, 0.99, 105.0)], where="test"
+    )
+
+    assert profile.fastest.sm_clock_mhz == 1300
+    assert _clocks(profile.pareto(0.0)) == [1300, 1350]
+
+
+def test_slowness_costs_nothing_while_it_only_replaces_waiting() -> None:
+    profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(700, 2.0, 110.0)], where="test")
+
+    assert _clocks(profile.pareto(blocking_power_w=0.0)) == [1400]
+    assert _clocks(profile.pareto(blocking_power_w=20.0)) == [1400, 700]
+
+
+def test_hull_leaves_out_what_a_mix_of_its_neighbours_beats() -> None:
+    profile = instruction_profile(
+        [ClockOption(1400, 1.0, 100.0), ClockOption(1200, 2.0, 95.0), ClockOption(1000, 3.0, 50.0)], where="test"
+    )
+
+    assert _clocks(profile.pareto(0.0)) == [1400, 1200, 1000]
+    assert _clocks(profile.lower_hull(0.0)) == [1400, 1000]
+
+
+@given(OPTIONS, st.floats(0.0, 200.0))
+def test_pareto_set_is_what_nothing_beats_and_the_hull_is_convex(
+    profile: InstructionProfile, blocking_power_w: float
+) -> None:
+    pareto = profile.pareto(blocking_power_w)
+    costs = [o.effective_energy_j(blocking_power_w) for o in pareto]
+    hull = profile.lower_hull(blocking_power_w)
+
+    assert [o.time_s for o in pareto] == sorted({o.time_s for o in pareto})
+    assert all(a > b for a, b in pairwise(costs))
+    assert (hull[0], hull[-1]) == (pareto[0], pareto[-1])
+    slopes = [
+        (b.effective_energy_j(blocking_power_w) - a.effective_energy_j(blocking_power_w)) / (b.time_s - a.time_s)
+        for a, b in pairwise(hull)
+    ]
+    assert all(a <= b + 1e-9 * abs(b) for a, b in pairwise(slopes))
+
+
+def test_clocks_between_measured_ones_are_interpolated_and_beyond_them_clipped() -> None:
+    profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0)], where="test")
+
+    assert profile.interpolated(1200) == ClockOption(1200, 1.5, 90.0)
+    assert profile.interpolated(1400) == profile.at_max_clock
+    assert profile.interpolated(2000) == profile.at_max_clock
+    assert profile.interpolated(500).sm_clock_mhz == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "where: no measurements"),
+        ([ClockOption(0, 1.0, 1.0)], "frequency 0 MHz must be > 0"),
+        ([ClockOption(900, 0.0, 1.0)], "time 0.0 s at 900 MHz"),
+        ([ClockOption(900, math.nan, 1.0)], "time nan s at 900 MHz"),
+        ([ClockOption(900, 1.0, -1.0)], "energy -1.0 J at 900 MHz"),
+        ([ClockOption(900, 1.0, math.inf)], "energy inf J at 900 MHz"),
+        ([ClockOption(900, 1.0, 1.0), ClockOption(900, 2.0, 1.0)], "900 MHz is given twice"),
+    ],
+)
+def test_measurements_that_make_no_sense_are_refused(options: list[ClockOption], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        instruction_profile(options, where="where")
+
+
+def test_missing_class_and_missing_clock_are_named() -> None:
+    profile = PipelineProfile({}, blocking_power_w=0.0)
+
+    with pytest.raises(ProfileError, match="no profile for B of stage 3 chunk 1"):
+        profile[InstructionClass(3, InstructionKind.B, 1)]
+    with pytest.raises(ProfileError, match="no measurement at 800 MHz; measured: 1400, 1000"):
+        instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0)], where="t").at_clock(800)
