@@ -5,8 +5,11 @@ from typing import Annotated
 import typer
 
 from gpuenergyd import __version__
+from gpuenergyd.cli.demo import demo
+from gpuenergyd.cli.plan import plan
 from gpuenergyd.cli.policies import policies
 from gpuenergyd.cli.report import report
+from gpuenergyd.cli.restore import restore
 from gpuenergyd.cli.serve import serve
 from gpuenergyd.cli.status import status
 
@@ -36,7 +39,5 @@ def _root(
     """Make GPU training use less energy at the same speed."""
 
 
-app.command()(serve)
-app.command()(status)
-app.command()(report)
-app.command()(policies)
+for _command in (demo, serve, status, report, plan, policies, restore):
+    app.command()(_command)
