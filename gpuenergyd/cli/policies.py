@@ -32,8 +32,9 @@ def policies(*, as_json: JsonOption = False) -> int:
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("name", "kind", "package", "version", ""):
-        table.add_column(title)
+    for title in ("name", "kind", "package", "version"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("")
     for kind, plugin in found:
         note = Text("ok") if plugin.error is None else Text(f"broken: {plugin.error}", style="bold red")
         table.add_row(plugin.name, kind, plugin.distribution, plugin.version, note)

@@ -38,8 +38,7 @@ def serve(
 
     It starts its GPU worker and its policy host itself and stops them with it.
     """
-    from gpuenergyd.daemon.app import serve as serve_daemon  # noqa: PLC0415  heavy: aiohttp, SQLAlchemy
-    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
+    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic
 
     settings = load_settings(
         config,
@@ -53,4 +52,6 @@ def serve(
         baseline_iterations=baseline_iterations,
         sample_period_s=sample_period_s,
     )
+    from gpuenergyd.daemon.app import serve as serve_daemon  # noqa: PLC0415  heavy: aiohttp, SQLAlchemy
+
     return serve_daemon(settings)

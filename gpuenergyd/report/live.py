@@ -45,16 +45,16 @@ def _gpus(status: Status) -> RenderableType:
     if not status["gpus"]:
         return Text("no GPU found")
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("GPU")
-    table.add_column("model", overflow="ellipsis", no_wrap=True)
-    table.add_column("state")
-    for name in ("clock", "asked for", "power", "temp", "age"):
+    table.add_column("GPU", no_wrap=True)
+    table.add_column("model", overflow="ellipsis", no_wrap=True, max_width=24)
+    table.add_column("state", no_wrap=True)
+    for name in ("clock", "asked", "power", "temp", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for gpu in status["gpus"]:
         asked = gpu["requested_sm_clock_mhz"]
         table.add_row(
             str(gpu["index"]),
-            gpu["model_name"] + (" (simulated)" if gpu["is_simulated"] else ""),
+            gpu["model_name"].removeprefix("NVIDIA "),
             Text(gpu["state"], style="" if gpu["state"] == "ok" else "bold red"),
             clock_text(gpu["sm_clock_mhz"]),
             "full" if asked is None else clock_text(asked),

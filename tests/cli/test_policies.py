@@ -1,0 +1,40 @@
+"""`gpuenergyd policies` lists what entry points offer, and says what is broken and why."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.cli.main import run
+
+
+@pytest.fixture
+def broken_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install a distribution whose policy cannot be imported."""
+    folder = tmp_path / "broken_plugin-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.2\n")
+    (folder / "entry_points.txt").write_text("[gpuenergyd.policies]\nshaky = no_such_module:Policy\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "shaky"
+
+
+def test_shipped_policies_are_listed_as_usable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["policies", "--json"]) == 0
+
+    rows = json.loads(capsys.readouterr().out)["policies"]
+    usable = {(row["kind"], row["name"]) for row in rows if row["is_usable"] and row["package"] == "gpuenergyd"}
+    for name in ("bubble-aware", "full-speed", "uniform"):
+        assert {("policy", name), ("planner", name)} <= usable
+
+
+def test_a_broken_plugin_is_listed_with_its_reason(broken_plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["policies", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["policies"]
+    assert run(["policies"]) == 0
+    table = capsys.readouterr().out
+
+    (row,) = (row for row in rows if row["name"] == broken_plugin)
+    assert (row["package"], row["version"], row["is_usable"]) == ("broken-plugin", "1.2", False)
+    assert "no_such_module" in row["error"]
+    assert "broken: ModuleNotFoundError" in " ".join(table.split())

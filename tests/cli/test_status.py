@@ -1,0 +1,117 @@
+"""`gpuenergyd status` shows what the daemon says, and its exit code tells whether all is well."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gpuenergyd.cli.main import run
+from gpuenergyd.report.live import status_view
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "pid": 12,
+    "uptime_s": 75.2,
+    "is_degraded": False,
+    "degraded_reasons": [],
+    "driver": "simulated",
+    "mode": "control",
+    "worker": {"pid": 13, "is_alive": True, "heartbeat_age_s": 0.1},
+    "policy_host": {"pid": 14, "is_alive": True},
+    "gpus": [
+        {
+            "gpu_uuid": "GPU-0",
+            "index": 0,
+            "model_name": "NVIDIA A100-SXM4-40GB",
+            "is_simulated": True,
+            "state": "ok",
+            "sm_clock_mhz": 1050,
+            "requested_sm_clock_mhz": 1050,
+            "power_w": 187.4,
+            "total_energy_j": 1234.5,
+            "temperature_celsius": None,
+            "reading_age_s": 0.1,
+            "job_id": "j1",
+        }
+    ],
+    "jobs": [
+        {
+            "job_id": "j1",
+            "job_name": "gpt",
+            "phase": "tuned",
+            "policy": "bubble-aware",
+            "schedule": "1f1b",
+            "num_ranks": 4,
+            "num_microbatches": 8,
+            "num_iterations": 40,
+            "plan_id": "tuned-1",
+            "plan_purpose": "tuned",
+            "plan_reason": "slack on 3 of 4 ranks",
+            "baseline_time_s": 0.5,
+            "baseline_energy_j": 400.0,
+            "num_baseline_iterations": 10,
+            "iteration_time_s": 0.501,
+            "energy_j": 340.0,
+            "num_tuned_iterations": 6,
+            "saving_ratio": 0.15,
+            "slowdown_ratio": 0.002,
+            "num_profile_iterations": 20,
+            "max_slowdown_ratio": 0.0,
+            "predicted_iteration_time_s": 0.5,
+            "predicted_energy_j": 338.0,
+            "lower_bound_j": 330.0,
+            "age_s": 30.0,
+            "last_report_age_s": 0.2,
+            "ranks": [],
+        }
+    ],
+    "store": {"path": "x", "num_rows_written": 5, "num_rows_dropped": 0},
+}
+
+
+def drawn(status: dict[str, Any]) -> str:
+    """Return the view as text, 80 columns wide."""
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(status_view(status))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_gpus_and_jobs_are_shown_with_units_and_ages() -> None:
+    text = drawn(STATUS)
+
+    assert all(figure in text for figure in ("1050 MHz", "187 W", "500.0 ms", "400.0 J", "+15.0 %", "+0.2 %", "0.1 s"))
+    assert "slack on 3 of 4 ranks" in text
+
+
+def test_missing_figures_are_shown_as_missing() -> None:
+    status = copy.deepcopy(STATUS)
+    status["gpus"][0] |= {"sm_clock_mhz": None, "power_w": None, "requested_sm_clock_mhz": None}
+    figures = ("baseline_time_s", "baseline_energy_j", "iteration_time_s", "energy_j", "saving_ratio", "slowdown_ratio")
+    status["jobs"][0] |= dict.fromkeys((*figures, "predicted_energy_j", "lower_bound_j", "plan_id", "plan_reason"))
+
+    rows = [line.split() for line in drawn(status).splitlines()]
+
+    assert ["0", "A100-SXM4-40GB", "ok", "-", "full", "-", "-", "0.1", "s"] in rows
+    assert ["baseline", "-", "-", "10"] in rows
+    assert ["tuned", "-", "-", "-", "-", "6"] in rows
+
+
+def test_a_host_without_gpus_and_jobs_is_shown() -> None:
+    text = drawn(STATUS | {"gpus": [], "jobs": []})
+
+    assert "no GPU found" in text
+    assert "no job" in text
+
+
+@pytest.mark.parametrize(("is_degraded", "exit_code"), [(False, 0), (True, 4)])
+def test_the_exit_code_tells_whether_the_daemon_is_degraded(
+    *, is_degraded: bool, exit_code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = STATUS | {"is_degraded": is_degraded, "degraded_reasons": ["the worker is gone"] * is_degraded}
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
+
+    assert run(["status"]) == exit_code
+    assert ("degraded: the worker is gone" in capsys.readouterr().out) is is_degraded

@@ -1,0 +1,44 @@
+"""The observed critical path is the chain that the iteration waited for."""
+
+from gpuenergyd.core.pipeline import InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.timeline import timeline
+from gpuenergyd.report.critical import observed_critical_path
+from tests.support.sample_history import spans
+
+
+def test_on_an_unbalanced_pipeline_the_slowest_stage_is_critical() -> None:
+    path = observed_critical_path(spans(is_tuned=False))
+
+    assert sum(instruction.pp_rank == 3 for instruction in path) == 16
+    assert str(path[0]) == "F0@0"
+    assert str(path[-1]) == "B7@0"
+
+
+def test_the_path_is_as_long_as_the_iteration_and_of_critical_instructions_only() -> None:
+    graph = dependency_graph(one_forward_one_backward(3, 5))
+    durations_s = [
+        0.010 * (1 + i.pp_rank % 2) + 0.001 * i.microbatch_index + 0.013 * (i.kind is InstructionKind.B)
+        for i in graph.instructions
+    ]
+    planned = timeline(graph, durations_s)
+    observed = tuple(
+        ObservedSpan(
+            s.instruction.pp_rank, s.instruction.kind, s.instruction.microbatch_index, 0, s.start_s, s.end_s, None
+        )
+        for s in planned.spans
+    )
+
+    path = observed_critical_path(observed)
+
+    critical = {span.instruction: span.duration_s for span in planned.critical_path()}
+    assert set(path) <= set(critical)
+    assert abs(sum(critical[i] for i in path) - planned.iteration_time_s) < 1e-9
+
+
+def test_incomplete_spans_have_no_critical_path() -> None:
+    whole = spans(is_tuned=False)
+
+    assert observed_critical_path(()) == ()
+    assert observed_critical_path(tuple(span for span in whole if span.pp_rank != 1)) == ()
+    assert observed_critical_path(tuple(s for s in whole if not (s.pp_rank == 0 and s.microbatch_index == 3))) == ()

@@ -1,0 +1,51 @@
+"""Figures carry units that fit their size; what is missing says so."""
+
+import pytest
+
+from gpuenergyd.report import figures
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (figures.time_text(0.0123), "12.3 ms"),
+        (figures.time_text(0.9999), "1.000 s"),
+        (figures.time_text(1.2345), "1.234 s"),
+        (figures.time_text(45.67), "45.7 s"),
+        (figures.time_text(125.0), "2 min 5 s"),
+        (figures.time_text(7260.0), "2 h 1 min"),
+        (figures.energy_text(812.34), "812.3 J"),
+        (figures.energy_text(12_400.0), "12.4 kJ"),
+        (figures.energy_text(3.6e6), "1.00 kWh"),
+        (figures.ratio_text(0.1234), "+12.3 %"),
+        (figures.ratio_text(-0.00001), "+0.0 %"),
+        (figures.difference_text(-20.0), "20.0 J less"),
+        (figures.difference_text(20.0), "20.0 J more"),
+        (figures.power_text(251.4), "251 W"),
+        (figures.clock_text(1410), "1410 MHz"),
+        (figures.age_text(0.16), "0.2 s"),
+        (figures.age_text(45.0), "45 s"),
+        (figures.age_text(185.0), "3 min 5 s"),
+    ],
+)
+def test_a_figure_is_written_with_a_unit_of_its_size(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        figures.time_text,
+        figures.energy_text,
+        figures.ratio_text,
+        figures.difference_text,
+        figures.power_text,
+        figures.clock_text,
+        figures.temperature_text,
+        figures.age_text,
+    ],
+)
+def test_a_missing_figure_is_never_zero(write: object) -> None:
+    assert callable(write)
+    assert write(None) == figures.MISSING
+    assert "0" not in figures.MISSING
