@@ -1,0 +1,131 @@
+"""Instruction times from CUDA events, read after the GPU has passed them and never waited for in a step.
+
+Not verified on a GPU: the machine that runs this project's tests has none; the logic is tested against fake events.
+
+An event is recorded on the current stream when an instruction begins and when it ends. With NCCL the wait for
+the input was enqueued before, so the first event fires after it: the pair encloses computation alone. The events
+exist beforehand and are reused. They are read by the reporter's thread, one iteration later.
+
+Events tell durations, not instants. To place them on the host's clock, an iteration's closing event is watched by
+that thread until it is seen complete; the error is one polling gap. Where it had completed before the first look,
+the instants follow from an earlier iteration's closing event instead. The single synchronisation happens when the
+recorder is made, before training.
+
+The hooks run when work is launched, which on a GPU may be many instructions ahead of its execution: clock
+records sent from them apply that much too early. Plans with one clock per iteration are not affected.
+"""
+
+import itertools
+import time
+from typing import Any
+
+import torch
+
+from gpuenergyd.client.recorder import NOT_RECORDED
+from gpuenergyd.wire.messages import InstructionRow, OrderRow
+
+_POLL_S = 0.0002
+_LONGEST_WATCH_S = 0.25
+_NS_PER_MS = 1_000_000
+
+
+class _Generation:
+    def __init__(self, recorder: "CudaRecorder", capacity: int) -> None:
+        self.recorder = recorder
+        self.begins = [_timing_event() for _ in range(capacity)]
+        self.ends = [_timing_event() for _ in range(capacity)]
+        self.keys: list[OrderRow] = []
+        self.has_ended = bytearray(capacity)
+        self.slots = itertools.count()
+        self.closing: Any = None
+        self.is_free = True
+
+    def rows(self) -> tuple[InstructionRow, ...] | None:
+        anchor = self.recorder.watch(self.closing)
+        if anchor is None:
+            return None
+        event, mono_ns = anchor
+        rows = []
+        for slot, key in enumerate(self.keys):
+            if self.has_ended[slot]:
+                begin_ns = mono_ns + round(event.elapsed_time(self.begins[slot]) * _NS_PER_MS)
+                took_ns = round(self.begins[slot].elapsed_time(self.ends[slot]) * _NS_PER_MS)
+                rows.append((*key, begin_ns, begin_ns + took_ns))
+        return tuple(rows)
+
+    def free(self) -> None:
+        self.keys = []
+        self.has_ended[:] = bytes(len(self.has_ended))
+        self.slots = itertools.count()
+        self.closing = None
+        self.is_free = True
+
+
+class CudaRecorder:
+    """Marks instructions on a CUDA device's current stream; an InstructionTimer."""
+
+    def __init__(self, device: Any, capacity: int, *, num_generations: int = 4) -> None:
+        self._device = torch.device(device)
+        self._capacity = capacity
+        self._generations = [_Generation(self, capacity) for _ in range(num_generations)]
+        self._current = self._generations[0]
+        self._current.is_free = False
+        first = _timing_event()
+        first.record(torch.cuda.current_stream(self._device))
+        first.synchronize()
+        self._anchor: tuple[Any, int] = (first, time.monotonic_ns())
+
+    def begin(self, key: OrderRow) -> int:
+        """Mark the begin of an instruction; nothing is recorded while a CUDA graph is captured."""
+        if torch.cuda.is_current_stream_capturing():
+            return NOT_RECORDED
+        current = self._current
+        slot = next(current.slots)
+        if slot >= self._capacity:
+            return NOT_RECORDED
+        current.keys.append(key)
+        current.begins[slot].record(torch.cuda.current_stream(self._device))
+        return slot
+
+    def end(self, slot: int) -> None:
+        """Mark the end; a later call for the same slot moves it."""
+        if slot >= 0:
+            self._current.ends[slot].record(torch.cuda.current_stream(self._device))
+            self._current.has_ended[slot] = 1
+
+    def order(self) -> tuple[OrderRow, ...]:
+        """Return what has begun since the last `take`, in order."""
+        return tuple(self._current.keys)
+
+    def take(self) -> _Generation | None:
+        """Hand over what was recorded and start afresh; None when all other memory is still being read."""
+        closing = _timing_event()  # a fresh one: it may serve as an anchor long after its generation is reused
+        closing.record(torch.cuda.current_stream(self._device))
+        self._current.closing = closing
+        for generation in self._generations:
+            if generation.is_free:
+                taken, self._current = self._current, generation
+                generation.is_free = False
+                return taken
+        self._current.free()
+        self._current.is_free = False
+        return None
+
+    def watch(self, closing: Any) -> tuple[Any, int] | None:
+        """Return an event and the host's time of it, once everything up to `closing` is complete; else None.
+
+        Runs in the reporter's thread, which may wait a little.
+        """
+        if closing.query():
+            return self._anchor
+        give_up_mono_ns = time.monotonic_ns() + round(_LONGEST_WATCH_S * 1e9)
+        while time.monotonic_ns() < give_up_mono_ns:
+            time.sleep(_POLL_S)
+            if closing.query():
+                self._anchor = (closing, time.monotonic_ns())
+                return self._anchor
+        return None
+
+
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -1,0 +1,191 @@
+"""A small GPT in a real torch pipeline over gloo, one process per stage, on simulated GPUs if a world is given.
+
+    python -m gpuenergyd_trainers.gpt_demo --world WORLD --stages 4 --job gpt-demo
+
+starts all ranks; with --rank it is one of them. Training runs for --iterations, or until --stop-file appears, or
+until SIGTERM; every rank dies with its parent.
+"""
+
+import argparse
+import ctypes
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
+from gpuenergyd_trainers.simulated_stage import simulate
+from gpuenergyd_trainers.torch_pipelining import attach
+
+_PR_SET_PDEATHSIG = 1
+_SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank, or start all of them; return the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.stages < 1 or options.microbatches < 1:
+        parser.error(f"--stages {options.stages} --microbatches {options.microbatches}: both must be >= 1")
+    if options.rank is None:
+        return _run_all_ranks(options)
+    if not 0 <= options.rank < options.stages:
+        parser.error(f"--rank {options.rank}: must be 0 to {options.stages - 1}")
+    if options.init_file is None and options.master_port is None:
+        parser.error("a rank needs --init-file or --master-port to find the others")
+    _run_rank(options, options.rank)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpuenergyd_trainers.gpt_demo", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--rank", type=int, help="run this rank only")
+    add("--stages", "--world-size", type=int, default=4, help="pipeline ranks (default 4)")
+    add("--master-port", type=int, help="ranks meet at this TCP port of 127.0.0.1")
+    add("--init-file", type=Path, help="ranks meet at this file")
+    add("--world", type=Path, help="the simulated GPUs' world file; without it stages run as fast as they can")
+    add("--gpu-uuid", help="this rank's GPU; by default the world's GPU with the rank's index")
+    add("--job", default="gpt-demo", help="job name")
+    add("--run-key", help="what tells this run from others of the same name")
+    add("--socket", help="the daemon's socket")
+    add("--iterations", type=int, help="stop after so many")
+    add("--stop-file", type=Path, help="stop when this file appears")
+    add("--microbatches", type=int, default=8)
+    add("--schedule", choices=sorted(_SCHEDULES), default="1f1b")
+    add("--losses-out", type=Path, help="write each iteration's loss here, as an exact hexadecimal float")
+    add("--no-daemon", action="store_true", help="do not join the daemon")
+    add("--duration-scale", type=float, default=1.0, help="make simulated instructions shorter or longer")
+    add("--seed", type=int, default=0)
+    return parser
+
+
+def _run_all_ranks(options: argparse.Namespace) -> int:
+    context = multiprocessing.get_context("fork")  # torch is loaded once; no thread runs yet
+    with tempfile.TemporaryDirectory(prefix="gpuenergyd-gpt-") as folder:
+        if options.init_file is None and options.master_port is None:
+            options.init_file = Path(folder) / "rendezvous"
+        options.run_key = options.run_key or f"gpt-demo-{os.getpid()}"
+        options.stop_file = options.stop_file or Path(folder) / "stop"
+
+        def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+            options.stop_file.touch()
+
+        ranks = [
+            context.Process(target=_run_rank, args=(options, rank), name=f"rank-{rank}")
+            for rank in range(options.stages)
+        ]
+        for process in ranks:
+            process.start()
+        signal.signal(signal.SIGTERM, ask_to_stop)
+        signal.signal(signal.SIGINT, ask_to_stop)
+        running = list(ranks)
+        while running:
+            multiprocessing.connection.wait([process.sentinel for process in running])
+            running = [process for process in running if process.is_alive()]
+            if any(process.exitcode for process in ranks):
+                for process in running:
+                    process.kill()
+        for process in ranks:
+            process.join()
+        failed = [process for process in ranks if process.exitcode]
+        for process in failed:
+            sys.stderr.write(f"gpt_demo: {process.name} ended with exit code {process.exitcode}\n")
+        return 1 if failed else 0
+
+
+def _run_rank(options: argparse.Namespace, rank: int) -> None:
+    _die_with_parent()
+    if options.rank is None:  # the launcher decides when to stop
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meet_at = f"file://{options.init_file}" if options.init_file else f"tcp://127.0.0.1:{options.master_port}"
+    dist.init_process_group("gloo", init_method=meet_at, rank=rank, world_size=options.stages)
+    try:
+        with ExitStack() as cleanup:
+            _train(options, rank, cleanup)
+    finally:
+        dist.destroy_process_group()
+
+
+def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
+    num_stages = options.stages
+    is_first, is_last = rank == 0, rank == num_stages - 1
+    model = build_stage(rank, num_stages, seed=options.seed)
+    stage = PipelineStage(model, rank, num_stages, torch.device("cpu"))
+    schedule = _SCHEDULES[options.schedule](stage, options.microbatches, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    gpu_uuid = options.gpu_uuid
+    if options.world is not None:
+        host = SimulatedHost.open(options.world)
+        cleanup.callback(host.close)
+        gpu_uuid = gpu_uuid or host.identities()[rank].gpu_uuid
+        works = simulated_works(rank, num_stages, duration_scale=options.duration_scale)
+        cleanup.callback(simulate(stage, host, gpu_uuid, works).detach)
+    if not options.no_daemon:
+        handle = attach(
+            schedule,
+            job=options.job,
+            gpu_uuid=gpu_uuid,
+            socket_path=options.socket,
+            run_key=options.run_key,
+        )
+        cleanup.callback(handle.detach)
+    losses_out = _open_losses(options, cleanup) if is_last else None
+    iteration_index = 0
+    while _shall_go_on(options, iteration_index):
+        inputs, targets = make_batch(iteration_index, options.microbatches, seed=options.seed)
+        losses: list[torch.Tensor] = []
+        arguments = (inputs,) if is_first else ()
+        keywords: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
+        schedule.step(*arguments, return_outputs=False, **keywords)
+        optimizer.step()
+        optimizer.zero_grad()
+        if losses_out is not None:
+            losses_out.write(f"{float(torch.stack(losses).detach().mean()).hex()}\n")
+            losses_out.flush()
+        iteration_index += 1
+
+
+def _open_losses(options: argparse.Namespace, cleanup: ExitStack) -> TextIO | None:
+    if options.losses_out is None:
+        return None
+    losses_out: TextIO = options.losses_out.open("w", encoding="ascii")
+    cleanup.callback(losses_out.close)
+    return losses_out
+
+
+def _shall_go_on(options: argparse.Namespace, iteration_index: int) -> bool:
+    """Decide on rank 0 and tell all: ranks that stop at different iterations would wait for each other for ever."""
+    if options.iterations is not None and iteration_index >= options.iterations:
+        return False
+    if options.stop_file is None:
+        return True
+    decision = torch.tensor([int(options.stop_file.exists())])
+    dist.broadcast(decision, src=0)
+    return not decision.item()
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""A rank whose order of instructions is checked after every iteration: a plan for another order is worse than none."""
+
+import logging
+from collections.abc import Sequence
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.wire.messages import OrderRow
+
+logger = logging.getLogger("gpuenergyd.trainers")
+
+
+class OrderedRank:
+    """Follows plans while the order that runs is the one that was registered.
+
+    Without an `expected_order` the order of two equal iterations in a row is learned, then registered. The first
+    step after a start or a pause is no iteration: frameworks set things up in it.
+    """
+
+    def __init__(self, client: RankClient, *, expected_order: Sequence[OrderRow] | None, what: str) -> None:
+        self.client = client
+        self._expected = tuple(expected_order) if expected_order is not None else None
+        self._candidate: tuple[OrderRow, ...] = ()
+        self._what = what
+        self._is_warm = False
+        self._is_step_an_iteration = False
+        self.is_active = True
+        """False once the order was wrong, or after `leave`."""
+        if self._expected is not None:
+            client.register(self._expected)
+
+    @property
+    def order(self) -> tuple[OrderRow, ...] | None:
+        """The registered order; None while it is being learned."""
+        return self._expected
+
+    def begin_step(self) -> None:
+        """A training step begins."""
+        self._is_step_an_iteration = self.is_active and self._is_warm
+        if self._is_step_an_iteration:
+            self.client.begin_iteration()
+
+    def end_step(self) -> None:
+        """The training step ended well: check what it ran."""
+        self._is_warm = True
+        if not self._is_step_an_iteration:
+            return
+        self._is_step_an_iteration = False
+        order = self.client.end_iteration()
+        if self._expected is None:
+            self._learn(order)
+        elif order != self._expected:
+            self._give_up(order)
+
+    def fail_step(self) -> None:
+        """The training step raised: it is not reported, and the next one is a start."""
+        self.client.abandon_iteration()
+        self._is_step_an_iteration = False
+        self.pause()
+
+    def pause(self) -> None:
+        """Something else than training follows."""
+        if self._is_warm:
+            self.client.pause()
+        self._is_warm = False
+
+    def leave(self) -> None:
+        """Leave the job; nothing is reported from now on."""
+        self.is_active = False
+        self.client.release()
+
+    def _learn(self, order: tuple[OrderRow, ...]) -> None:
+        if order and order == self._candidate:
+            self._expected = order
+            self.client.register(order)
+        self._candidate = order
+
+    def _give_up(self, order: tuple[OrderRow, ...]) -> None:
+        assert self._expected is not None
+        pairs = zip(order, self._expected, strict=False)
+        first = next((k for k, (ran, meant) in enumerate(pairs) if ran != meant), min(len(order), len(self._expected)))
+        logger.warning(
+            "gpuenergyd: %s: instruction %d of the iteration is %s, the registered order has %s;"
+            " no plan is followed from now on",
+            self._what,
+            first,
+            order[first] if first < len(order) else "missing",
+            self._expected[first] if first < len(self._expected) else "no more",
+        )
+        self.leave()

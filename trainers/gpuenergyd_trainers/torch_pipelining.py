@@ -1,0 +1,268 @@
+"""Joins a torch.distributed.pipelining schedule to the daemon: `attach(schedule, job="gpt-1.3b")`, and that is all.
+
+What is wrapped, on the instances only: `step` of the schedule for the boundaries of iterations; the three
+computing methods of each stage for the instructions; the loss function on the last stage, since the loss is
+computed after the forward and before the backward and belongs to the forward's time. Receives, sends and waits lie
+outside. The order is generated for GPipe and 1F1B (torch's own `pipeline_order` is wrong for 1F1B's last stage),
+learned from two equal iterations for every other schedule, and checked after every iteration.
+
+Steps that are no iterations are not reported: evaluation, and the step after an attach or an evaluation, in which
+torch runs the stages once more to infer shapes. Whatever goes wrong in here is counted and swallowed; what goes
+wrong in the model passes through.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer
+from gpuenergyd.core.plan import instruction_key
+from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.ordered_rank import OrderedRank
+from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
+
+logger = logging.getLogger("gpuenergyd.trainers")
+
+_GENERATED_ORDERS = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
+_LEARNED_ORDERS = {
+    "ScheduleInterleaved1F1B": "interleaved",
+    "ScheduleLoopedBFS": "looped-bfs",
+    "ScheduleInterleavedZeroBubble": "interleaved-zb",
+    "ScheduleZBVZeroBubble": "zbv",
+    "ScheduleDualPipeV": "dualpipev",
+}
+OTHER_SCHEDULE = "learned"
+_MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W, and one to notice too many
+
+
+class Handle:
+    """An attached schedule; `detach` restores it."""
+
+    def __init__(self, schedule: Any = None, rank: OrderedRank | None = None) -> None:
+        self._schedule = schedule
+        self._rank = rank
+        self._wrapped: list[WrappedAttribute] = []
+        self._last_forward_slot = NOT_RECORDED
+        self._num_errors = 0
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the schedule is wrapped and its order as registered."""
+        return self._rank is not None and self._rank.is_active and bool(self._wrapped)
+
+    @property
+    def order(self) -> tuple[OrderRow, ...] | None:
+        """What this rank runs in one iteration; None while that is not known."""
+        return self._rank.order if self._rank is not None else None
+
+    @property
+    def num_errors(self) -> int:
+        """How many exceptions of ours were swallowed; each is a defect worth reporting."""
+        return self._num_errors + (self._rank.client.total_errors if self._rank is not None else 0)
+
+    def detach(self) -> None:
+        """Leave the job and restore the schedule and its stages."""
+        for wrapped in reversed(self._wrapped):
+            wrapped.undo()
+        self._wrapped.clear()
+        if self._rank is not None:
+            self._rank.leave()
+
+    def wrap(self, stages: Sequence[Any]) -> None:
+        """Wrap the schedule's step, the stages' computing methods and the loss."""
+        self._wrapped.append(WrappedAttribute(self._schedule, "step", self._around_step))
+        for chunk_index, stage in enumerate(stages):
+            for name, kind in (("forward_one_chunk", "F"), ("backward_weight_one_chunk", "W")):
+                self._wrapped.append(WrappedAttribute(stage, name, self._around(stage, chunk_index, kind)))
+            wrapped = WrappedAttribute(stage, "backward_one_chunk", self._around_backward(stage, chunk_index))
+            self._wrapped.append(wrapped)
+            if stage.is_last and callable(getattr(self._schedule, "_loss_fn", None)):
+                self._wrapped.append(WrappedAttribute(self._schedule, "_loss_fn", self._around_loss))
+
+    def _around_step(self, step: Call) -> Call:
+        def step_in_job(*args: Any, **kwargs: Any) -> Any:
+            rank = self._rank
+            if rank is None or not rank.is_active:
+                return step(*args, **kwargs)
+            is_training = bool(getattr(self._schedule, "_has_backward", True))
+            self._last_forward_slot = NOT_RECORDED
+            self._shielded(rank.begin_step if is_training else rank.pause)
+            try:
+                result = step(*args, **kwargs)
+            except BaseException:
+                self._shielded(rank.fail_step)
+                raise
+            if is_training:
+                self._shielded(rank.end_step)
+            return result
+
+        return step_in_job
+
+    def _around(self, stage: Any, chunk_index: int, kind: str) -> Any:
+        client = self._client()
+        is_last_forward = kind == "F" and stage.is_last
+
+        def make(compute: Call) -> Call:
+            def compute_in_job(*args: Any, **kwargs: Any) -> Any:
+                slot = NOT_RECORDED
+                if kind == "F" or stage.has_backward:
+                    slot = client.begin_instruction(kind, _microbatch_index(args, kwargs), chunk_index)
+                try:
+                    return compute(*args, **kwargs)
+                finally:
+                    client.end_instruction(slot)
+                    if is_last_forward:
+                        self._last_forward_slot = slot
+
+            return compute_in_job
+
+        return make
+
+    def _around_backward(self, stage: Any, chunk_index: int) -> Any:
+        client = self._client()
+
+        def make(compute: Call) -> Call:
+            def backward_in_job(*args: Any, **kwargs: Any) -> Any:
+                slot = NOT_RECORDED
+                if stage.has_backward:
+                    is_full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
+                    slot = client.begin_instruction(
+                        "B" if is_full else "I", _microbatch_index(args, kwargs), chunk_index
+                    )
+                try:
+                    return compute(*args, **kwargs)
+                finally:
+                    client.end_instruction(slot)
+
+            return backward_in_job
+
+        return make
+
+    def _around_loss(self, loss: Call) -> Call:
+        client = self._client()
+
+        def loss_in_job(*args: Any, **kwargs: Any) -> Any:
+            result = loss(*args, **kwargs)
+            client.end_instruction(self._last_forward_slot)
+            self._last_forward_slot = NOT_RECORDED
+            return result
+
+        return loss_in_job
+
+    def _client(self) -> RankClient:
+        assert self._rank is not None
+        return self._rank.client
+
+    def _shielded(self, act: Any) -> None:
+        try:
+            act()
+        except Exception:
+            self._num_errors += 1
+            if self._num_errors == 1:
+                logger.exception("gpuenergyd: an error of its own, not of the training program; training goes on")
+
+
+def attach(
+    schedule: Any,
+    *,
+    job: str,
+    gpu_uuid: str | None = None,
+    stages: Sequence[Any] | None = None,
+    num_microbatches: int | None = None,
+    socket_path: str | None = None,
+    run_key: str | None = None,
+    dp_rank: int | None = None,
+    policy: str | None = None,
+    max_slowdown_ratio: float | None = None,
+) -> Handle:
+    """Join a pipeline schedule to the daemon and return what undoes it; call it on every rank before the first step.
+
+    Without a daemon, a GPU or a known schedule the training program runs as if this had not been called, with one
+    line in the log.
+
+    Args:
+        schedule: any schedule of torch.distributed.pipelining.
+        job: what the job is called in reports; the same on all ranks.
+        gpu_uuid: this rank's GPU; found from GPUENERGYD_GPU_UUID or the stage's CUDA device when left out.
+        stages: this rank's stages; found in the schedule when left out.
+        num_microbatches: microbatches per step; found in the schedule when left out.
+        socket_path: the daemon's socket; found from GPUENERGYD_SOCKET or the usual places when left out.
+        run_key: what tells this run from others of its name; from the launcher's variables when left out.
+        dp_rank: which replica of the pipeline this is; from the stage's process group when left out.
+        policy: the clock policy to use; the daemon's default when left out.
+        max_slowdown_ratio: how much slower than full speed it may become; the daemon's default when left out.
+    """
+    try:
+        local_stages = _stages(schedule, stages)
+        first = local_stages[0]
+        if num_microbatches is None:
+            num_microbatches = int(schedule._n_microbatches)  # noqa: SLF001  torch keeps it private; pass it to be safe
+        num_pp_ranks, pp_rank = int(first.group_size), int(first.group_rank)
+        name = type(schedule).__name__
+        expected_order: tuple[OrderRow, ...] | None = None
+        if name in _GENERATED_ORDERS:
+            planned = make_schedule(_GENERATED_ORDERS[name], num_pp_ranks, num_microbatches)
+            expected_order = tuple(_order_row(*instruction_key(i)) for i in planned.orders[pp_rank])
+        num_chunks = len(local_stages)
+        client = RankClient(
+            job_name=job,
+            run_key=find_run_key(run_key, num_processes=num_pp_ranks),
+            gpu_uuid=find_gpu_uuid(gpu_uuid, device=first.device if _is_cuda(first) else None),
+            schedule_name=_GENERATED_ORDERS.get(name) or _LEARNED_ORDERS.get(name, OTHER_SCHEDULE),
+            num_microbatches=num_microbatches,
+            num_chunks=num_chunks,
+            pp_rank=pp_rank,
+            num_pp_ranks=num_pp_ranks,
+            dp_rank=_dp_rank(first) if dp_rank is None else dp_rank,
+            framework="torch.distributed.pipelining",
+            policy=policy,
+            max_slowdown_ratio=max_slowdown_ratio,
+            socket_path=socket_path,
+            timer=_timer(first, _MAX_INSTRUCTIONS_PER_MICROBATCH * num_microbatches * num_chunks + 1),
+        )
+        rank = OrderedRank(client, expected_order=expected_order, what=f"job {job}, rank {pp_rank}")
+        handle = Handle(schedule, rank)
+        handle.wrap(local_stages)
+    except Exception as error:  # noqa: BLE001  a schedule this version does not know must train on as it is
+        logger.warning("gpuenergyd: job %s: %s cannot be joined: %r", job, type(schedule).__name__, error)
+        return Handle()
+    return handle
+
+
+def _stages(schedule: Any, stages: Sequence[Any] | None) -> list[Any]:
+    """Return this rank's stages by stage index; torch keeps them in private attributes, so they can be given too."""
+    found = stages or getattr(schedule, "_stages", None) or [schedule._stage]  # noqa: SLF001
+    return sorted(found, key=lambda stage: int(stage.stage_index))
+
+
+def _is_cuda(stage: Any) -> bool:
+    return getattr(getattr(stage, "device", None), "type", None) == "cuda"
+
+
+def _timer(stage: Any, capacity: int) -> InstructionTimer:
+    if _is_cuda(stage):
+        from gpuenergyd_trainers.cuda_timing import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
+
+        return CudaRecorder(stage.device, capacity)
+    return HostRecorder(capacity)
+
+
+def _dp_rank(stage: Any) -> int:
+    """Return a number that is this pipeline's own among the replicas: from the global ranks of its process group."""
+    import torch.distributed as dist  # noqa: PLC0415  whoever has a schedule has loaded it
+
+    members = dist.get_process_group_ranks(stage.group if stage.group is not None else dist.group.WORLD)
+    is_contiguous = max(members) - min(members) == len(members) - 1
+    return min(members) // len(members) if is_contiguous else min(members)
+
+
+def _order_row(kind: str, microbatch_index: int, chunk_index: int) -> OrderRow:
+    return str(kind), microbatch_index, chunk_index
+
+
+def _microbatch_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    value = args[0] if args else kwargs.get("fwd_chunk_id", kwargs.get("bwd_chunk_id", -1))
+    return value if isinstance(value, int) else -1
