@@ -1,0 +1,191 @@
+"""The daemon put together: started in order, watched over, and stopped so that no GPU stays slowed down."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from socket import SOCK_SEQPACKET, SOCK_STREAM
+
+from gpuenergyd.core.job import JobRules
+from gpuenergyd.daemon.children import GpuWorker
+from gpuenergyd.daemon.clock_socket import ClockSocket
+from gpuenergyd.daemon.gpus import Gpus
+from gpuenergyd.daemon.jobs import Jobs
+from gpuenergyd.daemon.listening import InstanceLock, listen
+from gpuenergyd.daemon.notify import notify
+from gpuenergyd.daemon.plugins import check_policy_name, policy_names
+from gpuenergyd.daemon.policy_link import PolicyLink
+from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.server import Server
+from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.daemon.status import daemon_status, job_detail
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange
+from gpuenergyd.store import HistoryWriter, WriterStatus
+
+log = logging.getLogger("gpuenergyd")
+
+_LOOK_AFTER_S = 0.5
+_OBSERVATION_LIMIT_S = 1.0
+_FLUSH_LIMIT_S = 5.0
+
+
+class Daemon:
+    """The core process: everything it owns, by name."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.started_mono_s = time.monotonic()
+        self.gpus = Gpus()
+        self.worker = GpuWorker(settings, lambda: self)
+        self.policy = PolicyLink(
+            time_limit_s=settings.policy_time_limit_s,
+            first_time_limit_s=settings.policy_first_time_limit_s,
+            memory_limit_bytes=settings.policy_memory_limit_bytes,
+        )
+        self._history = HistoryWriter(settings.database_url)
+        self.jobs = Jobs(
+            services=JobServices(
+                worker=self.worker,
+                policy=self.policy,
+                history=self._history,
+                gpus=self.gpus,
+                observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
+                is_observing=settings.mode is Mode.OBSERVE,
+            ),
+            rules=JobRules(
+                warmup_iterations=settings.warmup_iterations, baseline_iterations=settings.baseline_iterations
+            ),
+            default_policy=settings.policy,
+            default_max_slowdown_ratio=settings.max_slowdown_ratio,
+            installed_policies=policy_names(),
+            clock_socket_path=str(settings.clock_socket_path),
+            max_ranks_per_user=settings.max_ranks_per_user,
+            silence_limit_s=settings.silence_limit_s,
+        )
+        self._server = Server(
+            self.jobs,
+            status=lambda: daemon_status(self),
+            job_detail=lambda job_id: job_detail(self, job_id),
+            max_connections_per_user=settings.max_connections_per_user,
+            max_requests_per_user_per_s=settings.max_requests_per_user_per_s,
+        )
+        self._clock_socket: ClockSocket | None = None
+        self._looking_after: asyncio.Task[None] | None = None
+
+    def history_status(self) -> WriterStatus:
+        """Return how the history's writer is."""
+        return self._history.status()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then put everything back.
+
+        Raises:
+            GpuEnergyError: a socket cannot be made.
+        """
+        settings = self.settings
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        clock_listener = listen(settings.clock_socket_path, SOCK_SEQPACKET, group=settings.socket_group)
+        try:
+            self._history.start()
+            await asyncio.gather(self.worker.start(), self._start_policy_host())
+            self._clock_socket = ClockSocket(
+                clock_listener, self.jobs, max_connections_per_user=settings.max_connections_per_user
+            )
+            await self._server.start(listen(settings.socket_path, SOCK_STREAM, group=settings.socket_group))
+            self._looking_after = asyncio.create_task(self._look_after(), name="look after")
+            log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
+            notify("READY=1")
+            await stop.wait()
+            log.info("stopping: every GPU goes back to how it was found")
+        finally:
+            notify("STOPPING=1")
+            await self._stop()
+            clock_listener.close()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def _start_policy_host(self) -> None:
+        try:
+            await self.policy.start()
+        except OSError as error:
+            log.warning("no policy host: %s", error)
+
+    async def _stop(self) -> None:
+        if self._looking_after is not None:
+            self._looking_after.cancel()
+            await asyncio.gather(self._looking_after, return_exceptions=True)
+        await self._server.close()
+        if self._clock_socket is not None:
+            self._clock_socket.close()
+        await self.jobs.close("the daemon was stopped")
+        # Cutting the link makes the worker restore whatever is left: a job that did not end in time, say.
+        await self.worker.close()
+        await self.policy.close()
+        await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
+        for path in (self.settings.socket_path, self.settings.clock_socket_path):
+            _remove_socket(path)
+
+    async def _look_after(self) -> None:
+        while True:
+            try:
+                self.jobs.look_after()
+            except Exception:
+                log.exception("looking after the jobs failed")
+            await asyncio.sleep(_LOOK_AFTER_S)
+
+    # --- what the worker says ---
+
+    def worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
+        """Take the GPUs that a new worker found."""
+        self.gpus.learn(identities)
+
+    def take_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Pass readings on."""
+        self.jobs.take_samples(samples)
+
+    def take_clock_set(self, change: ClockSet) -> None:
+        """Pass a clock change on."""
+        self.jobs.take_clock_set(change)
+
+    def take_gpu_state(self, change: GpuStateChange) -> None:
+        """Pass on how a GPU is."""
+        self.jobs.take_gpu_state(change)
+
+    def worker_lost(self, reason: str) -> None:
+        """Pass it on."""
+        self.jobs.worker_lost(reason)
+
+
+def serve(settings: Settings) -> int:
+    """Run the daemon in the foreground until it is told to stop; return its exit code.
+
+    Raises:
+        UnknownPolicyError: the default policy is not installed.
+        GpuEnergyError: another daemon runs in the same folder, or a socket cannot be made.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
+    check_policy_name(settings.policy)
+    lock = InstanceLock(settings.lock_path).acquire()
+    try:
+        asyncio.run(_serve(settings))
+    finally:
+        lock.release()
+    return 0
+
+
+async def _serve(settings: Settings) -> None:
+    await Daemon(settings).run()
+
+
+def _remove_socket(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_socket():
+            path.unlink()

@@ -1,0 +1,249 @@
+"""The GPU worker as a child of the core: started, watched, and replaced when it dies; the next restores what it left."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.errors import GpuError
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
+
+log = logging.getLogger(__name__)
+
+_CONNECT_LIMIT_S = 15.0
+_PING_PERIOD_S = 1.0
+_FIRST_PAUSE_S = 0.1
+_LAST_PAUSE_S = 10.0
+_STEADY_AFTER_S = 30.0
+_HUNG_LIMIT_S = 0.5
+_RESTORE_AND_EXIT_LIMIT_S = 40.0
+"""A worker whose core has gone restores first; a driver call may take this long."""
+
+
+class WorkerListener(Protocol):
+    """Who hears what the worker says."""
+
+    def worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
+        """Take the GPUs that a new worker found."""
+        ...
+
+    def take_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Take readings."""
+        ...
+
+    def take_clock_set(self, change: ClockSet) -> None:
+        """Take a clock change."""
+        ...
+
+    def take_gpu_state(self, change: GpuStateChange) -> None:
+        """Take how a GPU is."""
+        ...
+
+    def worker_lost(self, reason: str) -> None:
+        """Know that nobody can set clocks now."""
+        ...
+
+
+class GpuWorker:
+    """The one worker of this daemon, whichever process that is now."""
+
+    def __init__(self, settings: Settings, listener: Callable[[], WorkerListener]) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._link: WorkerLink | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._lost = asyncio.Event()
+        self._is_hung = False
+        self._early_states: list[GpuStateChange] | None = None
+        self._heard_mono_s: float | None = None
+        self.trouble: str | None = "the GPU worker has not started yet"
+        self.num_restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, None when there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a worker runs and can be reached."""
+        return self.pid is not None and self._link is not None and self._link.is_open
+
+    @property
+    def heartbeat_age_s(self) -> float | None:
+        """How long ago the worker was last heard of."""
+        return None if self._heard_mono_s is None else time.monotonic() - self._heard_mono_s
+
+    async def start(self) -> None:
+        """Start a worker, then keep one running; returns when the first one is ready or has failed."""
+        await self._bring_up()
+        self._supervision = asyncio.create_task(self._supervise(), name="worker supervision")
+
+    async def close(self) -> None:
+        """Cut the link, and wait until the worker has restored every GPU and ended."""
+        self._is_closing = True
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+        await self._bring_down()
+
+    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
+        """Get the right to change GPUs.
+
+        Raises:
+            GpuError: refused, or no worker.
+        """
+        await self._reachable().lease(lease_id, gpu_uuids, owner)
+
+    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+        """Put GPUs back and end their leases.
+
+        Raises:
+            GpuError: no worker; its successor restores.
+        """
+        return await self._reachable().restore(gpu_uuids, reason)
+
+    def want(
+        self,
+        gpu_uuid: str,
+        sm_clock_mhz: int,
+        *,
+        later_sm_clock_mhz: int = 0,
+        later_at_mono_ns: int = 0,
+        asked_mono_ns: int,
+        reason: str,
+    ) -> None:
+        """Wish for a clock; without a worker it is forgotten."""
+        if self._link is not None:
+            self._link.want(
+                gpu_uuid,
+                sm_clock_mhz,
+                later_sm_clock_mhz=later_sm_clock_mhz,
+                later_at_mono_ns=later_at_mono_ns,
+                asked_mono_ns=asked_mono_ns,
+                reason=reason,
+            )
+
+    def _reachable(self) -> WorkerLink:
+        if self._link is None or not self._link.is_open:
+            raise GpuError("no GPU worker runs at the moment")
+        return self._link
+
+    async def _supervise(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            up_since_s = time.monotonic()
+            if self.is_alive:
+                await self._watch()
+            if time.monotonic() - up_since_s > _STEADY_AFTER_S:
+                pause_s = _FIRST_PAUSE_S
+            await self._bring_down()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            self.num_restarts += 1
+            await self._bring_up()
+
+    async def _watch(self) -> None:
+        """Return when the worker is lost: its link cut, or its main thread no longer answering."""
+        while not self._lost.is_set():
+            try:
+                await self._reachable().ping()
+                self._heard_mono_s = time.monotonic()
+            except GpuError as error:
+                self._is_hung = not self._lost.is_set()
+                self._on_lost(f"the GPU worker hangs: {error}")
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), _PING_PERIOD_S)
+
+    async def _bring_up(self) -> None:
+        self._lost.clear()
+        self._is_hung = False
+        self._early_states = []
+        try:
+            self._process = await asyncio.create_subprocess_exec(*self._command(), start_new_session=True)
+            connecting = asyncio.create_task(self._connect())
+            dying = asyncio.create_task(self._process.wait())
+            await asyncio.wait({connecting, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                connecting.cancel()
+                await asyncio.gather(connecting, return_exceptions=True)
+                self._say(f"the GPU worker ended with status {dying.result()}; its last lines say why")
+                return
+            dying.cancel()
+            self._link = connecting.result()
+        except (GpuError, OSError) as error:
+            self._say(str(error))
+            return
+        self._heard_mono_s = time.monotonic()
+        self._say(None)
+        self._listener().worker_ready(self._link.identities)
+        for change in self._early_states:
+            self._listener().take_gpu_state(change)
+        self._early_states = None
+
+    async def _connect(self) -> WorkerLink:
+        return await WorkerLink.connect(
+            self._settings.worker_link_path,
+            on_samples=lambda samples: self._listener().take_samples(samples),
+            on_clock_set=lambda change: self._listener().take_clock_set(change),
+            on_gpu_state=self._on_gpu_state,
+            on_lost=self._on_lost,
+            timeout_s=_CONNECT_LIMIT_S,
+        )
+
+    async def _bring_down(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _HUNG_LIMIT_S if self._is_hung else _RESTORE_AND_EXIT_LIMIT_S)
+        except TimeoutError:
+            log.warning("GPU worker %d does not end; it is killed, and the next one restores", process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _on_gpu_state(self, change: GpuStateChange) -> None:
+        if self._early_states is None:
+            self._listener().take_gpu_state(change)
+        else:
+            # The first ones come before the GPUs themselves are known.
+            self._early_states.append(change)
+
+    def _on_lost(self, reason: str) -> None:
+        if self._lost.is_set() or self._is_closing:
+            return
+        self._lost.set()
+        self._say(reason)
+        self._listener().worker_lost(reason)
+
+    def _say(self, trouble: str | None) -> None:
+        if trouble != self.trouble:
+            if trouble is None:
+                log.info("GPU worker %s is ready", self.pid)
+            else:
+                log.warning("%s", trouble)
+        self.trouble = trouble
+
+    def _command(self) -> list[str]:
+        settings = self._settings
+        command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker", "--exit-with-core"]
+        command += ["--link", str(settings.worker_link_path), "--journal", str(settings.journal_path)]
+        command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]
+        if settings.world_path is not None:
+            command += ["--world", str(settings.world_path)]
+        return command

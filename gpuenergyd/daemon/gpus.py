@@ -1,0 +1,229 @@
+"""What the core knows of each GPU: who it is, how it is, what it was asked for, and what the worker saw of it."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from gpuenergyd.core.policy import GpuView
+from gpuenergyd.core.telemetry import ClockHistory, EnergyCounter
+from gpuenergyd.errors import GpuNotFoundError, JobError
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth, GpuSample
+from gpuenergyd.store.records import RollupRecord
+
+_NS_PER_S = 1_000_000_000
+_KEPT_S = 900
+"""How long clock changes and counter edges are kept: longer than any iteration that is worth a plan."""
+_LATENCIES_KEPT = 256
+_LATENCIES_NEEDED = 16
+_ASSUMED_SWITCH_LATENCY_S = 0.03
+"""Until enough clock changes were seen on this host: above what an A100 needs."""
+_ENERGY_GRACE_NS = 2 * _NS_PER_S
+BUCKET_S = 1
+LONG_BUCKET_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who a GPU works for."""
+
+    job_id: str
+    job_name: str
+    uid: int
+    since_mono_ns: int
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """One second of one GPU for one job, while it is being filled."""
+
+    begin_ns: int
+    started_at: datetime
+    job_id: str
+    num_samples: int = 0
+    powers_w: list[float] = field(default_factory=list)
+    clocks_mhz: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Gpu:
+    """One GPU as last seen."""
+
+    identity: GpuIdentity
+    clocks: ClockHistory
+    counter: EnergyCounter = field(default_factory=EnergyCounter)
+    sample: GpuSample | None = None
+    health: GpuHealth = GpuHealth.OK
+    detail: str = ""
+    requested_sm_clock_mhz: int | None = None
+    claim: Claim | None = None
+    _latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
+    _switch_latency_s: float = _ASSUMED_SWITCH_LATENCY_S
+    _buckets: deque[_Bucket] = field(default_factory=deque)
+    _forgotten_until_ns: int = 0
+
+    @property
+    def max_sm_clock_mhz(self) -> int:
+        """The clock of an un-tuned GPU."""
+        return self.identity.supported_sm_clocks_mhz[0]
+
+    def view(self) -> GpuView:
+        """Return the GPU as a policy sees it."""
+        return GpuView(
+            gpu_uuid=self.identity.gpu_uuid,
+            model_name=self.identity.model_name,
+            supported_sm_clocks_mhz=self.identity.supported_sm_clocks_mhz,
+            switch_latency_s=self._switch_latency_s,
+            blocking_power_w=self.identity.blocking_power_w,
+        )
+
+    def take_sample(self, sample: GpuSample) -> tuple[RollupRecord, ...]:
+        """Note a reading; return the buckets that are complete now."""
+        self.sample = sample
+        if sample.energy_edge_mono_ns is not None and sample.total_energy_j is not None:
+            self.counter.record(sample.energy_edge_mono_ns, sample.total_energy_j)
+        self._fill_bucket(sample)
+        horizon_ns = sample.read_mono_ns - _KEPT_S * _NS_PER_S
+        if horizon_ns > self._forgotten_until_ns + 10 * _NS_PER_S:
+            self._forgotten_until_ns = horizon_ns
+            self.clocks.forget_before(horizon_ns)
+            self.counter.forget_before(horizon_ns)
+        return self._complete_buckets(sample.read_mono_ns)
+
+    def take_clock_set(self, change: ClockSet) -> bool:
+        """Note a clock change; return whether the latency to plan with has changed by it."""
+        if change.error is not None:
+            return False
+        effective_ns = change.effective_mono_ns
+        self.clocks.record(effective_ns or change.returned_mono_ns, change.requested_sm_clock_mhz)
+        if effective_ns is None or effective_ns < change.asked_mono_ns:
+            return False
+        self._latencies_s.append((effective_ns - change.asked_mono_ns) / _NS_PER_S)
+        if len(self._latencies_s) < _LATENCIES_NEEDED:
+            return False
+        ordered = sorted(self._latencies_s)
+        latency_s = ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))]
+        if abs(latency_s - self._switch_latency_s) <= 0.25 * self._switch_latency_s:
+            return False
+        self._switch_latency_s = latency_s
+        return True
+
+    def note_restored(self, mono_ns: int) -> None:
+        """Note that the GPU is un-tuned from now on."""
+        self.requested_sm_clock_mhz = None
+        self.clocks.record(mono_ns, self.max_sm_clock_mhz)
+
+    def _fill_bucket(self, sample: GpuSample) -> None:
+        job_id = self.claim.job_id if self.claim is not None else ""
+        now = utc_at(sample.read_mono_ns)
+        started_at = now.replace(microsecond=0)
+        last = self._buckets[-1] if self._buckets else None
+        if last is None or last.started_at != started_at or last.job_id != job_id:
+            begin_ns = sample.read_mono_ns - now.microsecond * 1000
+            if last is not None and last.started_at == started_at:
+                begin_ns = sample.read_mono_ns
+            last = _Bucket(begin_ns, started_at, job_id)
+            self._buckets.append(last)
+        last.num_samples += 1
+        if sample.power_w is not None:
+            last.powers_w.append(sample.power_w)
+        if sample.sm_clock_mhz is not None:
+            last.clocks_mhz.append(sample.sm_clock_mhz)
+
+    def _complete_buckets(self, now_ns: int) -> tuple[RollupRecord, ...]:
+        done: list[RollupRecord] = []
+        while len(self._buckets) > 1:
+            bucket, end_ns = self._buckets[0], self._buckets[1].begin_ns
+            if not self.counter.covers(end_ns) and now_ns < end_ns + _ENERGY_GRACE_NS:
+                break
+            self._buckets.popleft()
+            energy_j = self.counter.energy_j(bucket.begin_ns, end_ns)
+            for bucket_s in (BUCKET_S, LONG_BUCKET_S):
+                second = bucket.started_at.second
+                done.append(
+                    RollupRecord(
+                        bucket_s=bucket_s,
+                        gpu_uuid=self.identity.gpu_uuid,
+                        started_at=bucket.started_at - timedelta(seconds=second % bucket_s),
+                        job_id=bucket.job_id,
+                        energy_j=energy_j,
+                        mean_power_w=_mean(bucket.powers_w),
+                        max_power_w=max(bucket.powers_w, default=None),
+                        mean_sm_clock_mhz=_mean(bucket.clocks_mhz),
+                        num_samples=bucket.num_samples,
+                    )
+                )
+        return tuple(done)
+
+
+class Gpus:
+    """All GPUs of this host, by UUID."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, Gpu] = {}
+
+    def __iter__(self) -> Iterator[Gpu]:
+        return iter(sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index))
+
+    def __getitem__(self, gpu_uuid: str) -> Gpu:
+        """Return one GPU.
+
+        Raises:
+            GpuNotFoundError: no such GPU; the message names those there are.
+        """
+        try:
+            return self._gpus[gpu_uuid]
+        except KeyError:
+            known = ", ".join(gpu.identity.gpu_uuid for gpu in self) or "none"
+            raise GpuNotFoundError(f"no GPU {gpu_uuid!r} on this host; GPUs: {known}") from None
+
+    def learn(self, identities: Iterable[GpuIdentity]) -> None:
+        """Take the GPUs that a worker found; what is known of them stays."""
+        found = {identity.gpu_uuid: identity for identity in identities}
+        for gpu_uuid, identity in found.items():
+            if gpu_uuid in self._gpus:
+                self._gpus[gpu_uuid].identity = identity
+                self._gpus[gpu_uuid].health, self._gpus[gpu_uuid].detail = GpuHealth.OK, ""
+            else:
+                self._gpus[gpu_uuid] = Gpu(identity, ClockHistory(identity.supported_sm_clocks_mhz[0]))
+        for gpu_uuid in self._gpus.keys() - found.keys():
+            gpu = self._gpus[gpu_uuid]
+            gpu.health, gpu.detail = GpuHealth.LOST, "the driver does not list it any more"
+
+    def known(self, gpu_uuid: str) -> Gpu | None:
+        """Return one GPU, None when there is none."""
+        return self._gpus.get(gpu_uuid)
+
+    def claim(self, gpu_uuid: str, claim: Claim) -> Gpu:
+        """Give a GPU to a job.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+            JobError: it works for a job already; the message names owner, job and age.
+        """
+        gpu = self[gpu_uuid]
+        if gpu.claim is not None:
+            age_s = (claim.since_mono_ns - gpu.claim.since_mono_ns) / _NS_PER_S
+            raise JobError(
+                f"GPU {gpu_uuid} works for job {gpu.claim.job_id} ({gpu.claim.job_name!r}) of uid {gpu.claim.uid}"
+                f" since {age_s:.0f} s"
+            )
+        gpu.claim = claim
+        return gpu
+
+    def release(self, job_id: str) -> None:
+        """Take back the GPUs of a job."""
+        for gpu in self._gpus.values():
+            if gpu.claim is not None and gpu.claim.job_id == job_id:
+                gpu.claim = None
+
+
+def utc_at(mono_ns: int) -> datetime:
+    """Return the UTC instant of a host monotonic instant, by the offset that holds now."""
+    return datetime.fromtimestamp((time.time_ns() - time.monotonic_ns() + mono_ns) / _NS_PER_S, tz=UTC)
+
+
+def _mean(values: list[float] | list[int]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,337 @@
+"""One job in motion: its events go to the state machine one by one, and its commands are carried out in order."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import assert_never
+
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.messages import (
+    AskPolicy,
+    Command,
+    ControlLost,
+    EndJob,
+    Event,
+    GpuViewChanged,
+    IterationObserved,
+    LeaseGpus,
+    ObserveIteration,
+    PlanDecided,
+    PolicyFailed,
+    RecordPhase,
+    RestoreGpus,
+    SendPlan,
+)
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.telemetry import ObservedSpan, iteration_window, observe_iteration
+from gpuenergyd.daemon.gpus import Gpu, utc_at
+from gpuenergyd.daemon.policy_link import PolicyFailure
+from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.errors import GpuError
+from gpuenergyd.gpu.link import LeaseOwner, RestoreResult
+from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, PlanRecord
+from gpuenergyd.wire.messages import PlanSlice
+
+log = logging.getLogger(__name__)
+
+_MAX_PENDING = 64
+_TIMELINES_PER_PLAN = 12
+_TIMELINE_EVERY = 100
+_FIGURES_KEPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """An iteration that waits until its GPUs' energy counters cover it."""
+
+    command: ObserveIteration
+    deadline_mono_ns: int
+
+
+@dataclass(slots=True)
+class JobRunner:
+    """Owns one `Job`; everything here runs on the event loop.
+
+    `slices[r]` are the plans that rank r has not been given yet. Clock records of rank r count while `accepts(epoch)`.
+    """
+
+    job: Job
+    services: JobServices
+    owner: LeaseOwner
+    on_end: Callable[["JobRunner"], None]
+    created_mono_ns: int = field(default_factory=time.monotonic_ns)
+    last_report_mono_ns: int | None = None
+    last_epoch: int = 0
+    slices: dict[int, list[PlanSlice]] = field(default_factory=dict)
+    num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
+    timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
+    """The last observed iteration and its spans."""
+    _wants_from_epoch: int | None = None
+    _is_suspended: bool = False
+    _tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_FIGURES_KEPT))
+    _num_timelines: Counter[str | None] = field(default_factory=Counter)
+    _pending: deque[_Pending] = field(default_factory=deque)
+    _commands: asyncio.Queue[Command] = field(default_factory=asyncio.Queue)
+    _graph: DependencyGraph | None = None
+    _task: asyncio.Task[None] | None = None
+    _policy_task: asyncio.Task[None] | None = None
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self.job.description.job_id
+
+    def start(self) -> None:
+        """Begin to carry out commands."""
+        self._task = asyncio.create_task(self._carry_out_all(), name=f"job {self.job_id}")
+
+    def take(self, event: Event) -> None:
+        """Give the job an event and queue what follows.
+
+        Raises:
+            JobError: the event contradicts what this job is; the job is unchanged.
+        """
+        for command in self.job.handle(event):
+            self._commands.put_nowait(command)
+
+    def accepts(self, plan_epoch: int) -> bool:
+        """Return whether clock records of a plan count: leased, not suspended, and sent after the last restore."""
+        return self._wants_from_epoch is not None and not self._is_suspended and plan_epoch >= self._wants_from_epoch
+
+    @property
+    def holds_clocks(self) -> bool:
+        """Whether GPUs of this job may be running at clocks of ours."""
+        return self._wants_from_epoch is not None and not self._is_suspended
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the job fell silent and its GPUs run at full speed until it speaks."""
+        return self._is_suspended
+
+    def tuned_medians(self) -> tuple[float | None, float | None]:
+        """Return median time and energy over the last regular tuned iterations."""
+        energies = [energy_j for _, energy_j in self._tuned_figures if energy_j is not None]
+        return (
+            median(time_s for time_s, _ in self._tuned_figures) if self._tuned_figures else None,
+            median(energies) if energies else None,
+        )
+
+    def observe_what_is_covered(self) -> None:
+        """Observe the pending iterations whose energy is known by now, or waited for long enough."""
+        while self._pending and (self._is_covered(self._pending[0]) or len(self._pending) > _MAX_PENDING):
+            self._observe(self._pending.popleft().command)
+
+    def gpu_changed(self, gpu: Gpu) -> None:
+        """Tell the job what was learned about one of its GPUs."""
+        for pp_rank, view in self.job.gpus.items():
+            if view.gpu_uuid == gpu.identity.gpu_uuid:
+                self.take(GpuViewChanged(pp_rank, gpu.view()))
+
+    def control_lost(self, reason: str) -> None:
+        """Take the job to full speed because its clocks cannot be set."""
+        if self.holds_clocks:
+            self._wants_from_epoch = None
+            self.take(ControlLost(reason))
+
+    async def suspend(self, reason: str) -> None:
+        """Give the GPUs of a job that has fallen silent their full speed; the job itself stays as it is."""
+        if self.holds_clocks:
+            self._is_suspended = True
+            await self._restore(self._gpu_uuids(), reason)
+
+    async def resume(self) -> None:
+        """Lease the GPUs again: the job speaks."""
+        if self._is_suspended and not self.job.is_ended:
+            self._is_suspended = False
+            await self._lease(self._gpu_uuids())
+
+    async def finish(self, limit_s: float) -> None:
+        """Wait until an ended job's last commands are carried out, then stop."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=limit_s)
+        tasks = [task for task in (self._policy_task, self._task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- commands ---
+
+    async def _carry_out_all(self) -> None:
+        while True:
+            command = await self._commands.get()
+            try:
+                await self._carry_out(command)
+            except Exception:
+                log.exception("job %s: %s failed", self.job_id, type(command).__name__)
+                self.control_lost(f"{type(command).__name__} failed in the daemon")
+            if isinstance(command, EndJob):
+                return
+
+    async def _carry_out(self, command: Command) -> None:
+        match command:
+            case ObserveIteration():
+                limit_ns = round(self.services.observation_limit_s * 1e9)
+                self._pending.append(_Pending(command, time.monotonic_ns() + limit_ns))
+                self.observe_what_is_covered()
+            case AskPolicy():
+                if not self.services.is_observing:
+                    self._policy_task = asyncio.create_task(self._ask_policy(command))
+            case SendPlan():
+                self._send_plan(command)
+            case LeaseGpus():
+                await self._lease(command.gpu_uuids)
+            case RestoreGpus():
+                self._wants_from_epoch = None
+                self._is_suspended = False
+                await self._restore(command.gpu_uuids, command.reason)
+            case RecordPhase():
+                log.info("job %s: %s (%s)", self.job_id, command.phase, command.reason)
+                self._record("phase", "core", command.reason, after=command.phase)
+            case EndJob():
+                await self._end(command.reason)
+            case _:
+                assert_never(command)
+
+    async def _ask_policy(self, command: AskPolicy) -> None:
+        answer = await self.services.policy.next_plan(self.job_id, self.job.description.policy, command.view)
+        self.take(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
+
+    def _send_plan(self, command: SendPlan) -> None:
+        plan, before = command.plan, self.last_epoch
+        self.last_epoch = command.plan_epoch
+        for pp_rank in self.job.gpus:
+            changes = tuple(
+                (
+                    str(change.instruction.kind),
+                    change.instruction.microbatch_index,
+                    change.instruction.chunk_index,
+                    round(change.offset_s * 1e9),
+                    change.sm_clock_mhz,
+                )
+                for change in plan.changes_of(pp_rank)
+            )
+            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, changes)
+            self.slices.setdefault(pp_rank, []).append(plan_slice)
+        now = utc_at(time.monotonic_ns())
+        self.services.history.write(PlanRecord(self.job_id, command.plan_epoch, plan, now, command.apply_at_iteration))
+        self._record(
+            "plan",
+            f"policy {self.job.description.policy}" if plan.purpose is not PlanPurpose.BASELINE else "core",
+            plan.reason,
+            before=f"epoch {before}",
+            after=f"epoch {command.plan_epoch}: {plan.plan_id}",
+        )
+
+    async def _lease(self, gpu_uuids: tuple[str, ...]) -> None:
+        try:
+            await self.services.worker.lease(self.job_id, gpu_uuids, self.owner)
+        except GpuError as error:
+            log.warning("job %s: no lease: %s", self.job_id, error)
+            self._record("lease", "core", str(error), after="refused")
+            self.take(ControlLost(str(error)))
+            return
+        self._wants_from_epoch = self.last_epoch + 1 if self._wants_from_epoch is None else self._wants_from_epoch
+        for gpu_uuid in gpu_uuids:
+            self._record("lease", "core", "first clock plan", gpu_uuid=gpu_uuid, before="un-tuned", after="leased")
+
+    async def _restore(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
+        try:
+            outcomes = await self.services.worker.restore(gpu_uuids, reason)
+        except GpuError as error:
+            # A worker that died cut nothing loose: its successor restores what the journal holds.
+            log.warning("job %s: restore left to the next worker: %s", self.job_id, error)
+            self._record("restore", "core", reason, after=f"left to the next worker: {error}")
+            return
+        now_ns = time.monotonic_ns()
+        for outcome in outcomes:
+            if (gpu := self.services.gpus.known(outcome.gpu_uuid)) is None:
+                continue
+            before = gpu.requested_sm_clock_mhz
+            if outcome.result is not RestoreResult.FAILED:
+                gpu.note_restored(now_ns)
+            self._record(
+                "restore",
+                "core",
+                reason,
+                gpu_uuid=outcome.gpu_uuid,
+                before=f"{before} MHz" if before is not None else "leased",
+                after=f"{outcome.result}: {outcome.detail}",
+            )
+
+    async def _end(self, reason: str) -> None:
+        while self._pending:
+            self._observe(self._pending.popleft().command)
+        for pp_rank in self.job.gpus:
+            # A rank that is still there follows nothing any more.
+            self.slices[pp_rank] = [PlanSlice("ended", self.last_epoch + 1, 0, ())]
+        self.services.history.write(JobEndRecord(self.job_id, utc_at(time.monotonic_ns()), reason))
+        self.on_end(self)
+        await self.services.policy.forget(self.job_id)
+
+    # --- observing ---
+
+    def _is_covered(self, pending: _Pending) -> bool:
+        if time.monotonic_ns() >= pending.deadline_mono_ns:
+            return True
+        end_ns = iteration_window(pending.command.ranks[0]).end_ns
+        return all(self.services.gpus[view.gpu_uuid].counter.covers(end_ns) for view in self.job.gpus.values())
+
+    def _observe(self, command: ObserveIteration) -> None:
+        gpus = {pp_rank: self.services.gpus[view.gpu_uuid] for pp_rank, view in self.job.gpus.items()}
+        if self._graph is None:
+            assert self.job.schedule is not None
+            self._graph = dependency_graph(self.job.schedule)
+        observation, spans = observe_iteration(
+            ranks=command.ranks,
+            graph=self._graph,
+            clocks={pp_rank: gpu.clocks for pp_rank, gpu in gpus.items()},
+            counters={pp_rank: gpu.counter for pp_rank, gpu in gpus.items()},
+            plan_id=command.plan_id,
+            is_regular=command.is_regular,
+        )
+        self.take(IterationObserved(observation))
+        known = self.job.observations[-1] if self.job.observations else observation
+        if known.iteration_index == observation.iteration_index:
+            observation = known
+        self._note(observation, spans, iteration_window(command.ranks[0]).begin_ns)
+
+    def _note(self, observation: IterationObservation, spans: tuple[ObservedSpan, ...], begin_ns: int) -> None:
+        purpose = self.job.purpose_of(observation.plan_id)
+        self.timeline = (observation.iteration_index, spans)
+        if observation.is_regular and purpose is not None:
+            self.num_iterations_for[purpose] += 1
+            if purpose is PlanPurpose.TUNED:
+                self._tuned_figures.append((observation.iteration_time_s, observation.energy_j))
+        keeps_timeline = (
+            observation.is_regular and self._num_timelines[observation.plan_id] < _TIMELINES_PER_PLAN
+        ) or observation.iteration_index % _TIMELINE_EVERY == 0
+        self._num_timelines[observation.plan_id] += keeps_timeline
+        self.services.history.write(
+            IterationRecord(
+                job_id=self.job_id,
+                iteration_index=observation.iteration_index,
+                started_at=utc_at(begin_ns),
+                iteration_time_s=observation.iteration_time_s,
+                energy_j=observation.energy_j,
+                plan_id=observation.plan_id,
+                plan_purpose=purpose,
+                is_regular=observation.is_regular,
+                spans=spans if keeps_timeline else (),
+            )
+        )
+
+    def _gpu_uuids(self) -> tuple[str, ...]:
+        return tuple(view.gpu_uuid for _, view in sorted(self.job.gpus.items()))
+
+    def _record(
+        self, action: str, actor: str, reason: str, *, gpu_uuid: str | None = None, before: str = "", after: str = ""
+    ) -> None:
+        self.services.history.write(
+            ControlEventRecord(utc_at(time.monotonic_ns()), action, actor, self.job_id, gpu_uuid, reason, before, after)
+        )

@@ -1,0 +1,71 @@
+"""Who is at the other end of a Unix socket, as the kernel says, and a handle that tells when that process dies."""
+
+import os
+import select
+import socket
+import struct
+from asyncio.trsock import TransportSocket
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuenergyd.errors import JobError
+
+_UCRED = struct.Struct("3i")
+_SO_PEERPIDFD = 77
+"""Linux 6.5; Python 3.11 has no name for it."""
+_START_TIME_FIELD = 19
+"""Of /proc/PID/stat, counted after the process name's closing parenthesis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process as it was when it connected."""
+
+    pid: int
+    uid: int
+    gid: int
+
+    def __str__(self) -> str:
+        return f"uid {self.uid} pid {self.pid}"
+
+
+def peer_of(connection: socket.socket | TransportSocket) -> Peer:
+    """Return who connected."""
+    return Peer(*_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+
+
+def open_pidfd(connection: socket.socket | TransportSocket, peer: Peer) -> int:
+    """Return a pidfd of the peer; readable once the process is dead, whoever else holds the socket.
+
+    Raises:
+        JobError: the process is gone, or lives where this daemon cannot see it.
+    """
+    try:
+        # The kernel hands out a handle of the very process that connected: no pid can be mistaken for another.
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        pass
+    started = _start_time(peer.pid)
+    try:
+        pidfd = os.pidfd_open(peer.pid)
+    except (OSError, ValueError, OverflowError):
+        raise JobError(f"process {peer.pid} is gone, or in a namespace that this daemon cannot see") from None
+    if started is None or _start_time(peer.pid) != started:
+        os.close(pidfd)
+        raise JobError(f"process {peer.pid} is gone")
+    return pidfd
+
+
+def is_dead(pidfd: int) -> bool:
+    """Return whether the process of a pidfd has ended."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _start_time(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[_START_TIME_FIELD]

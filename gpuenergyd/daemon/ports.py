@@ -1,0 +1,79 @@
+"""What a running job needs of the daemon around it; its own tests put fakes here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.policy import JobView
+from gpuenergyd.daemon.gpus import Gpus
+from gpuenergyd.daemon.policy_link import PolicyFailure
+from gpuenergyd.gpu.link import LeaseOwner, RestoreOutcome
+from gpuenergyd.store.records import Record
+
+
+class WorkerPort(Protocol):
+    """The GPU worker, whichever process that is now."""
+
+    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
+        """Get the right to change GPUs.
+
+        Raises:
+            GpuError: refused, or no worker.
+        """
+        ...
+
+    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+        """Put GPUs back and end their leases.
+
+        Raises:
+            GpuError: no worker; one that died is restored after by the next.
+        """
+        ...
+
+    def want(
+        self,
+        gpu_uuid: str,
+        sm_clock_mhz: int,
+        *,
+        later_sm_clock_mhz: int = 0,
+        later_at_mono_ns: int = 0,
+        asked_mono_ns: int,
+        reason: str,
+    ) -> None:
+        """Wish for a clock."""
+        ...
+
+
+class PolicyPort(Protocol):
+    """The policy host."""
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
+        """Return the policy's plan, or why there is none."""
+        ...
+
+    async def forget(self, job_id: str) -> None:
+        """Drop the policy instance of a job."""
+        ...
+
+
+class HistoryPort(Protocol):
+    """The history's writer."""
+
+    def write(self, record: Record) -> None:
+        """Take a record; never blocks, never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobServices:
+    """What every job of this daemon shares."""
+
+    worker: WorkerPort
+    policy: PolicyPort
+    history: HistoryPort
+    gpus: Gpus
+    observation_limit_s: float
+    """How long an iteration waits for the GPUs' energy counters to cover it."""
+    is_observing: bool = False
+    """Measure, never change a clock."""

@@ -1,0 +1,197 @@
+"""HTTP/1.1 with JSON on the daemon's Unix socket: what is asked for, who asks, and one clear line for what is wrong.
+
+POST /v1/ranks, /v1/iterations, /v1/release    training processes, see wire/messages.py
+GET  /v1/status                                the whole daemon, see daemon/status.py
+GET  /v1/jobs/{job_id}                         one job: plan, predictions, last measured timeline
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from gpuenergyd.daemon.access import ConnectionCounts, RequestRates
+from gpuenergyd.daemon.connection_guard import GuardedProtocol, Guards
+from gpuenergyd.daemon.jobs import Jobs
+from gpuenergyd.daemon.peers import Peer, open_pidfd
+from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
+from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
+from gpuenergyd.wire.daemon_codec import decode, encode
+from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRelease
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+FRAME_LIMIT_S = 2.0
+"""A header, and then a body, must be complete this soon."""
+_SHUTDOWN_LIMIT_S = 1.0
+
+
+class Server:
+    """Serves the jobs on a listening socket."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        *,
+        status: Callable[[], Mapping[str, Any]],
+        job_detail: Callable[[str], Mapping[str, Any] | None],
+        max_connections_per_user: int,
+        max_requests_per_user_per_s: float,
+    ) -> None:
+        self._jobs = jobs
+        self._status = status
+        self._job_detail = job_detail
+        self._rates = RequestRates(max_requests_per_user_per_s)
+        self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S)
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Begin to serve."""
+        logging.getLogger("aiohttp.server").addFilter(_without_traceback)
+        app = web.Application(middlewares=[self._around_each_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
+        app.router.add_post("/v1/ranks", self._register)
+        app.router.add_post("/v1/iterations", self._report)
+        app.router.add_post("/v1/release", self._release)
+        app.router.add_get("/v1/status", self._get_status)
+        app.router.add_get("/v1/jobs/{job_id}", self._get_job)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        factory = self._guards.factory(self._runner.server)
+        self._server = await asyncio.get_running_loop().create_unix_server(factory, sock=listener)
+
+    async def close(self) -> None:
+        """Stop listening, then end what is being answered."""
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        logging.getLogger("aiohttp.server").removeFilter(_without_traceback)
+
+    # --- routes ---
+
+    async def _register(self, request: web.Request) -> web.Response:
+        registration = await self._body(request, RankRegistration, MAX_CONTROL_MESSAGE_BYTES)
+        peer = self._peer(request)
+        connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+        if connection is None:
+            raise JobError("the client left before it was registered")
+        pidfd = open_pidfd(connection, peer)
+        try:
+            answer = self._jobs.register(registration, peer, pidfd)
+        except BaseException:
+            os.close(pidfd)
+            raise
+        return _json(answer)
+
+    async def _report(self, request: web.Request) -> web.Response:
+        report = await self._body(request, IterationReport, MAX_ITERATION_REPORT_BYTES)
+        reply = self._jobs.report(report, self._peer(request))
+        return _error(404, "unknown rank token; register again") if reply is None else _json(reply)
+
+    async def _release(self, request: web.Request) -> web.Response:
+        message = await self._body(request, RankRelease, MAX_CONTROL_MESSAGE_BYTES)
+        is_known = self._jobs.release(message.rank_token, self._peer(request))
+        return _json({}) if is_known else _error(404, "unknown rank token")
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        del request
+        return _json(self._status())
+
+    async def _get_job(self, request: web.Request) -> web.Response:
+        job_id = request.match_info["job_id"]
+        detail = self._job_detail(job_id)
+        if detail is None:
+            running = ", ".join(runner.job_id for runner in self._jobs) or "none"
+            return _error(404, f"no job {job_id[:100]!r}; running: {running}")
+        return _json(detail)
+
+    # --- around them ---
+
+    @web.middleware
+    async def _around_each_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        guard = self._guards.of(request.transport)
+        if guard is None:
+            return _error(400, "the client left")
+        guard.request_begins()
+        try:
+            return await self._answer(request, handler, guard)
+        finally:
+            guard.request_ends()
+
+    async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:
+        wait_s = self._rates.wait_s(guard.peer.uid)
+        if wait_s > 0:
+            refusal = _error(429, f"more than {self._rates.rate_per_s:g} requests per second from uid {guard.peer.uid}")
+            refusal.headers["Retry-After"] = f"{wait_s:.3f}"
+            return refusal
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _error(error.status, _what_is_wrong(request, error))
+        except GpuNotFoundError as error:
+            return _error(404, str(error))
+        except JobError as error:
+            return _error(409, str(error))
+        except (ProtocolError, UsageError) as error:
+            return _error(400, str(error))
+        except GpuEnergyError as error:
+            return _error(503, str(error))
+        except TimeoutError:
+            return _error(408, f"the body was not complete within {FRAME_LIMIT_S:g} s", is_last=True)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return _error(500, "the daemon failed to answer; its log says why")
+
+    def _peer(self, request: web.Request) -> Peer:
+        guard = self._guards.of(request.transport)
+        if guard is None:
+            raise JobError("the client left")
+        return guard.peer
+
+    @staticmethod
+    async def _body(request: web.Request, message_type: type[T], max_bytes: int) -> T:
+        if request.content_length is not None and request.content_length > max_bytes:
+            raise web.HTTPRequestEntityTooLarge(max_bytes, request.content_length)
+        async with asyncio.timeout(FRAME_LIMIT_S):
+            body = await request.read()
+        return decode(body, message_type, max_bytes=max_bytes)
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=encode(value), status=status, content_type="application/json")
+
+
+def _error(status: int, message: str, *, is_last: bool = False) -> web.Response:
+    response = _json({"error": " ".join(message.split())}, status)
+    if is_last:
+        response.force_close()
+    return response
+
+
+def _what_is_wrong(request: web.Request, error: web.HTTPException) -> str:
+    match error:
+        case web.HTTPRequestEntityTooLarge():
+            return f"{request.path}: the body is too large; {error.text or error.reason}"
+        case web.HTTPMethodNotAllowed():
+            return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {request.method[:20]}"
+        case web.HTTPNotFound():
+            return f"no resource {request.path[:100]!r}; see /v1/status"
+        case _:
+            return error.reason
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Keep what a malformed request logs to one line."""
+    record.exc_info = None
+    return True

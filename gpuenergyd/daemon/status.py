@@ -1,0 +1,160 @@
+"""What `GET /v1/status` and `GET /v1/jobs/{id}` say. Missing is null, never 0; readings carry their age."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import gpuenergyd
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.daemon.children import GpuWorker
+from gpuenergyd.daemon.gpus import Gpu, Gpus
+from gpuenergyd.daemon.job_runner import JobRunner
+from gpuenergyd.daemon.jobs import Jobs
+from gpuenergyd.daemon.policy_link import PolicyLink
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.gpu.link import GpuHealth
+from gpuenergyd.store import WriterStatus
+
+_NS_PER_S = 1e9
+
+
+class StatusSource(Protocol):
+    """What the daemon's state is read from."""
+
+    settings: Settings
+    started_mono_s: float
+    gpus: Gpus
+    jobs: Jobs
+    worker: GpuWorker
+    policy: PolicyLink
+
+    def history_status(self) -> WriterStatus:
+        """Return how the history's writer is."""
+        ...
+
+
+def daemon_status(daemon: StatusSource) -> dict[str, Any]:
+    """Return the state of the whole daemon."""
+    history = daemon.history_status()
+    reasons = [reason for reason in (daemon.worker.trouble, _history_trouble(history)) if reason]
+    reasons += [
+        f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}"
+        for gpu in daemon.gpus
+        if gpu.health is not GpuHealth.OK
+    ]
+    return {
+        "version": gpuenergyd.__version__,
+        "pid": os.getpid(),
+        "uptime_s": time.monotonic() - daemon.started_mono_s,
+        "is_degraded": bool(reasons),
+        "degraded_reasons": reasons,
+        "driver": daemon.settings.driver,
+        "mode": daemon.settings.mode,
+        "worker": {
+            "pid": daemon.worker.pid,
+            "is_alive": daemon.worker.is_alive,
+            "heartbeat_age_s": daemon.worker.heartbeat_age_s,
+            "num_restarts": daemon.worker.num_restarts,
+        },
+        "policy_host": {
+            "pid": daemon.policy.pid,
+            "is_alive": daemon.policy.is_alive,
+            "num_restarts": daemon.policy.num_restarts,
+        },
+        "gpus": [_gpu(gpu) for gpu in daemon.gpus],
+        "jobs": [_job(runner, daemon.jobs) for runner in daemon.jobs],
+        "clock_records": {
+            "num_stale": daemon.jobs.num_stale_records,
+            "num_hostile": daemon.jobs.num_hostile_records,
+        },
+        "store": {
+            "path": history.path,
+            "num_rows_written": history.num_rows_written,
+            "num_rows_dropped": history.num_rows_dropped,
+        },
+    }
+
+
+def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
+    """Return one job with its plan and last measured timeline; None when no such job runs."""
+    runner = daemon.jobs.runner(job_id)
+    if runner is None:
+        return None
+    index, spans = runner.timeline or (None, ())
+    job = runner.job
+    return {
+        **_job(runner, daemon.jobs),
+        "plan": job.current_plan,
+        "schedule_orders": job.schedule.orders if job.schedule is not None else None,
+        "timeline_iteration_index": index,
+        "timeline": spans,
+    }
+
+
+def _history_trouble(history: WriterStatus) -> str | None:
+    return f"history: {history.reason}" if history.reason else None
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    sample = gpu.sample
+    return {
+        "gpu_uuid": gpu.identity.gpu_uuid,
+        "index": gpu.identity.index,
+        "model_name": gpu.identity.model_name,
+        "is_simulated": gpu.identity.is_simulated,
+        "state": gpu.health,
+        "sm_clock_mhz": sample.sm_clock_mhz if sample else None,
+        "requested_sm_clock_mhz": gpu.requested_sm_clock_mhz,
+        "power_w": sample.power_w if sample else None,
+        "total_energy_j": sample.total_energy_j if sample else None,
+        "temperature_celsius": sample.temperature_celsius if sample else None,
+        "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
+        "job_id": gpu.claim.job_id if gpu.claim else None,
+    }
+
+
+def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
+    job, baseline = runner.job, runner.job.baseline
+    plan, predicted = job.current_plan, job.current_plan.predicted
+    iteration_time_s, energy_j = runner.tuned_medians()
+    baseline_time_s = baseline.iteration_time_s if baseline else None
+    baseline_energy_j = baseline.energy_j if baseline else None
+    return {
+        "job_id": runner.job_id,
+        "job_name": job.description.job_name,
+        "phase": job.phase,
+        "phase_reason": job.phase_reason,
+        "policy": job.description.policy,
+        "schedule": job.description.schedule_name,
+        "num_ranks": job.description.num_pp_ranks,
+        "num_microbatches": job.description.num_microbatches,
+        "num_iterations": job.num_iterations,
+        "plan_id": plan.plan_id,
+        "plan_purpose": plan.purpose,
+        "plan_reason": plan.reason,
+        "baseline_time_s": baseline_time_s,
+        "baseline_energy_j": baseline_energy_j,
+        "num_baseline_iterations": runner.num_iterations_for[PlanPurpose.BASELINE],
+        "iteration_time_s": iteration_time_s,
+        "energy_j": energy_j,
+        "num_tuned_iterations": runner.num_iterations_for[PlanPurpose.TUNED],
+        "saving_ratio": 1 - energy_j / baseline_energy_j if energy_j is not None and baseline_energy_j else None,
+        "slowdown_ratio": iteration_time_s / baseline_time_s - 1 if iteration_time_s and baseline_time_s else None,
+        "num_profile_iterations": runner.num_iterations_for[PlanPurpose.PROFILE],
+        "max_slowdown_ratio": job.target.max_slowdown_ratio,
+        "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
+        "predicted_energy_j": predicted.energy_j if predicted else None,
+        "lower_bound_j": predicted.lower_bound_j if predicted else None,
+        "is_suspended": runner.is_suspended,
+        "age_s": _age_s(runner.created_mono_ns),
+        "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
+        "ranks": [
+            {"pp_rank": s.pp_rank, "gpu_uuid": s.gpu_uuid, "pid": s.peer.pid, "uid": s.peer.uid}
+            for s in jobs.sessions_of(runner.job_id)
+        ],
+    }
+
+
+def _age_s(mono_ns: int) -> float:
+    return max(0.0, (time.monotonic_ns() - mono_ns) / _NS_PER_S)
