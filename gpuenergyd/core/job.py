@@ -9,15 +9,19 @@ which all ranks follow it, late enough that every rank has heard of it by then:
     rank          runs   posts i, runs   posts i+1, gets P    follows P
     core                 observes i, asks policy, decides P
 
-so a policy that answers with a new plan each time tries one plan per iteration. The guard is here and not in the
-policy: while a tuned plan runs slower than owed, the job goes back to full speed.
+so a policy that answers with a new plan each time tries one plan per iteration. Now and then a short block runs at
+full speed between tuned iterations: it keeps the baseline honest and proves the saving. The guard is here and not in
+the policy: when a tuned plan runs slower than owed, the job goes back to full speed and the baseline is measured
+again. If that has moved, the job itself has changed: what was learned of it is forgotten and learned anew.
 """
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import assert_never
 
+from gpuenergyd.core.guard import Finding, GuardRules, judge, what_changed
 from gpuenergyd.core.messages import (
     AskPolicy,
     Command,
@@ -42,12 +46,22 @@ from gpuenergyd.core.messages import (
 )
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import Instruction, Schedule, dependency_graph
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose, check_plan, untuned_plan
+from gpuenergyd.core.plan import (
+    BASELINE_PLAN_ID,
+    ClockPlan,
+    PlanPurpose,
+    check_plan,
+    full_speed_plan,
+    untuned_plan,
+)
 from gpuenergyd.core.policy import BaselineView, GpuView, JobView
+from gpuenergyd.core.savings import MeasuredSaving, baseline_view, measured_saving
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import RankIteration
 from gpuenergyd.errors import GpuEnergyError, JobError
 
+PROOF_PLAN_ID = "proof"
+"""Full-speed blocks between tuned iterations."""
 _ITERATIONS_AHEAD = 3
 """A plan decided after iteration i reaches every rank with the reply to report i+1, which is read during i+2."""
 
@@ -58,18 +72,23 @@ class JobRules:
 
     warmup_iterations: int = 2
     baseline_iterations: int = 10
-    guard_iterations: int = 6
-    """Regular iterations of one tuned plan over which the guard judges."""
-    guard_margin_ratio: float = 0.02
-    """How much slower than owed the median of those may be before the guard takes over."""
-    fallback_iterations: int = 10
-    """Un-tuned iterations after a fault, before the policy is asked again."""
+    guard: GuardRules = field(default_factory=GuardRules)
+    fallback_iterations: int = 5
+    """Iterations at full speed after a fault, before the policy is asked again."""
+    job_changed_ratio: float = 0.02
+    """Instructions or iterations at full speed that moved by more than this: not the job that was profiled."""
+    proof_iterations: int = 4
+    """Length of a full-speed block between tuned iterations, its first one not counted; 0: no such blocks."""
+    first_proof_after: int = 8
+    """Tuned iterations before the first block, which tells drift since the baseline from a plan that is too slow."""
+    proof_budget_ratio: float = 0.01
+    """Share of all iterations that later blocks may take."""
     max_faults: int = 3
     """After so many faults (guard trips, policy failures, lost control) the job stays at full speed."""
     max_profile_iterations: int = 120
     """A policy that is still profiling after so many iterations is not asked again."""
-    pause_ratio: float = 3.0
-    """An iteration this much longer than the baseline was interrupted (evaluation, checkpoint): not regular."""
+    pause_ratio: float = 0.05
+    """A wait between steps that is longer than usual by this share of a step was a pause (evaluation, checkpoint)."""
     max_observations: int = 192
 
 
@@ -114,6 +133,10 @@ class Job:
     _first_iteration: int | None = None
     _guarded_from: int = 0
     _disturbed_before: int = 0
+    _fell_back_at: int = 0
+    _num_tuned_seen: int = 0
+    _num_proof_iterations: int = 0
+    _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
 
     def __post_init__(self) -> None:
         self.target = self.description.target
@@ -134,7 +157,7 @@ class Job:
 
     def purpose_of(self, plan_id: str | None) -> PlanPurpose | None:
         """Return what the iterations of a plan are for; None for iterations under mixed plans."""
-        if plan_id == BASELINE_PLAN_ID:
+        if plan_id in {BASELINE_PLAN_ID, PROOF_PLAN_ID}:
             return PlanPurpose.BASELINE
         plan = self.plan_by_id(plan_id)
         return plan.purpose if plan else None
@@ -228,23 +251,28 @@ class Job:
             and index >= self._disturbed_before
             and all(len(r.instructions) == len(self._orders[r.pp_rank]) for r in reports.values())
             and reports[0].next_begin_ns > 0
+            and not self._was_interrupted(reports[0])
         )
         return (ObserveIteration(tuple(reports[r] for r in sorted(reports)), plan_id, is_regular),)
 
+    def _was_interrupted(self, rank_0: RankIteration) -> bool:
+        """Return whether something else than training ran between this step and the next."""
+        gap_ns = rank_0.next_begin_ns - rank_0.end_ns
+        usual_ns = median(self._gaps_ns) if self._gaps_ns else gap_ns
+        self._gaps_ns.append(gap_ns)
+        return gap_ns > usual_ns + self.rules.pause_ratio * (rank_0.end_ns - rank_0.begin_ns)
+
     def _iteration_observed(self, observation: IterationObservation) -> tuple[Command, ...]:
-        if (
-            self.baseline is not None
-            and observation.iteration_time_s > self.rules.pause_ratio * self.baseline.iteration_time_s
-        ):
-            observation = replace(observation, is_regular=False)
         self._remember(observation)
         match self.phase:
             case JobPhase.WARMUP:
                 return self._enter(JobPhase.BASELINE, "warm") if observation.is_regular else ()
             case JobPhase.BASELINE:
                 return self._after_baseline_iteration()
-            case JobPhase.PROFILING | JobPhase.TUNED:
-                return self._guard() or self._ask()
+            case JobPhase.PROFILING:
+                return self._ask()
+            case JobPhase.TUNED:
+                return self._after_tuned_iteration(observation)
             case JobPhase.FALLBACK:
                 return self._after_fallback_iteration(observation)
             case JobPhase.JOINING | JobPhase.ENDED:
@@ -265,22 +293,61 @@ class Job:
             )
             del self.observations[oldest_dispensable]
 
+    def _full_speed(self, *, since: int = 0) -> list[IterationObservation]:
+        """Return the regular full-speed iterations, the first of each proof block (clocks still rising) left out."""
+        kept = []
+        for before, o in zip([None, *self.observations], self.observations, strict=False):
+            is_first_of_block = o.plan_id == PROOF_PLAN_ID and (before is None or before.plan_id != PROOF_PLAN_ID)
+            if (
+                o.is_regular
+                and o.iteration_index >= since
+                and not is_first_of_block
+                and self.purpose_of(o.plan_id) is PlanPurpose.BASELINE
+            ):
+                kept.append(o)
+        return kept
+
+    def saving(self) -> MeasuredSaving | None:
+        """Return what the plans in force are measured to save, None before there is enough to say so."""
+        tuned = [o for o in self.observations if o.is_regular and self.purpose_of(o.plan_id) is PlanPurpose.TUNED]
+        return measured_saving(self._full_speed(), tuned)
+
     def _after_baseline_iteration(self) -> tuple[Command, ...]:
-        regular = [o for o in self.observations if o.is_regular and o.plan_id == BASELINE_PLAN_ID]
-        if len(regular) < self.rules.baseline_iterations:
+        full_speed = self._full_speed()
+        if len(full_speed) < self.rules.baseline_iterations:
             return ()
-        energies = [o.energy_j for o in regular if o.energy_j is not None]
-        self.baseline = BaselineView(
-            iteration_time_s=median(o.iteration_time_s for o in regular),
-            energy_j=median(energies) if energies else None,
-            num_iterations=len(regular),
-        )
+        self.baseline = baseline_view(full_speed)
         return self._ask()
+
+    def _after_tuned_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
+        if self.purpose_of(observation.plan_id) is PlanPurpose.BASELINE and (full_speed := self._full_speed()):
+            self.baseline = baseline_view(full_speed)
+        self._num_tuned_seen += self.purpose_of(observation.plan_id) is PlanPurpose.TUNED
+        return self._guard() or self._prove() or self._ask()
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
         if self._retry_at_iteration is None or observation.iteration_index < self._retry_at_iteration:
             return ()
-        return self._after_baseline_iteration() if self.baseline is None else self._ask()
+        if self.baseline is None:
+            return self._after_baseline_iteration()
+        full_speed = self._full_speed(since=self._fell_back_at)
+        if not full_speed:
+            return ()
+        before = [o for o in self._full_speed() if o.iteration_index < self._fell_back_at]
+        change = what_changed(before, full_speed, at_least_ratio=self.rules.job_changed_ratio)
+        if change is not None:
+            self.phase_reason = f"the job changed: {change}"
+            self._forget_before(self._fell_back_at)
+            self.num_faults = 0
+            self.baseline = baseline_view(full_speed)
+        else:
+            self.baseline = baseline_view(self._full_speed())
+        return self._ask()
+
+    def _forget_before(self, iteration_index: int) -> None:
+        self.observations = [o for o in self.observations if o.iteration_index >= iteration_index]
+        self.issued_plans = self.issued_plans[-1:]
+        self._num_tuned_seen = 0
 
     # --- plans ---
 
@@ -323,18 +390,45 @@ class Job:
             check_plan(plan, self.schedule, [self.gpus[r].supported_sm_clocks_mhz for r in range(len(self.gpus))])
         except GpuEnergyError as error:
             return self._fall_back(f"policy {self.description.policy} answered nonsense: {error}", is_fault=True)
-        commands: tuple[Command, ...] = ()
+        before: tuple[Command, ...] = ()
+        after: tuple[Command, ...] = ()
         if plan.ranks and not self._has_lease:
             self._has_lease = True
-            commands = (LeaseGpus(tuple(self.gpus[r].gpu_uuid for r in sorted(self.gpus))),)
-        return (*commands, self._issue(plan), *self._enter_for(plan))
+            before = (LeaseGpus(self._gpu_uuids()),)
+        self.issued_plans.append(plan)
+        send = self._issue(plan)
+        if not plan.ranks and self._has_lease:
+            after = (self._give_back(plan),)
+        return (*before, send, *after, *self._enter_for(plan))
 
-    def _issue(self, plan: ClockPlan) -> SendPlan:
+    def _issue(self, plan: ClockPlan, *, after: int = 1) -> SendPlan:
+        """Send a plan under the next epoch, at the earliest `after` iterations after the one sent last."""
         plan_epoch = max(self._plan_of_epoch) + 1
         self._plan_of_epoch[plan_epoch] = plan.plan_id
-        self._last_apply_at = max(self._last_reported + _ITERATIONS_AHEAD, self._last_apply_at + 1)
-        self.issued_plans.append(plan)
+        self._last_apply_at = max(self._last_reported + _ITERATIONS_AHEAD, self._last_apply_at + after)
         return SendPlan(plan, plan_epoch, self._last_apply_at)
+
+    def _prove(self) -> tuple[Command, ...]:
+        """Run a short block at full speed when one is due: before it and after it, the tuned plan."""
+        rules, plan = self.rules, self.current_plan
+        if not rules.proof_iterations or plan.purpose is not PlanPurpose.TUNED or not self._has_lease:
+            return ()
+        if self._last_apply_at > self._last_reported:
+            return ()
+        is_first = self._num_proof_iterations == 0
+        budget = rules.proof_budget_ratio * self.num_iterations
+        is_due = (
+            self._num_tuned_seen >= rules.first_proof_after
+            if is_first
+            else self._num_proof_iterations + rules.proof_iterations <= budget
+        )
+        if not is_due:
+            return ()
+        assert self.schedule is not None
+        self._num_proof_iterations += rules.proof_iterations
+        clocks = [self.gpus[r].supported_sm_clocks_mhz for r in range(self.schedule.num_ranks)]
+        block = full_speed_plan(PROOF_PLAN_ID, self.schedule, clocks, reason="proof of savings")
+        return (self._issue(block), self._issue(plan, after=rules.proof_iterations))
 
     def _enter_for(self, plan: ClockPlan) -> tuple[Command, ...]:
         match plan.purpose:
@@ -355,17 +449,12 @@ class Job:
             o
             for o in self.observations
             if o.is_regular and o.plan_id == plan.plan_id and o.iteration_index >= self._guarded_from
-        ][-self.rules.guard_iterations :]
-        if len(recent) < self.rules.guard_iterations:
+        ]
+        verdict = judge(recent, plan, self.baseline, self.target, self.rules.guard)
+        if verdict is None:
             return ()
-        measured_s = median(o.iteration_time_s for o in recent)
-        allowed_s = self.target.iteration_time_s(self.baseline.iteration_time_s) * (1 + self.rules.guard_margin_ratio)
-        if measured_s <= allowed_s:
-            return ()
-        return self._fall_back(
-            f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed",
-            is_fault=True,
-        )
+        finding, line = verdict
+        return self._fall_back(line, is_fault=finding is Finding.TOO_SLOW)
 
     def _fall_back(self, reason: str, *, is_fault: bool = False, is_final: bool = False) -> tuple[Command, ...]:
         """Go back to full speed; after a fault the policy gets another chance, a limited number of times."""
@@ -374,13 +463,11 @@ class Job:
         commands: tuple[Command, ...] = ()
         if self.current_plan.ranks:
             number = sum(p.purpose is PlanPurpose.BASELINE for p in self.issued_plans) + 1
-            commands = (
-                self._issue(untuned_plan(f"full-speed-{number}", reason=reason)),
-                RestoreGpus(self._gpu_uuids(), reason),
-            )
-            # Clocks are back at once, the ranks hear of it later: what runs in between belongs to neither plan.
-            self._disturbed_before = self._last_apply_at
+            plan = untuned_plan(f"full-speed-{number}", reason=reason)
+            self.issued_plans.append(plan)
+            commands = (self._issue(plan), self._give_back(plan))
         self._has_lease = False
+        self._fell_back_at = max(self._disturbed_before, self._last_reported + 1)
         self.num_faults += is_fault
         if is_final or self.num_faults > self.rules.max_faults:
             self._retry_at_iteration = None
@@ -388,6 +475,13 @@ class Job:
             self._retry_at_iteration = max(self._last_apply_at, self._last_reported) + self.rules.fallback_iterations
             self._guarded_from = self._retry_at_iteration
         return (*commands, *self._enter(JobPhase.FALLBACK, reason))
+
+    def _give_back(self, plan: ClockPlan) -> RestoreGpus:
+        """Return the command that ends our control, for an un-tuned plan that has just been issued."""
+        # Clocks are back at once, the ranks hear of it later: what runs in between belongs to neither plan.
+        self._has_lease = False
+        self._disturbed_before = max(self._last_apply_at, self._last_reported + _ITERATIONS_AHEAD)
+        return RestoreGpus(self._gpu_uuids(), plan.reason)
 
     def _end(self, reason: str) -> tuple[Command, ...]:
         restore = (RestoreGpus(self._gpu_uuids(), reason),) if self._has_lease else ()

@@ -84,6 +84,17 @@ def untuned_plan(plan_id: str = BASELINE_PLAN_ID, *, reason: str = "un-tuned") -
     return ClockPlan(plan_id=plan_id, purpose=PlanPurpose.BASELINE, reason=reason)
 
 
+def full_speed_plan(
+    plan_id: str, schedule: Schedule, supported_sm_clocks_mhz: Sequence[Sequence[int]], *, reason: str
+) -> ClockPlan:
+    """Return the plan that holds every GPU at its maximum clock: full speed without giving up the lease."""
+    ranks = []
+    for pp_rank, order in enumerate(schedule.orders):
+        top = max(supported_sm_clocks_mhz[pp_rank])
+        ranks.append(RankClocks(pp_rank, (top,) * len(order), constant_clock_changes(order, top)))
+    return ClockPlan(plan_id, PlanPurpose.BASELINE, tuple(ranks), reason=reason)
+
+
 def constant_clock_changes(order: Sequence[Instruction], sm_clock_mhz: int) -> tuple[ClockChange, ...]:
     """Return the one change that holds a rank at one clock for the whole iteration."""
     return (ClockChange(order[0], 0.0, sm_clock_mhz),)

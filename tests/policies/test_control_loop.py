@@ -146,7 +146,7 @@ class _Reckless:
 
 
 def test_the_guard_takes_a_slow_plan_back_and_gives_up_on_its_policy() -> None:
-    run = training(_Reckless(), rules=JobRules(fallback_iterations=4, max_faults=2))
+    run = training(_Reckless(), rules=JobRules(max_faults=2))
 
     run.run(90)
 

@@ -1,0 +1,90 @@
+"""The slowdown guard: judges a plan by what it does, against the un-tuned job, whatever the policy thinks of it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.policy import BaselineView
+from gpuenergyd.core.target import PerformanceTarget
+
+
+class Finding(StrEnum):
+    """What the guard may find wrong with a running plan."""
+
+    TOO_SLOW = "too slow"
+    """Slower than owed by more than the budget: the plan's fault, or the job has become slower."""
+    JOB_IS_FASTER = "job is faster"
+    """Much faster than predicted: this is no longer the job that was profiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRules:
+    """How much is too much; `budget_ratio` is slowdown beyond what the target owes."""
+
+    budget_ratio: float = 0.01
+    iterations: int = 4
+    """Regular iterations of one plan over which the median is judged."""
+    gross_ratio: float = 0.05
+    gross_iterations: int = 2
+    """A slowdown this gross is judged over fewer iterations."""
+    faster_ratio: float = 0.05
+
+
+def judge(
+    recent: Sequence[IterationObservation],
+    plan: ClockPlan,
+    baseline: BaselineView,
+    target: PerformanceTarget,
+    rules: GuardRules,
+) -> tuple[Finding, str] | None:
+    """Return what is wrong with a plan and a line that says so; `recent` are its regular iterations, newest last."""
+    owed_s = target.iteration_time_s(baseline.iteration_time_s)
+    for num_iterations, budget_ratio in (
+        (rules.gross_iterations, rules.gross_ratio),
+        (rules.iterations, rules.budget_ratio),
+    ):
+        if len(recent) < num_iterations:
+            continue
+        window_s = [o.iteration_time_s for o in recent[-num_iterations:]]
+        measured_s = min(window_s) if num_iterations == rules.gross_iterations else median(window_s)
+        allowed_s = owed_s * (1 + budget_ratio)
+        if measured_s > allowed_s:
+            line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
+            return Finding.TOO_SLOW, line
+    if len(recent) >= rules.iterations and plan.predicted is not None:
+        measured_s = median(o.iteration_time_s for o in recent[-rules.iterations :])
+        expected_s = plan.predicted.iteration_time_s
+        if measured_s < expected_s * (1 - rules.faster_ratio):
+            return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
+    return None
+
+
+def what_changed(
+    before: Sequence[IterationObservation], now: Sequence[IterationObservation], *, at_least_ratio: float
+) -> str | None:
+    """Return a line on what differs between two sets of full-speed iterations, None when nothing does.
+
+    Looks at each kind of instruction on each rank and at the iteration as a whole, and names the largest change.
+    """
+    then_s, now_s = _typical_times_s(before), _typical_times_s(now)
+    ratios = {what: now_s[what] / time_s for what, time_s in then_s.items() if what in now_s}
+    changed = {what: ratio for what, ratio in ratios.items() if abs(ratio - 1) > at_least_ratio}
+    if not changed:
+        return None
+    largest = max(changed, key=lambda what: abs(changed[what] - 1))
+    return f"{largest} takes {changed[largest]:.3f} times as long as before"
+
+
+def _typical_times_s(observations: Sequence[IterationObservation]) -> dict[str, float]:
+    times_s: dict[str, list[float]] = defaultdict(list)
+    for observation in observations:
+        times_s["an iteration"].append(observation.iteration_time_s)
+        for sample in observation.instruction_samples:
+            if len(sample.shares) == 1:
+                chunk = f" chunk {sample.chunk_index}" if sample.chunk_index else ""
+                times_s[f"{sample.kind} of rank {sample.pp_rank}{chunk}"].append(sample.time_s)
+    return {what: median(values) for what, values in times_s.items()}

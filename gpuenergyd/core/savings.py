@@ -1,0 +1,139 @@
+"""What the un-tuned job is now, and what tuning is measured to save, with an interval.
+
+Both come from iterations of the job itself: those at full speed (before the first plan, in short blocks later, after
+a fall-back) and those under a tuned plan. Time comes from the newest full-speed block where it differs from
+the older ones by more than chance, because a job drifts; energy and saving come from a regression that lets the
+job drift linearly.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, mean, median, stdev
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.policy import BaselineView
+
+CONFIDENCE = 0.95
+_DIFFERS_AT_SIGMA = 2.5
+
+
+def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
+    """Return the un-tuned job, from its regular full-speed iterations in order (at least one)."""
+    blocks = _blocks(full_speed)
+    newest, older = blocks[-1], [o for block in blocks[:-1] for o in block]
+    times_s = [o.iteration_time_s for o in newest]
+    if older and not _differ(times_s, [o.iteration_time_s for o in older]):
+        times_s += [o.iteration_time_s for o in older]
+    energies_j = [o.energy_j for o in full_speed if o.energy_j is not None]
+    return BaselineView(
+        iteration_time_s=median(times_s),
+        energy_j=median(energies_j) if energies_j else None,
+        num_iterations=len(full_speed),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95 % confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSaving:
+    """What tuning does to energy and time of an iteration, as ratios of the un-tuned ones."""
+
+    saving_ratio: Interval | None
+    slowdown_ratio: Interval
+    num_full_speed: int
+    num_tuned: int
+
+
+def measured_saving(
+    full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
+) -> MeasuredSaving | None:
+    """Return the measured saving, None with fewer than three iterations on either side.
+
+    log(y) = level + effect * is_tuned + drift * iteration + noise, by least squares; the interval is Student's.
+    """
+    times = _effect([(o, o.iteration_time_s) for o in full_speed], [(o, o.iteration_time_s) for o in tuned])
+    if times is None:
+        return None
+    energies = _effect(
+        [(o, o.energy_j) for o in full_speed if o.energy_j is not None],
+        [(o, o.energy_j) for o in tuned if o.energy_j is not None],
+    )
+    return MeasuredSaving(
+        saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
+        slowdown_ratio=times,
+        num_full_speed=len(full_speed),
+        num_tuned=len(tuned),
+    )
+
+
+def _blocks(observations: Sequence[IterationObservation]) -> list[list[IterationObservation]]:
+    """Split where iterations of another kind ran in between."""
+    blocks: list[list[IterationObservation]] = []
+    for observation in observations:
+        if blocks and observation.iteration_index - blocks[-1][-1].iteration_index <= 2:
+            blocks[-1].append(observation)
+        else:
+            blocks.append([observation])
+    return blocks
+
+
+def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
+    if len(a) < 2 or len(b) < 2:
+        return False
+    pooled = math.sqrt(((len(a) - 1) * stdev(a) ** 2 + (len(b) - 1) * stdev(b) ** 2) / (len(a) + len(b) - 2))
+    return abs(mean(a) - mean(b)) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
+
+
+def _effect(
+    full_speed: Sequence[tuple[IterationObservation, float]], tuned: Sequence[tuple[IterationObservation, float]]
+) -> Interval | None:
+    if len(full_speed) < 3 or len(tuned) < 3:
+        return None
+    rows = [(0.0, float(o.iteration_index), math.log(y)) for o, y in full_speed]
+    rows += [(1.0, float(o.iteration_index), math.log(y)) for o, y in tuned]
+    effect, standard_error, degrees = _regress(rows)
+    margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * standard_error
+    return Interval(*(math.expm1(x) for x in (effect, effect - margin, effect + margin)))
+
+
+def _regress(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, int]:
+    """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, first, second).
+
+    The second column is dropped where it cannot be told from the first: a job without blocks has no drift to see.
+    """
+    n = len(rows)
+    a_mean, b_mean, y_mean = (mean(row[k] for row in rows) for k in range(3))
+    saa = sum((a - a_mean) ** 2 for a, _, _ in rows)
+    sbb = sum((b - b_mean) ** 2 for _, b, _ in rows)
+    sab = sum((a - a_mean) * (b - b_mean) for a, b, _ in rows)
+    say = sum((a - a_mean) * (y - y_mean) for a, _, y in rows)
+    sby = sum((b - b_mean) * (y - y_mean) for _, b, y in rows)
+    determinant = saa * sbb - sab * sab
+    if sbb <= 0 or determinant < 0.3 * saa * sbb:
+        effect, drift, inverse, degrees = say / saa, 0.0, 1 / saa, n - 2
+    else:
+        effect = (say * sbb - sby * sab) / determinant
+        drift = (sby * saa - say * sab) / determinant
+        inverse, degrees = sbb / determinant, n - 3
+    residual = sum((y - y_mean - effect * (a - a_mean) - drift * (b - b_mean)) ** 2 for a, b, y in rows)
+    return effect, math.sqrt(max(0.0, residual) / degrees * inverse), degrees
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """Return Student's t quantile by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5); degrees >= 3."""
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / float(degrees) ** (k + 1) for k, term in enumerate(terms))
