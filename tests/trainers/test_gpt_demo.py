@@ -1,0 +1,138 @@
+"""The demo's training program: the same losses with and without a daemon, all ranks stop together, none is left."""
+
+import multiprocessing
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd_trainers import gpt_demo
+from gpuenergyd_trainers.gpt_model import layers_per_stage, simulated_works
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+
+pytestmark = pytest.mark.torch
+
+NUM_RANKS = 4
+RUN_LIMIT_S = 120.0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    path = tmp_path / "world"
+    SimulatedHost.create(path, ["a100-sxm"] * NUM_RANKS, seed=3).close()
+    return path
+
+
+@pytest.fixture
+def started() -> Iterator[list[Any]]:
+    processes: list[Any] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def start(started: list[Any], *arguments: str) -> Any:
+    """Start the demo's launcher in a forked process: torch is loaded already."""
+    process = multiprocessing.get_context("fork").Process(target=_main, args=(arguments,))
+    process.start()
+    started.append(process)
+    return process
+
+
+def _main(arguments: tuple[str, ...]) -> None:
+    raise SystemExit(gpt_demo.main([*arguments, "--duration-scale", "0.03", "--microbatches", "4"]))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
+@pytest.mark.parametrize("schedule_name", ["1f1b", "gpipe"])
+def test_losses_are_bit_for_bit_the_same_with_and_without_a_daemon(
+    tmp_path: Path, world: Path, started: list[Any], schedule_name: str
+) -> None:
+    common = ["--world", str(world), "--iterations", "5", "--schedule", schedule_name]
+    with FakeDaemon(tmp_path) as daemon:
+        variants = {
+            "without": ["--no-daemon"],
+            "absent": ["--socket", str(tmp_path / "nobody.sock")],
+            "joined": ["--socket", daemon.socket_path],
+        }
+        for name, variant in variants.items():
+            process = start(started, *common, *variant, "--losses-out", str(tmp_path / name))
+            process.join(RUN_LIMIT_S)
+            assert process.exitcode == 0
+
+        num_reports = daemon.reports.qsize()
+    texts = {name: (tmp_path / name).read_text(encoding="ascii") for name in variants}
+    losses = [float.fromhex(line) for line in texts["without"].split()]
+    assert texts["without"] == texts["absent"] == texts["joined"]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    assert num_reports == NUM_RANKS * 4
+
+
+def test_all_ranks_stop_together_when_the_stop_file_appears(tmp_path: Path, world: Path, started: list[Any]) -> None:
+    stop_file = tmp_path / "stop"
+    with FakeDaemon(tmp_path) as daemon:
+        process = start(started, "--world", str(world), "--socket", daemon.socket_path, "--stop-file", str(stop_file))
+        daemon.reports.get(timeout=RUN_LIMIT_S)
+        stop_file.touch()
+        process.join(RUN_LIMIT_S)
+
+        assert process.exitcode == 0
+        for _ in range(NUM_RANKS):
+            daemon.releases.get(timeout=WAIT_LIMIT_S)
+
+
+def test_termination_lets_the_ranks_finish_their_iteration(tmp_path: Path, world: Path, started: list[Any]) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        process = start(started, "--world", str(world), "--socket", daemon.socket_path)
+        daemon.reports.get(timeout=RUN_LIMIT_S)
+        process.terminate()
+        process.join(RUN_LIMIT_S)
+
+        assert process.exitcode == 0
+        for _ in range(NUM_RANKS):
+            daemon.releases.get(timeout=WAIT_LIMIT_S)
+
+
+def test_ranks_die_with_their_parent(tmp_path: Path, world: Path, started: list[Any]) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        process = start(started, "--world", str(world), "--socket", daemon.socket_path)
+        daemon.reports.get(timeout=RUN_LIMIT_S)
+        ranks = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+        os.kill(process.pid, signal.SIGKILL)
+        gone = [bool(select.select([rank], [], [], WAIT_LIMIT_S)[0]) for rank in ranks]
+        for rank in ranks:
+            os.close(rank)
+
+    assert gone == [True] * NUM_RANKS
+
+
+def test_one_dead_rank_ends_the_others(tmp_path: Path, world: Path, started: list[Any]) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        process = start(started, "--world", str(world), "--socket", daemon.socket_path)
+        daemon.reports.get(timeout=RUN_LIMIT_S)
+        os.kill(children_of(process.pid)[1], signal.SIGKILL)
+        process.join(RUN_LIMIT_S)
+
+    assert process.exitcode == 1
+
+
+def test_stages_are_as_uneven_as_whole_layers_and_a_head_make_them() -> None:
+    cut = layers_per_stage(4)
+    works = [simulated_works(stage, 4)["F"] for stage in range(4)]
+    times_s = [work.memory_time_s + work.compute_time_s for work in works]
+
+    assert [int(layers) for layers in cut] == [6, 7, 6, 7]
+    assert max(times_s) / min(times_s) == pytest.approx(1.174, abs=0.001)
+    assert sum(times_s) / 4 == pytest.approx(0.05016)
