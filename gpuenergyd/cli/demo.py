@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
+
+if TYPE_CHECKING:
+    from gpuenergyd.cli.demo_processes import Children
+    from gpuenergyd.cli.demo_progress import Progress
+    from gpuenergyd.client.connection import DaemonClient
 
 _STATUS_PERIOD_S = 0.5
 _START_LIMIT_S = 60.0
@@ -144,7 +149,7 @@ def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
     return settings.database_url
 
 
-def _wait_for_daemon(client: Any, children: Any) -> None:
+def _wait_for_daemon(client: "DaemonClient", children: "Children") -> None:
     until = time.monotonic() + _START_LIMIT_S
     while True:
         children.check()
@@ -158,7 +163,7 @@ def _wait_for_daemon(client: Any, children: Any) -> None:
             return
 
 
-def _watch(request: DemoRequest, client: Any, children: Any, progress: Any) -> None:
+def _watch(request: DemoRequest, client: "DaemonClient", children: "Children", progress: "Progress") -> None:
     """Show the daemon's state until enough planned iterations have run."""
     until = time.monotonic() + request.time_limit_s
     while True:
@@ -221,7 +226,7 @@ def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool
     }
 
 
-def _progress(request: DemoRequest, *, as_json: bool) -> Any:
+def _progress(request: DemoRequest, *, as_json: bool) -> "Progress":
     """Return the live view on a terminal, plain lines elsewhere; beside JSON all of it goes to stderr."""
     from rich.console import Console  # noqa: PLC0415  start fast
 
