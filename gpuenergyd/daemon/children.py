@@ -1,4 +1,4 @@
-"""The GPU worker as a child of the core: started, watched, and replaced when it dies; the next restores what it left."""
+"""The GPU worker as a child of the core: started, watched, replaced when it dies; the next restores what it left."""
 
 import asyncio
 import contextlib

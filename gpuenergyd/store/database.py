@@ -1,5 +1,6 @@
 """Opening the history's database: what is in it, bringing it up to date, and setting a damaged one aside."""
 
+import logging
 import sqlite3
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -132,6 +133,7 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     from alembic import command  # noqa: PLC0415  a reader, and a writer that finds all in order, start without it
     from alembic.config import Config  # noqa: PLC0415  as above
 
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
     config = Config()

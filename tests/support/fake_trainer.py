@@ -1,0 +1,118 @@
+"""A pipeline of training processes without torch: 1F1B through pipes, each instruction as slow as its simulated GPU.
+
+Run `python -m tests.support.fake_trainer --socket PATH --world PATH --ranks 4 --microbatches 8 --iterations 50`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
+from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
+
+FORWARD = InstructionWork(memory_time_s=0.001, compute_time_s=0.004, power_coefficient_w_per_mhz=0.2)
+BACKWARD = InstructionWork(memory_time_s=0.002, compute_time_s=0.008, power_coefficient_w_per_mhz=0.2)
+
+
+def scaled(work: InstructionWork, ratio: float) -> InstructionWork:
+    """Return work that takes `ratio` times as long."""
+    return InstructionWork(work.memory_time_s * ratio, work.compute_time_s * ratio, work.power_coefficient_w_per_mhz)
+
+
+def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -> None:
+    """Run one rank until its iterations are done or a neighbour is gone."""
+    host = SimulatedHost.open(options.world)
+    gpu_uuid = host.identities()[options.first_gpu + pp_rank].gpu_uuid
+    host.attach_process(gpu_uuid, os.getpid())
+    schedule = one_forward_one_backward(options.ranks, options.microbatches)
+    order = schedule.orders[pp_rank]
+    ratio = 1.0 + 0.4 * (pp_rank == options.ranks - 1)
+    work = {InstructionKind.F: scaled(FORWARD, ratio), InstructionKind.B: scaled(BACKWARD, ratio)}
+    client = RankClient(
+        job_name=options.job,
+        run_key=options.run_key,
+        gpu_uuid=gpu_uuid,
+        schedule_name="1f1b",
+        num_microbatches=options.microbatches,
+        pp_rank=pp_rank,
+        num_pp_ranks=options.ranks,
+        order=[(str(i.kind), i.microbatch_index, i.chunk_index) for i in order],
+        framework="fake",
+        policy=options.policy,
+        socket_path=str(options.socket),
+    )
+    for _ in range(options.iterations):
+        client.begin_iteration()
+        for instruction in order:
+            is_forward = instruction.kind is InstructionKind.F
+            _receive(pipes.get("from_previous" if is_forward else "from_next"))
+            slot = client.begin_instruction(str(instruction.kind), instruction.microbatch_index)
+            host.begin_work(gpu_uuid, work[instruction.kind])
+            host.hold(gpu_uuid)
+            host.finish_work(gpu_uuid)
+            client.end_instruction(slot)
+            _send(pipes.get("to_next" if is_forward else "to_previous"))
+        client.end_iteration()
+    client.release()
+    host.detach_process(gpu_uuid, os.getpid())
+    host.close()
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Start all ranks and wait for them; return 0 when all finished."""
+    ends: list[dict[str, int]] = [{} for _ in range(options.ranks)]
+    for pp_rank in range(options.ranks - 1):
+        ends[pp_rank + 1]["from_previous"], ends[pp_rank]["to_next"] = os.pipe()
+        ends[pp_rank]["from_next"], ends[pp_rank + 1]["to_previous"] = os.pipe()
+    children = []
+    for pp_rank, pipes in enumerate(ends):
+        named = [f"{name}={fd}" for name, fd in pipes.items()]
+        command = [sys.executable, "-m", "tests.support.fake_trainer", *sys.argv[1:], "--rank", str(pp_rank), *named]
+        children.append(subprocess.Popen(command, pass_fds=list(pipes.values())))
+    for pipes in ends:
+        for fd in pipes.values():
+            os.close(fd)
+    return max(abs(child.wait()) for child in children)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Launch a pipeline, or be one rank of it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--world", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--first-gpu", type=int, default=0)
+    parser.add_argument("--microbatches", type=int, default=6)
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--job", default="fake")
+    parser.add_argument("--run-key", default="run-1")
+    parser.add_argument("--policy", default=None)
+    parser.add_argument("--rank", type=int, default=None)
+    parser.add_argument("pipes", nargs="*")
+    options = parser.parse_args(arguments)
+    if options.rank is None:
+        return launch(options)
+    pipes = {name: int(fd) for name, _, fd in (pipe.partition("=") for pipe in options.pipes)}
+    try:
+        run_rank(options, options.rank, pipes)
+    except (EOFError, BrokenPipeError):
+        return 1
+    return 0
+
+
+def _receive(fd: int | None) -> None:
+    if fd is not None and not os.read(fd, 1):
+        raise EOFError
+
+
+def _send(fd: int | None) -> None:
+    if fd is not None:
+        os.write(fd, b".")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
