@@ -10,15 +10,16 @@ holds several) the change is left out, since a wrong guess would cost a whole st
 
 from dataclasses import dataclass
 
-_LEARN_POLL_NS = 2_000_000
-_LEARN_NUM_EDGES = 4
-_LEARN_LIMIT_NS = 700_000_000
+_LEARN_POLL_NS = 1_000_000
+_LEARN_NUM_EDGES = 5
+_LEARN_LIMIT_NS = 1_500_000_000
 _LEARN_AGAIN_NS = 10_000_000_000
 _TRACK_EVERY_NS = 100_000_000
 _MARGIN_NS = 700_000
 _LATE_POLL_NS = 1_000_000
 _NARROW_NS = 4_000_000
 _MAX_LATE_POLLS = 8
+_GUARD_NS = 3_000_000
 _NEW_ANCHOR_NS = 60_000_000_000
 
 
@@ -84,8 +85,9 @@ class EnergyEdges:
             self.next_look_ns = now_ns + _LEARN_POLL_NS
 
     def _aim(self, after_ns: int) -> None:
-        """Choose the next update to watch."""
-        ahead = max(1, -(-(after_ns + _TRACK_EVERY_NS - self._grid_ns) // self.period_ns))
+        """Choose the next update to watch: soon while the period is known badly, then ten times a second at most."""
+        pause_ns = min(_TRACK_EVERY_NS, (after_ns - self._anchor_ns) // 4)
+        ahead = max(1, -(-(after_ns + pause_ns - self._grid_ns) // self.period_ns))
         self._target_ns = self._grid_ns + ahead * self.period_ns
         self._late_polls = 0
         self.next_look_ns = self._target_ns - _MARGIN_NS
@@ -93,11 +95,16 @@ class EnergyEdges:
     def _locate(self, before_ns: int, now_ns: int, energy_j: float) -> None:
         """Place the update that happened between two readings."""
         last_ns = self._grid_ns + (now_ns - self._grid_ns) // self.period_ns * self.period_ns
+        since_ns = now_ns - last_ns
+        may_hold_several = now_ns - before_ns > self.period_ns - 2 * _GUARD_NS
+        if may_hold_several and not _GUARD_NS <= since_ns <= self.period_ns - _GUARD_NS:
+            if now_ns > self._target_ns:
+                self._aim(now_ns)
+            else:
+                self._look_on(now_ns)
+            return
         is_expected_between = last_ns > before_ns
         if is_expected_between:
-            if last_ns - self.period_ns > before_ns - _MARGIN_NS and now_ns - last_ns < _MARGIN_NS:
-                self._look_on(now_ns)
-                return
             edge_ns = last_ns
         else:  # it drifted: to the nearer end
             is_late = before_ns - last_ns <= last_ns + self.period_ns - now_ns

@@ -31,6 +31,10 @@ _LOCK_WAIT_S = 5.0
 _LOCK_POLL_S = 0.002
 
 
+class DamagedJournalError(JournalError):
+    """The file is there and ours, but nothing can be learned from it."""
+
+
 class Control(StrEnum):
     """What of a GPU was changed."""
 
@@ -259,7 +263,7 @@ def _decode(body: bytes, path: Path) -> JournalContent:
         entries = tuple(_entry(fields) for fields in document["entries"])
         boot_id = str(document["boot_id"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise JournalError(f"the journal {path} is damaged: {error!r}") from None
+        raise DamagedJournalError(f"the journal {path} is damaged: {error!r}") from None
     return JournalContent(boot_id, entries)
 
 

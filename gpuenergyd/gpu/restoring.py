@@ -60,6 +60,20 @@ def restore_from_journal(
     return tuple(outcomes)
 
 
+def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
+    """Remove the clock lock of every GPU, journalled or not: the safe choice when the journal is lost."""
+    outcomes = []
+    for identity in controller.identities():
+        try:
+            controller.reset_sm_clock(identity.gpu_uuid)
+        except GpuEnergyError as error:
+            result, detail = RestoreResult.FAILED, str(error)
+        else:
+            result, detail = RestoreResult.RESTORED, "clock lock removed, as of every GPU"
+        outcomes.append(RestoreOutcome(identity.gpu_uuid, Control.SM_CLOCK_LOCK, result, detail))
+    return tuple(outcomes)
+
+
 def _restore_entry(journal: Journal, controller: GpuController, entry: JournalEntry) -> RestoreOutcome:
     try:
         with journal.gpu_lock(entry.gpu_uuid):

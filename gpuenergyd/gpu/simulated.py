@@ -25,6 +25,7 @@ from gpuenergyd.gpu.simulated_world import MAX_PROCESSES, World, create_world
 __all__ = ["InstructionWork", "SimulatedHost"]
 
 _LAST_SLEEP_S = 0.0005
+_SHORTEST_SLEEP_S = 1e-6
 
 
 class SimulatedHost:
@@ -229,7 +230,7 @@ class SimulatedHost:
             slice_s = max(left_s * share, poll_s)
             if slice_s >= left_s:  # the last stretch: long sleeps overshoot more than short ones
                 slice_s = left_s if left_s < 2 * _LAST_SLEEP_S else left_s - _LAST_SLEEP_S
-            sleep(slice_s)
+            sleep(max(slice_s, _SHORTEST_SLEEP_S))
 
     def _install(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
         index = self._at(gpu_uuid)

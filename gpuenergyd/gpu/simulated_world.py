@@ -126,8 +126,10 @@ class World:
 
     def close(self) -> None:
         """Let go of the file; GPUs go on without us."""
-        self._map.close()
-        os.close(self._fd)
+        if self._fd >= 0:
+            self._map.close()
+            os.close(self._fd)
+            self._fd = -1
 
     def _load(self, index: int) -> GpuRecord:
         offset = _HEADER_BYTES + index * _RECORD_BYTES

@@ -25,7 +25,7 @@ from gpuenergyd.errors import GpuEnergyError, JournalError, ProtocolError, Usage
 from gpuenergyd.gpu.actuator import Actuator
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.drivers import DRIVERS, open_driver
-from gpuenergyd.gpu.journal import Control, Journal, JournalEntry, KnownBy
+from gpuenergyd.gpu.journal import Control, DamagedJournalError, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.link_messages import (
     LINK_VERSION,
     MAX_DATAGRAM_BYTES,
@@ -40,7 +40,7 @@ from gpuenergyd.gpu.link_messages import (
     sample_row,
 )
 from gpuenergyd.gpu.process_identity import process_start_ticks
-from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult, restore_from_journal
+from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
 from gpuenergyd.gpu.sampling import Sampler
 
 _SAMPLES_EVERY_NS = 100_000_000
@@ -309,6 +309,9 @@ class Worker:
     def _restore(self, uuids: Sequence[str] | None) -> tuple[RestoreOutcome, ...]:
         try:
             outcomes = restore_from_journal(self._journal, self._controller, driver=self._driver, gpu_uuids=uuids)
+        except DamagedJournalError as error:
+            _log(f"{error}; it is now {self._journal.set_aside()}, and every GPU is reset")
+            outcomes = reset_every_gpu(self._controller)
         except JournalError as error:
             _log(f"cannot restore: {error}")
             return tuple(
