@@ -4,7 +4,6 @@ Knows nothing of GPUs, sockets or files: a dependency graph and a profile in, va
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
@@ -18,39 +17,33 @@ from gpuenergyd.core.pipeline import (
 from gpuenergyd.core.policy import FrontierPoint
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
-from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.certificate import cost_lower_bounds_j
-from gpuenergyd_policies.planning.network import FlowNetwork, flow_network
-from gpuenergyd_policies.planning.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
-from gpuenergyd_policies.planning.sweep import Sweep, sweep_frontier
-from gpuenergyd_policies.planning.tables import FloatArray, IntArray, PlanningTables, planning_tables
+from gpuenergyd_policies.planning.problem import Effort, Problem, later_deadlines_s, make_problem
+from gpuenergyd_policies.planning.sweep import Sweep
+from gpuenergyd_policies.planning.tables import FloatArray
 
-DEADLINE_ROUNDING_RATIO = 1e-12
-"""A deadline this little below T_min is T_min, added up in another order."""
-LARGE_PIPELINE = 4096
-"""Instructions from which long hulls are thinned unless told otherwise."""
-LARGE_PIPELINE_TOLERANCE = 1e-3
+__all__ = (
+    "Breakpoint",
+    "Effort",
+    "Frontier",
+    "SolvedPlan",
+    "frontier",
+    "min_iteration_time_s",
+    "solve",
+    "solve_with_frontier",
+    "warm_up",
+)
+
 ROUGH_TOLERANCE = 1e-2
 """Thinning with which T* is found roughly, to know where to put the plans."""
-LATER_RATIOS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02)
-"""Durations that are optimal for a slightly later deadline are worth rounding too."""
-
-
-class Effort(IntEnum):
-    """How hard to look for clocks once the frontier is known."""
-
-    QUICK = 1
-    """Two candidates: for frontiers of many plans."""
-    FULL = 2
-    """All candidates and local search: for the plan that will run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SolvedPlan:
     """Clocks for every node of a graph, what they cost, and the optimum of the relaxation that they come from.
 
-    `lower_bound_j` is proven: no plan meets `deadline_s` with less energy than that, waiting charged as in
-    `energy_j`. `prices_w[i]` is what one more second for node i would save; `price_w`, one more second in all.
+    `energy_j` charges waiting up to `iteration_time_s`. `lower_bound_j` is proven: no plan that meets `deadline_s`
+    needs less, waiting charged up to its own end, or, when the time passes anyway, up to the same end as here.
+    `prices_w[i]` is what one more second for node i would save; `price_w`, one more second in all.
     """
 
     sm_clocks_mhz: tuple[int, ...]
@@ -60,6 +53,7 @@ class SolvedPlan:
     energy_j: float
     lower_bound_j: float
     deadline_s: float
+    """The iteration time planned for: the target, or T* or T_slow where more time is of no use."""
     fractional_durations_s: tuple[float, ...]
     prices_w: tuple[float, ...]
     price_w: float
@@ -82,7 +76,7 @@ class Frontier:
     """The time-energy frontier of a pipeline: every breakpoint of the continuous one, and real plans along it.
 
     T_min is the fastest time, T* the time of least energy, T_slow the time with every instruction at its cheapest.
-    Points run from fast to slow; their energy charges waiting until the point's deadline.
+    Breakpoints and points run from fast to slow. Energy charges waiting up to the iteration time.
     """
 
     min_time_s: float
@@ -90,16 +84,6 @@ class Frontier:
     slowest_time_s: float
     breakpoints: tuple[Breakpoint, ...]
     points: tuple[FrontierPoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    graph: DependencyGraph
-    tables: PlanningTables
-    network: FlowNetwork
-    rounder: Rounder
-    min_time_s: float
-    slowest_time_s: float
 
 
 def solve(
@@ -120,42 +104,12 @@ def solve(
         ProfileError: a class of the graph was not measured.
         TargetError: the deadline is below T_min.
     """
-    problem = _problem(graph, profile, thin_tolerance)
-    _require_possible(problem, deadline_s)
+    problem = make_problem(graph, profile, thin_tolerance)
+    problem.require_possible(deadline_s)
     wanted_s = max(problem.min_time_s, min(deadline_s, problem.slowest_time_s))
-    later = LATER_RATIOS if effort is Effort.FULL else ()
-    deadlines_s = np.array([wanted_s, *(wanted_s * (1 + ratio) for ratio in later)])
-    sweep = _sweep(problem, deadlines_s, stop_early=True)
-    row = 0
-    if not forced and sweep.min_energy_time_s < wanted_s:
-        row = len(deadlines_s)
-        wanted_s = max(problem.min_time_s, sweep.min_energy_time_s)
-    rows = [row, *range(1, len(deadlines_s))] if row == 0 else [row]
-    bound_j = float(_bounds_j(problem, sweep, np.array([row]), np.array([wanted_s]))[0])
-    best = _best_rounding(problem, [sweep.durations_s[r] for r in rows], wanted_s, forced=forced, effort=effort)
-    charged_s = best.makespan_s if forced else wanted_s
-    clocks, times_s, energies_j = _look_up(problem.tables, best)
-    return SolvedPlan(
-        sm_clocks_mhz=clocks,
-        durations_s=times_s,
-        energies_j=energies_j,
-        iteration_time_s=best.makespan_s,
-        energy_j=iteration_energy_j(
-            energies_j=energies_j,
-            durations_s=times_s,
-            iteration_time_s=best.makespan_s,
-            num_ranks=graph.num_ranks,
-            blocking_power_w=profile.blocking_power_w,
-        ),
-        lower_bound_j=bound_j + problem.tables.idle_power_w * charged_s,
-        deadline_s=wanted_s,
-        fractional_durations_s=tuple(sweep.durations_s[row].tolist()),
-        prices_w=tuple(sweep.prices_w[row].tolist()),
-        price_w=float(sweep.snapshot_prices_w[row]),
-        min_time_s=problem.min_time_s,
-        min_energy_time_s=max(problem.min_time_s, sweep.min_energy_time_s),
-        slowest_time_s=problem.slowest_time_s,
-    )
+    deadlines_s = later_deadlines_s(wanted_s) if effort is Effort.FULL else np.array([wanted_s])
+    sweep = problem.sweep(deadlines_s, stop_early=True)
+    return _solved(problem, sweep, deadlines_s, forced=forced, effort=effort)
 
 
 def frontier(
@@ -166,7 +120,7 @@ def frontier(
     thin_tolerance: float | None = None,
     until_slowest: bool = True,
 ) -> Frontier:
-    """Return the whole frontier with about `num_points` real plans, no plan dominated by a faster one.
+    """Return the whole frontier with about `num_points` real plans, none dominated by a faster one.
 
     Half of the plans lie in [T_min, T*], the rest beyond, where only a forced wait is worth planning for;
     without `until_slowest` all lie up to T*.
@@ -174,36 +128,122 @@ def frontier(
     Raises:
         ProfileError: a class of the graph was not measured.
     """
-    problem = _problem(graph, profile, thin_tolerance)
-    roughly = _problem(graph, profile, max(ROUGH_TOLERANCE, thin_tolerance or 0.0)) if num_points > 1 else problem
-    least_s = _sweep(roughly, np.array([problem.slowest_time_s]), stop_early=True).min_energy_time_s
+    problem = make_problem(graph, profile, thin_tolerance)
+    deadlines_s = _spread_deadlines_s(problem, num_points, until_slowest=until_slowest)
+    return _frontier(problem, problem.sweep(deadlines_s, stop_early=False), deadlines_s, until_slowest=until_slowest)
+
+
+def solve_with_frontier(
+    graph: DependencyGraph,
+    profile: PipelineProfile,
+    *,
+    deadline_s: float,
+    forced: bool = False,
+    num_points: int = 64,
+    thin_tolerance: float | None = None,
+) -> tuple[SolvedPlan, Frontier]:
+    """Return what `solve` and `frontier` (up to T*) return, from one sweep.
+
+    Raises:
+        ProfileError: a class of the graph was not measured.
+        TargetError: the deadline is below T_min.
+    """
+    problem = make_problem(graph, profile, thin_tolerance)
+    problem.require_possible(deadline_s)
+    wanted = later_deadlines_s(max(problem.min_time_s, min(deadline_s, problem.slowest_time_s)))
+    spread = _spread_deadlines_s(problem, num_points, until_slowest=False)
+    sweep = problem.sweep(np.concatenate([wanted, spread]), stop_early=False)
+    return (
+        _solved(problem, sweep, wanted, forced=forced, effort=Effort.FULL),
+        _frontier(problem, sweep.without(len(wanted)), spread, until_slowest=False),
+    )
+
+
+def min_iteration_time_s(graph: DependencyGraph, profile: PipelineProfile) -> float:
+    """Return T_min: the iteration time with every instruction at its fastest option."""
+    return timeline(graph, [profile[i.instruction_class].fastest.time_s for i in graph.instructions]).iteration_time_s
+
+
+def warm_up() -> None:
+    """Load or compile the kernels, so that the first real plan does not pay for it."""
+    options = (ClockOption(3, 0.1, 3.0), ClockOption(2, 0.15, 1.8), ClockOption(1, 0.2, 1.0))
+    kinds = (InstructionKind.F, InstructionKind.B)
+    profile = PipelineProfile({InstructionClass(0, kind): InstructionProfile(options) for kind in kinds}, 1.0)
+    solve(dependency_graph(one_forward_one_backward(1, 1)), profile, deadline_s=0.23)
+
+
+def _solved(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, forced: bool, effort: Effort) -> SolvedPlan:
+    """Return the plan for the first of these deadlines, which are the sweep's first rows."""
+    wanted_s, row = float(deadlines_s[0]), 0
+    rows = list(range(len(deadlines_s)))
+    least_s = max(problem.min_time_s, sweep.min_energy_time_s)
+    if not forced and least_s < wanted_s:
+        wanted_s, row = least_s, len(sweep.durations_s) - 1
+        rows = [row]
+    bound_j = float(problem.cost_bounds_j(sweep, np.array([row]), np.array([wanted_s]))[0])
+    plan = problem.best_rounding([sweep.durations_s[r] for r in rows], wanted_s, forced=forced, effort=effort)
+    if effort is Effort.FULL:
+        plan = problem.improved(plan, wanted_s, cost_bound_j=bound_j)
+    tables = problem.tables
+    durations_s, energies_j = tables.times_s[plan.options].tolist(), tables.energies_j[plan.options].tolist()
+    return SolvedPlan(
+        sm_clocks_mhz=tuple(tables.sm_clocks_mhz[plan.options].tolist()),
+        durations_s=tuple(durations_s),
+        energies_j=tuple(energies_j),
+        iteration_time_s=plan.makespan_s,
+        energy_j=iteration_energy_j(
+            energies_j=energies_j,
+            durations_s=durations_s,
+            iteration_time_s=plan.makespan_s,
+            num_ranks=tables.num_ranks,
+            blocking_power_w=tables.blocking_power_w,
+        ),
+        lower_bound_j=bound_j + tables.idle_power_w * (plan.makespan_s if forced else wanted_s),
+        deadline_s=wanted_s,
+        fractional_durations_s=tuple(sweep.durations_s[row].tolist()),
+        prices_w=tuple(sweep.prices_w[row].tolist()),
+        price_w=float(sweep.snapshot_prices_w[row]),
+        min_time_s=problem.min_time_s,
+        min_energy_time_s=least_s,
+        slowest_time_s=problem.slowest_time_s,
+    )
+
+
+def _spread_deadlines_s(problem: Problem, num_points: int, *, until_slowest: bool) -> FloatArray:
+    """Return deadlines for a frontier's plans, closest where it bends most: next to T_min."""
+    roughly = problem.thinned(ROUGH_TOLERANCE).sweep(np.array([problem.slowest_time_s]), stop_early=True)
+    least_s = max(problem.min_time_s, roughly.min_energy_time_s)
     num_fast = (num_points + 1) // 2 if until_slowest else num_points
-    # the frontier bends most next to T_min
     fast = problem.min_time_s + (least_s - problem.min_time_s) * np.linspace(0, 1, num_fast, endpoint=False) ** 1.5
     slow = np.linspace(least_s, problem.slowest_time_s, num_points - num_fast + 1)[1:]
-    sweep = _sweep(problem, np.concatenate([fast, slow]), stop_early=False)
+    return np.concatenate([fast, slow])
+
+
+def _frontier(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, until_slowest: bool) -> Frontier:
+    """Return the frontier whose plans lie at these deadlines, the sweep's rows, and at T*."""
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
-    deadlines_s = np.concatenate([fast, slow, [least_s]])
-    by_time = np.argsort(deadlines_s, kind="stable")
-    costs_j = _bounds_j(problem, sweep, np.arange(len(deadlines_s)), deadlines_s)
+    idle_w = problem.tables.idle_power_w
+    deadlines_s = np.append(deadlines_s, least_s)
+    bounds_j = problem.cost_bounds_j(sweep, np.arange(len(deadlines_s)), deadlines_s)
     points: list[FrontierPoint] = []
     cheapest_j = np.inf
-    for row in by_time.tolist():
+    for row in np.argsort(deadlines_s, kind="stable").tolist():
         deadline_s = float(deadlines_s[row])
-        if deadline_s > least_s and not until_slowest:
+        is_forced = deadline_s > least_s
+        if is_forced and not until_slowest:
             break
-        plan = _best_rounding(
-            problem, [sweep.durations_s[row]], deadline_s, forced=deadline_s > least_s, effort=Effort.QUICK
-        )
-        if plan.cost_j >= cheapest_j:
+        plan = problem.best_rounding([sweep.durations_s[row]], deadline_s, forced=is_forced, effort=Effort.QUICK)
+        energy_j = plan.cost_j + idle_w * plan.makespan_s
+        # cheaper than all faster ones: in total up to T*, in effective energy where the wait is forced
+        rank_j = plan.cost_j if is_forced else energy_j
+        if rank_j >= cheapest_j and not (is_forced and points and points[-1].iteration_time_s <= least_s):
             continue
-        cheapest_j = plan.cost_j
-        idle_w = problem.tables.idle_power_w
+        cheapest_j = rank_j
         points.append(
             FrontierPoint(
                 iteration_time_s=plan.makespan_s,
-                energy_j=plan.cost_j + idle_w * plan.makespan_s,
-                lower_bound_j=float(costs_j[row]) + idle_w * (deadline_s if deadline_s <= least_s else plan.makespan_s),
+                energy_j=energy_j,
+                lower_bound_j=float(bounds_j[row]) + idle_w * (plan.makespan_s if is_forced else deadline_s),
             )
         )
     return Frontier(
@@ -215,93 +255,13 @@ def frontier(
     )
 
 
-def min_iteration_time_s(graph: DependencyGraph, profile: PipelineProfile) -> float:
-    """Return T_min: the iteration time with every instruction at its fastest option."""
-    return timeline(graph, [profile[i.instruction_class].fastest.time_s for i in graph.instructions]).iteration_time_s
-
-
-def warm_up() -> None:
-    """Load or compile the kernels, so that the first real plan does not pay for it."""
-    options = (ClockOption(2, 0.1, 2.0), ClockOption(1, 0.2, 1.0))
-    kinds = (InstructionKind.F, InstructionKind.B)
-    profile = PipelineProfile({InstructionClass(0, kind): InstructionProfile(options) for kind in kinds}, 1.0)
-    solve(dependency_graph(one_forward_one_backward(1, 1)), profile, deadline_s=0.3)
-
-
-def _problem(graph: DependencyGraph, profile: PipelineProfile, thin_tolerance: float | None) -> _Problem:
-    if thin_tolerance is None:
-        thin_tolerance = LARGE_PIPELINE_TOLERANCE if len(graph.instructions) >= LARGE_PIPELINE else 0.0
-    tables = planning_tables(graph, profile)
-    return _Problem(
-        graph=graph,
-        tables=tables,
-        network=flow_network(graph, tables, thin_tolerance=thin_tolerance),
-        rounder=Rounder(graph, tables),
-        min_time_s=timeline(graph, tables.fastest_s.tolist()).iteration_time_s,
-        slowest_time_s=timeline(graph, tables.slowest_s.tolist()).iteration_time_s,
-    )
-
-
-def _require_possible(problem: _Problem, deadline_s: float) -> None:
-    if not deadline_s >= problem.min_time_s * (1.0 - DEADLINE_ROUNDING_RATIO):
-        raise TargetError(
-            f"iteration time {deadline_s:.6g} s cannot be met: with every instruction at its fastest clock it is"
-            f" T_min = {problem.min_time_s!r} s"
-        )
-
-
-def _sweep(problem: _Problem, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
-    return sweep_frontier(
-        problem.network,
-        deadlines_s,
-        min_time_s=problem.min_time_s,
-        idle_power_w=problem.tables.idle_power_w,
-        stop_early=stop_early,
-    )
-
-
-def _bounds_j(problem: _Problem, sweep: Sweep, rows: IntArray, deadlines_s: FloatArray) -> FloatArray:
-    return cost_lower_bounds_j(
-        problem.tables,
-        problem.network,
-        prices_w=sweep.prices_w[rows],
-        edge_prices_w=sweep.edge_prices_w[rows],
-        values_w=sweep.snapshot_prices_w[rows],
-        deadlines_s=deadlines_s,
-    )
-
-
-def _best_rounding(
-    problem: _Problem, durations_s: list[FloatArray], deadline_s: float, *, forced: bool, effort: Effort
-) -> RoundedPlan:
-    """Return the cheapest rounding: by effective energy when time is sunk, else with waiting charged to its end."""
-    wishes = (LATE,) if effort is Effort.QUICK else (LATE, EARLY, MIDDLE)
-    idle_w = 0.0 if forced else problem.tables.idle_power_w
-    candidates = (
-        problem.rounder.round_plan(durations, deadline_s, wish=wish, hull_first=hull_first)
-        for durations in durations_s
-        for wish in wishes
-        for hull_first in (False, True)
-    )
-    return min(candidates, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)
-
-
-def _look_up(tables: PlanningTables, plan: RoundedPlan) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return clock, time and energy of each node."""
-    rows = [(tables.tables[c], int(k)) for c, k in zip(tables.class_of.tolist(), plan.choice, strict=True)]
-    return (
-        tuple(int(table.sm_clocks_mhz[k]) for table, k in rows),
-        tuple(float(table.times_s[k]) for table, k in rows),
-        tuple(float(table.energies_j[k]) for table, k in rows),
-    )
-
-
-def _breakpoints(problem: _Problem, sweep: Sweep) -> tuple[Breakpoint, ...]:
+def _breakpoints(problem: Problem, sweep: Sweep) -> tuple[Breakpoint, ...]:
     """Return the breakpoints, fast to slow; between them energy is linear, so it adds up from the slow end."""
     times_s, prices_w = sweep.breakpoint_times_s, sweep.breakpoint_prices_w
-    slowest_j = float(problem.tables.costs_j[problem.tables.start[problem.tables.class_of + 1] - 1].sum())
+    tables = problem.tables
+    slowest_j = float(tables.costs_j[tables.start[tables.class_of + 1] - 1].sum())
     costs_j = slowest_j + np.concatenate([[0.0], np.cumsum(prices_w[:-1] * -np.diff(times_s))])
-    energies_j = costs_j + problem.tables.idle_power_w * times_s
+    energies_j = costs_j + tables.idle_power_w * times_s
     return tuple(
         Breakpoint(time_s, energy_j, price_w)
         for time_s, energy_j, price_w in zip(

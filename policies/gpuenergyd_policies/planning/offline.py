@@ -6,9 +6,9 @@ The baseline is every instruction at its maximum clock under the plain schedule.
 import time
 
 from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.policy import OfflinePlan, OfflineRequest
+from gpuenergyd.core.policy import FrontierPoint, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import UsageError
-from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, warm_up
+from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.judging import baseline, rank_orders
 
@@ -24,8 +24,17 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     began_cpu_s = time.process_time()
     reference = baseline(request.graph, request.profile)
     deadline_s = request.target.iteration_time_s(reference.iteration_time_s)
-    graph, extra_inflight, solved = _solved(request, deadline_s)
-    points = frontier(graph, request.profile, until_slowest=False).points if request.want_frontier else ()
+    points: tuple[FrontierPoint, ...] = ()
+    graph, extra_inflight = request.graph, tuple[int, ...]()
+    if request.want_frontier and request.extra_inflight is None:
+        solved, whole = solve_with_frontier(
+            graph, request.profile, deadline_s=deadline_s, forced=request.target.is_forced
+        )
+        points = whole.points
+    else:
+        graph, extra_inflight, solved = _solved(request, deadline_s)
+        if request.want_frontier:
+            points = frontier(graph, request.profile, until_slowest=False).points
     return OfflinePlan(
         orders=rank_orders(graph),
         sm_clocks_mhz=dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)),

@@ -15,7 +15,8 @@ long as they can be, so the frontier is exact and there are no time quanta. Ever
 """
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,44 @@ from gpuenergyd_policies.planning.tables import FloatArray
 FAR = 2**62
 OP_ARC = -1
 """Parent of a node that was reached along its own operation's arc; others hold the edge's number."""
+
+
+class KernelNetwork(NamedTuple):
+    """A flow network as kernels take it; edges sorted by tail, those of v at succ[v]:succ[v + 1]."""
+
+    first: list[int]
+    last: list[int]
+    ticks: list[int]
+    slope: list[int]
+    tail: list[int]
+    head: list[int]
+    latency: list[int]
+    succ: list[int]
+    pred: list[int]
+    pred_edges: list[int]
+    order: list[int]
+
+
+class SweepWork(NamedTuple):
+    """Room for a sweep's state: potentials, distances and search lists by node, levels and flows."""
+
+    pi: list[int]
+    dist: list[int]
+    parent: list[int]
+    stack: list[int]
+    touched: list[int]
+    level: list[int]
+    flow: list[int]
+    edge_flow: list[int]
+
+
+class SweepSnapshots(NamedTuple):
+    """Where a sweep writes its snapshots, row after row."""
+
+    durations: list[int]
+    op_flow: list[int]
+    edge_flow: list[int]
+    value: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +84,16 @@ class Sweep:
     min_energy_time_s: float
     num_augmentations: int
 
+    def without(self, num_rows: int) -> "Sweep":
+        """Return the same sweep less its first snapshots."""
+        return replace(
+            self,
+            durations_s=self.durations_s[num_rows:],
+            prices_w=self.prices_w[num_rows:],
+            edge_prices_w=self.edge_prices_w[num_rows:],
+            snapshot_prices_w=self.snapshot_prices_w[num_rows:],
+        )
+
 
 def sweep_frontier(
     network: FlowNetwork, deadlines_s: FloatArray, *, min_time_s: float, idle_power_w: float, stop_early: bool
@@ -59,48 +108,32 @@ def sweep_frontier(
     shift = _longest_path(network) - round(min_time_s / tick_s)
     wanted = np.rint(deadlines_s / tick_s).astype(np.int64) + shift
     by_time = np.argsort(-wanted, kind="stable")
-    k, nodes = len(wanted) + 1, 2 * n + 3
-    durations = ints(np.zeros(k * n))
-    op_flow = ints(np.zeros(k * n))
-    edge_flow = ints(np.zeros(k * m))
-    values = ints(np.zeros(k))
-    breakpoint_ticks, breakpoint_prices, least_energy_ticks, augmentations = _sweep(
+    k = len(wanted) + 1
+    out = SweepSnapshots(
+        durations=ints(np.zeros(k * n)),
+        op_flow=ints(np.zeros(k * n)),
+        edge_flow=ints(np.zeros(k * m)),
+        value=ints(np.zeros(k)),
+    )
+    breakpoint_ticks, breakpoint_prices, least_energy_ticks, augmentations = sweep_down(
         n,
-        ints(network.first_level),
-        ints(network.last_level),
-        ints(network.level_ticks),
-        ints(network.level_slope_uw),
-        ints(network.edge_tail),
-        ints(network.edge_head),
-        ints(network.edge_ticks),
-        ints(network.successors_start),
-        ints(network.predecessors_start),
-        ints(network.predecessor_edges),
-        ints(network.order),
+        m,
+        kernel_network(network),
+        sweep_work(n, m),
         ints(wanted[by_time]),
+        k - 1,
         round(idle_power_w * MICROWATTS),
         stop_early,
-        durations,
-        op_flow,
-        edge_flow,
-        values,
-        ints(np.zeros(nodes)),
-        ints(np.full(nodes, FAR)),
-        ints(np.zeros(nodes)),
-        ints(np.zeros(nodes)),
-        ints(np.zeros(nodes)),
-        ints(np.zeros(n)),
-        ints(np.zeros(n)),
-        ints(np.zeros(m)),
+        out,
     )
     rows = np.empty(k, dtype=np.int64)
     rows[by_time] = np.arange(k - 1)
     rows[k - 1] = k - 1
     return Sweep(
-        durations_s=np.asarray(durations).reshape(k, n)[rows] * tick_s,
-        prices_w=np.asarray(op_flow).reshape(k, n)[rows] / MICROWATTS,
-        edge_prices_w=np.asarray(edge_flow).reshape(k, m)[rows] / MICROWATTS,
-        snapshot_prices_w=np.asarray(values)[rows] / MICROWATTS,
+        durations_s=np.asarray(out.durations).reshape(k, n)[rows] * tick_s,
+        prices_w=np.asarray(out.op_flow).reshape(k, n)[rows] / MICROWATTS,
+        edge_prices_w=np.asarray(out.edge_flow).reshape(k, m)[rows] / MICROWATTS,
+        snapshot_prices_w=np.asarray(out.value)[rows] / MICROWATTS,
         breakpoint_times_s=np.asarray(breakpoint_ticks, dtype=np.float64) * tick_s - shift * tick_s,
         breakpoint_prices_w=np.asarray(breakpoint_prices, dtype=np.int64) / MICROWATTS,
         min_energy_time_s=(least_energy_ticks - shift) * tick_s,
@@ -123,43 +156,70 @@ def _longest_path(network: FlowNetwork) -> int:
     return finish[n + 1]
 
 
+def kernel_network(network: FlowNetwork) -> KernelNetwork:
+    """Return a network in the form that kernels take."""
+    return KernelNetwork(
+        first=ints(network.first_level),
+        last=ints(network.last_level),
+        ticks=ints(network.level_ticks),
+        slope=ints(network.level_slope_uw),
+        tail=ints(network.edge_tail),
+        head=ints(network.edge_head),
+        latency=ints(network.edge_ticks),
+        succ=ints(network.successors_start),
+        pred=ints(network.predecessors_start),
+        pred_edges=ints(network.predecessor_edges),
+        order=ints(network.order),
+    )
+
+
+def sweep_work(num_operations: int, num_edges: int) -> SweepWork:
+    """Return room for a sweep over a network of at most this size."""
+    nodes = 2 * num_operations + 3
+    return SweepWork(
+        pi=ints(np.zeros(nodes)),
+        dist=ints(np.zeros(nodes)),
+        parent=ints(np.zeros(nodes)),
+        stack=ints(np.zeros(nodes)),
+        touched=ints(np.zeros(nodes)),
+        level=ints(np.zeros(num_operations)),
+        flow=ints(np.zeros(num_operations)),
+        edge_flow=ints(np.zeros(num_edges)),
+    )
+
+
 @compiled
-def _sweep(
+def sweep_down(
     n: int,
-    first: list[int],
-    last: list[int],
-    ticks: list[int],
-    slope: list[int],
-    tail: list[int],
-    head: list[int],
-    latency: list[int],
-    succ: list[int],
-    pred: list[int],
-    pred_edges: list[int],
-    order: list[int],
+    num_edges: int,
+    network: KernelNetwork,
+    work: SweepWork,
     deadlines: list[int],
+    num_deadlines: int,
     idle_price: int,
     stop_early: bool,  # noqa: FBT001  kernels take everything by position
-    out_durations: list[int],
-    out_op_flow: list[int],
-    out_edge_flow: list[int],
-    out_value: list[int],
-    pi: list[int],
-    dist: list[int],
-    parent: list[int],
-    stack: list[int],
-    touched: list[int],
-    level: list[int],
-    flow: list[int],
-    edge_flow: list[int],
+    out: SweepSnapshots,
 ) -> tuple[list[int], list[int], int, int]:
+    """Sweep a network of n operations; return times and prices of the breakpoints, T*, and how many paths it took.
+
+    `deadlines` fall; `out` has a row for each, and one more for T*.
+    """
+    first, last, ticks, slope, tail, head, latency, succ, pred, pred_edges, order = network
+    pi, dist, parent, stack, touched, level, flow, edge_flow = work
+    out_durations, out_op_flow, out_edge_flow, out_value = out
     num_nodes = 2 * n + 3
     source, sink = 2 * n + 1, 2 * n + 2
-    num_edges = len(tail)
-    num_deadlines = len(deadlines)
+    for node in range(num_nodes):
+        pi[node] = 0
+        dist[node] = FAR
+    for v in range(n):
+        flow[v] = 0
+    for e in range(num_edges):
+        edge_flow[e] = 0
     for v in range(n):
         level[v] = last[v]
-    for v in order:
+    for position in range(n):
+        v = order[position]
         begin = 0
         for k in range(pred[v], pred[v + 1]):
             e = pred_edges[k]

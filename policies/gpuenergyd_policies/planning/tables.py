@@ -38,7 +38,9 @@ class PlanningTables:
     tables: tuple[ClassTable, ...]
     class_of: IntArray
     start: IntArray
+    sm_clocks_mhz: IntArray
     times_s: FloatArray
+    energies_j: FloatArray
     costs_j: FloatArray
     hull_start: IntArray
     hull_options: IntArray
@@ -89,6 +91,8 @@ def planning_tables(graph: DependencyGraph, profile: PipelineProfile) -> Plannin
         tables=tuple(tables),
         class_of=class_of,
         start=start,
+        sm_clocks_mhz=np.concatenate([t.sm_clocks_mhz for t in tables]),
+        energies_j=np.concatenate([t.energies_j for t in tables]),
         times_s=np.concatenate([t.times_s for t in tables]),
         costs_j=np.concatenate([t.costs_j for t in tables]),
         hull_start=np.cumsum([0] + [len(t.hull) for t in tables]),

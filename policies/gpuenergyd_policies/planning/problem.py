@@ -1,0 +1,142 @@
+"""One pipeline made ready for planning, and the steps that solving takes: sweep, prove, round, improve."""
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+
+from gpuenergyd.core.pipeline import DependencyGraph
+from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.timeline import timeline
+from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.certificate import cost_lower_bounds_j
+from gpuenergyd_policies.planning.network import FlowNetwork, flow_network
+from gpuenergyd_policies.planning.refinement import FULL_PASSES, LIGHT_PASSES, refine
+from gpuenergyd_policies.planning.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
+from gpuenergyd_policies.planning.sweep import Sweep, sweep_frontier
+from gpuenergyd_policies.planning.tables import FloatArray, IntArray, PlanningTables, planning_tables
+
+DEADLINE_ROUNDING_RATIO = 1e-12
+"""A deadline this little below T_min is T_min, added up in another order."""
+LARGE_PIPELINE = 4096
+"""Instructions from which long hulls are thinned unless told otherwise."""
+WINDOW_TOLERANCE = 1e-3
+"""Thinning of large pipelines, and of the windows that are planned again when a plan is improved."""
+LATER_RATIOS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02)
+"""Durations that are optimal for a slightly later deadline are worth rounding too."""
+SMALL_PIPELINE = 160
+"""Up to this many instructions improving a plan costs next to nothing."""
+WIDE_GAP, NARROW_GAP = 3e-3, 2e-4
+"""Gaps to the bound, in parts of the energy, above which improving is worth all passes, or a few."""
+
+
+class Effort(IntEnum):
+    """How hard to look for clocks once the frontier is known."""
+
+    QUICK = 1
+    """Two candidates: for frontiers of many plans, and for comparing schedules."""
+    FULL = 2
+    """All candidates, then improvement window by window: for the plan that will run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A graph with its tables in all the forms that the planner's steps need."""
+
+    graph: DependencyGraph
+    tables: PlanningTables
+    network: FlowNetwork
+    rounder: Rounder
+    min_time_s: float
+    slowest_time_s: float
+
+    def thinned(self, tolerance_ratio: float) -> "Problem":
+        """Return the same problem with hulls thinned for the sweep; bounds and rounding keep all options."""
+        return replace(self, network=flow_network(self.graph, self.tables, thin_tolerance=tolerance_ratio))
+
+    def require_possible(self, deadline_s: float) -> None:
+        """Check a deadline.
+
+        Raises:
+            TargetError: it is below T_min.
+        """
+        if not deadline_s >= self.min_time_s * (1.0 - DEADLINE_ROUNDING_RATIO):
+            raise TargetError(
+                f"iteration time {deadline_s:.6g} s cannot be met: with every instruction at its fastest clock it is"
+                f" T_min = {self.min_time_s!r} s"
+            )
+
+    def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
+        """Return optimal flows and durations at these deadlines, and at T* as the last row."""
+        return sweep_frontier(
+            self.network,
+            deadlines_s,
+            min_time_s=self.min_time_s,
+            idle_power_w=self.tables.idle_power_w,
+            stop_early=stop_early,
+        )
+
+    def cost_bounds_j(self, sweep: Sweep, rows: IntArray, deadlines_s: FloatArray) -> FloatArray:
+        """Return the proven least effective energy of plans that meet each deadline."""
+        return cost_lower_bounds_j(
+            self.tables,
+            self.network,
+            prices_w=sweep.prices_w[rows],
+            edge_prices_w=sweep.edge_prices_w[rows],
+            values_w=sweep.snapshot_prices_w[rows],
+            deadlines_s=deadlines_s,
+        )
+
+    def best_rounding(
+        self, durations_s: list[FloatArray], deadline_s: float, *, forced: bool, effort: Effort
+    ) -> RoundedPlan:
+        """Return the cheapest rounding: by effective energy when time is sunk, else with waiting charged to its end."""
+        wishes = (LATE,) if effort is Effort.QUICK else (LATE, EARLY, MIDDLE)
+        idle_w = 0.0 if forced else self.tables.idle_power_w
+        candidates = (
+            self.rounder.round_plan(durations, deadline_s, wish=wish, hull_first=hull_first)
+            for durations in durations_s
+            for wish in wishes
+            for hull_first in (False, True)
+        )
+        return min(candidates, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)
+
+    def improved(self, plan: RoundedPlan, deadline_s: float, *, cost_bound_j: float) -> RoundedPlan:
+        """Return the plan after as much improvement as its gap to the bound is worth."""
+        gap = (plan.cost_j - cost_bound_j) / (cost_bound_j + self.tables.idle_power_w * deadline_s)
+        if gap <= NARROW_GAP:
+            return plan
+        is_thorough = gap > WIDE_GAP or self.rounder.num_operations <= SMALL_PIPELINE
+        return refine(
+            self.rounder,
+            self.thinned(WINDOW_TOLERANCE).network,
+            self.tables,
+            self.graph,
+            plan,
+            deadline_s,
+            passes=FULL_PASSES if is_thorough else LIGHT_PASSES,
+        )
+
+
+def make_problem(graph: DependencyGraph, profile: PipelineProfile, thin_tolerance: float | None = None) -> Problem:
+    """Return a pipeline ready for planning; `thin_tolerance` None thins hulls only where pipelines are large.
+
+    Raises:
+        ProfileError: a class of the graph was not measured.
+    """
+    if thin_tolerance is None:
+        thin_tolerance = WINDOW_TOLERANCE if len(graph.instructions) >= LARGE_PIPELINE else 0.0
+    tables = planning_tables(graph, profile)
+    return Problem(
+        graph=graph,
+        tables=tables,
+        network=flow_network(graph, tables, thin_tolerance=thin_tolerance),
+        rounder=Rounder(graph, tables),
+        min_time_s=timeline(graph, tables.fastest_s.tolist()).iteration_time_s,
+        slowest_time_s=timeline(graph, tables.slowest_s.tolist()).iteration_time_s,
+    )
+
+
+def later_deadlines_s(deadline_s: float) -> FloatArray:
+    """Return a deadline and those a little later whose durations are worth rounding to it."""
+    return deadline_s * (1.0 + np.array([0.0, *LATER_RATIOS]))
