@@ -56,6 +56,7 @@ from gpuenergyd.core.plan import (
 )
 from gpuenergyd.core.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.savings import MeasuredSaving, baseline_view, measured_saving
+from gpuenergyd.core.schedules import stage_of_chunk
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import RankIteration
 from gpuenergyd.errors import GpuEnergyError, JobError
@@ -214,6 +215,7 @@ class Job:
                 num_microbatches=description.num_microbatches,
                 orders=tuple(orders[r] for r in range(description.num_pp_ranks)),
                 num_chunks=description.num_chunks,
+                stage_of_chunk=stage_of_chunk(description.schedule_name, description.num_pp_ranks),
             )
             try:
                 dependency_graph(schedule)

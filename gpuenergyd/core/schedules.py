@@ -211,6 +211,11 @@ SCHEDULES: Mapping[str, ScheduleFamily] = {
 """Schedules by the name a user types."""
 
 
+def stage_of_chunk(name: str, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Return which model stage each chunk of each rank computes in schedules of this name; empty: v * R + r."""
+    return _v_placement(num_ranks) if name in {"zbv", "dualpipev"} else ()
+
+
 def schedule_family(name: str) -> ScheduleFamily:
     """Return the family with this name.
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed import pipelining  # noqa: E402  after the skip
 
-from gpuenergyd.core.schedules import make_schedule  # noqa: E402
+from gpuenergyd.core.schedules import make_schedule, stage_of_chunk  # noqa: E402
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from gpuenergyd_trainers.wrapping import WrappedAttribute  # noqa: E402
@@ -102,6 +102,9 @@ def test_learned_order_is_the_executed_one_and_losses_are_untouched(
     generated = make_schedule(schedule_name, NUM_RANKS, NUM_MICROBATCHES, NUM_CHUNKS)
     assert [losses for losses, *_ in joined] == [losses for losses, *_ in plain]
     assert any(losses[0] for losses, *_ in joined)
+    if schedule_name in V_SHAPED:
+        assert stage_of_chunk(schedule_name, NUM_RANKS) == generated.stage_of_chunk
+        assert generated.stage_of_chunk == tuple(stage_indices(schedule_name, rank) for rank in range(NUM_RANKS))
     registered = [daemon.registrations.get_nowait() for _ in range(NUM_RANKS)]
     reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
     for rank, (_, traces, num_errors, is_attached) in enumerate(joined):

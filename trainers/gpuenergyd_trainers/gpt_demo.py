@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed import pipelining
 
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
@@ -30,7 +30,28 @@ from gpuenergyd_trainers.simulated_stage import simulate
 from gpuenergyd_trainers.torch_pipelining import attach
 
 _PR_SET_PDEATHSIG = 1
-_SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+class _Family(NamedTuple):
+    schedule_class: Any
+    num_chunks: int = 1
+    is_v_shaped: bool = False
+
+    def stage_indices(self, rank: int, num_ranks: int) -> tuple[int, ...]:
+        if self.is_v_shaped:
+            return rank, 2 * num_ranks - 1 - rank
+        return tuple(chunk * num_ranks + rank for chunk in range(self.num_chunks))
+
+
+_SCHEDULES = {
+    "1f1b": _Family(pipelining.Schedule1F1B),
+    "gpipe": _Family(pipelining.ScheduleGPipe),
+    "interleaved": _Family(pipelining.ScheduleInterleaved1F1B, 2),
+    "looped-bfs": _Family(pipelining.ScheduleLoopedBFS, 2),
+    "interleaved-zb": _Family(pipelining.ScheduleInterleavedZeroBubble, 2),
+    "zbv": _Family(pipelining.ScheduleZBVZeroBubble, 2, is_v_shaped=True),
+    "dualpipev": _Family(pipelining.ScheduleDualPipeV, 2, is_v_shaped=True),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuenergyd_trainers.gpt_demo", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--rank", type=int, help="run this rank only")
-    add("--stages", "--world-size", type=int, default=4, help="pipeline ranks (default 4)")
+    add(
+        "--stages",
+        "--world-size",
+        type=int,
+        default=4,
+        help="pipeline ranks (default 4); some schedules run two stages on each",
+    )
     add("--master-port", type=int, help="ranks meet at this TCP port of 127.0.0.1")
     add("--init-file", type=Path, help="ranks meet at this file")
     add("--world", type=Path, help="the simulated GPUs' world file; without it stages run as fast as they can")
@@ -123,19 +150,27 @@ def _run_rank(options: argparse.Namespace, rank: int) -> None:
 
 
 def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
-    num_stages = options.stages
-    is_first, is_last = rank == 0, rank == num_stages - 1
-    model = build_stage(rank, num_stages, seed=options.seed)
-    stage = PipelineStage(model, rank, num_stages, torch.device("cpu"))
-    schedule = _SCHEDULES[options.schedule](stage, options.microbatches, loss_fn=loss_of)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    family = _SCHEDULES[options.schedule]
+    num_stages = options.stages * family.num_chunks
+    indices = family.stage_indices(rank, options.stages)
+    is_first, is_last = 0 in indices, num_stages - 1 in indices
+    models = [build_stage(index, num_stages, seed=options.seed) for index in indices]
+    stages = [
+        pipelining.PipelineStage(model, index, num_stages, torch.device("cpu"))
+        for model, index in zip(models, indices, strict=True)
+    ]
+    schedule = family.schedule_class(
+        stages if family.num_chunks > 1 else stages[0], options.microbatches, loss_fn=loss_of
+    )
+    optimizer = torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], lr=3e-3)
     gpu_uuid = options.gpu_uuid
     if options.world is not None:
         host = SimulatedHost.open(options.world)
         cleanup.callback(host.close)
         gpu_uuid = gpu_uuid or host.identities()[rank].gpu_uuid
-        works = simulated_works(rank, num_stages, duration_scale=options.duration_scale)
-        cleanup.callback(simulate(stage, host, gpu_uuid, works).detach)
+        for stage, index in zip(stages, indices, strict=True):
+            works = simulated_works(index, num_stages, num_ranks=options.stages, duration_scale=options.duration_scale)
+            cleanup.callback(simulate(stage, host, gpu_uuid, works).detach)
     if not options.no_daemon:
         handle = attach(
             schedule,

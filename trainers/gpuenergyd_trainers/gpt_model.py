@@ -21,7 +21,6 @@ SEQUENCES_PER_MICROBATCH = 2
 
 _SIMULATED_LAYERS = 24
 _HEAD_IN_LAYERS = 50_257 * 2_048 / (12 * 2_048**2)
-_MEAN_LAYERS_PER_STAGE = (_SIMULATED_LAYERS + _HEAD_IN_LAYERS) / 4
 # A stage of GPT-3 175B on A100 at 1410 MHz (the published Perseus profile): 50.16 ms forward, 92.95 ms backward.
 # Shares that follow the clock: fitted to the same profile at 1110 and 990 MHz (times 1.203 and 1.345 forward, 1.185 and
 # 1.320 backward). Watts per MHz: so that the device model meets that profile's energies within 4 %.
@@ -97,14 +96,15 @@ def layers_per_stage(num_stages: int) -> tuple[float, ...]:
 
 
 def simulated_works(
-    stage_index: int, num_stages: int, *, duration_scale: float = 1.0, num_chunks: int = 1
+    stage_index: int, num_stages: int, *, num_ranks: int | None = None, duration_scale: float = 1.0
 ) -> dict[str, InstructionWork]:
     """Return what each kind of instruction of a stage costs on a simulated A100.
 
-    Split backwards take half of the full one each, which is what equal matrix products for both gradients give.
+    A rank's stages together take as long as one stage of GPT-3 175B on eight GPUs, on average over the ranks. Split
+    backwards take half of the full one each, which is what equal matrix products for both gradients give.
     """
-    share = layers_per_stage(num_stages)[stage_index] / _MEAN_LAYERS_PER_STAGE * num_stages / 4 / num_chunks
-    scale = share * duration_scale
+    layers_per_rank = (_SIMULATED_LAYERS + _HEAD_IN_LAYERS) / (num_ranks or num_stages)
+    scale = layers_per_stage(num_stages)[stage_index] / layers_per_rank * duration_scale
     backward = _work(_BACKWARD_S * scale, _BACKWARD_COMPUTE_SHARE, _BACKWARD_W_PER_MHZ)
     half = _work(_BACKWARD_S * scale / 2, _BACKWARD_COMPUTE_SHARE, _BACKWARD_W_PER_MHZ)
     forward = _work(_FORWARD_S * scale, _FORWARD_COMPUTE_SHARE, _FORWARD_W_PER_MHZ)
