@@ -9,6 +9,7 @@ class GpuEnergyError(Exception):
     │   ├── ProfileError          a profile or instance file that cannot be used
     │   ├── ScheduleError         an order of instructions that cannot run
     │   ├── TargetError           an iteration time that cannot be owed
+    │   ├── CarbonDataError       a trace, frontier or option of a carbon command that cannot be used
     │   └── UnknownPolicyError    a policy that is not installed
     ├── ProtocolError             a message that breaks the wire contract
     ├── PlanError                 a plan that does not fit its pipeline or its GPUs
@@ -20,6 +21,7 @@ class GpuEnergyError(Exception):
     │   ├── GpuUnsupportedError   this GPU cannot do that, and never will
     │   └── DriverError           the driver is missing, broken or answers nonsense
     ├── JournalError              the restore journal cannot be read or written
+    ├── CarbonSourceError         a source of carbon intensities that gave no usable value
     ├── StoreError                the history cannot be read or written
     └── DaemonNotRunningError     exit 3
     """
@@ -43,6 +45,10 @@ class ScheduleError(UsageError):
 
 class TargetError(UsageError):
     """An iteration time that cannot be owed."""
+
+
+class CarbonDataError(UsageError):
+    """A trace, frontier or option of a carbon command that cannot be used."""
 
 
 class UnknownPolicyError(UsageError):
@@ -87,6 +93,10 @@ class DriverError(GpuError):
 
 class JournalError(GpuEnergyError):
     """The restore journal cannot be read or written."""
+
+
+class CarbonSourceError(GpuEnergyError):
+    """A source of carbon intensities that gave no usable value."""
 
 
 class StoreError(GpuEnergyError):

@@ -1,0 +1,10 @@
+"""Decisions about carbon: forecasts of intensities, and where to spend a slowdown budget.
+
+forecast   what the intensity of the next hours will be, from the history seen so far
+features   histories as numbers that mean the same in every zone
+prior      what other zones taught, for zones with a short history
+budget     exact plans over hours, and a controller that cannot overdraw its budget
+chase      Chase's rule, as a baseline
+replay     a past trace lived again without look-ahead
+target     the receding-horizon target of one job
+"""
