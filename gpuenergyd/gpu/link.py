@@ -228,17 +228,22 @@ class WorkerLink:
             self._loop.add_writer(self._socket, self._write)
             return
         except OSError as error:
+            self._read()
             self._lose(f"the GPU worker went away: {error.strerror}")
             return
         self._loop.remove_writer(self._socket)
 
     def _read(self) -> None:
+        was_reset = False
         while self._is_open:
             try:
                 datagram = self._socket.recv(MAX_DATAGRAM_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
+                if isinstance(error, ConnectionResetError) and not was_reset:
+                    was_reset = True  # what the worker said before it closed can still be read
+                    continue
                 self._lose(f"the GPU worker went away: {error.strerror}")
                 return
             if not datagram:

@@ -1,0 +1,516 @@
+"""The real worker process over the real socket."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.errors import DriverError, GpuError
+from gpuenergyd.gpu.journal import Journal
+from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner, RestoreResult, WorkerLink
+from gpuenergyd.gpu.restore import restore
+from gpuenergyd.gpu.simulated import SimulatedHost
+from tests.support.waiting import wait_until
+
+OWNER = LeaseOwner("job-1", os.getpid(), os.getuid())
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the worker told the core."""
+
+    samples: list[GpuSample] = field(default_factory=list)
+    clock_sets: list[ClockSet] = field(default_factory=list)
+    states: list[GpuStateChange] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Site:
+    """A folder with simulated GPUs, a journal and a socket, and the workers started in it."""
+
+    folder: Path
+    host: SimulatedHost
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs' UUIDs by index."""
+        return [i.gpu_uuid for i in self.host.identities()]
+
+    def locks(self) -> list[int | None]:
+        """The clock locks installed now."""
+        return [self.host.locked_sm_clock_mhz(g) for g in self.gpus]
+
+    def journalled(self) -> set[str]:
+        """The GPUs in the journal on disk."""
+        return {e.gpu_uuid for e in Journal(self.folder / "journal.json").read().entries}
+
+    def start_worker(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start a worker as the daemon does."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-m", "gpuenergyd.gpu.worker"),
+                *("--link", str(self.folder / "link.sock")),
+                *("--journal", str(self.folder / "journal.json")),
+                *("--driver", "simulated", "--world", str(self.folder / "world"), *options),
+            ],
+            stderr=subprocess.PIPE,
+        )
+        self.processes.append(process)
+        return process
+
+    @contextlib.asynccontextmanager
+    async def linked(self) -> AsyncIterator[tuple[WorkerLink, Heard]]:
+        """Connect as the core does."""
+        heard = Heard()
+        link = await WorkerLink.connect(
+            self.folder / "link.sock",
+            on_samples=heard.samples.extend,
+            on_clock_set=heard.clock_sets.append,
+            on_gpu_state=heard.states.append,
+            on_lost=heard.lost.append,
+            timeout_s=20.0,
+        )
+        try:
+            yield link, heard
+        finally:
+            await link.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Three simulated A100s held by this process; workers are ended afterwards."""
+    host = SimulatedHost.create(tmp_path / "world", ["a100-sxm"] * 3, seed=2)
+    for identity in host.identities():
+        host.attach_process(identity.gpu_uuid, os.getpid())
+    made = Site(tmp_path, host)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.communicate()
+    host.close()
+
+
+async def until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Return once the predicate holds, letting the event loop run."""
+    deadline = time.monotonic() + timeout_s
+    while not predicate():
+        assert time.monotonic() < deadline, f"did not happen within {timeout_s} s"
+        await asyncio.sleep(0.002)
+
+
+def run(main: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await main
+
+    asyncio.run(bounded())
+
+
+def want(link: WorkerLink, gpu: str, clock: int) -> None:
+    link.want(gpu, clock, asked_mono_ns=time.monotonic_ns(), reason="test")
+
+
+def test_wish_is_carried_out_and_its_effect_reported(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            assert [i.gpu_uuid for i in link.identities] == site.gpus
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[1], 1110)
+            await until(lambda: bool(heard.clock_sets))
+            change = heard.clock_sets[0]
+            assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
+            assert change.effective_mono_ns is not None
+            assert change.asked_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
+            assert change.actual_sm_clock_mhz == 1110
+            assert site.locks() == [None, 1110, None]
+
+    run(main())
+
+
+def test_journal_is_on_disk_before_the_lease_is_granted(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus[:2], OWNER)
+            assert site.journalled() == set(site.gpus[:2])
+            assert site.locks() == [None, None, None]
+            await link.restore(site.gpus, "test")
+            assert site.journalled() == set()
+
+    run(main())
+
+
+def test_wish_without_a_lease_is_refused(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus[:1], OWNER)
+            want(link, site.gpus[2], 900)
+            await until(lambda: bool(heard.clock_sets))
+            assert heard.clock_sets[0].error == "refused: no lease on this GPU"
+            assert site.host.num_clock_sets(site.gpus[2]) == 0
+
+    run(main())
+
+
+def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            (site.folder / "journal.json").mkdir()
+            with pytest.raises(GpuError, match="cannot"):
+                await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: bool(heard.clock_sets))
+            assert heard.clock_sets[0].error is not None
+            assert site.locks() == [None, None, None]
+
+    run(main())
+
+
+def test_second_lease_on_a_gpu_names_the_first(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus[:2], OWNER)
+            with pytest.raises(GpuError, match="is leased to L1"):
+                await link.lease("L2", site.gpus[1:], OWNER)
+            await link.restore(site.gpus[:2], "done")
+            await link.lease("L2", site.gpus[1:], OWNER)
+
+    run(main())
+
+
+def test_flood_of_wishes_is_coalesced_to_the_newest(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            clocks = link.identities[0].supported_sm_clocks_mhz
+            for k in range(300):
+                for gpu in site.gpus:
+                    want(link, gpu, clocks[k % 40])
+            for gpu in site.gpus:
+                want(link, gpu, 1005)
+            await until(lambda: site.locks() == [1005, 1005, 1005])
+            await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in heard.clock_sets) == 3)
+            assert all(site.host.num_clock_sets(gpu) < 150 for gpu in site.gpus)
+
+    run(main())
+
+
+def test_wish_for_the_clock_in_force_calls_nobody(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 1110)
+            await until(lambda: bool(heard.clock_sets))
+            want(link, site.gpus[0], 1110)
+            want(link, site.gpus[1], 1110)
+            await until(lambda: site.locks()[1] == 1110)
+            assert (await link.ping())["num_sets_skipped"] == 1
+            assert site.host.num_clock_sets(site.gpus[0]) == 1
+
+    run(main())
+
+
+def test_wish_between_two_clocks_gets_the_faster_one(site: Site) -> None:
+    """The worker's clamp never makes a job slower than it asked to be."""
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu, clock in zip(site.gpus, (1111, 5000, 1), strict=True):
+                want(link, gpu, clock)
+            await until(lambda: site.locks() == [1125, 1410, 210])
+
+    run(main())
+
+
+def test_later_wish_is_carried_out_at_its_time_unless_replaced(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            now_ns = time.monotonic_ns()
+            for gpu in site.gpus[:2]:
+                link.want(
+                    gpu,
+                    1110,
+                    later_sm_clock_mhz=1410,
+                    later_at_mono_ns=now_ns + 300_000_000,
+                    asked_mono_ns=now_ns,
+                    reason="test",
+                )
+            want(link, site.gpus[1], 1200)
+            await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in heard.clock_sets))
+            (raised,) = (c for c in heard.clock_sets if c.requested_sm_clock_mhz == 1410)
+            assert raised.gpu_uuid == site.gpus[0]
+            assert raised.called_mono_ns >= now_ns + 300_000_000
+            await link.ping()
+            assert site.locks()[:2] == [1410, 1200]
+
+    run(main())
+
+
+def test_restore_gives_clocks_back_ends_leases_and_drops_wishes(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            want(link, site.gpus[0], 1005)
+            outcomes = await link.restore(site.gpus[:2], "test")
+            assert {(o.gpu_uuid, o.result) for o in outcomes} == {
+                (gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]
+            }
+            assert site.locks() == [None, None, 900]
+            want(link, site.gpus[0], 800)
+            await until(lambda: any(c.error for c in heard.clock_sets))
+            assert site.locks() == [None, None, 900]
+
+    run(main())
+
+
+def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
+    worker = site.start_worker("--exit-with-core")
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+
+    run(main())
+
+    assert worker.wait(timeout=20) == 0
+    assert site.locks() == [None, None, None]
+    assert site.journalled() == set()
+    assert not (site.folder / "link.sock").exists()
+
+
+def test_next_core_is_served_after_the_first_is_gone(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+        await until(lambda: site.locks() == [None, None, None])
+        async with site.linked() as (link, _):
+            await link.lease("L2", site.gpus, OWNER)
+
+    run(main())
+
+
+def test_second_core_is_refused_while_one_is_connected(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked():
+            with pytest.raises((GpuError, DriverError), match="another core is connected"):
+                async with site.linked():
+                    pass
+
+    run(main())
+
+
+@pytest.mark.kill
+def test_killed_worker_leaves_clocks_lowered_and_restore_brings_them_back(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            worker.kill()
+            await until(lambda: bool(heard.lost))
+            with pytest.raises(GpuError, match="gone"):
+                await link.ping()
+
+    run(main())
+    assert site.locks() == [900, 900, 900]
+
+    would = restore(site.folder / "journal.json", is_dry_run=True)
+    assert [o.result for o in would] == [RestoreResult.WOULD_RESTORE] * 3
+    assert site.locks() == [900, 900, 900]
+    outcomes = restore(site.folder / "journal.json")
+
+    assert [o.result for o in outcomes] == [RestoreResult.RESTORED] * 3
+    assert site.locks() == [None, None, None]
+    assert restore(site.folder / "journal.json") == ()
+
+
+@pytest.mark.kill
+def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[2], 900)
+            await until(lambda: site.locks()[2] == 900)
+            worker.kill()
+
+    run(main())
+    worker.wait()
+
+    site.start_worker()
+
+    wait_until(lambda: site.locks() == [None, None, None])
+    wait_until(lambda: site.journalled() == set())
+
+
+def test_restore_beside_a_living_worker_wins(site: Site) -> None:
+    """A worker whose journal entry is gone drops the lease instead of lowering again."""
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            await asyncio.to_thread(restore, site.folder / "journal.json")
+            want(link, site.gpus[0], 800)
+            await until(lambda: any(c.error for c in heard.clock_sets))
+            assert "somebody restored it" in str(heard.clock_sets[-1].error)
+            assert site.locks() == [None, None, None]
+
+    run(main())
+
+
+def test_sigterm_restores_and_ends(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, 20) == 0
+            assert site.locks() == [None, None, None]
+
+    run(main())
+
+
+def test_damaged_journal_is_kept_aside_and_every_gpu_reset(site: Site) -> None:
+    site.host.lock_sm_clock(site.gpus[1], 600)
+    (site.folder / "journal.json").write_text("{broken")
+    (site.folder / "journal.json").chmod(0o600)
+
+    site.start_worker()
+
+    wait_until(lambda: site.locks() == [None, None, None])
+    wait_until(lambda: any(site.folder.glob("journal.json.corrupt-*")))
+
+
+def test_samples_carry_the_counter_as_of_its_updates(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (_, heard):
+            await until(lambda: len({s.energy_edge_mono_ns for s in heard.samples if s.gpu_uuid == site.gpus[0]}) > 12)
+            mine = [s for s in heard.samples if s.gpu_uuid == site.gpus[0] and s.energy_edge_mono_ns is not None]
+            edges = {s.energy_edge_mono_ns: s.total_energy_j for s in mine}
+            assert all(s.read_mono_ns >= (s.energy_edge_mono_ns or 0) for s in mine)
+            (first_ns, first_j), *_, (last_ns, last_j) = sorted(edges.items())
+            assert first_ns is not None
+            assert last_ns is not None
+            assert first_j is not None
+            assert last_j is not None
+            assert (last_j - first_j) / ((last_ns - first_ns) / 1e9) == pytest.approx(83.64, rel=0.05)
+            assert all(s.power_w is not None and s.sm_clock_mhz == 1410 for s in mine)
+
+    run(main())
+
+
+def test_malformed_datagrams_disturb_nobody(site: Site) -> None:
+    site.start_worker()
+    wait_until((site.folder / "link.sock").is_socket)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        wait_until(lambda: raw.connect_ex(str(site.folder / "link.sock")) == 0)
+        for junk in (b"\0\xff", b"[]", b"{}", b'{"type": "want"}', b'{"type": "lease", "lease_id": 1}', b'{"type": 5}'):
+            raw.send(junk)
+        raw.send(b'{"type": "restore", "request_id": 1, "gpu_uuids": ["GPU-none"], "reason": ""}')
+        raw.send(b'{"type": "nonsense", "request_id": 2}')
+        raw.settimeout(10)
+        replies = [raw.recv(100_000) for _ in range(1)]
+        while b'"request_id":2' not in replies[-1]:
+            replies.append(raw.recv(100_000))
+        assert b"no message type 'nonsense'" in replies[-1]
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            assert len(link.identities) == 3
+
+    run(main())
+
+
+def test_socket_is_closed_to_others(site: Site) -> None:
+    site.start_worker()
+    wait_until((site.folder / "link.sock").is_socket)
+
+    assert stat.S_IMODE((site.folder / "link.sock").stat().st_mode) == 0o660
+
+
+def test_second_worker_on_the_same_socket_gives_up_and_a_stale_socket_is_replaced(site: Site) -> None:
+    first = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked():
+            second = site.start_worker()
+            assert await asyncio.to_thread(second.wait, 20) == 2
+            assert second.stderr is not None
+            assert b"a worker already listens" in second.stderr.read()
+        first.kill()
+        first.wait()
+        site.start_worker()
+        async with site.linked():
+            pass
+
+    run(main())
+
+
+def test_bad_command_line_is_one_clear_line(site: Site) -> None:
+    worker = site.start_worker("--sample-period-s", "0")
+
+    assert worker.wait(timeout=20) == 2
+    assert worker.stderr is not None
+    assert worker.stderr.read().decode().splitlines() == [
+        "gpuenergyd-worker: --sample-period-s 0.0 must be between 0.001 and 10"
+    ]
+
+
+def test_health_is_part_of_the_contract() -> None:
+    assert {h.value for h in GpuHealth} == {"ok", "degraded", "wedged", "lost", "unrestored", "observe_only"}
