@@ -92,14 +92,16 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        # Both sockets first: a client that comes early waits in the queue instead of being refused.
         clock_listener = listen(settings.clock_socket_path, SOCK_SEQPACKET, group=settings.socket_group)
+        listener = listen(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
         try:
             self._history.start()
             await asyncio.gather(self.worker.start(), self._start_policy_host())
             self._clock_socket = ClockSocket(
                 clock_listener, self.jobs, max_connections_per_user=settings.max_connections_per_user
             )
-            await self._server.start(listen(settings.socket_path, SOCK_STREAM, group=settings.socket_group))
+            await self._server.start(listener)
             self._looking_after = asyncio.create_task(self._look_after(), name="look after")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
             notify("READY=1")
@@ -109,6 +111,7 @@ class Daemon:
             notify("STOPPING=1")
             await self._stop()
             clock_listener.close()
+            listener.close()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 

@@ -18,6 +18,8 @@ _KEPT_S = 900
 """How long clock changes and counter edges are kept: longer than any iteration that is worth a plan."""
 _LATENCIES_KEPT = 256
 _LATENCIES_NEEDED = 16
+_LATENCY_QUANTILE = 0.9
+"""Leading by more buys little time and costs energy at every raise; what is still late is corrected by measuring."""
 _ASSUMED_SWITCH_LATENCY_S = 0.03
 """Until enough clock changes were seen on this host: above what an A100 needs."""
 _ENERGY_GRACE_NS = 2 * _NS_PER_S
@@ -104,7 +106,7 @@ class Gpu:
         if len(self._latencies_s) < _LATENCIES_NEEDED:
             return False
         ordered = sorted(self._latencies_s)
-        latency_s = ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))]
+        latency_s = ordered[round(_LATENCY_QUANTILE * (len(ordered) - 1))]
         if abs(latency_s - self._switch_latency_s) <= 0.25 * self._switch_latency_s:
             return False
         self._switch_latency_s = latency_s

@@ -419,7 +419,7 @@ def _checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
 
 def _checked_iteration(report: IterationReport, pp_rank: int) -> RankIteration:
     now_ns = time.monotonic_ns()
-    oldest_ns, newest_ns = now_ns - _OLDEST_INSTANT_NS, now_ns + _CLOCK_SKEW_NS
+    oldest_ns, newest_ns = max(1, now_ns - _OLDEST_INSTANT_NS), now_ns + _CLOCK_SKEW_NS
     next_ns = report.next_begin_mono_ns or report.end_mono_ns
     if not oldest_ns <= report.begin_mono_ns <= report.end_mono_ns <= next_ns <= newest_ns:
         raise ProtocolError(

@@ -30,6 +30,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FRAME_LIMIT_S = 2.0
 """A header, and then a body, must be complete this soon."""
+_LINGER_LIMIT_S = 0.2
+"""After an early answer, how long to read on so that the sender gets to see it."""
 _SHUTDOWN_LIMIT_S = 1.0
 
 
@@ -62,7 +64,9 @@ class Server:
         app.router.add_post("/v1/release", self._release)
         app.router.add_get("/v1/status", self._get_status)
         app.router.add_get("/v1/jobs/{job_id}", self._get_job)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S, lingering_time=_LINGER_LIMIT_S
+        )
         await self._runner.setup()
         assert self._runner.server is not None
         factory = self._guards.factory(self._runner.server)

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--world", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--first-gpu", type=int, default=0)
-    parser.add_argument("--microbatches", type=int, default=6)
+    parser.add_argument("--microbatches", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--job", default="fake")
     parser.add_argument("--run-key", default="run-1")

@@ -1,0 +1,233 @@
+"""The whole daemon with real processes: a job from registration to report, and every way in which a process can die.
+
+Whatever is killed, no simulated GPU stays slowed down.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.gpu.restore import restore
+from gpuenergyd.store import open_history
+from tests.support.daemon_process import DaemonProcess, running_daemon, training, wait_for_death
+from tests.support.waiting import wait_until
+
+UNIFORM = ("--policy", "uniform")
+
+
+def wait_until_lowered(daemon: DaemonProcess) -> None:
+    wait_until(daemon.is_lowered, 60)
+
+
+def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon:
+        with training(daemon, iterations=80) as run:
+            job = daemon.wait_for_phase("tuned", "fallback")
+            wait_until_lowered(daemon)
+            assert run.wait(120) == 0
+        wait_until(lambda: daemon.job() is None)
+        wait_until(daemon.is_as_found)
+        assert daemon.stop() == 0
+
+    with open_history(daemon.database_path) as history:
+        (summary,) = history.job_summaries()
+        iterations = history.iterations(summary.job_id)
+        plans = history.plans(summary.job_id)
+        timeline = history.spans(summary.job_id, history.iterations_with_spans(summary.job_id)[-1])
+        actions = {event.action for event in history.control_events(summary.job_id)}
+        seconds = history.rollups(bucket_s=1, job_id=summary.job_id)
+    assert (job["num_ranks"], job["num_microbatches"], job["policy"]) == (4, 3, "bubble-aware")
+    assert (summary.job_name, summary.is_simulated, summary.num_ranks) == ("fake", True, 4)
+    assert summary.end_reason is not None
+    assert "released" in summary.end_reason
+    assert summary.num_iterations >= 70
+    assert summary.num_baseline_iterations >= 3
+    assert summary.baseline_energy_j is not None
+    assert summary.energy_j is not None
+    assert {row.plan_purpose for row in iterations} >= {PlanPurpose.BASELINE, PlanPurpose.PROFILE}
+    assert any(row.plan.ranks for row in plans)
+    assert {span.pp_rank for span in timeline} == {0, 1, 2, 3}
+    assert {"phase", "lease", "plan", "restore"} <= actions
+    assert {rollup.gpu_uuid for rollup in seconds} == set(summary.gpu_uuids)
+    assert any(rollup.energy_j is not None for rollup in seconds)
+
+
+def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, mode="observe") as daemon:
+        with training(daemon, iterations=25) as run:
+            assert run.wait(120) == 0
+        wait_until(lambda: daemon.job() is None)
+        assert daemon.stop() == 0
+
+    with open_history(daemon.database_path) as history:
+        (summary,) = history.job_summaries()
+        assert history.plans(summary.job_id) == ()
+    assert summary.baseline_energy_j is not None
+    assert daemon.is_as_found()
+
+
+@pytest.mark.kill
+def test_a_killed_trainer_has_nothing_lowered_a_second_later(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon, training(daemon):
+        wait_until_lowered(daemon)
+        job = daemon.job()
+        assert job is not None
+
+        os.kill(job["ranks"][1]["pid"], signal.SIGKILL)
+        wait_until(lambda: not daemon.is_lowered(), 1.0)
+
+        wait_until(lambda: daemon.job() is None)
+        wait_until(daemon.is_as_found)
+        assert daemon.stop() == 0
+    with open_history(daemon.database_path) as history:
+        (summary,) = history.job_summaries()
+    assert summary.end_reason is not None
+    assert "rank 1 was lost: process" in summary.end_reason
+
+
+@pytest.mark.kill
+def test_a_stopped_daemon_gives_clocks_back_and_training_goes_on(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon, training(daemon) as run:
+        wait_until_lowered(daemon)
+
+        status = daemon.stop()
+
+        assert status == 0
+        assert daemon.is_as_found()
+        assert not daemon.socket_path.exists()
+        assert run.process.poll() is None
+
+
+@pytest.mark.kill
+def test_a_killed_core_has_its_clocks_restored_by_the_worker(tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path).start()
+    with training(daemon):
+        wait_until_lowered(daemon)
+        children = [daemon.status()[name]["pid"] for name in ("worker", "policy_host")]
+
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.stop()
+
+        wait_until(daemon.is_as_found)
+        for pid in children:
+            wait_for_death(pid)
+    assert restore(daemon.journal_path) == ()
+
+
+@pytest.mark.kill
+def test_a_killed_core_can_be_started_again_and_training_comes_back_to_it(tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path).start()
+    with training(daemon):
+        wait_until_lowered(daemon)
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.stop()
+
+        with running_daemon(tmp_path) as successor:
+            wait_until(lambda: successor.job() is not None, 60)
+            job = successor.job()
+            assert job is not None
+            wait_until(lambda: len((successor.job() or job)["ranks"]) == 4, 60)
+            assert successor.stop() == 0
+
+    with open_history(daemon.database_path) as history:
+        first = history.job_summaries()[0]
+    assert first.end_reason == "the daemon ended before the job"
+
+
+@pytest.mark.kill
+def test_a_killed_worker_is_replaced_the_clocks_restored_and_the_job_tuned_again(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+        wait_until_lowered(daemon)
+        worker_pid = daemon.status()["worker"]["pid"]
+
+        os.kill(worker_pid, signal.SIGKILL)
+
+        wait_until(lambda: daemon.status()["worker"]["pid"] not in {None, worker_pid}, 10)
+        wait_until(daemon.is_as_found)
+        job = daemon.job()
+        assert job is not None
+        assert job["phase"] in {"fallback", "profiling", "tuned"}
+        wait_until_lowered(daemon)
+        status = daemon.status()
+        assert status["worker"]["num_restarts"] == 1
+        assert not status["is_degraded"], status["degraded_reasons"]
+
+
+@pytest.mark.kill
+def test_a_hung_worker_is_replaced_and_the_clocks_restored(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+        wait_until_lowered(daemon)
+        worker_pid = daemon.status()["worker"]["pid"]
+
+        os.kill(worker_pid, signal.SIGSTOP)
+
+        wait_for_death(worker_pid)
+        wait_until(daemon.is_as_found)
+
+
+@pytest.mark.kill
+def test_a_killed_policy_host_costs_the_job_nothing_but_time(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+        daemon.wait_for_phase("profiling", "tuned")
+
+        os.kill(daemon.status()["policy_host"]["pid"], signal.SIGKILL)
+
+        wait_until(lambda: daemon.status()["policy_host"]["num_restarts"] == 1, 60)
+        assert daemon.wait_for_phase("profiling", "tuned")["num_ranks"] == 4
+
+
+@pytest.mark.kill
+def test_when_everything_is_killed_restore_brings_every_gpu_back(tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path).start()
+    with training(daemon) as run:
+        wait_until_lowered(daemon)
+        status = daemon.status()
+        children = [status[name]["pid"] for name in ("worker", "policy_host")]
+        for pid in (children[0], daemon.pid, children[1]):
+            os.kill(pid, signal.SIGKILL)
+        run.kill()
+        daemon.stop()
+        for pid in children:
+            wait_for_death(pid)
+        assert not daemon.is_as_found()
+
+        outcomes = restore(daemon.journal_path)
+
+    assert len(outcomes) == 4
+    assert daemon.is_as_found()
+    assert restore(daemon.journal_path) == ()
+
+
+@pytest.mark.kill
+def test_a_silent_job_runs_at_full_speed_until_it_speaks_again(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, silence_limit_s=0.5) as daemon, training(daemon, arguments=UNIFORM) as run:
+        job = daemon.wait_for_phase("tuned")
+        wait_until_lowered(daemon)
+
+        os.killpg(run.process.pid, signal.SIGSTOP)
+        wait_until(daemon.is_as_found)
+        silent = daemon.job()
+        os.killpg(run.process.pid, signal.SIGCONT)
+
+        assert silent is not None
+        assert silent["is_suspended"]
+        assert silent["job_id"] == job["job_id"]
+        wait_until(lambda: (now := daemon.job()) is not None and not now["is_suspended"])
+
+
+@pytest.mark.kill
+def test_random_kills_of_trainers_never_leave_a_gpu_lowered(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon:
+        for round_number in range(4):
+            with training(daemon, arguments=(*UNIFORM, "--run-key", str(round_number))):
+                wait_until_lowered(daemon)
+                job = daemon.job()
+                assert job is not None
+                os.kill(job["ranks"][round_number]["pid"], signal.SIGKILL)
+                wait_until(lambda: not daemon.is_lowered(), 1.0)
+                wait_until(lambda: daemon.job() is None)
+                wait_until(daemon.is_as_found)
+        assert daemon.status()["worker"]["num_restarts"] == 0

@@ -1,0 +1,228 @@
+"""A real daemon with a real worker and simulated GPUs, for tests to talk to, and to kill."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.gpu.simulated import SimulatedHost
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = """
+import json, sys
+from gpuenergyd.daemon.app import serve
+from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.errors import GpuEnergyError
+
+try:
+    sys.exit(serve(load_settings(**json.loads(sys.argv[1]))))
+except GpuEnergyError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+@dataclass(slots=True)
+class DaemonProcess:
+    """One daemon in a folder of its own."""
+
+    folder: Path
+    num_gpus: int = 4
+    overrides: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.world_path.exists():
+            SimulatedHost.create(self.world_path, ["a100-sxm"] * self.num_gpus, seed=7).close()
+
+    @property
+    def world_path(self) -> Path:
+        """The simulated GPUs."""
+        return self.folder / "world"
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the daemon listens."""
+        return self.folder / "run" / "gpuenergyd.sock"
+
+    @property
+    def clock_socket_path(self) -> Path:
+        """Where clock records go."""
+        return self.folder / "run" / "clock.sock"
+
+    @property
+    def journal_path(self) -> Path:
+        """What is to be restored."""
+        return self.folder / "run" / "journal.json"
+
+    @property
+    def database_path(self) -> Path:
+        """The history."""
+        return self.folder / "state" / "history.sqlite3"
+
+    @property
+    def log(self) -> str:
+        """What the daemon and its children said so far."""
+        return (self.folder / "log").read_text(encoding="utf-8")
+
+    @property
+    def pid(self) -> int:
+        """The core's process id."""
+        assert self.process is not None
+        return self.process.pid
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the daemon without waiting for it."""
+        import json  # noqa: PLC0415  used here alone
+
+        settings = {
+            "driver": "simulated",
+            "world_path": str(self.world_path),
+            "runtime_dir": str(self.folder / "run"),
+            "state_dir": str(self.folder / "state"),
+            "sample_period_s": 0.02,
+            "warmup_iterations": 1,
+            "baseline_iterations": 3,
+            **self.overrides,
+        }
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-c", SERVE, json.dumps(settings)], stderr=log, stdout=log)
+
+    def start(self) -> "DaemonProcess":
+        """Start the daemon and wait until it answers."""
+        self.process = self.launch()
+        try:
+            wait_until(self.is_ready, 30)
+        except AssertionError:
+            self.stop()
+            raise AssertionError(f"the daemon did not start:\n{self.log}") from None
+        return self
+
+    def is_ready(self) -> bool:
+        """Return whether the daemon answers and has a worker."""
+        assert self.process is not None
+        assert self.process.poll() is None, f"the daemon ended:\n{self.log}"
+        with contextlib.suppress(GpuEnergyError):
+            return bool(self.status()["worker"]["is_alive"])
+        return False
+
+    def client(self) -> DaemonClient:
+        """Return a connection to the daemon."""
+        return DaemonClient(str(self.socket_path))
+
+    def status(self) -> dict[str, Any]:
+        """Return the daemon's state."""
+        client = self.client()
+        try:
+            return client.get_status()
+        finally:
+            client.close()
+
+    def job(self) -> dict[str, Any] | None:
+        """Return the only job there is, None without one."""
+        jobs: list[dict[str, Any]] = self.status()["jobs"]
+        return jobs[0] if jobs else None
+
+    def wait_for_phase(self, *phases: str, timeout_s: float = 60) -> dict[str, Any]:
+        """Return the job once it is in one of these phases."""
+        wait_until(lambda: (job := self.job()) is not None and job["phase"] in phases, timeout_s)
+        job = self.job()
+        assert job is not None
+        return job
+
+    def stop(self) -> int:
+        """Stop the daemon in order; return its exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+            raise
+
+    # --- the simulated GPUs ---
+
+    def locks_mhz(self) -> list[int | None]:
+        """Return the clock lock of every GPU, None where there is none."""
+        host = SimulatedHost.open(self.world_path)
+        try:
+            return [host.locked_sm_clock_mhz(identity.gpu_uuid) for identity in host.identities()]
+        finally:
+            host.close()
+
+    def is_lowered(self) -> bool:
+        """Return whether any GPU is locked below its maximum."""
+        return any(lock is not None and lock < 1410 for lock in self.locks_mhz())
+
+    def is_as_found(self) -> bool:
+        """Return whether no GPU has a lock."""
+        return all(lock is None for lock in self.locks_mhz())
+
+    def trainer(self, *, iterations: int, arguments: Sequence[str] = ()) -> "Training":
+        """Start a fake training run."""
+        command = [sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(self.socket_path)]
+        command += ["--world", str(self.world_path), "--iterations", str(iterations), *arguments]
+        return Training(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
+
+
+@dataclass(slots=True)
+class Training:
+    """A fake training run: a launcher and one process per rank, in a session of their own."""
+
+    process: subprocess.Popen[bytes]
+
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit status."""
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """End all of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@contextmanager
+def running_daemon(folder: Path, **overrides: Any) -> Iterator[DaemonProcess]:
+    """Run a daemon for the length of a block."""
+    daemon = DaemonProcess(folder, overrides=overrides).start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+@contextmanager
+def training(daemon: DaemonProcess, *, iterations: int = 100_000, arguments: Sequence[str] = ()) -> Iterator[Training]:
+    """Run a fake training for the length of a block."""
+    run = daemon.trainer(iterations=iterations, arguments=arguments)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def wait_for_death(pid: int, timeout_s: float = 30.0) -> None:
+    """Return once a process that need not be our child has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        readable, _, _ = select.select([pidfd], [], [], timeout_s)
+        assert readable, f"process {pid} did not end within {timeout_s} s"
+    finally:
+        os.close(pidfd)
