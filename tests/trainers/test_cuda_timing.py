@@ -1,0 +1,161 @@
+"""Instruction times from CUDA events, on fake events: no machine of this project's tests has a GPU."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpuenergyd_trainers import cuda_timing  # noqa: E402  after the skip
+from gpuenergyd_trainers.cuda_timing import CudaRecorder  # noqa: E402
+
+NS_PER_MS = 1_000_000
+
+
+class FakeGpu:
+    """A device whose stream passes events only when `run_until_ms` is moved; the host's clock moves with `sleep`."""
+
+    def __init__(self) -> None:
+        self.launched_ms = 0.0
+        self.run_until_ms = 0.0
+        self.host_ns = 1_000 * NS_PER_MS
+        self.gpu_zero_host_ns = self.host_ns
+        self.num_synchronized = 0
+        self.is_capturing = False
+
+    def work(self, time_ms: float) -> None:
+        """Launch work that takes this long on the GPU."""
+        self.launched_ms += time_ms
+
+    def sleep(self, time_s: float) -> None:
+        """Let the host's time pass, and the GPU's with it."""
+        self.host_ns += round(time_s * 1e9)
+        self.run_until_ms = (self.host_ns - self.gpu_zero_host_ns) / NS_PER_MS
+
+
+class FakeEvent:
+    """What the recorder uses of torch.cuda.Event."""
+
+    gpu: FakeGpu
+
+    def __init__(self) -> None:
+        self.at_ms = -1.0
+
+    def record(self, _stream: object) -> None:
+        """Take the place after all that was launched."""
+        self.at_ms = self.gpu.launched_ms
+
+    def query(self) -> bool:
+        """Whether the GPU has passed it."""
+        return self.at_ms <= self.gpu.run_until_ms
+
+    def synchronize(self) -> None:
+        """Wait for it, which no step may do."""
+        self.gpu.num_synchronized += 1
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        """Return milliseconds, as torch does, of events that are complete."""
+        assert self.query()
+        assert other.query()
+        return other.at_ms - self.at_ms
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu()
+    monkeypatch.setattr(FakeEvent, "gpu", fake, raising=False)
+    monkeypatch.setattr(cuda_timing, "_timing_event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.is_capturing)
+    monkeypatch.setattr("time.monotonic_ns", lambda: fake.host_ns)
+    monkeypatch.setattr("time.sleep", fake.sleep)
+    return fake
+
+
+def run_instruction(recorder: CudaRecorder, gpu: FakeGpu, key: tuple[str, int, int], time_ms: float) -> None:
+    slot = recorder.begin(key)
+    gpu.work(time_ms)
+    recorder.end(slot)
+
+
+def rows_of(recorded: Any) -> Any:
+    assert recorded is not None
+    return recorded.rows()
+
+
+def test_times_are_the_gpus_and_lie_on_the_hosts_clock(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 8)
+    run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
+    gpu.work(2.0)  # a wait for the neighbour
+    run_instruction(recorder, gpu, ("B", 0, 0), 9.0)
+    rows = rows_of(recorder.take())
+
+    assert [row[:3] for row in rows] == [("F", 0, 0), ("B", 0, 0)]
+    assert [(end - begin) / NS_PER_MS for *_, begin, end in rows] == pytest.approx([5.0, 9.0])
+    begins_ms = [(row[3] - gpu.gpu_zero_host_ns) / NS_PER_MS for row in rows]
+    assert begins_ms == pytest.approx([0.0, 7.0], abs=0.25)  # one polling gap
+
+
+def test_only_the_start_synchronises(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 8)
+    assert gpu.num_synchronized == 1
+    run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
+    rows_of(recorder.take())
+
+    assert gpu.num_synchronized == 1
+
+
+def test_unfinished_iteration_is_asked_for_again_later(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 8)
+    run_instruction(recorder, gpu, ("F", 0, 0), 400.0)
+    recorded = recorder.take()
+
+    assert rows_of(recorded) is None
+    gpu.sleep(1.0)
+    assert len(rows_of(recorded)) == 1
+
+
+def test_iteration_complete_before_the_first_look_is_placed_by_an_earlier_one(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 8)
+    run_instruction(recorder, gpu, ("F", 0, 0), 3.0)
+    rows_of(recorder.take())
+    run_instruction(recorder, gpu, ("F", 1, 0), 4.0)
+    recorded = recorder.take()
+    gpu.sleep(0.5)
+    ((*_, begin, end),) = rows_of(recorded)
+
+    assert (begin - gpu.gpu_zero_host_ns) / NS_PER_MS == pytest.approx(3.0, abs=0.25)
+    assert (end - begin) / NS_PER_MS == pytest.approx(4.0)
+
+
+def test_later_end_moves_the_first_one(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 8)
+    slot = recorder.begin(("F", 0, 0))
+    gpu.work(5.0)
+    recorder.end(slot)
+    gpu.work(1.0)  # the loss
+    recorder.end(slot)
+    ((*_, begin, end),) = rows_of(recorder.take())
+
+    assert (end - begin) / NS_PER_MS == pytest.approx(6.0)
+
+
+def test_nothing_is_recorded_while_a_graph_is_captured(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 8)
+    gpu.is_capturing = True
+    run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
+
+    assert recorder.order() == ()
+
+
+def test_memory_comes_back_when_freed_and_never_runs_over(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 1, num_generations=2)
+    for microbatch in range(2):
+        run_instruction(recorder, gpu, ("F", microbatch, 0), 1.0)
+    assert recorder.order() == (("F", 0, 0),)
+    first = recorder.take()
+    assert recorder.take() is None
+    assert first is not None
+    first.free()
+
+    assert recorder.take() is not None
