@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,13 +18,17 @@ from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
 
 if TYPE_CHECKING:
-    from gpuenergyd.cli.demo_processes import Children
+    from gpuenergyd.cli.demo_processes import Child, Children
     from gpuenergyd.cli.demo_progress import Progress
     from gpuenergyd.client.connection import DaemonClient
 
 _STATUS_PERIOD_S = 0.5
 _START_LIMIT_S = 60.0
 _JOB_NAME = "demo-gpt"
+_PATIENCE_ITERATIONS = 8
+"""Iterations that pass between the end of the baseline and the first plan in force, generously."""
+_MAX_FOLDER_CHARS = 60
+"""A Unix socket's path may have 107 characters, the names below this folder included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ def demo(
     for module in ("torch", "gpuenergyd_trainers"):
         if importlib.util.find_spec(module) is None:
             raise GpuEnergyError(f"the demo trains with {module}: pip install 'gpuenergyd[daemon,trainers]'")
+    if microbatches < gpus:
+        raise UsageError(f"--microbatches {microbatches}: torch's 1F1B needs at least one for each of {gpus} GPUs")
     if not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: no folder {out.parent}")
     request = DemoRequest(
@@ -104,6 +110,7 @@ def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
         del os.environ[name]
     config, world = folder / "config.toml", folder / "world"
     config.touch()
+    (folder / "tmp").mkdir()
     settings = load_settings(
         config, driver="simulated", world_path=world, runtime_dir=folder / "run", state_dir=folder / "state"
     )
@@ -130,7 +137,7 @@ def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
             )  # fmt: skip
             _wait_for_daemon(client, children)
             progress.say("training a small GPT: real torch, real pipeline, real gradients; the GPUs are simulated")
-            children.start(
+            training = children.start(
                 "training",
                 [
                     "gpuenergyd_trainers.gpt_demo",
@@ -141,8 +148,9 @@ def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
                     "--job", _JOB_NAME,
                 ],
                 GPUENERGYD_SOCKET=str(settings.socket_path),
+                TMPDIR=str(folder / "tmp"),  # torch leaves folders there
             )  # fmt: skip
-            _watch(request, client, children, progress)
+            _watch(request, client, lambda: _check_running(children, training), progress)
             progress.say("stopping the training, then the daemon")
         client.close()
     _check_clocks_are_back(world)
@@ -163,20 +171,37 @@ def _wait_for_daemon(client: "DaemonClient", children: "Children") -> None:
             return
 
 
-def _watch(request: DemoRequest, client: "DaemonClient", children: "Children", progress: "Progress") -> None:
+def _check_running(children: "Children", training: "Child") -> None:
+    children.check()
+    if training.process.poll() is not None:
+        raise GpuEnergyError("the training ended before enough planned iterations had run")
+
+
+def _watch(
+    request: DemoRequest, client: "DaemonClient", check_running: Callable[[], None], progress: "Progress"
+) -> None:
     """Show the daemon's state until enough planned iterations have run."""
     until = time.monotonic() + request.time_limit_s
     while True:
-        children.check()
+        check_running()
         status = client.get_status()
         progress.show(status)
         job = status["jobs"][0] if status["jobs"] else None
         if job and (job["num_tuned_iterations"] or 0) >= request.tuned_iterations:
             return
+        if job and _has_planned_nothing(job, request):
+            raise GpuEnergyError(f"policy {request.policy!r} has planned nothing to show: {job['plan_reason']}")
         if time.monotonic() > until:
             phase = f"phase {job['phase']}: {job['plan_reason']}" if job else "no job has registered"
             raise GpuEnergyError(f"not enough planned iterations within {request.time_limit_s:g} s; {phase}")
         time.sleep(_STATUS_PERIOD_S)
+
+
+def _has_planned_nothing(job: Mapping[str, Any], request: DemoRequest) -> bool:
+    """Return whether a policy has had the time for what was wanted and has changed no clock yet."""
+    num_tried = (job["num_profile_iterations"] or 0) + (job["num_tuned_iterations"] or 0)
+    enough = request.baseline_iterations + request.tuned_iterations + _PATIENCE_ITERATIONS
+    return num_tried == 0 and (job["num_baseline_iterations"] or 0) >= enough
 
 
 def _check_clocks_are_back(world: Path) -> None:
@@ -249,7 +274,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
             raise UsageError(f"--keep {keep}: {error.strerror}; name a folder that does not exist yet") from None
         yield keep.resolve()
         return
-    folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-demo-"))
+    is_short = len(tempfile.gettempdir()) <= _MAX_FOLDER_CHARS
+    folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-demo-", dir=None if is_short else "/tmp"))  # noqa: S108  unguessable
     try:
         yield folder
     finally:

@@ -98,17 +98,22 @@ class LineProgress:
 
 
 def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, int | None, bool]]:
-    """Return name, iterations done, iterations wanted and whether it runs now, for each of the three phases."""
+    """Return name, iterations done, iterations wanted and whether it runs now, for each phase."""
     if not status["jobs"]:
         return []
     job = status["jobs"][0]
-    purpose = job["plan_purpose"]
+    purpose = job["plan_purpose"] or "baseline"
     counts = {name: job[f"num_{name}_iterations"] or 0 for name in ("baseline", "profile", "tuned")}
-    return [
-        ("baseline", counts["baseline"], baseline, purpose in {None, "baseline"}),
+    is_again = purpose == "baseline" and counts["profile"] + counts["tuned"] > 0
+    steps = [
+        ("baseline", min(counts["baseline"], baseline), baseline, purpose == "baseline" and not is_again),
         ("profiling", counts["profile"], None, purpose == "profile"),
-        ("planned", counts["tuned"], tuned, purpose == "tuned"),
+        ("planned", min(counts["tuned"], tuned), tuned, purpose == "tuned"),
     ]
+    if is_again:
+        again = max(0, counts["baseline"] - baseline)
+        steps.append((f"un-tuned again ({job['plan_reason']})", again, None, True))
+    return steps
 
 
 def _figures(job: Mapping[str, Any]) -> str:

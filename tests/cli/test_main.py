@@ -62,6 +62,7 @@ def test_every_command_explains_itself_and_all_but_serve_speak_json(
         (["demo", "--gpu-model", "abacus", "--out", "{tmp}/r.html"], 1, "abacus"),
         (["demo", "--out", "{tmp}/none/r.html"], 2, "no folder {tmp}/none"),
         (["demo", "--keep", "{tmp}"], 2, "--keep {tmp}"),
+        (["demo", "--gpus", "4", "--microbatches", "3"], 2, "--microbatches 3"),
         (["plan", "{tmp}/none.csv"], 2, "{tmp}/none.csv"),
         (["restore", "--all", "--dry-run"], 2, "--all"),
     ],
