@@ -226,7 +226,7 @@ def _frontier(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, until_
     deadlines_s = np.append(deadlines_s, least_s)
     bounds_j = problem.cost_bounds_j(sweep, np.arange(len(deadlines_s)), deadlines_s)
     points: list[FrontierPoint] = []
-    cheapest_j = np.inf
+    least_cost_j = least_energy_j = np.inf
     for row in np.argsort(deadlines_s, kind="stable").tolist():
         deadline_s = float(deadlines_s[row])
         is_forced = deadline_s > least_s
@@ -234,11 +234,12 @@ def _frontier(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, until_
             break
         plan = problem.best_rounding([sweep.durations_s[row]], deadline_s, forced=is_forced, effort=Effort.QUICK)
         energy_j = plan.cost_j + idle_w * plan.makespan_s
-        # cheaper than all faster ones: in total up to T*, in effective energy where the wait is forced
-        rank_j = plan.cost_j if is_forced else energy_j
-        if rank_j >= cheapest_j and not (is_forced and points and points[-1].iteration_time_s <= least_s):
+        # beyond T* the wait is forced: there a later plan has to be cheaper only in effective energy
+        if plan.cost_j >= least_cost_j or (energy_j >= least_energy_j and not is_forced):
             continue
-        cheapest_j = rank_j
+        least_cost_j, least_energy_j = plan.cost_j, energy_j
+        while points and points[-1].iteration_time_s >= plan.makespan_s:
+            points.pop()
         points.append(
             FrontierPoint(
                 iteration_time_s=plan.makespan_s,
