@@ -7,6 +7,7 @@ import os
 import socket
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic_ns
 
 from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan
@@ -163,7 +164,7 @@ class RankClient:
             self._hand_over(0)
             highest_mhz = self._plan.highest_sm_clock_mhz
             if highest_mhz:
-                self._send(ClockWish(highest_mhz, 0, 0), monotonic_ns())
+                self._send(self._plan, ClockWish(highest_mhz, 0, 0))
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
 
@@ -174,9 +175,10 @@ class RankClient:
         try:
             key = (kind, microbatch_index, chunk_index)
             slot = self._timer.begin(key)
-            wish = self._plan.wishes.get(key)
+            plan = self._plan
+            wish = plan.wishes.get(key)
             if wish is not None:
-                self._send(wish, monotonic_ns())
+                self._timer.when_begun(slot, partial(self._send, plan, wish))
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
             return NOT_RECORDED
@@ -189,8 +191,8 @@ class RankClient:
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
 
-    def release(self) -> None:
-        """Report the last iteration, leave the job, and do nothing from now on; waits a second at most."""
+    def release(self, *, shall_wait: bool = True) -> None:
+        """Report the last iteration, leave the job, and do nothing from now on; waits a second at most, or not."""
         if self._is_inert:
             return
         try:
@@ -199,7 +201,7 @@ class RankClient:
             self._is_in_iteration = False
             self._plan = UNTUNED
             if self._reporter is not None:
-                self._reporter.stop()
+                self._reporter.stop(shall_wait=shall_wait)
         except Exception:  # noqa: BLE001  never into a training process
             self._count_error()
 
@@ -233,15 +235,16 @@ class RankClient:
         self._num_records_dropped = 0
         self._num_errors = 0
 
-    def _send(self, wish: ClockWish, now_mono_ns: int) -> None:
+    def _send(self, plan: PreparedPlan, wish: ClockWish) -> None:
+        now_mono_ns = monotonic_ns()
         clock_socket = self._reporter.clock_socket if self._reporter is not None else None
         if clock_socket is None or self._pid != os.getpid():
             self._num_records_dropped += 1
             return
         record = ClockRecord(
             sequence=next(self._sequence),
-            token=self._plan.token,
-            plan_epoch=self._plan.plan_epoch,
+            token=plan.token,
+            plan_epoch=plan.plan_epoch,
             sm_clock_mhz=wish.sm_clock_mhz,
             later_sm_clock_mhz=wish.later_sm_clock_mhz,
             later_at_mono_ns=now_mono_ns + wish.later_delay_ns if wish.later_sm_clock_mhz else 0,

@@ -2,6 +2,7 @@
 
 import itertools
 from array import array
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Protocol
 
@@ -36,6 +37,10 @@ class InstructionTimer(Protocol):
 
     def end(self, slot: int) -> None:
         """Mark the end; a later call for the same slot moves it."""
+        ...
+
+    def when_begun(self, slot: int, act: Callable[[], None]) -> None:
+        """Call `act` when the instruction has begun where it runs: at once, or from another thread a little later."""
         ...
 
     def order(self) -> tuple[OrderRow, ...]:
@@ -99,6 +104,10 @@ class HostRecorder:
         """Mark the end; a later call for the same slot moves it."""
         if slot >= 0:
             self._current.end_ns[slot] = monotonic_ns()
+
+    def when_begun(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
+        """Call `act` at once: on the host, what is marked has begun."""
+        act()
 
     def order(self) -> tuple[OrderRow, ...]:
         """Return what has begun since the last `take`, in order."""

@@ -75,12 +75,13 @@ class Reporter:
         """Queue a report; never blocks."""
         self._queue.put(iteration)
 
-    def stop(self) -> None:
-        """Report what is queued, leave the job, and wait a moment for that; training is over."""
+    def stop(self, *, shall_wait: bool) -> None:
+        """Report what is queued and leave the job; wait a moment for that if training is over."""
         if self._pid == os.getpid():
             self._is_stopping = True
             self._queue.put(None)
-            self._thread.join(_STOP_LIMIT_S)
+            if shall_wait:
+                self._thread.join(_STOP_LIMIT_S)
 
     def close_in_child(self) -> None:
         """Close a forked child's copies of the sockets; the parent's stay open."""

@@ -341,6 +341,9 @@ def test_own_failure_is_counted_and_training_goes_on(daemon: FakeDaemon) -> None
         def end(self, slot: int) -> None:  # noqa: ARG002  the Protocol's signature
             raise RuntimeError("broken")
 
+        def when_begun(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
+            raise RuntimeError("broken")
+
         def order(self) -> tuple[OrderRow, ...]:
             raise RuntimeError("broken")
 

@@ -1,5 +1,6 @@
 """Instruction times from CUDA events, on fake events: no machine of this project's tests has a GPU."""
 
+import queue
 from typing import Any
 
 import pytest
@@ -159,3 +160,13 @@ def test_memory_comes_back_when_freed_and_never_runs_over(gpu: FakeGpu) -> None:
     first.free()
 
     assert recorder.take() is not None
+
+
+def test_clock_is_asked_for_when_the_gpu_comes_to_the_instruction(gpu: FakeGpu) -> None:
+    recorder = CudaRecorder("cuda:0", 4)
+    asked_at_ms: queue.Queue[float] = queue.Queue()
+    run_instruction(recorder, gpu, ("F", 0, 0), 50.0)
+    slot = recorder.begin(("F", 1, 0))
+    recorder.when_begun(slot, lambda: asked_at_ms.put(gpu.run_until_ms))
+
+    assert 50.0 <= asked_at_ms.get(timeout=20.0) <= 51.1  # launched at 0 ms; one polling gap

@@ -11,12 +11,16 @@ that thread until it is seen complete; the error is one polling gap. Where it ha
 the instants follow from an earlier iteration's closing event instead. The single synchronisation happens when the
 recorder is made, before training.
 
-The hooks run when work is launched, which on a GPU may be many instructions ahead of its execution: clock
-records sent from them apply that much too early. Plans with one clock per iteration are not affected.
+The hooks run when work is launched, which on a GPU may be many instructions ahead of its execution. A clock is
+therefore asked for by a thread that looks every millisecond whether the instruction's begin event has fired.
 """
 
+import contextlib
 import itertools
+import queue
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +30,7 @@ from gpuenergyd.wire.messages import InstructionRow, OrderRow
 
 _POLL_S = 0.0002
 _LONGEST_WATCH_S = 0.25
+_BEGUN_POLL_S = 0.001
 _NS_PER_MS = 1_000_000
 
 
@@ -70,6 +75,8 @@ class CudaRecorder:
         self._generations = [_Generation(self, capacity) for _ in range(num_generations)]
         self._current = self._generations[0]
         self._current.is_free = False
+        self._to_begin: queue.SimpleQueue[tuple[Any, Callable[[], None]]] = queue.SimpleQueue()
+        self._poller: threading.Thread | None = None
         first = _timing_event()
         first.record(torch.cuda.current_stream(self._device))
         first.synchronize()
@@ -92,6 +99,23 @@ class CudaRecorder:
         if slot >= 0:
             self._current.ends[slot].record(torch.cuda.current_stream(self._device))
             self._current.has_ended[slot] = 1
+
+    def when_begun(self, slot: int, act: Callable[[], None]) -> None:
+        """Call `act` from the polling thread when the GPU has come to the instruction; never blocks."""
+        if slot < 0:
+            return
+        if self._poller is None:
+            self._poller = threading.Thread(target=self._poll, name="gpuenergyd-cuda-poller", daemon=True)
+            self._poller.start()
+        self._to_begin.put((self._current.begins[slot], act))
+
+    def _poll(self) -> None:
+        while True:
+            event, act = self._to_begin.get()
+            with contextlib.suppress(Exception):  # a thread of ours must not print tracebacks into a training run
+                while not event.query():
+                    time.sleep(_BEGUN_POLL_S)
+                act()
 
     def order(self) -> tuple[OrderRow, ...]:
         """Return what has begun since the last `take`, in order."""

@@ -63,10 +63,10 @@ class OrderedRank:
             self.client.pause()
         self._is_warm = False
 
-    def leave(self) -> None:
+    def leave(self, *, shall_wait: bool = True) -> None:
         """Leave the job; nothing is reported from now on."""
         self.is_active = False
-        self.client.release()
+        self.client.release(shall_wait=shall_wait)
 
     def _learn(self, order: tuple[OrderRow, ...]) -> None:
         if order and order == self._candidate:
@@ -86,4 +86,4 @@ class OrderedRank:
             order[first] if first < len(order) else "missing",
             self._expected[first] if first < len(self._expected) else "no more",
         )
-        self.leave()
+        self.leave(shall_wait=False)
