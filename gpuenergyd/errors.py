@@ -14,6 +14,7 @@ class GpuEnergyError(Exception):
     ├── ProtocolError             a message that breaks the wire contract
     ├── PlanError                 a plan that does not fit its pipeline or its GPUs
     ├── JobError                  an event that this job cannot take now
+    ├── AccessError               somebody who may not do that
     ├── GpuError                  a GPU or its driver
     │   ├── GpuNotFoundError      no GPU with that UUID
     │   ├── GpuPermissionError    this process may not change the GPU
@@ -65,6 +66,10 @@ class PlanError(GpuEnergyError):
 
 class JobError(GpuEnergyError):
     """An event that this job cannot take now."""
+
+
+class AccessError(GpuEnergyError):
+    """Somebody who may not do that; the message says who may, and how to become one."""
 
 
 class GpuError(GpuEnergyError):

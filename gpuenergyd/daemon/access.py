@@ -1,12 +1,54 @@
-"""What one user may ask of the daemon: so many connections, so many requests a second."""
+"""What a user may ask of the daemon: clocks for a job or not, so many connections, so many requests a second."""
 
+import grp
+import pwd
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpuenergyd.daemon.peers import Peer, is_host_root
+from gpuenergyd.errors import AccessError, UsageError
+
 _FORGET_AFTER_S = 60.0
 _MAX_KNOWN_USERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRule:
+    """Who may have clocks changed for their jobs; without any name, everyone who can connect."""
+
+    groups: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+    def check_names(self) -> None:
+        """Check that the names exist on this host.
+
+        Raises:
+            UsageError: one does not.
+        """
+        for group in self.groups:
+            if _gid(group) is None:
+                raise UsageError(f"control_groups: no group {group!r}; `groupadd --system {group}` makes it")
+        for user in self.users:
+            if _uid(user) is None:
+                raise UsageError(f"control_users: no user {user!r} on this host")
+
+    def require(self, peer: Peer) -> None:
+        """Check that a peer may have clocks changed.
+
+        Raises:
+            AccessError: it may not; the message says who may and how to become one.
+        """
+        if not (self.groups or self.users) or is_host_root(peer):
+            return
+        if any(_uid(user) == peer.uid for user in self.users):
+            return
+        if any(_gid(group) in {peer.gid, *peer.groups} for group in self.groups):
+            return
+        allowed = [f"group {group}" for group in self.groups] + [f"user {user}" for user in self.users]
+        remedy = f"; `usermod -aG {self.groups[0]} {_name(peer.uid)}` adds you" if self.groups else ""
+        raise AccessError(f"{peer} may not have clocks changed; root, {', '.join(allowed)} may{remedy}")
 
 
 @dataclass(slots=True)
@@ -57,3 +99,24 @@ class ConnectionCounts:
         self._open[uid] -= 1
         if self._open[uid] <= 0:
             del self._open[uid]
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+def _uid(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -11,6 +11,7 @@ from pathlib import Path
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 from gpuenergyd.core.job import JobRules
+from gpuenergyd.daemon.access import ControlRule
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
 from gpuenergyd.daemon.gpus import Gpus
@@ -71,6 +72,7 @@ class Daemon:
             self.jobs,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
+            control_rule=_control_rule(settings),
             max_connections_per_user=settings.max_connections_per_user,
             max_requests_per_user_per_s=settings.max_requests_per_user_per_s,
         )
@@ -172,10 +174,12 @@ def serve(settings: Settings) -> int:
 
     Raises:
         UnknownPolicyError: the default policy is not installed.
+        UsageError: a group or user of the settings does not exist.
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be made.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
     check_policy_name(settings.policy)
+    _control_rule(settings).check_names()
     lock = InstanceLock(settings.lock_path).acquire()
     try:
         asyncio.run(_serve(settings))
@@ -186,6 +190,10 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> None:
     await Daemon(settings).run()
+
+
+def _control_rule(settings: Settings) -> ControlRule:
+    return ControlRule(settings.control_groups, settings.control_users)
 
 
 def _remove_socket(path: Path) -> None:

@@ -233,12 +233,14 @@ class JobRunner:
             await self.services.worker.lease(self.job_id, gpu_uuids, self.owner)
         except GpuError as error:
             log.warning("job %s: no lease: %s", self.job_id, error)
-            self._record("lease", "core", str(error), after="refused")
+            self._record("lease", self._owner_text, str(error), after="refused")
             self.take(ControlLost(str(error)))
             return
         self._wants_from_epoch = self.last_epoch + 1 if self._wants_from_epoch is None else self._wants_from_epoch
         for gpu_uuid in gpu_uuids:
-            self._record("lease", "core", "first clock plan", gpu_uuid=gpu_uuid, before="un-tuned", after="leased")
+            self._record(
+                "lease", self._owner_text, "first clock plan", gpu_uuid=gpu_uuid, before="un-tuned", after="leased"
+            )
 
     async def _restore(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
         try:
@@ -325,6 +327,10 @@ class JobRunner:
                 spans=spans if keeps_timeline else (),
             )
         )
+
+    @property
+    def _owner_text(self) -> str:
+        return f"uid {self.owner.uid} pid {self.owner.pid}"
 
     def _gpu_uuids(self) -> tuple[str, ...]:
         return tuple(view.gpu_uuid for _, view in sorted(self.job.gpus.items()))

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpuenergyd.daemon.access import ConnectionCounts, RequestRates
+from gpuenergyd.daemon.access import ConnectionCounts, ControlRule, RequestRates
 from gpuenergyd.daemon.connection_guard import GuardedProtocol, Guards
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.peers import Peer, open_pidfd
-from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
+from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRelease
@@ -44,12 +44,14 @@ class Server:
         *,
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
+        control_rule: ControlRule,
         max_connections_per_user: int,
         max_requests_per_user_per_s: float,
     ) -> None:
         self._jobs = jobs
         self._status = status
         self._job_detail = job_detail
+        self._control_rule = control_rule
         self._rates = RequestRates(max_requests_per_user_per_s)
         self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S)
         self._runner: web.AppRunner | None = None
@@ -85,6 +87,7 @@ class Server:
     async def _register(self, request: web.Request) -> web.Response:
         registration = await self._body(request, RankRegistration, MAX_CONTROL_MESSAGE_BYTES)
         peer = self._peer(request)
+        self._control_rule.require(peer)
         connection = request.transport.get_extra_info("socket") if request.transport is not None else None
         if connection is None:
             raise JobError("the client left before it was registered")
@@ -143,6 +146,8 @@ class Server:
             return _error(error.status, _what_is_wrong(request, error))
         except GpuNotFoundError as error:
             return _error(404, str(error))
+        except AccessError as error:
+            return _error(403, str(error))
         except JobError as error:
             return _error(409, str(error))
         except (ProtocolError, UsageError) as error:

@@ -3,9 +3,9 @@
 import os
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, Protocol
 
-import gpuenergyd
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.gpus import Gpu, Gpus
@@ -17,6 +17,7 @@ from gpuenergyd.gpu.link import GpuHealth
 from gpuenergyd.store import WriterStatus
 
 _NS_PER_S = 1e9
+_VERSION = version("gpuenergyd")
 
 
 class StatusSource(Protocol):
@@ -44,7 +45,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         if gpu.health is not GpuHealth.OK
     ]
     return {
-        "version": gpuenergyd.__version__,
+        "version": _VERSION,
         "pid": os.getpid(),
         "uptime_s": time.monotonic() - daemon.started_mono_s,
         "is_degraded": bool(reasons),
