@@ -17,7 +17,7 @@ from gpuenergyd.daemon.clock_socket import ClockSocket
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, listen
-from gpuenergyd.daemon.notify import notify
+from gpuenergyd.daemon.notify import notify, watchdog_period_s
 from gpuenergyd.daemon.plugins import check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.ports import JobServices
@@ -78,6 +78,7 @@ class Daemon:
         )
         self._clock_socket: ClockSocket | None = None
         self._looking_after: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     def history_status(self) -> WriterStatus:
         """Return how the history's writer is."""
@@ -99,7 +100,8 @@ class Daemon:
         listener = listen(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
         try:
             self._history.start()
-            await asyncio.gather(self.worker.start(), self._start_policy_host())
+            self._loading = asyncio.create_task(self.policy.start(settings.policy), name="load the policy")
+            await self.worker.start()
             self._clock_socket = ClockSocket(
                 clock_listener, self.jobs, max_connections_per_user=settings.max_connections_per_user
             )
@@ -117,16 +119,11 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    async def _start_policy_host(self) -> None:
-        try:
-            await self.policy.start()
-        except OSError as error:
-            log.warning("no policy host: %s", error)
-
     async def _stop(self) -> None:
-        if self._looking_after is not None:
-            self._looking_after.cancel()
-            await asyncio.gather(self._looking_after, return_exceptions=True)
+        for task in (self._looking_after, self._loading):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._server.close()
         if self._clock_socket is not None:
             self._clock_socket.close()
@@ -139,12 +136,22 @@ class Daemon:
             _remove_socket(path)
 
     async def _look_after(self) -> None:
+        """Do what time asks for, and tell the service manager that we do.
+
+        The watchdog hears from us only while this loop runs, the history's thread moves, and the worker answers or is
+        being replaced: our own hang is noticed, a driver's is the worker's to bear.
+        """
+        watchdog_s = watchdog_period_s()
+        fed_at_s = 0.0
         while True:
             try:
                 self.jobs.look_after()
             except Exception:
                 log.exception("looking after the jobs failed")
-            await asyncio.sleep(_LOOK_AFTER_S)
+            if watchdog_s is not None and time.monotonic() - fed_at_s >= watchdog_s and self._history.is_moving():
+                notify("WATCHDOG=1")
+                fed_at_s = time.monotonic()
+            await asyncio.sleep(min(_LOOK_AFTER_S, watchdog_s or _LOOK_AFTER_S))
 
     # --- what the worker says ---
 

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Ask the policy of one job for its next plan; without a view the job has ended and is forgotten."""
+    """Ask the policy of one job for its next plan; without a view, forget the job and load a policy that is named."""
 
     request_id: int
     job_id: str
@@ -52,6 +52,10 @@ class PolicyHost:
         """Return the policy's plan, or what went wrong in one line."""
         if request.view is None:
             self._policies.pop(request.job_id, None)
+            if request.policy:
+                # What it imports is then there when its first job asks.
+                with contextlib.suppress(Exception):
+                    load_policy(request.policy)
             return PlanAnswer(request.request_id)
         try:
             policy = self._policies.get(request.job_id)

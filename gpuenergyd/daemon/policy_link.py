@@ -56,10 +56,9 @@ class PolicyLink:
         """Whether a host process runs."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> None:
-        """Start the host ahead of the first question, so that its imports are done by then."""
-        async with self._turn:
-            await self._ensure_process()
+    async def start(self, policy: str) -> None:
+        """Start the host and have it load a policy, so that the imports are done by the time it is asked."""
+        await self._ask("", policy, None)
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or why there is none; never raises for what a policy does."""
@@ -97,7 +96,7 @@ class PolicyLink:
             except asyncio.CancelledError:
                 await self._kill()
                 raise
-            self._has_answered = True
+            self._has_answered = self._has_answered or view is not None
             return answer
 
     async def _exchange(

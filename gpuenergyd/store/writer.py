@@ -23,6 +23,7 @@ from gpuenergyd.store.rows import close_abandoned_jobs, insert_records
 log = logging.getLogger(__name__)
 
 _MAX_BATCH = 20_000
+_STUCK_AFTER_S = 60.0
 _DAMAGE = ("malformed", "not a database", "disk image")
 
 
@@ -57,6 +58,7 @@ class HistoryWriter:
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque()
         self._in_hand = 0
+        self._taken_mono_s = 0.0
         self._num_written = 0
         self._num_dropped = 0
         self._reason: str | None = None
@@ -100,6 +102,14 @@ class HistoryWriter:
             )
             self._is_hurried = False
             return not self._waiting and not self._in_hand
+
+    def is_moving(self) -> bool:
+        """Return whether the thread lives, or has nothing left to do, and is not stuck with one batch."""
+        with self._changed:
+            if self._is_refused or self._is_closing:
+                return True
+            is_stuck = self._in_hand > 0 and time.monotonic() - self._taken_mono_s > _STUCK_AFTER_S
+            return self._thread.is_alive() and not is_stuck
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what waits, once more at most, and end."""
@@ -151,6 +161,7 @@ class HistoryWriter:
             )
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
             self._in_hand = len(batch)
+            self._taken_mono_s = time.monotonic()
             return batch
 
     def _put_back(self, batch: Iterable[Record], reason: str) -> None:
