@@ -11,10 +11,12 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # noqa: E402  after the skip
 
+from gpuenergyd.core.pipeline import one_forward_one_backward  # noqa: E402
 from gpuenergyd.core.schedules import make_schedule  # noqa: E402
 from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: E402
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
 from gpuenergyd_trainers.simulated_stage import simulate  # noqa: E402
+from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import Handle, attach  # noqa: E402
 from gpuenergyd_trainers.wrapping import WrappedAttribute  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
@@ -36,11 +38,18 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 class Training:
     """One rank of the demo's model under a schedule, and an independent trace of what ran."""
 
-    def __init__(self, rank: int, schedule_name: str) -> None:
+    def __init__(self, rank: int, schedule_name: str, extra_inflight: tuple[int, ...] = ()) -> None:
         self.rank = rank
         self.model = build_stage(rank, NUM_RANKS, seed=5)
         self.stage = PipelineStage(self.model, rank, NUM_RANKS, torch.device("cpu"))
-        self.schedule = SCHEDULES[schedule_name](self.stage, NUM_MICROBATCHES, loss_fn=loss_of)
+        self.schedule: Any
+        if extra_inflight:
+            self.schedule = Schedule1F1BExtraInflight(
+                self.stage, NUM_MICROBATCHES, extra_inflight=extra_inflight, loss_fn=loss_of
+            )
+        else:
+            self.schedule = SCHEDULES[schedule_name](self.stage, NUM_MICROBATCHES, loss_fn=loss_of)
+        self.peak_inflight = 0
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.trace: list[tuple[str, int, int]] = []
         self.num_steps = 0
@@ -51,7 +60,9 @@ class Training:
         def make(compute: Any) -> Any:
             def traced(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
                 self.trace.append((kind, chunk_id, 0))
-                return compute(chunk_id, *args, **kwargs)
+                result = compute(chunk_id, *args, **kwargs)
+                self.peak_inflight = max(self.peak_inflight, len(self.stage.fwd_cache))
+                return result
 
             return traced
 
@@ -75,8 +86,11 @@ class Training:
 
     def evaluate(self) -> list[str]:
         """Run the forwards alone; return the microbatches' losses, exactly."""
+        peak_in_training = self.peak_inflight
         with torch.no_grad():
-            return self._call(self.schedule.eval)
+            losses = self._call(self.schedule.eval)
+        self.peak_inflight = peak_in_training
+        return losses
 
 
 def join(training: Training, socket_path: str, **overrides: Any) -> Handle:
@@ -300,3 +314,36 @@ def test_unknown_object_is_left_alone_with_one_line(caplog: pytest.LogCaptureFix
     assert not handle.is_attached
     handle.detach()
     assert len([record for record in caplog.records if "cannot be joined" in record.message]) == 1
+
+
+EXTRA_INFLIGHT = (2, 1, 1, 0)
+
+
+def train_with_extra_inflight(rank: int, extra_inflight: tuple[int, ...], socket_path: str) -> Any:
+    training = Training(rank, "1f1b", extra_inflight)
+    handle = join(training, socket_path)
+    losses = [training.step() for _ in range(3)]
+    losses.append(training.evaluate())
+    losses += [training.step() for _ in range(2)]
+    order = tuple(training.trace)
+    is_attached = handle.is_attached
+    handle.detach()
+    return losses, order, training.peak_inflight, is_attached
+
+
+def test_extra_inflight_changes_order_and_memory_as_planned_and_no_loss(tmp_path: Path, daemon: FakeDaemon) -> None:
+    plain_folder = tmp_path / "plain"
+    plain_folder.mkdir()
+    nobody = str(tmp_path / "nobody.sock")
+    plain = run_ranks(NUM_RANKS, plain_folder, train_with_extra_inflight, (), nobody)
+    extra = run_ranks(NUM_RANKS, tmp_path, train_with_extra_inflight, EXTRA_INFLIGHT, daemon.socket_path)
+
+    planned = one_forward_one_backward(NUM_RANKS, NUM_MICROBATCHES, EXTRA_INFLIGHT)
+    registered = {registration["pp_rank"]: registration for registration in drain(daemon.registrations)}
+    assert [result[0] for result in extra] == [result[0] for result in plain]
+    for rank, (_, order, peak_inflight, is_attached) in enumerate(extra):
+        assert is_attached
+        assert list(order) == [(str(i.kind), i.microbatch_index, 0) for i in planned.orders[rank]]
+        assert [tuple(row) for row in registered[rank]["order"]] == list(order)
+        assert peak_inflight == planned.peak_inflight(rank)
+    assert [result[2] for result in extra] > [result[2] for result in plain]

@@ -1,9 +1,12 @@
 """How training programs join: one file per framework, each with `attach(object, job=...) -> Handle`.
 
 torch_pipelining  any torch.distributed.pipelining schedule
+torch_inflight    1F1B with extra microbatches in flight
 loop              any other loop, one clock per iteration
+ordered_rank      a rank whose order of instructions is learned and checked
 cuda_timing       instruction times from CUDA events
 wrapping          methods wrapped on one object, undone without a trace
 simulated_stage   pipeline stages that take as long as a simulated GPU makes them
+gpt_model         the demo's model, data and what its stages cost on a simulated GPU
 gpt_demo          a small GPT in a real torch pipeline, one process per stage
 """

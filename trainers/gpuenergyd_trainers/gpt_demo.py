@@ -24,9 +24,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import pipelining
 
+from gpuenergyd.core.pipeline import one_forward_one_backward
+from gpuenergyd.errors import ScheduleError
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
 from gpuenergyd_trainers.simulated_stage import simulate
+from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 from gpuenergyd_trainers.torch_pipelining import attach
 
 _PR_SET_PDEATHSIG = 1
@@ -60,6 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.stages < 1 or options.microbatches < 1:
         parser.error(f"--stages {options.stages} --microbatches {options.microbatches}: both must be >= 1")
+    if options.extra_inflight is not None:
+        if options.schedule != "1f1b":
+            parser.error(f"--extra-inflight goes with --schedule 1f1b, not {options.schedule}")
+        try:
+            one_forward_one_backward(options.stages, options.microbatches, options.extra_inflight)
+        except ScheduleError as error:
+            parser.error(str(error))
     if options.rank is None:
         return _run_all_ranks(options)
     if not 0 <= options.rank < options.stages:
@@ -92,11 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop-file", type=Path, help="stop when this file appears")
     add("--microbatches", type=int, default=8)
     add("--schedule", choices=sorted(_SCHEDULES), default="1f1b")
+    add("--extra-inflight", type=_counts, help="with 1f1b: extra microbatches in flight on each rank, e.g. 2,2,1,0")
     add("--losses-out", type=Path, help="write each iteration's loss here, as an exact hexadecimal float")
     add("--no-daemon", action="store_true", help="do not join the daemon")
     add("--duration-scale", type=float, default=1.0, help="make simulated instructions shorter or longer")
     add("--seed", type=int, default=0)
     return parser
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(count) for count in text.split(","))
 
 
 def _run_all_ranks(options: argparse.Namespace) -> int:
@@ -159,9 +174,15 @@ def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
         pipelining.PipelineStage(model, index, num_stages, torch.device("cpu"))
         for model, index in zip(models, indices, strict=True)
     ]
-    schedule = family.schedule_class(
-        stages if family.num_chunks > 1 else stages[0], options.microbatches, loss_fn=loss_of
-    )
+    schedule: Any
+    if options.extra_inflight is not None:
+        schedule = Schedule1F1BExtraInflight(
+            stages[0], options.microbatches, extra_inflight=options.extra_inflight, loss_fn=loss_of
+        )
+    else:
+        schedule = family.schedule_class(
+            stages if family.num_chunks > 1 else stages[0], options.microbatches, loss_fn=loss_of
+        )
     optimizer = torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], lr=3e-3)
     gpu_uuid = options.gpu_uuid
     if options.world is not None:

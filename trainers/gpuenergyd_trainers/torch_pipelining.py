@@ -18,6 +18,7 @@ from typing import Any
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer
+from gpuenergyd.core.pipeline import Schedule
 from gpuenergyd.core.plan import instruction_key
 from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd.wire.messages import OrderRow
@@ -201,17 +202,14 @@ def attach(
         if num_microbatches is None:
             num_microbatches = int(schedule._n_microbatches)  # noqa: SLF001  torch keeps it private; pass it to be safe
         num_pp_ranks, pp_rank = int(first.group_size), int(first.group_rank)
-        name = type(schedule).__name__
-        expected_order: tuple[OrderRow, ...] | None = None
-        if name in _GENERATED_ORDERS:
-            planned = make_schedule(_GENERATED_ORDERS[name], num_pp_ranks, num_microbatches)
-            expected_order = tuple(_order_row(*instruction_key(i)) for i in planned.orders[pp_rank])
+        planned = _planned_schedule(schedule, num_pp_ranks, num_microbatches)
+        expected_order = None if planned is None else _order_rows(planned, pp_rank)
         num_chunks = len(local_stages)
         client = RankClient(
             job_name=job,
             run_key=find_run_key(run_key, num_processes=num_pp_ranks),
             gpu_uuid=find_gpu_uuid(gpu_uuid, device=first.device if _is_cuda(first) else None),
-            schedule_name=_GENERATED_ORDERS.get(name) or _LEARNED_ORDERS.get(name, OTHER_SCHEDULE),
+            schedule_name=planned.name if planned else _LEARNED_ORDERS.get(type(schedule).__name__, OTHER_SCHEDULE),
             num_microbatches=num_microbatches,
             num_chunks=num_chunks,
             pp_rank=pp_rank,
@@ -230,6 +228,15 @@ def attach(
         logger.warning("gpuenergyd: job %s: %s cannot be joined: %r", job, type(schedule).__name__, error)
         return Handle()
     return handle
+
+
+def _planned_schedule(schedule: Any, num_pp_ranks: int, num_microbatches: int) -> Schedule | None:
+    """Return the order that this very class is known to run; None where it must be learned."""
+    planned = getattr(schedule, "planned_schedule", None)  # our own schedules carry it
+    if isinstance(planned, Schedule):
+        return planned
+    name = _GENERATED_ORDERS.get(type(schedule).__name__)
+    return make_schedule(name, num_pp_ranks, num_microbatches) if name else None
 
 
 def _stages(schedule: Any, stages: Sequence[Any] | None) -> list[Any]:
@@ -259,8 +266,9 @@ def _dp_rank(stage: Any) -> int:
     return min(members) // len(members) if is_contiguous else min(members)
 
 
-def _order_row(kind: str, microbatch_index: int, chunk_index: int) -> OrderRow:
-    return str(kind), microbatch_index, chunk_index
+def _order_rows(planned: Schedule, pp_rank: int) -> tuple[OrderRow, ...]:
+    keys = (instruction_key(instruction) for instruction in planned.orders[pp_rank])
+    return tuple((str(kind), microbatch_index, chunk_index) for kind, microbatch_index, chunk_index in keys)
 
 
 def _microbatch_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

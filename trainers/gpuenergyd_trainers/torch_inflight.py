@@ -1,0 +1,94 @@
+"""1F1B with extra microbatches in flight, for torch.distributed.pipelining: more slack for the clocks, for memory.
+
+Each rank starts `extra_inflight[rank]` more forwards before its first backward than plain 1F1B does (EnvPipe, ATC'23,
+section 4.3). Backwards run in the same order, so gradients are summed in the same order and losses are equal bit
+for bit; a rank holds the activations of that many more microbatches. `gpuenergyd plan --extra-inflight auto` says how
+many pay off.
+
+Activations and gradients travel in process groups of their own: with extra microbatches a rank sends activations
+ahead of what its neighbour has asked for, and gradients must be able to overtake them. Tested on gloo, not on NCCL.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from gpuenergyd.core.pipeline import InstructionKind, Schedule, one_forward_one_backward
+
+
+class Schedule1F1BExtraInflight(PipelineScheduleSingle):
+    """A drop-in for torch's Schedule1F1B; `extra_inflight[r]` belongs to pipeline rank r, the last must be 0."""
+
+    planned_schedule: Schedule
+    """The order of every rank, for whoever joins this schedule to a daemon."""
+
+    def __init__(
+        self,
+        stage: Any,
+        n_microbatches: int,
+        *,
+        extra_inflight: Sequence[int],
+        loss_fn: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Make the schedule; a collective call: every rank of the pipeline must make it.
+
+        Raises:
+            ScheduleError: a rank would run less far ahead than the next one, and wait for ever.
+        """
+        self.planned_schedule = one_forward_one_backward(stage.group_size, n_microbatches, extra_inflight)
+        super().__init__(stage, n_microbatches, loss_fn=loss_fn, **options)
+        self._order = self.planned_schedule.orders[stage.group_rank]
+        members = dist.get_process_group_ranks(stage.group if stage.group is not None else dist.group.WORLD)
+        self._forward_group = dist.new_group(members, use_local_synchronization=True)
+        self._backward_group = dist.new_group(members, use_local_synchronization=True)
+
+    def _get_pipeline_order(self) -> None:
+        return None  # torch's drawing of orders knows plain schedules only
+
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,  # noqa: FBT001, FBT002  torch's signature
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        arguments, keywords = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        first_target = target_mbs[0] if target_mbs is not None else None
+        self._initialize_stage(arguments[0], keywords[0], first_target, loss_kwargs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        stage: Any = self._stage
+        sent: list[tuple[Any, dist.Work]] = []  # a tensor must live until it is sent
+        for instruction in self._order:
+            index = instruction.microbatch_index
+            if instruction.kind is InstructionKind.F:
+                _receive(stage.get_fwd_recv_ops(index), self._forward_group)
+                output = stage.forward_one_chunk(
+                    index, arguments[index], keywords[index], save_forward_output=return_outputs
+                )
+                sent += _send(stage.get_fwd_send_ops(index), self._forward_group)
+                self._maybe_compute_loss(stage, output, target_mbs, index, loss_kwargs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            elif stage.has_backward:
+                _receive(stage.get_bwd_recv_ops(index), self._backward_group)
+                loss = self._maybe_get_loss(stage, index)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                stage.backward_one_chunk(index, loss=loss, last_backward=index == self._n_microbatches - 1)
+                sent += _send(stage.get_bwd_send_ops(index), self._backward_group)
+        for _, work in sent:
+            work.wait()
+        self._update_losses(stage, losses)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
+
+
+def _receive(ops: Sequence[dist.P2POp], group: Any) -> None:
+    works = [dist.irecv(op.tensor, group=group, group_src=op.group_peer) for op in ops]
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def _send(ops: Sequence[dist.P2POp], group: Any) -> list[tuple[Any, dist.Work]]:
+    works = [(op.tensor, dist.isend(op.tensor, group=group, group_dst=op.group_peer)) for op in ops]
+    return [(tensor, work) for tensor, work in works if work is not None]
