@@ -54,7 +54,7 @@ def _gpus(status: Status) -> RenderableType:
         asked = gpu["requested_sm_clock_mhz"]
         table.add_row(
             str(gpu["index"]),
-            gpu["model_name"].removeprefix("NVIDIA "),
+            gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)"),
             Text(gpu["state"], style="" if gpu["state"] == "ok" else "bold red"),
             clock_text(gpu["sm_clock_mhz"]),
             "full" if asked is None else clock_text(asked),

@@ -67,7 +67,7 @@ def test_the_demo_ends_with_its_figures_on_the_last_line_and_a_page(folder: Path
     out = tmp_path / "report.html"
     demo = start(
         folder, "--json", "--out", str(out), "--gpus", "2", "--microbatches", "2", "--policy", "uniform",
-        "--baseline-iterations", "4", "--tuned-iterations", "2",
+        "--max-slowdown", "0.2", "--baseline-iterations", "4", "--tuned-iterations", "2",
     )  # fmt: skip
 
     stdout, stderr = demo.communicate()
