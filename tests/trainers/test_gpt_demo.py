@@ -136,3 +136,24 @@ def test_stages_are_as_uneven_as_whole_layers_and_a_head_make_them() -> None:
     assert [int(layers) for layers in cut] == [6, 7, 6, 7]
     assert max(times_s) / min(times_s) == pytest.approx(1.174, abs=0.001)
     assert sum(times_s) / 4 == pytest.approx(0.05016)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--stages", "0"], "must be >= 1"),
+        (["--rank", "4"], "must be 0 to 3"),
+        (["--rank", "0"], "--init-file or --master-port"),
+        (["--schedule", "nope"], "invalid choice: 'nope'"),
+        (["--extra-inflight", "0,2,0,0"], "deadlock"),
+        (["--schedule", "gpipe", "--extra-inflight", "1,0,0,0"], "not gpipe"),
+    ],
+)
+def test_bad_arguments_end_with_one_line_and_exit_code_2(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpt_demo.main(arguments)
+
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
