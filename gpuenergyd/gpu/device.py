@@ -1,5 +1,6 @@
 """What the daemon needs of a GPU driver: reading and controlling are two rights, so they are two Protocols."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,21 @@ class GpuReading:
     is_power_capped: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GpuDetails:
+    """What is worth knowing of a GPU once in a while; None is what the driver does not tell."""
+
+    memory_clock_mhz: int | None = None
+    utilization_ratio: float | None = None
+    event_reasons: int | None = None
+    power_limit_w: float | None = None
+    enforced_power_limit_w: float | None = None
+    min_power_limit_w: float | None = None
+    max_power_limit_w: float | None = None
+    is_mig_enabled: bool | None = None
+    is_persistent: bool | None = None
+
+
 class GpuReader(Protocol):
     """Reading: needs no privilege."""
 
@@ -47,6 +63,18 @@ class GpuReader(Protocol):
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...
+
+    def details(self, gpu_uuid: str) -> GpuDetails:
+        """Return limits, modes and other things that change rarely.
+
+        Raises:
+            GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def observe_only_reasons(self) -> Mapping[str, str]:
+        """Return the GPUs that must not be controlled, and why."""
         ...
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
@@ -71,6 +99,22 @@ class GpuController(GpuReader, Protocol):
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
         """Remove the lock.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def power_limit_w(self, gpu_uuid: str) -> float:
+        """Return the power limit that is set.
+
+        Raises:
+            GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        ...
+
+    def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
+        """Set the power limit within the GPU's range; outlives this process.
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.

@@ -73,6 +73,14 @@ def device_parameters(key: str) -> DeviceParameters:
         raise GpuNotFoundError(f"no simulated GPU model {key!r}; there are: {', '.join(sorted(MODELS))}") from None
 
 
+def published_blocking_power_w(model_name: str) -> float | None:
+    """Return the power of a waiting GPU by the driver's name of it, where somebody published one."""
+    words = model_name.replace("-", " ").split()
+    if any(word.startswith("A100") for word in words):
+        return A100_SXM.blocking_power_w
+    return A40.blocking_power_w if "A40" in words else None
+
+
 V100_SXM2 = DeviceParameters(
     key="v100-sxm2",
     model_name="V100-SXM2-32GB (simulated)",

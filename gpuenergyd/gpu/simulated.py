@@ -1,12 +1,12 @@
 """Simulated GPUs behind the driver's Protocols, and the workload side that a simulated training process uses."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from gpuenergyd.errors import GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd.gpu.device import GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.device_model import (
     NO_LOCK,
     NOTHING_PENDING,
@@ -96,6 +96,10 @@ class SimulatedHost:
         """Let go of the world; the GPUs stay as they are."""
         self._world.close()
 
+    def reload_driver(self) -> None:
+        """Let the driver forget everything, as a reload does: locks and limits gone, counters at zero."""
+        self._world.forget()
+
     # Reading
 
     def identities(self) -> tuple[GpuIdentity, ...]:
@@ -117,6 +121,23 @@ class SimulatedHost:
                 temperature_celsius=round(state.celsius, 1),
                 is_power_capped=is_power_capped(model, state),
             )
+
+    def details(self, gpu_uuid: str) -> GpuDetails:
+        """Return limits and modes; a simulated GPU has neither MIG nor utilisation."""
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        with self._world.gpu(index) as record:
+            return GpuDetails(
+                memory_clock_mhz=round(model.memory_clock_mhz),
+                power_limit_w=record.state.power_limit_w,
+                enforced_power_limit_w=record.state.power_limit_w,
+                min_power_limit_w=model.min_power_limit_w,
+                max_power_limit_w=model.max_power_limit_w,
+            )
+
+    def observe_only_reasons(self) -> Mapping[str, str]:
+        """Return nothing: every simulated GPU may be controlled."""
+        return {}
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the living processes attached to the GPU."""
@@ -149,6 +170,36 @@ class SimulatedHost:
             GpuNotFoundError: no such GPU.
         """
         self._install(gpu_uuid, NO_LOCK)
+
+    def power_limit_w(self, gpu_uuid: str) -> float:
+        """Return the power limit that is set.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+        """
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            return record.state.power_limit_w
+
+    def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
+        """Set the power limit; takes as long as setting a clock.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+            GpuUnsupportedError: out of the GPU's range.
+        """
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        if not model.min_power_limit_w <= power_limit_w <= model.max_power_limit_w:
+            raise GpuUnsupportedError(
+                f"{power_limit_w:g} W is no power limit of {gpu_uuid};"
+                f" {model.min_power_limit_w:g} to {model.max_power_limit_w:g} W are"
+            )
+        with self._world.driver_call():
+            with self._world.gpu(index) as record:
+                latency_s = draw_call_latency_s(model, record.state)
+            self._sleep(latency_s)
+            with self._world.gpu(index) as record:
+                record.state.power_limit_w = power_limit_w
 
     def locked_sm_clock_mhz(self, gpu_uuid: str) -> int | None:
         """Return the lock that is installed, which no real driver tells."""

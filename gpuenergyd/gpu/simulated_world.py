@@ -124,6 +124,17 @@ class World:
         with self._driver_lock, self._kernel_lock(_LOCK_DRIVER):
             yield
 
+    def forget(self) -> None:
+        """Begin anew as after a reload of the driver: no locks, default limits, counters at zero."""
+        now_ns = self._mono_ns()
+        for index, model in enumerate(self.models):
+            with self.gpu(index) as record:
+                fresh = _new_record(model, index, self._seed, now_ns)
+                fresh.state.energy_j = fresh.state.shown_energy_j = 0.0
+                fresh.state.is_occupied = record.state.is_occupied
+                fresh.state.num_clock_sets = record.state.num_clock_sets
+                record.state = fresh.state
+
     def close(self) -> None:
         """Let go of the file; GPUs go on without us."""
         if self._fd >= 0:

@@ -1,0 +1,59 @@
+"""Every NVML return code as one of our errors, with what to do about it. Knows the numbers, not the binding."""
+
+from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuPermissionError, GpuUnsupportedError
+
+UNINITIALIZED = 1
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+TIMEOUT = 10
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+
+TRANSIENT = frozenset({10, 19, 999})
+"""Worth asking again, a few times."""
+
+NEVER_HERE = frozenset({3, 13})
+"""The answer will not change while this driver runs: ask once."""
+
+_MEANING: dict[int, tuple[type[GpuError], str]] = {
+    1: (DriverError, "the driver was not initialised or was reloaded"),
+    2: (GpuUnsupportedError, "the driver refused the value"),
+    3: (GpuUnsupportedError, "this GPU does not support it"),
+    4: (GpuPermissionError, "no permission; run the GPU worker with CAP_SYS_ADMIN"),
+    5: (DriverError, "already initialised"),
+    6: (DriverError, "not found"),
+    7: (DriverError, "the driver wants a larger buffer than it asked for"),
+    8: (DriverError, "external power cables are not attached; check the GPU's cables"),
+    9: (DriverError, "the driver is not loaded; load the nvidia kernel module"),
+    10: (DriverError, "the driver did not answer in time"),
+    11: (DriverError, "an interrupt of the GPU is broken; restart the host"),
+    12: (DriverError, "libnvidia-ml.so.1 was not found; install the NVIDIA driver"),
+    13: (GpuUnsupportedError, "this driver does not have the call; install a newer one"),
+    14: (DriverError, "the GPU's stored settings are damaged"),
+    15: (GpuLostError, "the GPU fell off the bus; restart the host"),
+    16: (GpuLostError, "the GPU needs a reset"),
+    17: (GpuPermissionError, "the operating system blocks it; allow the device in the unit's or container's cgroup"),
+    18: (DriverError, "driver and library have different versions; reload the driver"),
+    19: (DriverError, "the GPU is in use by another client"),
+    20: (DriverError, "the driver is out of memory"),
+    21: (DriverError, "the GPU has no data"),
+    22: (DriverError, "the video link of the GPU does not answer"),
+    23: (DriverError, "the GPU is in no state for it now"),
+    24: (GpuUnsupportedError, "the clock is not supported"),
+    25: (GpuUnsupportedError, "the version of the argument is not supported"),
+    26: (DriverError, "deprecated"),
+    27: (DriverError, "the GPU is not ready yet"),
+    28: (DriverError, "the GPU was not found"),
+    29: (DriverError, "the GPU is in an invalid state"),
+    30: (GpuLostError, "the GPU needs a reset"),
+    999: (DriverError, "an unknown error of the driver"),
+}
+
+
+def nvml_error(code: int, what: str, gpu_uuid: str | None = None) -> GpuError:
+    """Return the error for a return code of a call."""
+    kind, meaning = _MEANING.get(code, (DriverError, "a return code this version does not know"))
+    where = f" of {gpu_uuid}" if gpu_uuid else ""
+    return kind(f"{what}{where}: {meaning} (NVML error {code})")
