@@ -50,6 +50,11 @@ class LoopJob:
             self._client = self._try_to_join()
         return LoopIteration(self._client)
 
+    def pause(self) -> None:
+        """Say that no iteration follows now, but evaluation, a checkpoint or such: it is no part of the one before."""
+        if self._client is not None:
+            self._client.pause()
+
     def _try_to_join(self) -> RankClient | None:
         gpu_uuid = find_gpu_uuid(self._gpu_uuid)
         self._num_tries += 1

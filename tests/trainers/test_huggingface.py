@@ -1,0 +1,70 @@
+"""The Hugging Face Trainer with our callback; runs where transformers is installed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402  after the skips
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+
+def train(folder: Path, callbacks: list[Any]) -> list[str]:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    model = transformers.GPT2LMHeadModel(config)
+    rows = [{"input_ids": torch.arange(8) + k, "labels": torch.arange(8) + k} for k in range(8)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder / "out"),
+        num_train_epochs=2,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        use_cpu=True,
+        report_to=[],
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=1,
+    )
+    trainer = transformers.Trainer(
+        model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:2], callbacks=callbacks
+    )
+    trainer.train()
+    return [float(entry["loss"]).hex() for entry in trainer.state.log_history if "loss" in entry]
+
+
+def pacing_callback(daemon: FakeDaemon, reports: list[dict[str, Any]]) -> Any:
+    """Let a step begin only when the daemon has the report of the one before, so that none is dropped."""
+
+    class Pacing(transformers.TrainerCallback):  # type: ignore[misc, name-defined]  # its types are known only where it is installed
+        num_begun = 0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            """Wait for the report of the step before."""
+            if self.num_begun > 0:
+                reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
+            self.num_begun += 1
+
+    return Pacing()
+
+
+def test_optimizer_steps_are_iterations_and_evaluation_ends_the_one_before(tmp_path: Path) -> None:
+    plain = train(tmp_path, [])
+    reports: list[dict[str, Any]] = []
+    with FakeDaemon(tmp_path) as daemon:
+        ours = gpuenergy_callback("gpt2", gpu_uuid="GPU-1", socket_path=daemon.socket_path)
+        joined = train(tmp_path, [ours, pacing_callback(daemon, reports)])
+        daemon.releases.get(timeout=WAIT_LIMIT_S)
+        reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
+
+    assert joined == plain
+    assert [report["iteration_index"] for report in reports] == list(range(8))
+    assert [report["next_begin_mono_ns"] == 0 for report in reports] == [False, True] * 4

@@ -1,0 +1,95 @@
+"""Lightning's own Trainer with our callback; runs where Lightning is installed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+lightning = pytest.importorskip("lightning.pytorch")
+
+from gpuenergyd_trainers.lightning import gpuenergy_callback  # noqa: E402  after the skips
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+NUM_BATCHES = 4
+
+
+def make_module() -> Any:
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]  # its types are known only where it is installed
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(4, 1)
+            self.seen: list[str] = []
+
+        def training_step(self, batch: Any, _index: int) -> Any:
+            """Return the loss and keep it, exactly."""
+            loss = self.layer(batch[0]).square().mean()
+            self.seen.append(float(loss.detach()).hex())
+            return loss
+
+        def validation_step(self, batch: Any, _index: int) -> Any:
+            """Return the loss."""
+            return self.layer(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            """Return plain SGD."""
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+def fit(folder: Path, callbacks: list[Any]) -> list[str]:
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(32.0).reshape(8, 4)), batch_size=2)
+    module = make_module()
+    trainer = lightning.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        max_epochs=2,
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, data, data)
+    seen: list[str] = module.seen
+    return seen
+
+
+class Pace:
+    """Lets a batch begin only when the daemon has the report of the one before, so that none is dropped."""
+
+    def __init__(self, daemon: FakeDaemon) -> None:
+        self.daemon = daemon
+        self.reports: list[dict[str, Any]] = []
+        self.num_begun = 0
+
+    def callback(self) -> Any:
+        """Return the callback that keeps the pace."""
+        pace = self
+
+        class Pacing(lightning.Callback):  # type: ignore[misc, name-defined]  # as above
+            def on_train_batch_start(self, *_: Any) -> None:
+                """Wait for the report of the batch before."""
+                if pace.num_begun > 0:
+                    pace.reports.append(pace.daemon.reports.get(timeout=WAIT_LIMIT_S))
+                pace.num_begun += 1
+
+        return Pacing()
+
+
+def test_batches_are_iterations_and_validation_ends_the_one_before(tmp_path: Path) -> None:
+    plain = fit(tmp_path, [])
+    with FakeDaemon(tmp_path) as daemon:
+        pace = Pace(daemon)
+        ours = gpuenergy_callback("image-model", gpu_uuid="GPU-1", socket_path=daemon.socket_path)
+        joined = fit(tmp_path, [ours, pace.callback()])
+        daemon.releases.get(timeout=WAIT_LIMIT_S)
+        pace.reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
+
+    assert joined == plain
+    assert [report["iteration_index"] for report in pace.reports] == list(range(2 * NUM_BATCHES))
+    was_last = [report["next_begin_mono_ns"] == 0 for report in pace.reports]
+    assert was_last == [False, False, False, True] * 2

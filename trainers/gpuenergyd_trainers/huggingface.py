@@ -1,0 +1,47 @@
+"""Joins the Hugging Face Trainer: `Trainer(..., callbacks=[gpuenergy_callback("bert")])`; one clock per optimizer step.
+
+Evaluation and saving are no iterations. Each process is its own GPU; what Accelerate does beneath changes nothing.
+Tested with transformers 5 on CPU.
+"""
+
+import importlib
+import importlib.util
+from typing import Any
+
+from gpuenergyd.errors import UsageError
+from gpuenergyd_trainers.loop import StepMarks
+
+
+class _Hooks:
+    """The hooks that the Trainer calls; it finds them by name."""
+
+    def __init__(self, job: str, **options: Any) -> None:
+        super().__init__()
+        self._marks = StepMarks(job, **options)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._marks.begin()
+
+    def on_step_end(self, _args: Any, _state: Any, control: Any, **__: Any) -> None:
+        self._marks.end()
+        # The Trainer's own callbacks ran before and have decided what follows this step.
+        if control.should_evaluate or control.should_save:
+            self._marks.pause()
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self._marks.pause()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._marks.close()
+
+
+def gpuenergy_callback(job: str, **options: Any) -> Any:
+    """Return a callback for transformers.Trainer; `options` are those of `gpuenergyd.job`.
+
+    Raises:
+        UsageError: transformers is not installed.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise UsageError("transformers is not installed; this callback is for: pip install transformers")
+    callback_class = importlib.import_module("transformers").TrainerCallback
+    return type("GpuEnergyCallback", (_Hooks, callback_class), {})(job, **options)

@@ -1,0 +1,53 @@
+"""Joins Lightning: `Trainer(callbacks=[gpuenergy_callback("resnet")])`; one clock per batch, each process its own GPU.
+
+Sanity checks, validation and checkpoints are no iterations. Tested with lightning 2.6 on CPU.
+"""
+
+import importlib
+import importlib.util
+from typing import Any
+
+from gpuenergyd.errors import UsageError
+from gpuenergyd_trainers.loop import StepMarks
+
+
+class _Hooks:
+    """The hooks that Lightning calls; it finds them by name."""
+
+    def __init__(self, job: str, **options: Any) -> None:
+        super().__init__()
+        self._marks = StepMarks(job, **options)
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        self._marks.begin()
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        self._marks.end()
+
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
+        self._marks.pause()
+
+    def on_train_epoch_end(self, *_: Any, **__: Any) -> None:
+        self._marks.pause()
+
+    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
+        self._marks.pause()
+
+    def on_exception(self, *_: Any, **__: Any) -> None:
+        self._marks.close()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._marks.close()
+
+
+def gpuenergy_callback(job: str, **options: Any) -> Any:
+    """Return a Lightning callback; `options` are those of `gpuenergyd.job`.
+
+    Raises:
+        UsageError: Lightning is not installed.
+    """
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        if importlib.util.find_spec(package.partition(".")[0]) is not None:
+            callback_class = importlib.import_module(package).Callback
+            return type("GpuEnergyCallback", (_Hooks, callback_class), {})(job, **options)
+    raise UsageError("Lightning is not installed; this callback is for: pip install lightning")
