@@ -1,5 +1,6 @@
 """The slowdown guard: judges a plan by what it does, against the un-tuned job, whatever the policy thinks of it."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ class GuardRules:
     """How much is too much; `budget_ratio` is slowdown beyond what the target owes."""
 
     budget_ratio: float = 0.01
-    iterations: int = 4
-    """Regular iterations of one plan over which the median is judged."""
+    windows: tuple[int, ...] = (4, 8, 16)
+    """Medians over so many regular iterations of one plan are judged: short ones notice soon, long ones see clearly."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
-    """A slowdown this gross is judged over fewer iterations."""
+    """Every one of so many iterations slower by this: not chance."""
+    certainty_sigma: float = 2.0
+    """How far beyond the budget a median must lie, in its standard errors, before it counts."""
     faster_ratio: float = 0.05
 
 
@@ -43,20 +46,17 @@ def judge(
 ) -> tuple[Finding, str] | None:
     """Return what is wrong with a plan and a line that says so; `recent` are its regular iterations, newest last."""
     owed_s = target.iteration_time_s(baseline.iteration_time_s)
-    for num_iterations, budget_ratio in (
-        (rules.gross_iterations, rules.gross_ratio),
-        (rules.iterations, rules.budget_ratio),
-    ):
-        if len(recent) < num_iterations:
-            continue
-        window_s = [o.iteration_time_s for o in recent[-num_iterations:]]
-        measured_s = min(window_s) if num_iterations == rules.gross_iterations else median(window_s)
+    times_s = [o.iteration_time_s for o in recent]
+    checks = [(min(times_s[-rules.gross_iterations :], default=0.0), rules.gross_iterations, rules.gross_ratio)]
+    checks += [(median(times_s[-n:]) if times_s else 0.0, n, rules.budget_ratio) for n in rules.windows]
+    for measured_s, num_iterations, budget_ratio in checks:
+        chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
         allowed_s = owed_s * (1 + budget_ratio)
-        if measured_s > allowed_s:
+        if len(times_s) >= num_iterations and measured_s > allowed_s + chance_s:
             line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
             return Finding.TOO_SLOW, line
-    if len(recent) >= rules.iterations and plan.predicted is not None:
-        measured_s = median(o.iteration_time_s for o in recent[-rules.iterations :])
+    if len(times_s) >= rules.windows[0] and plan.predicted is not None:
+        measured_s = median(times_s[-rules.windows[0] :])
         expected_s = plan.predicted.iteration_time_s
         if measured_s < expected_s * (1 - rules.faster_ratio):
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, Schedule
-from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.plan import ClockChange, ClockPlan
 from gpuenergyd.core.profile import PipelineProfile
 from gpuenergyd.core.target import PerformanceTarget
 
@@ -24,7 +24,7 @@ class GpuView:
     model_name: str
     supported_sm_clocks_mhz: tuple[int, ...]
     switch_latency_s: float
-    """Time from asking for a clock until it is effective, 99th percentile as measured on this host so far."""
+    """Time from asking for a clock until it is effective, 90th percentile as measured on this host so far."""
     blocking_power_w: float | None = None
     """Power while waiting for a peer, as published for this model; None when nothing is known."""
 
@@ -36,6 +36,8 @@ class BaselineView:
     iteration_time_s: float
     energy_j: float | None
     num_iterations: int
+    iteration_sigma_s: float = 0.0
+    """Spread of one iteration's time around the median (robust standard deviation): what chance can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,30 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchingFigures:
+    """What clock changes that take a while make of a plan, simulated; and the plan of free clocks beside it.
+
+    `changes[r]` are asked for ahead of need. The free plan has no limit on its changes: with lead they cost energy
+    only, naively (each asked for when its instruction begins) they cost time.
+    """
+
+    switch_latency_s: float
+    num_segments: tuple[int, ...]
+    changes: tuple[tuple[ClockChange, ...], ...]
+    iteration_time_s: float
+    energy_j: float
+    free_lead_time_s: float
+    free_lead_energy_j: float
+    free_naive_time_s: float
+    free_naive_energy_j: float
+
+
+@dataclass(frozen=True, slots=True)
 class OfflinePlan:
-    """A planner's answer: clocks for every instruction, in `order`, with what they cost and a proven bound."""
+    """A planner's answer: clocks for every instruction, in `order`, with what they cost and a proven bound.
+
+    With `switching`, time and energy are those with late clocks.
+    """
 
     orders: tuple[tuple[Instruction, ...], ...]
     sm_clocks_mhz: Mapping[Instruction, int]
@@ -108,6 +132,7 @@ class OfflinePlan:
     solve_cpu_s: float
     extra_inflight: tuple[int, ...] = ()
     frontier: tuple[FrontierPoint, ...] = ()
+    switching: SwitchingFigures | None = None
 
 
 class OfflinePlanner(Protocol):

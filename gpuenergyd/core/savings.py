@@ -16,6 +16,8 @@ from gpuenergyd.core.policy import BaselineView
 
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
+_NORMAL_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
@@ -30,6 +32,7 @@ def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
         iteration_time_s=median(times_s),
         energy_j=median(energies_j) if energies_j else None,
         num_iterations=len(full_speed),
+        iteration_sigma_s=_NORMAL_PER_MAD * median(abs(t - median(times_s)) for t in times_s),
     )
 
 

@@ -5,6 +5,7 @@ profile (one design point per iteration), plan (exact frontier at the owed itera
 raises asked for ahead of need), correct (what the plan measures, against what was predicted, shifts the deadline).
 """
 
+import math
 from dataclasses import dataclass
 from statistics import median
 
@@ -184,8 +185,9 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     if not measured:
         return _tuned_plan(view, shift_s=None, number=len(tuned) + 1, why="again after full speed")
     off_s = median(measured) - owed_s
-    is_slow = off_s > TIGHTEN_ABOVE_RATIO * owed_s
-    is_fast = off_s < -LOOSEN_BELOW_RATIO * owed_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
+    chance_s = view.baseline.iteration_sigma_s / math.sqrt(len(measured)) if measured else 0.0
+    is_slow = off_s > TIGHTEN_ABOVE_RATIO * owed_s + chance_s
+    is_fast = off_s < -LOOSEN_BELOW_RATIO * owed_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
     if is_in_force and not is_slow and not is_fast:
         return plan
     shift_s = median(measured) - plan.predicted.iteration_time_s

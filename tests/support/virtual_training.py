@@ -269,7 +269,7 @@ class VirtualTraining:
             self._spend(r, work.power_w(clock), at_s, until_s)
             left -= (until_s - at_s) / time_s
             at_s = until_s
-            if left <= 1e-12:
+            if left <= 1e-9:
                 return at_s
 
     def _spend(self, r: int, power_w: float, from_s: float, until_s: float) -> None:
