@@ -1,15 +1,17 @@
 """`gpuenergyd plan FILE`: the offline planner, from tables to a clock for every instruction and a proven bound."""
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from gpuenergyd.cli.output import JsonOption, people_console, print_json
 from gpuenergyd.cli.plan_inputs import DEFAULT_SCHEDULE, PlanInput, PlanOptions, plan_input
-from gpuenergyd.core.policy import OfflinePlan, OfflinePlanner
+from gpuenergyd.core.policy import OfflinePlan, OfflinePlanner, SwitchingFigures
 from gpuenergyd.core.schedules import SCHEDULES
 from gpuenergyd.errors import UnknownPolicyError
 
@@ -108,7 +110,7 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
     baseline_j = charged(planned.baseline_energy_j, planned.baseline_time_s)
     energy_j = charged(planned.energy_j, planned.iteration_time_s)
     bound_j = planned.lower_bound_j
-    return {
+    figures: dict[str, Any] = {
         "schedule": given.schedule.name,
         "num_stages": num_ranks,
         "num_microbatches": given.schedule.num_microbatches,
@@ -138,6 +140,60 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
         ],
         "frontier": list(planned.frontier),
     }
+    if planned.switching is not None:
+        figures["switching"] = _switching_figures(planned.switching, charged, baseline_j, planned.baseline_time_s)
+    return figures
+
+
+def _switching_figures(
+    switching: SwitchingFigures, charged: Callable[[float, float], float], baseline_j: float, baseline_time_s: float
+) -> dict[str, Any]:
+    def outcome(iteration_time_s: float, energy_j: float) -> dict[str, float]:
+        energy_j = charged(energy_j, iteration_time_s)
+        return {
+            "iteration_time_s": iteration_time_s,
+            "energy_j": energy_j,
+            "saving_ratio": 1.0 - energy_j / baseline_j if baseline_j else 0.0,
+            "slowdown_ratio": iteration_time_s / baseline_time_s - 1.0,
+        }
+
+    return {
+        "switch_latency_s": switching.switch_latency_s,
+        "num_segments": list(switching.num_segments),
+        "planned": outcome(switching.iteration_time_s, switching.energy_j),
+        "free_with_lead": outcome(switching.free_lead_time_s, switching.free_lead_energy_j),
+        "free_naive": outcome(switching.free_naive_time_s, switching.free_naive_energy_j),
+        "changes": [
+            {
+                "stage": change.instruction.pp_rank,
+                "instruction": change.instruction.kind,
+                "microbatch": change.instruction.microbatch_index,
+                "chunk": change.instruction.chunk_index,
+                "offset_s": change.offset_s,
+                "sm_clock_mhz": change.sm_clock_mhz,
+            }
+            for rank_changes in switching.changes
+            for change in rank_changes
+        ],
+    }
+
+
+def _print_switching(console: Console, switching: dict[str, Any]) -> None:
+    from rich import box  # noqa: PLC0415  only a person who reads needs it
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in (f"clocks {1000 * switching['switch_latency_s']:g} ms late", "saving", "slowdown"):
+        table.add_column(title, justify="right" if table.columns else "left")
+    rows = (
+        ("this plan", "planned"),
+        ("free clocks, asked ahead", "free_with_lead"),
+        ("free clocks, naive", "free_naive"),
+    )
+    for title, key in rows:
+        outcome = switching[key]
+        table.add_row(title, f"{100 * outcome['saving_ratio']:.2f} %", f"{100 * outcome['slowdown_ratio']:+.2f} %")
+    console.print(table)
 
 
 def _print_for_people(given: PlanInput, figures: dict[str, Any]) -> None:
@@ -186,6 +242,8 @@ def _print_for_people(given: PlanInput, figures: dict[str, Any]) -> None:
             bound = "" if point.lower_bound_j is None else f"{point.lower_bound_j:.1f}"
             frontier.add_row(f"{point.iteration_time_s:.4f}", f"{point.energy_j:.1f}", bound)
         console.print(frontier)
+    if "switching" in figures:
+        _print_switching(console, figures["switching"])
     console.print(f"planned in {figures['solve_cpu_s']:.2f} CPU s")
     if given.request.target.straggler_time_s is not None:
         console.print(f"energies count waiting until {given.request.target.straggler_time_s:g} s")

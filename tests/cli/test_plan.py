@@ -1,7 +1,7 @@
 """`gpuenergyd plan`: its JSON is a plan that anyone can check, and whatever is wrong is said in one line."""
 
 import json
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,24 @@ def test_frontier_is_convexly_falling_and_above_its_bounds(table: Path) -> None:
         assert point["lower_bound_j"] <= point["energy_j"] * (1 + 1e-9)
     for fast, slow in pairwise(figures["frontier"]):
         assert fast["iteration_time_s"] < slow["iteration_time_s"]
+
+
+def test_few_switches_are_kept_to_and_judged_with_their_latency(table: Path) -> None:
+    figures = _plan(
+        table,
+        *("--microbatches", "8", "--blocking-power-w", "60", "--max-switches", "3", "--switch-latency-s", "0.002"),
+    )
+
+    switching = figures["switching"]
+    segments = {
+        stage: len(list(groupby(clocks, key=lambda c: c["sm_clock_mhz"])))
+        for stage, clocks in groupby(figures["clocks"], key=lambda c: c["stage"])
+    }
+    assert list(segments.values()) == switching["num_segments"]
+    assert max(switching["num_segments"]) <= 3
+    assert figures["iteration_time_s"] == switching["planned"]["iteration_time_s"] <= figures["baseline_time_s"]
+    assert figures["lower_bound_j"] <= figures["energy_j"] < figures["baseline_energy_j"]
+    assert switching["free_with_lead"]["slowdown_ratio"] <= 1e-12 < switching["free_naive"]["slowdown_ratio"]
 
 
 def test_people_get_a_table_of_at_most_80_columns_without_colour(table: Path) -> None:

@@ -4,20 +4,25 @@ The baseline is every instruction at its maximum clock under the plain schedule.
 """
 
 import time
+from dataclasses import replace
+from itertools import groupby
 
 from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.policy import FrontierPoint, OfflinePlan, OfflineRequest
-from gpuenergyd.errors import UsageError
+from gpuenergyd.core.policy import FrontierPoint, OfflinePlan, OfflineRequest, SwitchingFigures
+from gpuenergyd.core.timeline import timeline
+from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.judging import baseline, rank_orders
+from gpuenergyd_policies.planning.segments import plan_segments
+from gpuenergyd_policies.planning.switching import clock_changes, naive_changes, simulate_switching
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """Return the cheapest plan found that meets the request's target, with a proven lower bound.
 
     Raises:
-        TargetError: no plan is fast enough; the message says what T_min is.
+        TargetError: no plan is fast enough, or none with so few clock segments; the message says what is possible.
         UsageError: extra in-flight microbatches for a schedule that takes none.
     """
     warm_up()
@@ -35,7 +40,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         graph, extra_inflight, solved = _solved(request, deadline_s)
         if request.want_frontier:
             points = frontier(graph, request.profile, until_slowest=False).points
-    return OfflinePlan(
+    plan = OfflinePlan(
         orders=rank_orders(graph),
         sm_clocks_mhz=dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)),
         baseline_time_s=reference.iteration_time_s,
@@ -43,9 +48,61 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         iteration_time_s=solved.iteration_time_s,
         energy_j=solved.energy_j,
         lower_bound_j=solved.lower_bound_j,
-        solve_cpu_s=time.process_time() - began_cpu_s,
+        solve_cpu_s=0.0,
         extra_inflight=extra_inflight,
         frontier=points,
+    )
+    if request.max_switches is not None or request.switch_latency_s > 0:
+        plan = _with_switching(request, plan, graph, solved, deadline_s)
+    return replace(plan, solve_cpu_s=time.process_time() - began_cpu_s)
+
+
+def _with_switching(
+    request: OfflineRequest, plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, deadline_s: float
+) -> OfflinePlan:
+    """Return the plan as it comes out when clocks take a while, in few segments if so asked."""
+    latency_s, profile, forced = request.switch_latency_s, request.profile, request.target.is_forced
+    free_changes = clock_changes(
+        timeline(graph, solved.durations_s), plan.sm_clocks_mhz, switch_latency_s=latency_s, profile=profile
+    )
+    free = simulate_switching(graph, profile, free_changes, switch_latency_s=latency_s)
+    naive = simulate_switching(graph, profile, naive_changes(graph, plan.sm_clocks_mhz), switch_latency_s=latency_s)
+    clocks, changes, simulated = plan.sm_clocks_mhz, free_changes, free
+    if request.max_switches is not None:
+        segmented = plan_segments(
+            graph,
+            profile,
+            solved,
+            deadline_s=deadline_s,
+            max_segments=request.max_switches,
+            switch_latency_s=latency_s,
+            forced=forced,
+        )
+        if segmented is None:
+            raise TargetError(
+                f"iteration time {deadline_s:.6g} s cannot be met with {request.max_switches} clock segments per stage"
+                f" and {latency_s:g} s latency; without that limit it can"
+            )
+        clocks = dict(zip(graph.instructions, segmented.sm_clocks_mhz, strict=True))
+        changes, simulated = segmented.changes, segmented.simulated
+    longer_s = simulated.iteration_time_s - solved.iteration_time_s if forced else 0.0
+    return replace(
+        plan,
+        sm_clocks_mhz=clocks,
+        iteration_time_s=simulated.iteration_time_s,
+        energy_j=simulated.energy_j,
+        lower_bound_j=solved.lower_bound_j + profile.blocking_power_w * graph.num_ranks * longer_s,
+        switching=SwitchingFigures(
+            switch_latency_s=latency_s,
+            num_segments=tuple(sum(1 for _ in groupby(order, key=clocks.__getitem__)) for order in rank_orders(graph)),
+            changes=changes,
+            iteration_time_s=simulated.iteration_time_s,
+            energy_j=simulated.energy_j,
+            free_lead_time_s=free.iteration_time_s,
+            free_lead_energy_j=free.energy_j,
+            free_naive_time_s=naive.iteration_time_s,
+            free_naive_energy_j=naive.energy_j,
+        ),
     )
 
 

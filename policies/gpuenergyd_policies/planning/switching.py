@@ -214,6 +214,18 @@ def _at_most_two_each(requests: Sequence[_Request]) -> list[_Request]:
     return result
 
 
+def naive_changes(
+    graph: DependencyGraph, sm_clocks_mhz: Mapping[Instruction, int]
+) -> tuple[tuple[ClockChange, ...], ...]:
+    """Return, per rank, a change at the begin of each instruction whose clock differs: late by the whole latency."""
+    changes: list[list[ClockChange]] = [[] for _ in range(graph.num_ranks)]
+    for instruction in graph.instructions:
+        rank_changes = changes[instruction.pp_rank]
+        if not rank_changes or rank_changes[-1].sm_clock_mhz != sm_clocks_mhz[instruction]:
+            rank_changes.append(ClockChange(instruction, 0.0, sm_clocks_mhz[instruction]))
+    return tuple(tuple(rank_changes) for rank_changes in changes)
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedIteration:
     """What an iteration took and cost once clocks arrive late."""
@@ -248,7 +260,6 @@ def simulate_switching(
         _RankClock(profile[graph.instructions[nodes[0]].instruction_class].at_max_clock.sm_clock_mhz) if nodes else None
         for nodes in order
     ]
-    begin_s = 0.0
     result = SimulatedIteration(0.0, 0.0)
     for _ in range(num_iterations):
         finish_s = [0.0] * len(graph.instructions)
@@ -256,14 +267,14 @@ def simulate_switching(
         energies_j = [0.0] * len(graph.instructions)
         for v in graph.topological_order:
             instruction = graph.instructions[v]
-            start_s = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=begin_s)
+            start_s = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0)
             clock = clocks[instruction.pp_rank]
             assert clock is not None
             for offset_s, sm_clock_mhz in asked[instruction.pp_rank].get(instruction, ()):
                 clock.ask(start_s + offset_s + switch_latency_s, sm_clock_mhz)
             finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
             durations_s[v] = finish_s[v] - start_s
-        iteration_time_s = max(finish_s) - begin_s
+        iteration_time_s = max(finish_s)
         result = SimulatedIteration(
             iteration_time_s,
             iteration_energy_j(
@@ -274,7 +285,9 @@ def simulate_switching(
                 blocking_power_w=profile.blocking_power_w,
             ),
         )
-        begin_s += iteration_time_s
+        for clock in clocks:
+            if clock is not None:
+                clock.next_iteration(iteration_time_s)
     return result
 
 
@@ -289,6 +302,10 @@ class _RankClock:
         """Make a clock effective then; earlier changes that would come after it are overtaken for good."""
         self._pending = [p for p in self._pending if p[0] < effective_s]
         self._pending.append((effective_s, sm_clock_mhz))
+
+    def next_iteration(self, iteration_time_s: float) -> None:
+        """Count time from the end of an iteration on."""
+        self._pending = [(effective_s - iteration_time_s, mhz) for effective_s, mhz in self._pending]
 
     def run(self, options: InstructionProfile, start_s: float) -> tuple[float, float]:
         """Run one instruction from `start_s`; return when it ends and the energy it took."""
