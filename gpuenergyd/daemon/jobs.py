@@ -293,9 +293,10 @@ class Jobs:
         """End every job; the caller restores the GPUs."""
         for session in list(self._sessions.values()):
             self._forget(session)
-        for runner in self:
+        runners = list(self)
+        for runner in runners:
             runner.take(RankLost(0, reason))
-            await runner.finish(_LAST_COMMANDS_LIMIT_S)
+        await asyncio.gather(*(runner.finish(_LAST_COMMANDS_LIMIT_S) for runner in runners))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.savings import Interval
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.gpus import Gpu, Gpus
 from gpuenergyd.daemon.job_runner import JobRunner
@@ -119,6 +120,7 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
     job, baseline = runner.job, runner.job.baseline
     plan, predicted = job.current_plan, job.current_plan.predicted
     iteration_time_s, energy_j = runner.tuned_medians()
+    saving = job.saving()
     baseline_time_s = baseline.iteration_time_s if baseline else None
     baseline_energy_j = baseline.energy_j if baseline else None
     return {
@@ -142,6 +144,8 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
         "num_tuned_iterations": runner.num_iterations_for[PlanPurpose.TUNED],
         "saving_ratio": 1 - energy_j / baseline_energy_j if energy_j is not None and baseline_energy_j else None,
         "slowdown_ratio": iteration_time_s / baseline_time_s - 1 if iteration_time_s and baseline_time_s else None,
+        "saving_interval": _bounds(saving.saving_ratio) if saving else None,
+        "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
         "num_profile_iterations": runner.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
@@ -155,6 +159,10 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
             for s in jobs.sessions_of(runner.job_id)
         ],
     }
+
+
+def _bounds(interval: Interval | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval.low, interval.high)
 
 
 def _age_s(mono_ns: int) -> float:

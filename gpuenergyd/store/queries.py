@@ -12,7 +12,9 @@ from typing import Any, Self
 from sqlalchemy import Connection, Engine, Row, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
+from gpuenergyd.core.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
+from gpuenergyd.core.savings import Interval, measured_saving
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store import schema
@@ -24,8 +26,9 @@ from gpuenergyd.store.database import Contents, contents, one_line, reading_engi
 class JobSummary:
     """One job in figures; None is what was not measured or does not exist yet.
 
-    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline and
-    tuned figures are medians over regular iterations; predictions are those of the last tuned plan.
+    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline figures
+    are medians over all regular iterations at full speed, later blocks included, tuned ones over those under a tuned
+    plan; predictions are those of the last tuned plan. Intervals hold the ratio with 95 % confidence, drift taken out.
     """
 
     job_id: str
@@ -39,6 +42,7 @@ class JobSummary:
     num_ranks: int
     num_microbatches: int
     max_slowdown_ratio: float
+    uid: int
     gpu_uuids: tuple[str, ...]
     num_iterations: int
     num_measured_iterations: int
@@ -57,6 +61,8 @@ class JobSummary:
     predicted_iteration_time_s: float | None
     predicted_energy_j: float | None
     lower_bound_j: float | None
+    saving_interval: tuple[float, float] | None = None
+    slowdown_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,15 +306,16 @@ def _typical(rows: Sequence[IterationRow]) -> _Typical:
 
 
 def _baseline(rows: Sequence[IterationRow]) -> _Typical:
-    return _typical([row for row in rows if row.is_regular and row.plan_id == BASELINE_PLAN_ID])
+    return _typical([row for row in rows if row.is_regular and row.plan_purpose is PlanPurpose.BASELINE])
 
 
 def _summary(connection: Connection, job: Row[Any]) -> JobSummary:
     rows = _iterations(connection, job.job_id)
     regular = [row for row in rows if row.is_regular]
-    measured = [row.energy_j for row in regular if row.energy_j is not None]
+    energies = [row.energy_j for row in regular if row.energy_j is not None]
     baseline = _baseline(rows)
     tuned = _typical([row for row in regular if row.plan_purpose is PlanPurpose.TUNED])
+    measured = measured_saving(_observations(regular, PlanPurpose.BASELINE), _observations(regular, PlanPurpose.TUNED))
     profiled = [row for row in rows if row.plan_purpose is PlanPurpose.PROFILE]
     profile_energies = [row.energy_j for row in profiled if row.energy_j is not None]
     plans = schema.plans
@@ -335,11 +342,12 @@ def _summary(connection: Connection, job: Row[Any]) -> JobSummary:
         num_ranks=job.num_ranks,
         num_microbatches=job.num_microbatches,
         max_slowdown_ratio=job.max_slowdown_ratio,
+        uid=job.uid,
         gpu_uuids=tuple(gpu_uuids),
         num_iterations=len(rows),
-        num_measured_iterations=len(measured),
+        num_measured_iterations=len(energies),
         duration_s=max(0.0, ((job.ended_at or seen_until) - job.started_at).total_seconds()),
-        energy_j=sum(measured) if measured else None,
+        energy_j=sum(energies) if energies else None,
         num_baseline_iterations=baseline.num_iterations,
         baseline_time_s=baseline.iteration_time_s,
         baseline_energy_j=baseline.energy_j,
@@ -353,7 +361,28 @@ def _summary(connection: Connection, job: Row[Any]) -> JobSummary:
         predicted_iteration_time_s=last_tuned[0],
         predicted_energy_j=last_tuned[1],
         lower_bound_j=last_tuned[2],
+        saving_interval=_bounds(measured.saving_ratio) if measured else None,
+        slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
     )
+
+
+def _observations(rows: Sequence[IterationRow], purpose: PlanPurpose) -> list[IterationObservation]:
+    """Return what the statistics of the domain want of iterations: when, how long, how much."""
+    return [
+        IterationObservation(
+            iteration_index=row.iteration_index,
+            plan_id=row.plan_id,
+            iteration_time_s=row.iteration_time_s,
+            instruction_samples=(),
+            ranks=(RankEnergy(0, row.iteration_time_s, row.energy_j, ()),),
+        )
+        for row in rows
+        if row.plan_purpose is purpose
+    ]
+
+
+def _bounds(interval: Interval | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval.low, interval.high)
 
 
 def _change(before: float | None, after: float | None, *, sign: int) -> float | None:

@@ -108,6 +108,29 @@ def test_a_job_is_summed_up_against_its_own_baseline(writer: HistoryWriter, path
     assert summary.saving_ratio == pytest.approx(0.2)
     assert summary.slowdown_ratio == pytest.approx(0.01)
     assert (summary.predicted_iteration_time_s, summary.predicted_energy_j, summary.lower_bound_j) == (1.0, 80.0, 79.5)
+    assert summary.saving_interval is not None
+    assert summary.saving_interval[0] < 0.2 < summary.saving_interval[1]
+
+
+def test_full_speed_blocks_between_tuned_iterations_belong_to_the_baseline(writer: HistoryWriter, path: Path) -> None:
+    proof = ClockPlan("proof", PlanPurpose.BASELINE)
+    writer.write(job())
+    for index in range(40):
+        plan = None if index < 10 else (proof if 24 <= index < 28 else TUNED)
+        drift = 1.0 + 0.001 * index
+        energy_j = 100.0 if plan is not TUNED else 80.0
+        writer.write(iteration(index, time_s=drift, energy_j=energy_j * drift, plan=plan))
+    assert writer.flush(10)
+
+    with open_history(path) as history:
+        (summary,) = history.job_summaries()
+
+    assert summary.num_baseline_iterations == 14
+    assert summary.num_tuned_iterations == 26
+    assert summary.slowdown_interval is not None
+    assert summary.saving_interval is not None
+    assert summary.slowdown_interval == pytest.approx((0.0, 0.0), abs=1e-3)
+    assert summary.saving_interval == pytest.approx((0.2, 0.2), abs=1e-3)
 
 
 def test_missing_energy_is_none_and_never_zero(writer: HistoryWriter, path: Path) -> None:
