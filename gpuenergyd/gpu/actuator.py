@@ -1,12 +1,17 @@
-"""The one thread that changes GPUs: newest wish wins, nothing stale is queued, restores go before wishes."""
+"""The one thread that changes GPUs: newest wish wins, nothing stale is queued, restores go before wishes.
+
+When a driver call does not return, nothing can take its thread back. So the actuator is abandoned with it: a successor
+takes over the wishes and orders of all other GPUs, and what the stuck thread left undone is reported if it ever ends.
+"""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-from gpuenergyd.errors import GpuEnergyError, GpuLostError
+from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
 from gpuenergyd.gpu.device import GpuController, GpuIdentity
 from gpuenergyd.gpu.journal import Control, Journal
 from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth
@@ -42,29 +47,46 @@ class DriverCall:
     since_mono_ns: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Something to do for one GPU before any further wish."""
+
+    gpu_uuid: str
+    action: Callable[[], None]
+
+
 class Actuator:
     """Sets clocks one after another, as the driver would anyway.
 
-    `on_set` gets each change when its call has returned, `on_health` what a failure says about a GPU; both are
-    called on the actuator's thread. A GPU whose journal entry is gone is no longer ours: its wishes are dropped.
+    `on_set` gets each change when its call has returned, `on_health` what a failure says about a GPU, `on_returned`
+    a GPU whose call came back after the actuator was abandoned; all are called on the actuator's thread. A GPU whose
+    journal entry is gone is no longer ours: its wishes are dropped.
     """
 
-    controller: GpuController
-    journal: Journal
-    identities: Sequence[GpuIdentity]
-    on_set: Callable[[ClockSet], None]
-    on_health: Callable[[str, GpuHealth, str], None]
-    num_skipped: int = 0
-    call: DriverCall = field(default_factory=DriverCall)
-    _slots: dict[str, _Slot] = field(init=False)
-    _commands: deque[Callable[[], None]] = field(default_factory=deque)
-    _wakeup: threading.Condition = field(default_factory=threading.Condition)
-    _is_closing: bool = False
-    _thread: threading.Thread | None = None
-
-    def __post_init__(self) -> None:
-        self._slots = {i.gpu_uuid: _Slot(i.supported_sm_clocks_mhz) for i in self.identities}
+    def __init__(
+        self,
+        controller: GpuController,
+        journal: Journal,
+        identities: Sequence[GpuIdentity],
+        *,
+        on_set: Callable[[ClockSet], None],
+        on_health: Callable[[str, GpuHealth, str], None],
+        on_returned: Callable[[str], None],
+    ) -> None:
+        self.num_skipped = 0
+        self.call = DriverCall()
+        self._controller = controller
+        self._journal = journal
+        self._identities = identities
+        self._on_set = on_set
+        self._on_health = on_health
+        self._on_returned = on_returned
+        self._slots = {i.gpu_uuid: _Slot(i.supported_sm_clocks_mhz) for i in identities}
+        self._orders: deque[_Order] = deque()
+        self._wakeup = threading.Condition()
+        self._is_closing = False
+        self._stuck_gpu_uuid: str | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to work."""
@@ -72,27 +94,45 @@ class Actuator:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Finish the commands given so far and end."""
+        """Finish the orders given so far and end."""
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def abandon(self) -> None:
-        """Give up on a thread that a driver call does not return to: should it return, it ends."""
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def succeed(self, stuck_gpu_uuid: str) -> "Actuator":
+        """Abandon the thread that is stuck with one GPU, and return an actuator with everything else, not started."""
+        heir = Actuator(
+            self._controller,
+            self._journal,
+            self._identities,
+            on_set=self._on_set,
+            on_health=self._on_health,
+            on_returned=self._on_returned,
+        )
         with self._wakeup:
+            self._stuck_gpu_uuid = stuck_gpu_uuid
             self._is_closing = True
-            self._commands.clear()
-            for slot in self._slots.values():
-                slot.now = slot.later = None
+            heir.num_skipped = self.num_skipped
+            heir._slots = self._slots
+            heir._orders = deque(o for o in self._orders if o.gpu_uuid != stuck_gpu_uuid)
+            self._slots = {uuid: _Slot(slot.clocks_mhz) for uuid, slot in heir._slots.items()}
+            self._orders = deque()
+            heir._slots[stuck_gpu_uuid] = _Slot(self._slots[stuck_gpu_uuid].clocks_mhz)
+        return heir
 
     def wish(
         self, gpu_uuid: str, sm_clock_mhz: int, *, later_sm_clock_mhz: int, later_at_mono_ns: int, asked_mono_ns: int
     ) -> None:
         """Take a wish; it replaces what was wished of this GPU before. 0 MHz is no wish."""
-        slot = self._slots[gpu_uuid]
         with self._wakeup:
+            slot = self._slots[gpu_uuid]
             if sm_clock_mhz:
                 slot.now = Wish(sm_clock_mhz, asked_mono_ns, asked_mono_ns)
                 slot.later = None
@@ -107,27 +147,33 @@ class Actuator:
                 self._slots[uuid].now = self._slots[uuid].later = None
                 self._slots[uuid].in_force_mhz = None
 
-    def command(self, action: Callable[[], None]) -> None:
-        """Run something on the actuator's thread before any further wish."""
+    def order(self, gpu_uuid: str, action: Callable[[], None]) -> None:
+        """Run something that concerns one GPU on the actuator's thread, before any further wish."""
         with self._wakeup:
-            self._commands.append(action)
+            self._orders.append(_Order(gpu_uuid, action))
             self._wakeup.notify()
 
     def _run(self) -> None:
-        while True:
-            with self._wakeup:
-                action: Callable[[], None] | None = None
-                while action is None:
-                    if self._commands:
-                        action = self._commands.popleft()
-                    elif self._is_closing:
-                        return
-                    elif (due := self._take_due()) is not None:
-                        uuid, wish = due
-                        action = lambda uuid=uuid, wish=wish: self._apply(uuid, wish)  # noqa: E731 - one line of glue
-                    else:
-                        self._wakeup.wait(self._until_next_s())
-            action()
+        while (order := self._next()) is not None:
+            self.call.since_mono_ns, self.call.gpu_uuid = time.monotonic_ns(), order.gpu_uuid
+            order.action()
+            self.call.gpu_uuid = None
+        if self._stuck_gpu_uuid is not None:
+            self._on_returned(self._stuck_gpu_uuid)
+
+    def _next(self) -> _Order | None:
+        """Wait for what is to be done next; None is the end."""
+        with self._wakeup:
+            while True:
+                if self._orders:
+                    return self._orders.popleft()
+                if self._is_closing:
+                    return None
+                due = self._take_due()
+                if due is not None:
+                    uuid, wish = due
+                    return _Order(uuid, partial(self._apply, uuid, wish))
+                self._wakeup.wait(self._until_next_s())
 
     def _take_due(self) -> tuple[str, Wish] | None:
         """Return the wish that has been due longest, and take it out."""
@@ -155,26 +201,22 @@ class Actuator:
         called_ns = returned_ns = 0
         error: str | None = None
         try:
-            with self.journal.gpu_lock(uuid):
-                if not self.journal.holds(uuid, Control.SM_CLOCK_LOCK):
+            with self._journal.gpu_lock(uuid):
+                if not self._journal.holds(uuid, Control.SM_CLOCK_LOCK):
                     error = "the journal holds no entry for this GPU: somebody restored it"
                 else:
                     called_ns = time.monotonic_ns()
-                    self.call.since_mono_ns, self.call.gpu_uuid = called_ns, uuid
-                    try:
-                        self.controller.lock_sm_clock(uuid, sm_clock_mhz)
-                    finally:
-                        self.call.gpu_uuid = None
+                    self._controller.lock_sm_clock(uuid, sm_clock_mhz)
                     returned_ns = time.monotonic_ns()
         except GpuEnergyError as failure:
             error = str(failure)
             slot.is_failing = True
-            self.on_health(uuid, GpuHealth.LOST if isinstance(failure, GpuLostError) else GpuHealth.DEGRADED, error)
+            self._on_health(uuid, health_after(failure), error)
         if error is None and slot.is_failing:
             slot.is_failing = False
-            self.on_health(uuid, GpuHealth.OK, "its clock can be set again")
+            self._on_health(uuid, GpuHealth.OK, "its clock can be set again")
         slot.in_force_mhz = None if error else sm_clock_mhz
-        self.on_set(
+        self._on_set(
             ClockSet(
                 gpu_uuid=uuid,
                 requested_sm_clock_mhz=sm_clock_mhz,
@@ -186,6 +228,13 @@ class Actuator:
                 error=error,
             )
         )
+
+
+def health_after(failure: GpuEnergyError) -> GpuHealth:
+    """Return what a failure says about its GPU."""
+    if isinstance(failure, GpuLostError):
+        return GpuHealth.LOST
+    return GpuHealth.OBSERVE_ONLY if isinstance(failure, GpuPermissionError) else GpuHealth.DEGRADED
 
 
 def supported_clock_mhz(clocks_mhz: Sequence[int], wished_mhz: int) -> int:

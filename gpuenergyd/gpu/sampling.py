@@ -1,12 +1,15 @@
-"""The thread that reads GPUs: on time or not at all, more often where something is about to change."""
+"""The thread that reads GPUs: on time or not at all, more often where something is about to change.
+
+Like the actuator it is abandoned when a call does not return, and a successor reads the other GPUs.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuenergyd.errors import GpuEnergyError, GpuLostError
-from gpuenergyd.gpu.actuator import DriverCall
+from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.gpu.actuator import DriverCall, health_after
 from gpuenergyd.gpu.device import GpuReader, GpuReading
 from gpuenergyd.gpu.energy_edges import EnergyEdges
 from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth, GpuSample
@@ -35,28 +38,36 @@ class _Watched:
         return max(min(wanted), self.paused_until_ns) if wanted else 0
 
 
-@dataclass(slots=True)
 class Sampler:
     """Reads every GPU each `period_s`, near counter updates, and after a clock change until it shows.
 
     The callbacks run on the sampler's thread. Ticks that come too late are skipped and counted.
     """
 
-    reader: GpuReader
-    gpu_uuids: Sequence[str]
-    period_s: float
-    on_samples: Callable[[Sequence[GpuSample]], None]
-    on_settled: Callable[[ClockSet], None]
-    on_health: Callable[[str, GpuHealth, str], None]
-    num_late_ticks: int = 0
-    call: DriverCall = field(default_factory=DriverCall)
-    _watched: dict[str, _Watched] = field(init=False)
-    _wakeup: threading.Condition = field(default_factory=threading.Condition)
-    _is_closing: bool = False
-    _thread: threading.Thread | None = None
-
-    def __post_init__(self) -> None:
-        self._watched = {uuid: _Watched(uuid) for uuid in self.gpu_uuids}
+    def __init__(
+        self,
+        reader: GpuReader,
+        gpu_uuids: Sequence[str],
+        *,
+        period_s: float,
+        on_samples: Callable[[Sequence[GpuSample]], None],
+        on_settled: Callable[[ClockSet], None],
+        on_health: Callable[[str, GpuHealth, str], None],
+        on_returned: Callable[[str], None],
+    ) -> None:
+        self.num_late_ticks = 0
+        self.call = DriverCall()
+        self._reader = reader
+        self._period_s = period_s
+        self._on_samples = on_samples
+        self._on_settled = on_settled
+        self._on_health = on_health
+        self._on_returned = on_returned
+        self._watched = {uuid: _Watched(uuid) for uuid in gpu_uuids}
+        self._wakeup = threading.Condition()
+        self._is_closing = False
+        self._stuck_gpu_uuid: str | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to read."""
@@ -71,18 +82,54 @@ class Sampler:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
+    def succeed(self, stuck_gpu_uuid: str) -> "Sampler":
+        """Abandon the thread that is stuck with one GPU, and return a sampler of all others, not started."""
+        with self._wakeup:
+            self._stuck_gpu_uuid = stuck_gpu_uuid
+            self._is_closing = True
+            heir = Sampler(
+                self._reader,
+                [uuid for uuid in self._watched if uuid != stuck_gpu_uuid],
+                period_s=self._period_s,
+                on_samples=self._on_samples,
+                on_settled=self._on_settled,
+                on_health=self._on_health,
+                on_returned=self._on_returned,
+            )
+            heir.num_late_ticks = self.num_late_ticks
+            return heir
+
+    def leave_out(self, gpu_uuid: str) -> None:
+        """Do not read a GPU any more."""
+        with self._wakeup:
+            self._watched = {uuid: watched for uuid, watched in self._watched.items() if uuid != gpu_uuid}
+
+    def take_in(self, gpu_uuid: str) -> None:
+        """Read a GPU from now on."""
+        with self._wakeup:
+            self._watched = {**self._watched, gpu_uuid: _Watched(gpu_uuid)}
+            self._wakeup.notify()
+
     def await_effect(self, change: ClockSet) -> None:
         """Look at the GPU every millisecond until the clock shows, then report the change; a newer one replaces it."""
         with self._wakeup:
-            watched = self._watched[change.gpu_uuid]
+            watched = self._watched.get(change.gpu_uuid)
+            if watched is None:
+                self._on_settled(change)
+                return
             if watched.settling is not None:
-                self.on_settled(watched.settling)
+                self._on_settled(watched.settling)
             watched.settling = change
             watched.next_settle_ns = change.returned_mono_ns
             self._wakeup.notify()
 
     def _run(self) -> None:
-        period_ns = round(self.period_s * _NS_PER_S)
+        self._read_until_closed()
+        if self._stuck_gpu_uuid is not None:
+            self._on_returned(self._stuck_gpu_uuid)
+
+    def _read_until_closed(self) -> None:
+        period_ns = round(self._period_s * _NS_PER_S)
         next_tick_ns = time.monotonic_ns()
         while True:
             with self._wakeup:
@@ -100,33 +147,37 @@ class Sampler:
                 num_missed = (now_ns - next_tick_ns) // period_ns
                 self.num_late_ticks += num_missed
                 next_tick_ns += (num_missed + 1) * period_ns
-            samples = [
-                sample
-                for watched in self._watched.values()
-                if now_ns >= watched.paused_until_ns
-                and (is_tick or 0 < watched.next_look_ns() <= now_ns)
-                and (sample := self._look(watched)) is not None
-            ]
+            samples = self._look_at_due(now_ns, is_tick=is_tick)
             if is_tick and samples:
-                self.on_samples(samples)
+                self._on_samples(samples)
+
+    def _look_at_due(self, now_ns: int, *, is_tick: bool) -> list[GpuSample]:
+        samples = []
+        for watched in tuple(self._watched.values()):
+            is_due = is_tick or 0 < watched.next_look_ns() <= now_ns
+            if self._is_closing or not is_due or now_ns < watched.paused_until_ns:
+                continue
+            sample = self._look(watched)
+            if sample is not None:
+                samples.append(sample)
+        return samples
 
     def _look(self, watched: _Watched) -> GpuSample | None:
         self.call.since_mono_ns, self.call.gpu_uuid = time.monotonic_ns(), watched.gpu_uuid
         try:
-            reading = self.reader.read(watched.gpu_uuid)
+            reading = self._reader.read(watched.gpu_uuid)
         except GpuEnergyError as error:
             watched.paused_until_ns = time.monotonic_ns() + _FAILED_READ_PAUSE_NS
             watched.edges = EnergyEdges()
             if not watched.is_failing:
                 watched.is_failing = True
-                is_lost = isinstance(error, GpuLostError)
-                self.on_health(watched.gpu_uuid, GpuHealth.LOST if is_lost else GpuHealth.DEGRADED, str(error))
+                self._on_health(watched.gpu_uuid, health_after(error), str(error))
             return None
         finally:
             self.call.gpu_uuid = None
         if watched.is_failing:
             watched.is_failing = False
-            self.on_health(watched.gpu_uuid, GpuHealth.OK, "it answers again")
+            self._on_health(watched.gpu_uuid, GpuHealth.OK, "it answers again")
         edges = watched.edges
         edges.observe(reading.read_mono_ns, reading.total_energy_j)
         self._check_effect(watched, reading)
@@ -162,7 +213,7 @@ class Sampler:
             watched.settling = None
             watched.next_settle_ns = 0
             watched.was_at_mhz = reading.sm_clock_mhz
-        self.on_settled(settled)
+        self._on_settled(settled)
 
 
 def _shows(reading: GpuReading, requested_mhz: int, was_at_mhz: int | None) -> bool:

@@ -1,10 +1,16 @@
+import ctypes
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import pynvml
 import pytest
 
+from gpuenergyd.gpu.nvml import NvmlHost
 from gpuenergyd.gpu.simulated import SimulatedHost
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.fake_nvml.library import build_library, compiler
 from tests.support.virtual_time import VirtualTime
 
 
@@ -22,5 +28,58 @@ def host(tmp_path: Path, virtual_time: VirtualTime) -> Iterator[SimulatedHost]:
     )
     for identity in made.identities():
         made.attach_process(identity.gpu_uuid, os.getpid())
+    yield made
+    made.close()
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlWorld:
+    """Simulated GPUs that this process also sees through NVML."""
+
+    simulated: SimulatedHost
+    control: FakeNvmlControl
+    library_folder: Path
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs' UUIDs by index."""
+        return [i.gpu_uuid for i in self.simulated.identities()]
+
+    def environment(self) -> dict[str, str]:
+        """What another process needs to see the same world through NVML."""
+        return {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(self.library_folder),
+            "GPUENERGYD_FAKE_NVML_WORLD": str(self.simulated.path),
+        }
+
+
+@pytest.fixture(scope="session")
+def fake_nvml_library() -> Path:
+    """The folder with the fake driver library, compiled once."""
+    if compiler() is None:
+        pytest.skip("no C compiler: the fake driver library cannot be built")
+    return build_library()
+
+
+@pytest.fixture
+def nvml_world(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlWorld]:
+    """Three simulated GPUs behind the unmodified NVML binding, in real time."""
+    simulated = SimulatedHost.create(tmp_path / "nvml-world", ["a100-sxm", "a40", "v100-sxm2"], seed=4)
+    with FakeNvmlControl(simulated.path) as control:
+        control.set_privileged(True)
+        monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(simulated.path))
+        monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(fake_nvml_library / "libnvidia-ml.so.1")))
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        yield NvmlWorld(simulated, control, fake_nvml_library)
+        control.clear_faults()
+    simulated.close()
+
+
+@pytest.fixture
+def nvml_host(nvml_world: NvmlWorld) -> Iterator[NvmlHost]:
+    """The GPUs of that world through NVML."""
+    del nvml_world
+    made = NvmlHost()
     yield made
     made.close()
