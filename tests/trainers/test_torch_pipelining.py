@@ -15,9 +15,10 @@ from gpuenergyd.core.pipeline import one_forward_one_backward  # noqa: E402
 from gpuenergyd.core.schedules import make_schedule  # noqa: E402
 from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: E402
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
+from gpuenergyd_trainers.handle import Handle  # noqa: E402
 from gpuenergyd_trainers.simulated_stage import simulate  # noqa: E402
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
-from gpuenergyd_trainers.torch_pipelining import Handle, attach  # noqa: E402
+from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from gpuenergyd_trainers.wrapping import WrappedAttribute  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
 from tests.trainers.pipeline_processes import run_ranks  # noqa: E402

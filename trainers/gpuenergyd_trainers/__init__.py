@@ -2,9 +2,13 @@
 
 torch_pipelining  any torch.distributed.pipelining schedule
 torch_inflight    1F1B with extra microbatches in flight
+deepspeed         a DeepSpeed PipelineEngine
+lightning         Lightning, one clock per batch
+huggingface       the Hugging Face Trainer, one clock per optimizer step
 loop              any other loop, one clock per iteration
 ordered_rank      a rank whose order of instructions is learned and checked
 cuda_timing       instruction times from CUDA events
+handle            what `attach` returns
 wrapping          methods wrapped on one object, undone without a trace
 simulated_stage   pipeline stages that take as long as a simulated GPU makes them
 gpt_model         the demo's model, data and what its stages cost on a simulated GPU

@@ -22,6 +22,7 @@ from gpuenergyd.core.pipeline import Schedule
 from gpuenergyd.core.plan import instruction_key
 from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.ordered_rank import OrderedRank
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
 
@@ -39,38 +40,14 @@ OTHER_SCHEDULE = "learned"
 _MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W, and one to notice too many
 
 
-class Handle:
-    """An attached schedule; `detach` restores it."""
+class PipelineHandle(Handle):
+    """An attached schedule."""
 
-    def __init__(self, schedule: Any = None, rank: OrderedRank | None = None) -> None:
+    def __init__(self, schedule: Any, rank: OrderedRank) -> None:
+        super().__init__(rank)
         self._schedule = schedule
-        self._rank = rank
-        self._wrapped: list[WrappedAttribute] = []
+        self._active_rank = rank
         self._last_forward_slot = NOT_RECORDED
-        self._num_errors = 0
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether the schedule is wrapped and its order as registered."""
-        return self._rank is not None and self._rank.is_active and bool(self._wrapped)
-
-    @property
-    def order(self) -> tuple[OrderRow, ...] | None:
-        """What this rank runs in one iteration; None while that is not known."""
-        return self._rank.order if self._rank is not None else None
-
-    @property
-    def num_errors(self) -> int:
-        """How many exceptions of ours were swallowed; each is a defect worth reporting."""
-        return self._num_errors + (self._rank.client.total_errors if self._rank is not None else 0)
-
-    def detach(self) -> None:
-        """Leave the job and restore the schedule and its stages."""
-        for wrapped in reversed(self._wrapped):
-            wrapped.undo()
-        self._wrapped.clear()
-        if self._rank is not None:
-            self._rank.leave()
 
     def wrap(self, stages: Sequence[Any]) -> None:
         """Wrap the schedule's step, the stages' computing methods and the loss."""
@@ -85,25 +62,25 @@ class Handle:
 
     def _around_step(self, step: Call) -> Call:
         def step_in_job(*args: Any, **kwargs: Any) -> Any:
-            rank = self._rank
-            if rank is None or not rank.is_active:
+            rank = self._active_rank
+            if not rank.is_active:
                 return step(*args, **kwargs)
             is_training = bool(getattr(self._schedule, "_has_backward", True))
             self._last_forward_slot = NOT_RECORDED
-            self._shielded(rank.begin_step if is_training else rank.pause)
+            self.shielded(rank.begin_step if is_training else rank.pause)
             try:
                 result = step(*args, **kwargs)
             except BaseException:
-                self._shielded(rank.fail_step)
+                self.shielded(rank.fail_step)
                 raise
             if is_training:
-                self._shielded(rank.end_step)
+                self.shielded(rank.end_step)
             return result
 
         return step_in_job
 
     def _around(self, stage: Any, chunk_index: int, kind: str) -> Any:
-        client = self._client()
+        client = self._active_rank.client
         is_last_forward = kind == "F" and stage.is_last
 
         def make(compute: Call) -> Call:
@@ -123,7 +100,7 @@ class Handle:
         return make
 
     def _around_backward(self, stage: Any, chunk_index: int) -> Any:
-        client = self._client()
+        client = self._active_rank.client
 
         def make(compute: Call) -> Call:
             def backward_in_job(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +120,7 @@ class Handle:
         return make
 
     def _around_loss(self, loss: Call) -> Call:
-        client = self._client()
+        client = self._active_rank.client
 
         def loss_in_job(*args: Any, **kwargs: Any) -> Any:
             result = loss(*args, **kwargs)
@@ -152,18 +129,6 @@ class Handle:
             return result
 
         return loss_in_job
-
-    def _client(self) -> RankClient:
-        assert self._rank is not None
-        return self._rank.client
-
-    def _shielded(self, act: Any) -> None:
-        try:
-            act()
-        except Exception:
-            self._num_errors += 1
-            if self._num_errors == 1:
-                logger.exception("gpuenergyd: an error of its own, not of the training program; training goes on")
 
 
 def attach(
@@ -222,7 +187,7 @@ def attach(
             timer=_timer(first, _MAX_INSTRUCTIONS_PER_MICROBATCH * num_microbatches * num_chunks + 1),
         )
         rank = OrderedRank(client, expected_order=expected_order, what=f"job {job}, rank {pp_rank}")
-        handle = Handle(schedule, rank)
+        handle = PipelineHandle(schedule, rank)
         handle.wrap(local_stages)
     except Exception as error:  # noqa: BLE001  a schedule this version does not know must train on as it is
         logger.warning("gpuenergyd: job %s: %s cannot be joined: %r", job, type(schedule).__name__, error)

@@ -1,0 +1,72 @@
+"""A real DeepSpeed PipelineEngine on two CPU processes; runs where DeepSpeed is installed. Its first run compiles."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+deepspeed = pytest.importorskip("deepspeed")
+
+from gpuenergyd.core.schedules import make_schedule  # noqa: E402  after the skips
+from gpuenergyd_trainers.deepspeed import attach  # noqa: E402
+from tests.client.fake_daemon import FakeDaemon  # noqa: E402
+from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+NUM_RANKS = 2
+NUM_MICROBATCHES = 4
+NUM_STEPS = 5
+
+
+def train(rank: int, folder: Path, socket_path: str | None) -> Any:
+    # A build that was killed leaves a lock behind that hangs every later one: a folder of its own per run.
+    os.environ.update(TORCH_EXTENSIONS_DIR=str(folder / "extensions"), LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(NUM_RANKS), LOCAL_SIZE=str(NUM_RANKS))
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+    torch.manual_seed(1)
+    layers = [deepspeed.pipe.LayerSpec(torch.nn.Linear, 8, 8) for _ in range(4)]
+    model = deepspeed.pipe.PipelineModule(layers=layers, num_stages=NUM_RANKS, loss_fn=torch.nn.functional.mse_loss)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": NUM_MICROBATCHES,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 1_000,
+        },
+    )
+    before = dict(vars(engine))
+    handle = attach(engine, job="test", run_key="r", gpu_uuid=f"GPU-{rank}", socket_path=socket_path or "/none")
+    if socket_path is None:
+        handle.detach()
+    generator = torch.Generator().manual_seed(2)
+    data = iter([(torch.randn(2, 8, generator=generator),) * 2 for _ in range(NUM_STEPS * NUM_MICROBATCHES)])
+    losses = [float(engine.train_batch(data_iter=data)).hex() for _ in range(NUM_STEPS)]
+    was_attached, num_errors = handle.is_attached, handle.num_errors
+    handle.detach()
+    added = sorted(set(vars(engine)) - set(before))
+    return losses, was_attached, num_errors, [name for name in added if name in {"_INSTRUCTION_MAP", "train_batch"}]
+
+
+def test_engine_runs_and_reports_plain_1f1b_and_losses_are_untouched(tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    plain = run_ranks(NUM_RANKS, alone, train, tmp_path, None)
+    with FakeDaemon(tmp_path) as daemon:
+        joined = run_ranks(NUM_RANKS, tmp_path, train, tmp_path, daemon.socket_path)
+        reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
+
+    planned = make_schedule("1f1b", NUM_RANKS, NUM_MICROBATCHES)
+    assert [result[0] for result in joined] == [result[0] for result in plain]
+    assert [result[1:] for result in joined] == [(True, 0, [])] * NUM_RANKS
+    for rank in range(NUM_RANKS):
+        mine = [report for report in reports if daemon.tokens[report["rank_token"]] == rank]
+        order = [(str(i.kind), i.microbatch_index, 0) for i in planned.orders[rank]]
+        assert [report["iteration_index"] for report in mine] == list(range(NUM_STEPS - 1))
+        assert all([tuple(row[:3]) for row in report["instructions"]] == order for report in mine)
