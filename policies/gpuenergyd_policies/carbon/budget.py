@@ -54,7 +54,7 @@ class SpeedHull:
 
     def power_w(self, speed_per_s: Array | float) -> Array:
         """Return the power at a speed, mixing the two points around it."""
-        return np.interp(speed_per_s, self.speeds_per_s, self.powers_w)
+        return np.asarray(np.interp(speed_per_s, self.speeds_per_s, self.powers_w))
 
     def limited_to(self, full_speed_per_s: float) -> "SpeedHull":
         """Return the hull for a job that something else holds at or below a speed: a straggler, a power cap."""
@@ -176,7 +176,6 @@ def next_speed(
     remaining_iterations: float,
     *,
     full_speed_per_s: float | None = None,
-    spread: Array | None = None,
 ) -> float:
     """Return the speed of the slot that begins now; it leaves a rest that full speed can still finish in time.
 
@@ -187,18 +186,10 @@ def next_speed(
         slot_lengths_s: what is left of this slot, then the slots until the deadline.
         remaining_iterations: work to be done by then.
         full_speed_per_s: measured full speed, where it is not the hull's fastest point.
-        spread: optional (slots, S) equally likely ratios of truth to forecast. Later slots will be decided when
-            their truth is known, so they are planned as S short slots that cover what may come.
     """
     fastest = hull.full_speed_per_s if full_speed_per_s is None else full_speed_per_s
     expected = repaired(forecast, fallback)
-    lengths = slot_lengths_s
-    if spread is not None and len(expected) > 1:
-        num_scenarios = spread.shape[1]
-        later = (expected[1:, None] * spread[1 : len(expected)]).ravel()
-        expected = np.append(expected[:1], later)
-        lengths = np.append(lengths[:1], np.repeat(lengths[1:] / num_scenarios, num_scenarios))
-    wanted = float(plan_slots(hull, expected, lengths, remaining_iterations).speeds_per_s[0])
+    wanted = float(plan_slots(hull, expected, slot_lengths_s, remaining_iterations).speeds_per_s[0])
     return clamped_speed(wanted, slot_lengths_s, remaining_iterations, fastest)
 
 

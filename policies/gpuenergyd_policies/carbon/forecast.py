@@ -1,0 +1,218 @@
+"""What the intensity of the next 72 hours will be, from the history seen so far: with quantiles, and a record of skill.
+
+Theory of operation. Two views are mixed: the prior, which reads the shape of the last week as other zones taught it,
+and the zone's own model, which joins as its history grows. Below a week there is neither: the same hour's mean over
+the days there are stands in, and on the first day the last value. Before each refit the forecasts of the hours since
+the last one are kept; compared with what came, they give the skill against naive forecasts and the width of the
+quantiles, both on hours that the model had not seen.
+"""
+
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuenergyd.core.carbon import HOUR, CarbonForecast, ForecastHour, ForecastSkill, HourlySeries
+from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_policies.carbon.features import (
+    NUM_TARGET_HOURS,
+    WEEK_HOURS,
+    Array,
+    History,
+    Origins,
+    filled_history,
+    same_hour_means,
+    targets,
+)
+from gpuenergyd_policies.carbon.own import SEASON_HOURS, OwnModel
+from gpuenergyd_policies.carbon.prior import Prior, shipped_prior
+
+OWN_FROM_HOURS = 42 * 24
+OWN_FULL_HOURS = 300 * 24
+OWN_SHARE = 0.7
+"""The own model's share of the forecast from OWN_FULL_HOURS of history on; at OWN_FROM_HOURS it begins with none."""
+RECORD_HOURS = 28 * 24
+QUANTILES = (0.1, 0.9)
+_LEAST_ORIGINS = 48
+"""Fewer forecasts that came due than this say nothing of skill."""
+_FULL_REFIT_HOURS = 30 * 24
+"""Revised values reach the own model when it is fitted anew, after so long."""
+
+
+class ZoneForecaster:
+    """Forecasts of one zone, refitted as its history grows."""
+
+    def __init__(self, *, prior: Prior | None = None) -> None:
+        self._prior = prior or shipped_prior()
+        self._own: OwnModel | None = None
+        self._own_share = 0.0
+        self._end = 0
+        self._floor = 0.0
+        self._recorded_origins: Origins = np.zeros(0, dtype=np.int64)
+        self._recorded: Array = np.zeros((0, NUM_TARGET_HOURS))
+
+    def refit(self, history: History, end: int) -> None:
+        """Learn from the history before `end`; keep what was forecast for the hours since the last refit."""
+        self._floor = 0.5 * float(history.values[:end].min()) if end else 0.0
+        if self._own is None and end >= OWN_FROM_HOURS:
+            self._own = OwnModel(with_season=end >= SEASON_HOURS)
+            self._end = max(end - RECORD_HOURS, OWN_FROM_HOURS // 2)
+            self._own.update(history, self._end)
+            self._recorded_origins = self._recorded_origins[:0]
+            self._recorded = self._recorded[:0]
+        self._own_share = self._share(end)
+        self._record(history, max(self._end, end - RECORD_HOURS), end)
+        if self._own is not None:
+            self._own.update(history, end)
+        self._end = end
+
+    def predict(self, history: History, origins: Origins) -> Array:
+        """Return 72 hours for each origin, in the unit of the history."""
+        early = origins < WEEK_HOURS
+        result = np.empty((len(origins), NUM_TARGET_HOURS))
+        for k in np.flatnonzero(early):
+            result[k] = _from_few_days(history.values[: origins[k]])
+        ripe = origins[~early]
+        if len(ripe):
+            predicted = self._prior.predict(history, ripe)
+            if self._own is not None and self._own.is_fitted and self._own_share > 0:
+                predicted += self._own_share * (self._own.predict(history, ripe) - predicted)
+            result[~early] = np.maximum(predicted, self._floor)
+        return result
+
+    def skill(self, history: History, end: int) -> ForecastSkill | None:
+        """Return the skill of the recorded forecasts that have come due; None while they are too few."""
+        origins, predicted = self._due(end)
+        if len(origins) < _LEAST_ORIGINS:
+            return None
+        return skill_against_naive(history.values, origins, predicted)
+
+    def bounds(self, history: History, origin: int, predicted: Array) -> tuple[Array, Array]:
+        """Return the lower and upper quantile of one forecast, from how far recorded ones were off."""
+        origins, recorded = self._due(origin)
+        known = history.values[max(0, origin - WEEK_HOURS) : origin]
+        if len(origins) < _LEAST_ORIGINS:
+            margin = 1.2816 * float(known.std()) * np.ones(len(predicted))
+            return np.maximum(predicted - margin, 0.0), predicted + margin
+        levels = np.array([history.values[o - WEEK_HOURS : o].mean() for o in origins])
+        truth = history.values[np.minimum(origins[:, None] + np.arange(NUM_TARGET_HOURS), origin - 1)]
+        errors = (truth - recorded) / np.maximum(levels, 1e-9)[:, None]
+        is_due = origins[:, None] + np.arange(NUM_TARGET_HOURS) < origin
+        errors[~is_due] = np.nan
+        low, high = np.nanquantile(errors, QUANTILES, axis=0) * float(known.mean())
+        num = len(predicted)
+        return np.maximum(predicted + np.minimum(low[:num], 0.0), 0.0), predicted + np.maximum(high[:num], 0.0)
+
+    def _share(self, end: int) -> float:
+        grown = (end - OWN_FROM_HOURS) / (OWN_FULL_HOURS - OWN_FROM_HOURS)
+        return OWN_SHARE * min(1.0, max(0.0, grown))
+
+    def _record(self, history: History, begin: int, end: int) -> None:
+        origins = np.arange(max(begin, WEEK_HOURS), end)
+        if not len(origins):
+            return
+        kept = self._recorded_origins >= end - RECORD_HOURS
+        self._recorded_origins = np.concatenate([self._recorded_origins[kept], origins])
+        self._recorded = np.concatenate([self._recorded[kept], self.predict(history, origins)])
+
+    def _due(self, end: int) -> tuple[Origins, Array]:
+        """Return the recorded forecasts whose first day is over."""
+        due = self._recorded_origins <= end - 24
+        return self._recorded_origins[due], self._recorded[due]
+
+
+class Forecasts:
+    """The entry point `forecast`: one forecaster per zone, kept between calls and refitted once a day."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[datetime, int, int, ZoneForecaster]] = {}
+
+    def __call__(self, history: HourlySeries, *, num_hours: int = 24) -> CarbonForecast:
+        """Return the forecast issued at the end of a history.
+
+        Raises:
+            CarbonDataError: the history holds no value, or so many hours cannot be forecast.
+        """
+        if not 1 <= num_hours <= NUM_TARGET_HOURS:
+            raise CarbonDataError(f"{num_hours} hours cannot be forecast; valid: 1 to {NUM_TARGET_HOURS}")
+        known = filled_history(history)
+        if known is None:
+            raise CarbonDataError(f"zone {history.zone}: the history holds no value to forecast from")
+        end = len(known.values)
+        forecaster = self._forecaster(history.zone, known, end)
+        predicted = forecaster.predict(known, np.array([end]))[0, :num_hours]
+        low, high = forecaster.bounds(known, end, predicted)
+        hours = tuple(
+            ForecastHour(history.end_at + k * HOUR, float(predicted[k]), float(low[k]), float(high[k]))
+            for k in range(num_hours)
+        )
+        return CarbonForecast(
+            zone=history.zone,
+            issued_at=history.end_at,
+            model=_model_name(end),
+            hours=hours,
+            unit=history.unit,
+            skill=forecaster.skill(known, end),
+        )
+
+    def _forecaster(self, zone: str, known: History, end: int) -> ZoneForecaster:
+        kept = self._kept.get(zone)
+        if kept is not None:
+            first_at, fitted_at, refitted_at, forecaster = kept
+            if first_at == known.first_hour_at and refitted_at <= end and end - fitted_at < _FULL_REFIT_HOURS:
+                if end - refitted_at >= 24:
+                    forecaster.refit(known, end)
+                    self._kept[zone] = (first_at, fitted_at, end, forecaster)
+                return forecaster
+        forecaster = ZoneForecaster()
+        forecaster.refit(known, end)
+        self._kept[zone] = (known.first_hour_at, end, end, forecaster)
+        return forecaster
+
+
+forecast = Forecasts()
+
+
+def naive_forecasts(values: Array, origins: Origins, num_hours: int = 24) -> dict[str, Array]:
+    """Return what anyone can forecast without a model; origins are >= 168."""
+    hours = origins[:, None] + np.arange(num_hours)
+    return {
+        "persistence": np.repeat(values[origins - 1][:, None], num_hours, axis=1),
+        "yesterday": values[hours - 24 * (1 + np.arange(num_hours) // 24)],
+        "last-week": values[hours - WEEK_HOURS],
+        "7-day-mean": same_hour_means(values, origins, num_hours),
+    }
+
+
+def skill_against_naive(values: Array, origins: Origins, predicted: Array) -> ForecastSkill:
+    """Return the skill of forecasts against the best naive one, the best chosen in hindsight for each figure."""
+    truth = targets(values, origins, 24)
+    ours = np.abs(predicted[:, :24] - truth).mean(axis=0)
+    naive = [np.abs(table - truth).mean(axis=0) for table in naive_forecasts(values, origins).values()]
+    best_mean = min(float(errors.mean()) for errors in naive)
+
+    def ratio(ours_error: float, naive_error: float) -> float:
+        return 1.0 - ours_error / naive_error if naive_error > 0 else 0.0
+
+    return ForecastSkill(
+        skill_1h_ratio=ratio(float(ours[0]), min(float(errors[0]) for errors in naive)),
+        skill_6h_ratio=ratio(float(ours[5]), min(float(errors[5]) for errors in naive)),
+        skill_24h_mean_ratio=ratio(float(ours.mean()), best_mean),
+        num_origins=len(origins),
+    )
+
+
+def _from_few_days(known: NDArray[np.float64]) -> Array:
+    """Return the same hour's mean over the days there are; on the first day the last value."""
+    if len(known) < 24:
+        return np.full(NUM_TARGET_HOURS, float(known[-1]) if len(known) else 0.0)
+    whole_days = known[len(known) % 24 :].reshape(-1, 24).mean(axis=0)
+    return np.tile(whole_days, NUM_TARGET_HOURS // 24)
+
+
+def _model_name(num_hours: int) -> str:
+    if num_hours < 24:
+        return "persistence"
+    if num_hours < WEEK_HOURS:
+        return "same-hour-mean"
+    return "prior" if num_hours < OWN_FROM_HOURS else "prior+own-ridge"

@@ -1,0 +1,225 @@
+"""A past trace lived again without look-ahead: what timing was worth, and what our forecasts captured of it.
+
+Every hour a forecast is issued from the hours before it; models are refitted once a day. Jobs then run with the same
+controller as in the daemon. Beside ours stand yesterday's values, the 7-day mean, Chase's rule and a perfect forecast.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from gpuenergyd.core.carbon import HOUR, ForecastSkill, HourlySeries
+from gpuenergyd.core.carbon_replay import (
+    Choice,
+    IssuedForecasts,
+    ReplayedJob,
+    ReplayMethod,
+    ReplayRequest,
+    ZoneReplay,
+)
+from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_policies.carbon.budget import Array, SpeedHull, speed_hull
+from gpuenergyd_policies.carbon.chase import chase_speed
+from gpuenergyd_policies.carbon.features import (
+    History,
+    Origins,
+    filled_history,
+    same_hour_means,
+)
+from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
+from gpuenergyd_policies.carbon.jobs import SLOT_S, JobRun, TraceJob
+from gpuenergyd_policies.carbon.prior import Prior
+
+LEAST_HISTORY_HOURS = 8 * 24
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedTable:
+    """All forecasts of a replay, and the longest a refit and a forecast took."""
+
+    first_origin: int
+    rows: Array
+    refit_s_max: float
+    forecast_s_max: float
+
+
+def replay(request: ReplayRequest) -> Sequence[ZoneReplay]:
+    """Return one result for each trace, in order.
+
+    Raises:
+        CarbonDataError: a trace, the frontier or a start that cannot be used; the message says which.
+    """
+    if not (math.isfinite(request.max_slowdown_ratio) and request.max_slowdown_ratio >= 0):
+        raise CarbonDataError(f"budget {request.max_slowdown_ratio} must be a ratio >= 0, e.g. 0.025 for 2.5 %")
+    if not (math.isfinite(request.job_hours) and request.job_hours > 0):
+        raise CarbonDataError(f"job length {request.job_hours} h must be > 0")
+    hull = speed_hull(request.frontier, request.host_power_w)
+    return [_replay_zone(request, trace, hull) for trace in request.traces]
+
+
+def issue_forecasts(
+    history: History, first_origin: int, *, prior: Prior | None = None, history_days: int | None = None
+) -> IssuedTable:
+    """Return the forecasts of every hour from `first_origin` on, each made from what came before it."""
+    num = len(history.values)
+    rows, refit_s, forecast_s = [], [0.0], [0.0]
+    forecaster = ZoneForecaster(prior=prior)
+    for day in range(first_origin, num, 24):
+        until = min(day + 24, num)
+        begin = max(0, day - history_days * 24) if history_days is not None else 0
+        seen = History(
+            history.first_hour_at + begin * HOUR, history.values[begin:until], history.is_filled[begin:until]
+        )
+        if history_days is not None:
+            forecaster = ZoneForecaster(prior=prior)
+        started_s = time.perf_counter()
+        forecaster.refit(seen, day - begin)
+        refit_s.append(time.perf_counter() - started_s)
+        started_s = time.perf_counter()
+        first = forecaster.predict(seen, np.array([day - begin]))
+        forecast_s.append(time.perf_counter() - started_s)
+        rest = np.arange(day + 1 - begin, until - begin)
+        rows += [first, forecaster.predict(seen, rest)] if len(rest) else [first]
+    return IssuedTable(first_origin, np.concatenate(rows), max(refit_s), max(forecast_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """One job by all methods, and what it is compared with."""
+
+    full_g: float
+    constant_g: float
+    oracle_g: float
+    runs: dict[str, JobRun]
+
+
+def _compare(request: ReplayRequest, hull: SpeedHull, history: History, start: int, issued: IssuedTable) -> _Compared:
+    longest = math.ceil(request.job_hours * (1.0 + request.max_slowdown_ratio) * 1.5)
+    job = TraceJob(
+        hull, history.values[start : start + longest], request.job_hours * SLOT_S, request.max_slowdown_ratio
+    )
+    num_slots = len(job.slot_lengths_s)
+    origins = np.arange(start, start + num_slots)
+    fallback = same_hour_means(history.values, origins, num_slots)
+    rows = issued.rows[origins - issued.first_origin]
+    yesterday = history.values[origins[:, None] + np.arange(-24, 0)]
+    runs = {
+        "forecast": job.controlled(rows, fallback),
+        "yesterday": job.controlled(yesterday, fallback),
+        "7-day-mean": job.controlled(fallback, fallback),
+        "chase": job.run(np.array([chase_speed(hull, g_per_kwh) for g_per_kwh in job.truth])),
+        "perfect": job.oracle(),
+    }
+    return _Compared(job.full_speed_g(), job.constant_g(job.permitted_s), runs["perfect"].carbon_g, runs)
+
+
+def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -> ZoneReplay:
+    history = filled_history(trace)
+    if history is None:
+        raise CarbonDataError(f"zone {trace.zone}: the trace holds no value")
+    first = (request.train_until_at - history.first_hour_at) // HOUR
+    if first < LEAST_HISTORY_HOURS:
+        begins = f"it begins {history.first_hour_at:%Y-%m-%d %H:%M}"
+        raise CarbonDataError(f"zone {trace.zone}: the trace needs 8 days before {request.train_until_at}; {begins}")
+    if first + 24 >= len(history.values):
+        raise CarbonDataError(f"zone {trace.zone}: the trace needs a day after {request.train_until_at}")
+    starts = _starts(request, trace, history, first)
+    issued = issue_forecasts(history, first, history_days=request.history_days)
+    compared = [_compare(request, hull, history, int(start), issued) for start in starts]
+    full_g = np.array([job.full_g for job in compared])
+    constant = float((1.0 - np.array([job.constant_g for job in compared]) / full_g).mean())
+    oracle = float((1.0 - np.array([job.oracle_g for job in compared]) / full_g).mean())
+    gain = oracle - constant
+    permitted_s = request.job_hours * SLOT_S * (1.0 + request.max_slowdown_ratio)
+    methods = tuple(
+        _method(name, [job.runs[name] for job in compared], full_g, gain, request.job_hours * SLOT_S, permitted_s)
+        for name in compared[0].runs
+    )
+    ours = methods[0]
+    times_s = sorted({time_s for time_s, _ in request.frontier})
+    return ZoneReplay(
+        zone=trace.zone,
+        num_jobs=len(compared),
+        constant_saving_ratio=constant,
+        oracle_saving_ratio=oracle,
+        timing_gain_ratio=gain,
+        achieved_saving_ratio=ours.saving_ratio,
+        captured_ratio=(ours.saving_ratio - constant) / gain if gain > 0 else 0.0,
+        time_used_ratio_max=ours.time_used_ratio_max,
+        skill=_skill(history, issued),
+        methods=methods,
+        refit_s_max=issued.refit_s_max,
+        forecast_s_max=issued.forecast_s_max,
+        jobs=tuple(
+            ReplayedJob(
+                history.first_hour_at + int(start) * HOUR, choices=_choices(hull, job.runs["forecast"], times_s)
+            )
+            for start, job in zip(starts, compared, strict=True)
+        ),
+        forecasts=IssuedForecasts(
+            history.first_hour_at + first * HOUR, rows=tuple(map(tuple, issued.rows[:, :24].tolist()))
+        )
+        if request.want_forecasts
+        else None,
+    )
+
+
+def _method(
+    name: str, runs: Sequence[JobRun], full_g: Array, gain_ratio: float, job_s: float, permitted_s: float
+) -> ReplayMethod:
+    savings = 1.0 - np.array([run.carbon_g for run in runs]) / full_g
+    beyond_constant = np.array([run.constant_g - run.carbon_g for run in runs]) / full_g
+    times_s = np.array([run.time_s for run in runs])
+    return ReplayMethod(
+        name=name,
+        saving_ratio=float(savings.mean()),
+        captured_ratio=float(beyond_constant.mean()) / gain_ratio if gain_ratio > 0 else 0.0,
+        worst_job_ratio=float(beyond_constant.min()),
+        time_used_ratio_max=float(times_s.max()) / permitted_s,
+        mean_slowdown_ratio=float(times_s.mean()) / job_s - 1.0,
+    )
+
+
+def _skill(history: History, issued: IssuedTable) -> ForecastSkill:
+    origins = np.arange(issued.first_origin, len(history.values) - 23)
+    return skill_against_naive(history.values, origins, issued.rows[: len(origins)])
+
+
+def _starts(request: ReplayRequest, trace: HourlySeries, history: History, first: int) -> Origins:
+    """Return the positions of the hours at which jobs begin."""
+    num = len(history.values)
+    slots = math.ceil(request.job_hours * (1.0 + request.max_slowdown_ratio) - 1e-9)
+    named = request.starts_at.get(trace.zone) if request.starts_at is not None else None
+    if named is not None:
+        positions = np.array([_position(trace, history, start, first, num - slots) for start in named], dtype=np.int64)
+        if not len(positions):
+            raise CarbonDataError(f"zone {trace.zone}: the list of starts is empty")
+        return positions
+    candidates = np.arange(first, num - slots - 24)
+    if request.num_starts < 1 or request.num_starts > len(candidates):
+        raise CarbonDataError(
+            f"zone {trace.zone}: {request.num_starts} starts asked for; valid: 1 to {len(candidates)} "
+            f"(hours after {request.train_until_at} that leave room for a job)"
+        )
+    return np.random.default_rng(request.seed).choice(candidates, request.num_starts, replace=False)
+
+
+def _position(trace: HourlySeries, history: History, start: datetime, first: int, last: int) -> int:
+    position = (start - history.first_hour_at) // HOUR
+    if not first <= position <= last or (start - history.first_hour_at) % HOUR:
+        begin, end = (history.first_hour_at + k * HOUR for k in (first, last))
+        raise CarbonDataError(f"zone {trace.zone}: start {start} is no full hour from {begin} to {end}")
+    return position
+
+
+def _choices(hull: SpeedHull, run: JobRun, frontier_times_s: Sequence[float]) -> tuple[Choice, ...]:
+    """Return what each hour ran at, in the frontier's own times."""
+    choices: list[Choice] = []
+    for speed in run.speeds_per_s[: math.ceil(run.time_s / SLOT_S - 1e-9)]:
+        mix = tuple((min(frontier_times_s, key=lambda t: abs(t - time_s)), share) for time_s, share in hull.mix(speed))
+        choices.append(mix[0][0] if len(mix) == 1 else mix)
+    return tuple(choices)
