@@ -135,6 +135,7 @@ class Job:
     _guarded_from: int = 0
     _disturbed_before: int = 0
     _fell_back_at: int = 0
+    _num_fallbacks: int = 0
     _num_tuned_seen: int = 0
     _num_proof_iterations: int = 0
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
@@ -464,8 +465,8 @@ class Job:
             return ()
         commands: tuple[Command, ...] = ()
         if self.current_plan.ranks:
-            number = sum(p.purpose is PlanPurpose.BASELINE for p in self.issued_plans) + 1
-            plan = untuned_plan(f"full-speed-{number}", reason=reason)
+            self._num_fallbacks += 1
+            plan = untuned_plan(f"full-speed-{self._num_fallbacks}", reason=reason)
             self.issued_plans.append(plan)
             commands = (self._issue(plan), self._give_back(plan))
         self._has_lease = False

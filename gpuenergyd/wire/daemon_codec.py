@@ -10,7 +10,17 @@ from gpuenergyd.wire import MAX_STRING_CHARS
 T = TypeVar("T")
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-_encoder = msgspec.json.Encoder()
+
+
+def _plain(value: object) -> object:
+    """Return a scalar of an array library as the plain number it holds: policies compute with such."""
+    item = getattr(value, "item", None)
+    if callable(item):
+        return item()
+    raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def encode(value: object) -> bytes:

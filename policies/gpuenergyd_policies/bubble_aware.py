@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
-from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction, dependency_graph
+from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
-from gpuenergyd_policies.planning.switching import clock_changes, simulate_switching
+from gpuenergyd_policies.planning.segments import plan_segments
+from gpuenergyd_policies.planning.switching import SimulatedIteration, clock_changes, simulate_switching
 from gpuenergyd_policies.profiling.design import (
     DesignPoint,
     clock_levels,
@@ -26,8 +28,15 @@ from gpuenergyd_policies.profiling.design import (
 )
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
 
+MAX_SEGMENTS = (4, 8, 12)
+"""Clock segments per rank and iteration that are tried beside a free plan."""
+SEARCH_STEPS = 100_000 if IS_COMPILED else 800
+FEWER_SWITCHES_RATIO = 0.005
+"""Energy worth giving for fewer clock changes: each may be late, and those of one host queue behind each other."""
 MAX_ATTEMPTS = 3
 """How often a design point is tried until an iteration of it was regular."""
+CHANCE_MARGIN = 0.5
+"""Of the spread of one iteration: what a first plan keeps back, since a plan without slack suffers all of chance."""
 MIN_ITERATIONS_TO_TIGHTEN = 4
 MIN_ITERATIONS_TO_LOOSEN = 8
 TIGHTEN_ABOVE_RATIO = 0.002
@@ -57,7 +66,8 @@ class BubbleAware:
                 return profile_plan(plan_id, points[number], view.schedule, levels, reason=reason)
             if not _is_last_plan_observed(view):
                 return view.issued_plans[-1]
-            return _tuned_plan(view, shift_s=None, number=1, why="first plan from the profile")
+            first_shift_s = CHANCE_MARGIN * view.baseline.iteration_sigma_s
+            return _tuned_plan(view, shift_s=first_shift_s, number=1, why="first plan from the profile")
         return _correction(view, tuned)
 
 
@@ -144,25 +154,65 @@ def _tuned_plan(view: JobView, *, shift_s: float | None, number: int, why: str) 
     return _plan_with_lead(view, model, solved, plan_id=f"tuned-{number}", why=why)
 
 
-def _plan_with_lead(view: JobView, model: _Model, solved: SolvedPlan, *, plan_id: str, why: str) -> ClockPlan:
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Clocks with the changes that bring them about, and what comes of them when every change is late."""
+
+    clock_of: dict[Instruction, int]
+    changes: tuple[tuple[ClockChange, ...], ...]
+    simulated: SimulatedIteration
+
+    @property
+    def num_changes(self) -> int:
+        """Clock changes in one iteration, all ranks."""
+        return sum(len(own) for own in self.changes)
+
+
+def _candidates(model: _Model, solved: SolvedPlan, *, latency_s: float, is_forced: bool) -> list[_Candidate]:
+    """Return the plan free to switch at every instruction, and plans with few switches."""
     profile = model.fitted.profile
-    clock_of = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
-    latency_s = max(gpu.switch_latency_s for gpu in view.gpus)
+    free = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
     changes = clock_changes(
-        timeline(model.graph, solved.durations_s), clock_of, switch_latency_s=latency_s, profile=profile
+        timeline(model.graph, solved.durations_s), free, switch_latency_s=latency_s, profile=profile
     )
     simulated = simulate_switching(model.graph, profile, changes, switch_latency_s=latency_s)
-    waiting_j = profile.blocking_power_w * model.graph.num_ranks * model.bias_s
+    found = [_Candidate(free, changes, simulated)]
+    for max_segments in MAX_SEGMENTS:
+        plan = plan_segments(
+            model.graph,
+            profile,
+            solved,
+            deadline_s=solved.iteration_time_s,
+            max_segments=max_segments,
+            switch_latency_s=latency_s,
+            forced=is_forced,
+            steps=SEARCH_STEPS,
+        )
+        if plan is not None:
+            clock_of = dict(zip(model.graph.instructions, plan.sm_clocks_mhz, strict=True))
+            found.append(_Candidate(clock_of, plan.changes, plan.simulated))
+    return found
+
+
+def _plan_with_lead(view: JobView, model: _Model, solved: SolvedPlan, *, plan_id: str, why: str) -> ClockPlan:
+    latency_s = max(gpu.switch_latency_s for gpu in view.gpus)
+    candidates = _candidates(model, solved, latency_s=latency_s, is_forced=view.target.is_forced)
+    least_j = min(c.simulated.energy_j for c in candidates)
+    chosen = min(
+        (c for c in candidates if c.simulated.energy_j <= (1 + FEWER_SWITCHES_RATIO) * least_j),
+        key=lambda c: (c.num_changes, c.simulated.energy_j),
+    )
+    waiting_j = model.fitted.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
     return ClockPlan(
         plan_id=plan_id,
         purpose=PlanPurpose.TUNED,
         ranks=tuple(
-            RankClocks(pp_rank, tuple(clock_of[i] for i in order), changes[pp_rank])
+            RankClocks(pp_rank, tuple(chosen.clock_of[i] for i in order), chosen.changes[pp_rank])
             for pp_rank, order in enumerate(view.schedule.orders)
         ),
         predicted=PlanPrediction(
-            iteration_time_s=simulated.iteration_time_s + model.bias_s,
-            energy_j=simulated.energy_j + waiting_j,
+            iteration_time_s=chosen.simulated.iteration_time_s + model.bias_s,
+            energy_j=chosen.simulated.energy_j + waiting_j,
             lower_bound_j=solved.lower_bound_j + waiting_j,
             baseline_time_s=view.baseline.iteration_time_s,
             baseline_energy_j=model.baseline_energy_j,
