@@ -4,12 +4,17 @@ import re
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, assert_never
 
 import typer
 
 from gpuenergyd.cli.output import JsonOption, json_text, people_console
 from gpuenergyd.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuenergyd.report.job import JobReport
 
 _AGE = re.compile(r"(\d+)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -24,6 +29,15 @@ class Format(StrEnum):
     HTML = "html"
 
 
+class GroupBy(StrEnum):
+    """What a report adds up over."""
+
+    JOB = "job"
+    USER = "user"
+    GPU = "gpu"
+    DAY = "day"
+
+
 def report(
     *,
     since: Annotated[
@@ -31,6 +45,10 @@ def report(
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="Before: as --since.")] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="One job, by id or name.")] = None,
+    group_by: Annotated[GroupBy, typer.Option(help="What to add up over.")] = GroupBy.JOB,
+    price_per_kwh: Annotated[
+        float | None, typer.Option("--price-per-kwh", min=0.0, metavar="PRICE", help="Add what the energy costs.")
+    ] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of to the terminal.")] = None,
     database: Annotated[
@@ -42,44 +60,72 @@ def report(
 
     Reads the history, so the daemon need not run.
     """
-    from gpuenergyd.report.job import job_reports  # noqa: PLC0415  heavy: SQLAlchemy
+    from gpuenergyd.report.groups import groups_by_day, groups_by_gpu, groups_by_user  # noqa: PLC0415  heavy: SQLAlchemy
+    from gpuenergyd.report.job import job_reports  # noqa: PLC0415
     from gpuenergyd.store import open_history  # noqa: PLC0415
 
     now = datetime.now(tz=UTC)
     begin, end = (instant(text, now=now, option=name) for text, name in ((since, "--since"), (until, "--until")))
     _check_span(begin, end, now=now)
-    if as_json:
-        output_format = Format.JSON
+    output_format = Format.JSON if as_json else output_format
+    if out is not None and output_format is Format.TABLE:
+        raise UsageError("--out needs --format json, csv or html; a table is for the terminal")
+    if group_by is not GroupBy.JOB and output_format is Format.HTML:
+        raise UsageError("--format html shows jobs; use --group-by with table, json or csv")
+    if group_by in {GroupBy.GPU, GroupBy.DAY} and job is not None:
+        raise UsageError(f"--group-by {group_by} counts whole GPUs; it takes no --job")
     with open_history(database or _default_database()) as history:
-        reports = job_reports(history, since=begin, until=end, job=job)
+        reports = job_reports(history, since=begin, until=end, job=job, price_per_kwh=price_per_kwh)
         if job is not None and not reports:
             names = sorted({summary.job_name for summary in history.job_summaries(since=begin, until=end)})
             raise UsageError(f"no job {job!r} in that time; known: {', '.join(names) or 'none'}")
+        match group_by:
+            case GroupBy.JOB:
+                rows = [each.figures() for each in reports]
+            case GroupBy.USER:
+                rows = [group.figures(price_per_kwh) for group in groups_by_user(reports)]
+            case GroupBy.GPU:
+                rows = [group.figures(price_per_kwh) for group in groups_by_gpu(history, since=begin, until=end)]
+            case GroupBy.DAY:
+                days = groups_by_day(history, since=begin, until=end, zone=None)
+                rows = [group.figures(price_per_kwh) for group in days]
+            case _:
+                assert_never(group_by)
         match output_format:
             case Format.TABLE:
-                if out is None:
-                    from gpuenergyd.report.tables import job_table, jobs_table  # noqa: PLC0415  Rich, for tables only
-
-                    view = job_table(reports[-1]) if len(reports) == 1 else jobs_table(reports)
-                    people_console().print(view if reports else "no job ran in that time")
-                    return 0
-                raise UsageError("--out needs --format json, csv or html; a table is for the terminal")
+                _print_table(reports, rows, group_by)
+                return 0
             case Format.JSON:
-                text = json_text({"jobs": [each.figures() for each in reports]}) + "\n"
+                text = json_text({"jobs" if group_by is GroupBy.JOB else "groups": rows}) + "\n"
             case Format.CSV:
-                from gpuenergyd.report.tables import jobs_csv  # noqa: PLC0415
+                from gpuenergyd.report.tables import csv_text  # noqa: PLC0415  Rich, for people only
 
-                text = jobs_csv(reports)
+                text = csv_text(rows)
             case Format.HTML:
                 from gpuenergyd.report.page import report_page  # noqa: PLC0415  Jinja2, for the page only
 
                 text = report_page(history, reports, made_at=now.astimezone())
+            case _:
+                assert_never(output_format)
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_text(out, text)
         typer.echo(f"wrote {out}", err=True)
     return 0
+
+
+def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> None:
+    from gpuenergyd.report.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, for tables only
+
+    if not rows:
+        people_console().print(
+            "no job ran in that time" if group_by is not GroupBy.DAY else "nothing was measured then"
+        )
+    elif group_by is not GroupBy.JOB:
+        people_console().print(groups_table(rows, by=group_by))
+    else:
+        people_console().print(job_table(reports[0]) if len(reports) == 1 else jobs_table(reports))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,11 +1,14 @@
 """What happened, for people and for scripts: from the history to tables, JSON, CSV and one HTML page.
 
 figures    how numbers are written
-savings    how sure a saving is: the interval around a ratio of medians
 job        all that a report says of one job, read from the history once
+groups     energy by user, by GPU or by day
 critical   which of the observed instructions the iteration waited for
 colours    SM clocks as colours, ordered by eye
 timeline   the pipeline before and after, drawn to one time scale
+plane      time against energy of every plan, with the proven bound
+power      power of a job's GPUs over time
+axes       round steps and ticks
 series     time and energy of every iteration, drawn in order
 page       the HTML page
 tables     the same for a terminal, as CSV and as JSON

@@ -1,5 +1,6 @@
 """How figures are written for people: units by size, percent only here, and missing stays missing."""
 
+JOULES_PER_KWH = 3.6e6
 MISSING = "-"
 """What stands where nothing was measured; never 0."""
 
@@ -25,9 +26,9 @@ def energy_text(energy_j: float | None) -> str:
         return MISSING
     if abs(energy_j) < 10_000:
         return f"{energy_j:.1f} J"
-    if abs(energy_j) < 3.6e6:
+    if abs(energy_j) < JOULES_PER_KWH:
         return f"{energy_j / 1e3:.1f} kJ"
-    return f"{energy_j / 3.6e6:.2f} kWh"
+    return f"{energy_j / JOULES_PER_KWH:.2f} kWh"
 
 
 def ratio_text(ratio: float | None) -> str:
@@ -43,6 +44,13 @@ def difference_text(energy_j: float | None) -> str:
     if energy_j is None:
         return MISSING
     return f"{energy_text(abs(energy_j))} {'less' if energy_j < 0 else 'more'}"
+
+
+def cost_text(cost: float | None) -> str:
+    """Return an amount of money, in the currency of the price: 12.34, 0.000123."""
+    if cost is None:
+        return MISSING
+    return f"{cost:.2f}" if abs(cost) >= 0.995 or cost == 0 else f"{cost:.3g}"
 
 
 def power_text(power_w: float | None) -> str:

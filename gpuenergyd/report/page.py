@@ -10,7 +10,10 @@ from markupsafe import Markup
 from gpuenergyd import __version__
 from gpuenergyd.report import figures
 from gpuenergyd.report.colours import ClockScale
-from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
+from gpuenergyd.report.groups import ROLLUP_BUCKET_S
+from gpuenergyd.report.job import JobReport, before_and_after, interval_text, plan_in_force
+from gpuenergyd.report.plane import plane_svg
+from gpuenergyd.report.power import power_svg
 from gpuenergyd.report.series import series_svg
 from gpuenergyd.report.timeline import clock_scale, timelines_svg
 from gpuenergyd.store import History
@@ -25,6 +28,8 @@ class JobSection:
     timelines: Markup
     scale: ClockScale | None
     series: Markup
+    plane: Markup
+    power: Markup
 
 
 def report_page(history: History, reports: Sequence[JobReport], *, made_at: datetime, note: str = "") -> str:
@@ -37,11 +42,13 @@ def report_page(history: History, reports: Sequence[JobReport], *, made_at: date
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "interval": interval_text,
         "time": figures.time_text,
         "energy": figures.energy_text,
         "difference": figures.difference_text,
         "ratio": figures.ratio_text,
         "clock": figures.clock_text,
+        "cost": figures.cost_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
     }
     return environment.get_template("report.html.j2").render(
@@ -54,12 +61,22 @@ def report_page(history: History, reports: Sequence[JobReport], *, made_at: date
 
 
 def _section(history: History, report: JobReport) -> JobSection:
+    job = report.summary
     iterations = before_and_after(history, report)
     plan = plan_in_force(history, report)
+    allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
+    rollups = history.rollups(bucket_s=ROLLUP_BUCKET_S, since=job.started_at, until=job.ended_at, job_id=job.job_id)
     return JobSection(
         report=report,
         plan_reason=plan.plan.reason if plan else None,
-        timelines=Markup(timelines_svg(iterations)),  # noqa: S704  every text in it is escaped where it is drawn
+        timelines=_drawn(timelines_svg(iterations)),
         scale=clock_scale(iterations),
-        series=Markup(series_svg(report.iterations)),  # noqa: S704  as above
+        series=_drawn(series_svg(report.iterations)),
+        plane=_drawn(plane_svg(report.iterations, plan, allowed_time_s=allowed_s)),
+        power=_drawn(power_svg(rollups, num_gpus=len(job.gpu_uuids))),
     )
+
+
+def _drawn(svg: str) -> Markup:
+    """Return a picture as part of the page."""
+    return Markup(svg)  # noqa: S704  every text in a picture is escaped where it is drawn

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpuenergyd.report.figures import MISSING, difference_text, energy_text, ratio_text, time_text
-from gpuenergyd.report.job import JobReport
+from gpuenergyd.report.figures import MISSING, cost_text, difference_text, energy_text, ratio_text, time_text
+from gpuenergyd.report.job import JobReport, interval_text
 
 
 def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
@@ -69,14 +69,15 @@ def job_table(report: JobReport) -> RenderableType:
     table.add_row("iterations (medians over)", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
     table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
     table.add_row("proven least at that time", "", energy_text(job.lower_bound_j))
-    lines = [f"saves {ratio_text(job.saving_ratio)} energy"]
-    if report.saving_interval:
-        low, high = report.saving_interval.low, report.saving_interval.high
-        lines[0] += f" (95 %: {ratio_text(low)} to {ratio_text(high)})"
+    lines = [f"saves {ratio_text(job.saving_ratio)} energy by medians"]
+    if report.saving:
+        lines[0] += f"; {ratio_text(report.saving.estimate)} with drift taken out, 95 %: {interval_text(report.saving)}"
     lines.append(
         f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)}"
         " than as many baseline ones"
     )
+    if report.cost is not None:
+        lines.append(f"measured energy {energy_text(job.energy_j)} costs {cost_text(report.cost)}")
     if job.is_simulated:
         lines.append(SIMULATED_NOTE)
     title = (
@@ -86,10 +87,22 @@ def job_table(report: JobReport) -> RenderableType:
     return Group(Text(title, style="bold"), table, *(Text(line) for line in lines))
 
 
-def jobs_csv(reports: Sequence[JobReport]) -> str:
-    """Return one line per job under the names that JSON uses; a missing figure is an empty field."""
+def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:
+    """Return one row per group: energy for jobs and for nobody, what was saved, what it costs."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column(by, overflow="fold")
+    for title in ("jobs", "energy", "for jobs", "idle", "saved", "cost"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in groups:
+        energies = (energy_text(row[name]) for name in ("energy_j", "job_energy_j", "idle_energy_j", "saved_energy_j"))
+        table.add_row(row["group"], str(row["num_jobs"]), *energies, cost_text(row["cost"]))
+    return table
+
+
+def csv_text(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line per mapping under the names that JSON uses; a missing figure is an empty field."""
     out = io.StringIO()
-    rows = [{key: _cell(value) for key, value in report.figures().items()} for report in reports]
+    rows = [{key: _cell(value) for key, value in row.items()} for row in figures]
     if rows:
         writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.report.axes import round_step
 from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.critical import instruction_of, observed_critical_path
 from gpuenergyd.report.figures import clock_text, time_text
@@ -108,7 +109,7 @@ def _instruction(span: ObservedSpan, *, scale: ClockScale, per_second: float, y:
 
 def _axis(longest_s: float, *, per_second: float, top: float) -> str:
     """Return ticks at round times."""
-    step_s = _round_step(longest_s / 6)
+    step_s = round_step(longest_s / 6)
     parts = [f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8:.0f}" y1="{top:.1f}" y2="{top:.1f}"/>']
     ticks = int(longest_s / step_s + 1e-9)
     for i in range(ticks + 1):
@@ -118,13 +119,3 @@ def _axis(longest_s: float, *, per_second: float, top: float) -> str:
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{top + 5:.1f}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{top + 19:.1f}" text-anchor="{anchor}">{text}</text>')
     return "".join(parts)
-
-
-def _round_step(step: float) -> float:
-    """Return the smallest of 1, 2, 5 times a power of ten that is at least `step`."""
-    power = 1e-9
-    while True:
-        for factor in (1.0, 2.0, 5.0):
-            if factor * power >= step:
-                return factor * power
-        power *= 10.0

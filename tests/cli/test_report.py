@@ -106,3 +106,36 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 
     assert run(["report", "--format", "html", "--out", str(out), "--database", database]) == 2
     assert capsys.readouterr().err.splitlines() == [f"gpuenergyd: cannot write {out}: No such file or directory"]
+
+
+@pytest.mark.parametrize("by", ["user", "gpu", "day"])
+def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["report", "--group-by", by, "--price-per-kwh", "0.25", "--database", database]
+    assert run([*arguments, "--json"]) == 0
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert run([*arguments, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert run(arguments) == 0
+    table = capsys.readouterr().out
+
+    assert [row["group"] for row in rows] == [group["group"] for group in groups]
+    assert all(group["cost"] == pytest.approx(group["energy_j"] / 3.6e6 * 0.25) for group in groups)
+    assert all(group["group"] in table for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--group-by", "day", "--format", "html"], "--group-by with table, json or csv"),
+        (["--group-by", "gpu", "--job", "gpt"], "it takes no --job"),
+        (["--group-by", "moon"], "'job', 'user', 'gpu', 'day'"),
+        (["--price-per-kwh", "-1"], "--price-per-kwh"),
+        (["--out", "x.txt"], "--out needs --format json, csv or html"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_contradict_each_other_are_usage_errors(
+    arguments: list[str], says: str, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", *arguments, "--database", database]) == 2
+    assert says in capsys.readouterr().err

@@ -9,7 +9,7 @@ from gpuenergyd.core.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, Pl
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord, PlanRecord, RankRecord
+from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord, PlanRecord, RankRecord, RollupRecord
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 NUM_RANKS = 4
@@ -94,6 +94,12 @@ def write_sample_history(path: Path, *, job_name: str = "gpt", is_measured: bool
                 spans(is_tuned=plan is TUNED) if index >= 2 else (),
             )
         )
+    if is_measured:
+        for second in range(-2, 14):
+            at, owner = START + timedelta(seconds=second), job_id if second >= 0 else ""
+            for rank in range(NUM_RANKS):
+                power_w = 60.0 if second < 0 else 50.0 + rank
+                writer.write(RollupRecord(1, f"GPU-{rank}", at, owner, power_w, power_w, power_w, 1410.0, 10))
     writer.write(JobEndRecord(job_id, START + timedelta(seconds=14), "released"))
     assert writer.flush(10.0)
     writer.close()

@@ -1,0 +1,84 @@
+"""Time against energy, as inline SVG: what each plan was measured to take, what is predicted, what is proven."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+from statistics import median
+
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.report.axes import Axis
+from gpuenergyd.report.figures import energy_text, time_text
+from gpuenergyd.store import IterationRow, PlanRow
+
+_WIDTH = 1000.0
+_HEIGHT = 300.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 10.0, 270.0
+_MARGIN = 0.06
+
+
+def plane_svg(iterations: Sequence[IterationRow], plan: PlanRow | None, *, allowed_time_s: float | None) -> str:
+    """Return one dot per plan at the medians of its regular iterations; the plan in force with its proven bound.
+
+    `allowed_time_s` is how long an iteration may take. Empty when fewer than two plans were measured.
+    """
+    measured = _measured(iterations)
+    if len(measured) < 2:
+        return ""
+    predicted = plan.plan.predicted if plan else None
+    times_s = [time_s for _, time_s, _, _ in measured]
+    energies_j = [energy_j for _, _, energy_j, _ in measured]
+    if predicted:
+        times_s.append(predicted.iteration_time_s)
+        energies_j += [predicted.energy_j, *([predicted.lower_bound_j] if predicted.lower_bound_j else [])]
+    across = Axis(*_range(times_s), at_low=_LEFT, at_high=_RIGHT, text=time_text, num_ticks=7)
+    up = Axis(*_range(energies_j), at_low=_BOTTOM, at_high=_TOP, text=energy_text, num_ticks=4)
+    parts = [up.draw_up(_LEFT, _RIGHT), across.draw_across(_BOTTOM)]
+    if allowed_time_s is not None and across.low <= allowed_time_s <= across.high:
+        x = across.place(allowed_time_s)
+        parts.append(
+            f'<line class="allowed" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}">'
+            f"<title>allowed: {escape(time_text(allowed_time_s))}</title></line>"
+        )
+    for (plan_id, purpose), time_s, energy_j, count in measured:
+        tooltip = f"{plan_id}: {time_text(time_s)}, {energy_text(energy_j)}, median of {count}"
+        parts.append(
+            f'<circle class="{purpose}" cx="{across.place(time_s):.1f}" cy="{up.place(energy_j):.1f}" r="5">'
+            f"<title>{escape(tooltip)}</title></circle>"
+        )
+    if predicted:
+        x = across.place(predicted.iteration_time_s)
+        parts.append(_diamond(x, up.place(predicted.energy_j), f"predicted: {energy_text(predicted.energy_j)}"))
+        if predicted.lower_bound_j is not None:
+            y, text = up.place(predicted.lower_bound_j), energy_text(predicted.lower_bound_j)
+            parts.append(
+                f'<line class="bound" x1="{x - 14:.1f}" x2="{x + 14:.1f}" y1="{y:.1f}" y2="{y:.1f}">'
+                f"<title>no plan of that time takes less than {escape(text)}</title></line>"
+            )
+    return (
+        f'<svg class="plane" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
+        f'aria-label="Iteration time against energy of every plan">{"".join(parts)}</svg>'
+    )
+
+
+def _measured(iterations: Sequence[IterationRow]) -> list[tuple[tuple[str, PlanPurpose], float, float, int]]:
+    """Return plan and purpose, median time, median energy and count of each plan that was measured."""
+    by_plan: dict[tuple[str, PlanPurpose], list[tuple[float, float]]] = defaultdict(list)
+    for row in iterations:
+        if row.is_regular and row.energy_j is not None and row.plan_id is not None and row.plan_purpose is not None:
+            by_plan[row.plan_id, row.plan_purpose].append((row.iteration_time_s, row.energy_j))
+    return [
+        (key, median(time_s for time_s, _ in pairs), median(energy_j for _, energy_j in pairs), len(pairs))
+        for key, pairs in by_plan.items()
+    ]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Return a range around values with some room; never empty."""
+    low, high = min(values), max(values)
+    room = max(high - low, 1e-3 * high) * _MARGIN
+    return low - room, high + room
+
+
+def _diamond(x: float, y: float, tooltip: str) -> str:
+    path = f"M{x:.1f} {y - 7:.1f} l7 7 l-7 7 l-7 -7 z"
+    return f'<path class="predicted" d="{path}"><title>{escape(tooltip)}</title></path>'

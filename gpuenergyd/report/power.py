@@ -1,0 +1,60 @@
+"""Power of a job's GPUs over time, as inline SVG; a gap is a gap."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from gpuenergyd.report.axes import Axis
+from gpuenergyd.report.figures import power_text, time_text
+from gpuenergyd.store.queries import Rollup
+
+_WIDTH = 1000.0
+_HEIGHT = 190.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 984.0, 10.0, 160.0
+_MAX_POINTS = 480
+
+
+def power_svg(rollups: Sequence[Rollup], *, num_gpus: int) -> str:
+    """Return the sum over a job's GPUs per bucket; buckets in which one of them was not measured are left out.
+
+    Empty with fewer than two such buckets.
+    """
+    by_bucket: dict[float, list[float]] = defaultdict(list)
+    for rollup in rollups:
+        if rollup.mean_power_w is not None:
+            by_bucket[rollup.started_at.timestamp()].append(rollup.mean_power_w)
+    points = sorted((at, sum(powers_w)) for at, powers_w in by_bucket.items() if len(powers_w) == num_gpus)
+    if len(points) < 2:
+        return ""
+    begin = points[0][0]
+    points, width_s = _thinned(points, rollups[0].bucket_s)
+    span_s = points[-1][0] - begin + width_s
+    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=_elapsed_text, num_ticks=6)
+    up = Axis(0.0, max(w for _, w in points) * 1.08, at_low=_BOTTOM, at_high=_TOP, text=power_text, num_ticks=3)
+    path, last_at = "", None
+    for at, power_w in points:
+        is_gap = last_at is None or at - last_at > 1.5 * width_s
+        x, y = across.place(at - begin), up.place(power_w)
+        path += f"{'M' if is_gap else 'L'}{x:.1f} {y:.1f}"
+        path += f"H{across.place(at - begin + width_s):.1f}"
+        last_at = at
+    return (
+        f'<svg class="power" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
+        f'aria-label="Power of {num_gpus} GPUs over time">{up.draw_up(_LEFT, _RIGHT)}{across.draw_across(_BOTTOM)}'
+        f'<path class="line" d="{path}"/></svg>'
+    )
+
+
+def _elapsed_text(time_s: float) -> str:
+    return f"{time_s:g} s" if time_s < 100 else time_text(time_s)
+
+
+def _thinned(points: list[tuple[float, float]], width_s: float) -> tuple[list[tuple[float, float]], float]:
+    """Return means over as many neighbouring buckets as it takes to stay readable, and their width."""
+    together = -(-len(points) // _MAX_POINTS)
+    if together == 1:
+        return points, width_s
+    begin, wide_s = points[0][0], width_s * together
+    merged: dict[int, list[float]] = defaultdict(list)
+    for at, power_w in points:
+        merged[int((at - begin) // wide_s)].append(power_w)
+    return [(begin + index * wide_s, sum(w) / len(w)) for index, w in sorted(merged.items())], wide_s

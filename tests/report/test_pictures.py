@@ -1,0 +1,108 @@
+"""Pictures show what was measured, in place; what was not measured leaves a gap."""
+
+import re
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.report.axes import Axis, round_step
+from gpuenergyd.report.colours import ClockScale
+from gpuenergyd.report.plane import plane_svg
+from gpuenergyd.report.power import power_svg
+from gpuenergyd.store import IterationRow, PlanRow
+from gpuenergyd.store.queries import Rollup
+from tests.support.sample_history import TUNED
+
+AT = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def iterations(*, with_energy: bool = True) -> list[IterationRow]:
+    """Return un-tuned iterations of 0.5 s and 100 J, tuned ones of 0.52 s and 80 J."""
+    return [
+        IterationRow(index, AT, time_s, energy_j if with_energy else None, plan_id, purpose, True)
+        for index, (plan_id, purpose, time_s, energy_j) in enumerate(
+            [(BASELINE_PLAN_ID, PlanPurpose.BASELINE, 0.5, 100.0)] * 3
+            + [("tuned-1", PlanPurpose.TUNED, 0.52, 80.0)] * 3
+        )
+    ]
+
+
+def rollup(second: int, gpu: int, power_w: float | None) -> Rollup:
+    return Rollup(1, f"GPU-{gpu}", AT + timedelta(seconds=second), "j1", power_w, power_w, power_w, None, 10)
+
+
+def test_less_energy_is_lower_and_more_time_further_right() -> None:
+    svg = ET.fromstring(plane_svg(iterations(), PlanRow(TUNED, 1, AT, 3), allowed_time_s=0.5))
+
+    dots = {dot.attrib["class"]: dot for dot in svg.iter("circle")}
+    assert set(dots) == {"baseline", "tuned"}
+    assert float(dots["tuned"].attrib["cx"]) > float(dots["baseline"].attrib["cx"])
+    assert float(dots["tuned"].attrib["cy"]) > float(dots["baseline"].attrib["cy"])
+    assert dots["tuned"].findtext("title") == "tuned-1: 520.0 ms, 80.0 J, median of 3"
+    lines = {line.attrib["class"]: line for line in svg.iter("line")}
+    assert float(lines["allowed"].attrib["x1"]) == float(dots["baseline"].attrib["cx"])
+    assert lines["bound"].findtext("title") == "no plan of that time takes less than 80.0 J"
+
+
+def test_without_measured_energy_there_is_no_time_energy_picture() -> None:
+    assert plane_svg(iterations(with_energy=False), None, allowed_time_s=None) == ""
+    assert plane_svg(iterations()[:3], None, allowed_time_s=None) == ""
+
+
+def test_a_second_in_which_a_gpu_was_not_measured_is_a_gap() -> None:
+    whole = [rollup(second, gpu, 100.0) for second in range(6) for gpu in range(2)]
+    torn = [r for r in whole if not (r.gpu_uuid == "GPU-1" and r.started_at == AT + timedelta(seconds=3))]
+
+    def strokes(rollups: list[Rollup]) -> int:
+        path = re.search(r'class="line" d="([^"]*)"', power_svg(rollups, num_gpus=2))
+        assert path
+        return path[1].count("M")
+
+    assert strokes(whole) == 1
+    assert strokes(torn) == 2
+
+
+def test_a_long_history_is_thinned_without_losing_its_mean() -> None:
+    rollups = [rollup(second, 0, 100.0 + second % 2) for second in range(5000)]
+
+    svg = power_svg(rollups, num_gpus=1)
+
+    assert svg.count("H") <= 500
+    heights = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)", svg)]
+    assert max(heights) - min(heights) < 0.5
+
+
+def test_one_sample_is_no_picture() -> None:
+    assert power_svg([rollup(0, 0, 1.0)], num_gpus=1) == ""
+    assert power_svg([], num_gpus=1) == ""
+
+
+@given(st.floats(1e-6, 1e9))
+def test_a_step_is_round_and_just_large_enough(step: float) -> None:
+    rounded = round_step(step)
+
+    assert step <= rounded <= 2.5 * step * (1 + 1e-9)
+    assert f"{rounded:.6e}"[0] in "125"
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_lie_within_their_axis(low: float, width: float) -> None:
+    axis = Axis(low, low + width, at_low=0.0, at_high=100.0, text=str)
+
+    assert all(-1e-3 <= axis.place(tick) <= 100.001 for tick in axis.ticks())
+    assert len(axis.ticks()) <= 7
+
+
+def test_faster_clocks_are_brighter() -> None:
+    scale = ClockScale(900, 1410)
+
+    def brightness(colour: str) -> float:
+        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    shades = [brightness(scale.fill(clock)) for clock in range(900, 1411, 15)]
+    assert shades == sorted(shades)
+    assert scale.fill(None) == "url(#unknown)"
