@@ -1,0 +1,116 @@
+"""A folder with simulated GPUs and real worker processes in it, and the core's side of the link to them."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuenergyd.gpu.journal import Journal
+from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner, WorkerLink
+from gpuenergyd.gpu.simulated import SimulatedHost
+
+OWNER = LeaseOwner("job-1", os.getpid(), os.getuid())
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the worker told the core."""
+
+    samples: list[GpuSample] = field(default_factory=list)
+    clock_sets: list[ClockSet] = field(default_factory=list)
+    states: list[GpuStateChange] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def health(self, gpu_uuid: str) -> GpuHealth:
+        """Return the last state told of a GPU."""
+        return next((s.health for s in reversed(self.states) if s.gpu_uuid == gpu_uuid), GpuHealth.OK)
+
+
+@dataclass(slots=True)
+class Site:
+    """A folder with simulated GPUs, a journal and a socket, and the workers started in it."""
+
+    folder: Path
+    host: SimulatedHost
+    driver: str = "simulated"
+    environment: Mapping[str, str] | None = None
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs' UUIDs by index."""
+        return [i.gpu_uuid for i in self.host.identities()]
+
+    def locks(self) -> list[int | None]:
+        """The clock locks installed now."""
+        return [self.host.locked_sm_clock_mhz(g) for g in self.gpus]
+
+    def journalled(self) -> set[str]:
+        """The GPUs in the journal on disk."""
+        return {e.gpu_uuid for e in Journal(self.folder / "journal.json").read().entries}
+
+    def start_worker(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start a worker as the daemon does."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-m", "gpuenergyd.gpu.worker"),
+                *("--link", str(self.folder / "link.sock")),
+                *("--journal", str(self.folder / "journal.json")),
+                *("--driver", self.driver, "--world", str(self.host.path), *options),
+            ],
+            env=self.environment,
+            stderr=subprocess.PIPE,
+        )
+        self.processes.append(process)
+        return process
+
+    def end_workers(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    @contextlib.asynccontextmanager
+    async def linked(self) -> AsyncIterator[tuple[WorkerLink, Heard]]:
+        """Connect as the core does."""
+        heard = Heard()
+        link = await WorkerLink.connect(
+            self.folder / "link.sock",
+            on_samples=heard.samples.extend,
+            on_clock_set=heard.clock_sets.append,
+            on_gpu_state=heard.states.append,
+            on_lost=heard.lost.append,
+            timeout_s=20.0,
+        )
+        try:
+            yield link, heard
+        finally:
+            await link.close()
+
+
+async def until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Return once the predicate holds, letting the event loop run."""
+    deadline = time.monotonic() + timeout_s
+    while not predicate():
+        assert time.monotonic() < deadline, f"did not happen within {timeout_s} s"
+        await asyncio.sleep(0.002)
+
+
+def run(main: Awaitable[None]) -> None:
+    """Run one test's coroutine, a minute at most."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await main
+
+    asyncio.run(bounded())
+
+
+def want(link: WorkerLink, gpu: str, clock: int) -> None:
+    """Wish for a clock now."""
+    link.want(gpu, clock, asked_mono_ns=time.monotonic_ns(), reason="test")
