@@ -36,6 +36,7 @@ class _Slot:
     now: Wish | None = None
     later: Wish | None = None
     in_force_mhz: int | None = None
+    set_mono_ns: int = 0
     is_failing: bool = False
 
 
@@ -147,6 +148,17 @@ class Actuator:
                 self._slots[uuid].now = self._slots[uuid].later = None
                 self._slots[uuid].in_force_mhz = None
 
+    def forget_lock(self, gpu_uuid: str) -> None:
+        """Take no lock for granted: the driver has forgotten it, or somebody else changed it."""
+        with self._wakeup:
+            self._slots[gpu_uuid].in_force_mhz = None
+
+    def lock_in_force(self, gpu_uuid: str) -> tuple[int, int] | None:
+        """Return the clock we locked and when that call returned, if we did."""
+        with self._wakeup:
+            slot = self._slots[gpu_uuid]
+            return None if slot.in_force_mhz is None else (slot.in_force_mhz, slot.set_mono_ns)
+
     def order(self, gpu_uuid: str, action: Callable[[], None]) -> None:
         """Run something that concerns one GPU on the actuator's thread, before any further wish."""
         with self._wakeup:
@@ -215,7 +227,7 @@ class Actuator:
         if error is None and slot.is_failing:
             slot.is_failing = False
             self._on_health(uuid, GpuHealth.OK, "its clock can be set again")
-        slot.in_force_mhz = None if error else sm_clock_mhz
+        slot.in_force_mhz, slot.set_mono_ns = None if error else sm_clock_mhz, returned_ns
         self._on_set(
             ClockSet(
                 gpu_uuid=uuid,

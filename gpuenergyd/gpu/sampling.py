@@ -53,6 +53,7 @@ class Sampler:
         on_samples: Callable[[Sequence[GpuSample]], None],
         on_settled: Callable[[ClockSet], None],
         on_health: Callable[[str, GpuHealth, str], None],
+        on_counter_reset: Callable[[str], None],
         on_returned: Callable[[str], None],
     ) -> None:
         self.num_late_ticks = 0
@@ -62,6 +63,7 @@ class Sampler:
         self._on_samples = on_samples
         self._on_settled = on_settled
         self._on_health = on_health
+        self._on_counter_reset = on_counter_reset
         self._on_returned = on_returned
         self._watched = {uuid: _Watched(uuid) for uuid in gpu_uuids}
         self._wakeup = threading.Condition()
@@ -94,6 +96,7 @@ class Sampler:
                 on_samples=self._on_samples,
                 on_settled=self._on_settled,
                 on_health=self._on_health,
+                on_counter_reset=self._on_counter_reset,
                 on_returned=self._on_returned,
             )
             heir.num_late_ticks = self.num_late_ticks
@@ -179,7 +182,10 @@ class Sampler:
             watched.is_failing = False
             self._on_health(watched.gpu_uuid, GpuHealth.OK, "it answers again")
         edges = watched.edges
+        num_resets = edges.num_resets
         edges.observe(reading.read_mono_ns, reading.total_energy_j)
+        if edges.num_resets > num_resets:
+            self._on_counter_reset(watched.gpu_uuid)
         self._check_effect(watched, reading)
         return GpuSample(
             gpu_uuid=reading.gpu_uuid,

@@ -47,6 +47,10 @@ _TICK_S = 0.25
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
 _NS_PER_S = 1_000_000_000
+_CLOCK_TOLERANCE_MHZ = 16
+_SETTLED_AFTER_NS = 200_000_000
+_NUM_ABOVE_IS_FOREIGN = 10
+"""Samples in a row: 0.2 s at the usual period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class Worker:
         self._returned: deque[str] = deque()
         self._restorings: list[_Restoring] = []
         self._guard = threading.RLock()
+        self._num_above: dict[str, int] = {}
         self._samples: list[list[Any]] = []
         self._samples_sent_ns = 0
         self._is_stopping = False
@@ -111,6 +116,7 @@ class Worker:
             on_samples=self._queue_samples,
             on_settled=self._queue_clock_set,
             on_health=self._set_health,
+            on_counter_reset=self._note_driver_reload,
             on_returned=self._returned.append,
         )
         self._actuator = Actuator(
@@ -221,6 +227,7 @@ class Worker:
                 return
         for uuid in uuids:
             self._leases[uuid] = lease_id
+            self._num_above[uuid] = 0
         self._actuator.order("", partial(self._journal_and_reply, message, lease_id, uuids, owner))
 
     def _refusal(self, uuid: str) -> str | None:
@@ -397,7 +404,39 @@ class Worker:
         log(f"{gpu_uuid} is {health}: {detail}")
         self._core.send({"type": "gpu_state", "gpu_uuid": gpu_uuid, "health": health, "detail": detail})
 
+    def _note_driver_reload(self, uuid: str) -> None:
+        log(f"{uuid}: the energy counter began anew; the driver was reloaded and has forgotten the lock")
+        self._actuator.forget_lock(uuid)
+
+    def _check_for_others(self, sample: GpuSample) -> None:
+        """A clock that stays above our lock was unlocked by somebody else: do not fight, and undo nothing of theirs."""
+        uuid, lock = sample.gpu_uuid, self._actuator.lock_in_force(sample.gpu_uuid)
+        is_above = (
+            lock is not None
+            and sample.sm_clock_mhz is not None
+            and sample.sm_clock_mhz > lock[0] + _CLOCK_TOLERANCE_MHZ
+            and sample.read_mono_ns > lock[1] + _SETTLED_AFTER_NS
+        )
+        self._num_above[uuid] = self._num_above.get(uuid, 0) + 1 if is_above else 0
+        if self._num_above[uuid] == _NUM_ABOVE_IS_FOREIGN:
+            self._actuator.order(uuid, partial(self._yield_to_others, uuid, sample.sm_clock_mhz))
+
+    def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None) -> None:
+        """Give a GPU up that somebody else changed; on the actuator's thread."""
+        self._leases.pop(uuid, None)
+        self._actuator.drop_wishes([uuid])
+        try:
+            self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
+        except JournalError as error:
+            log(str(error))
+        detail = (
+            f"somebody else changed its clock lock: it runs at {sm_clock_mhz} MHz, above ours; the lease is dropped"
+        )
+        self._set_health(uuid, GpuHealth.DEGRADED, detail)
+
     def _queue_samples(self, samples: Sequence[GpuSample]) -> None:
+        for sample in samples:
+            self._check_for_others(sample)
         self._samples += [sample_row(s) for s in samples]
         now_ns = time.monotonic_ns()
         is_due = now_ns - self._samples_sent_ns >= _SAMPLES_EVERY_NS

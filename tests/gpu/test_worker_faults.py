@@ -256,9 +256,29 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
             control.reload_driver()
             heard.samples.clear()
             await until(lambda: any((s.total_energy_j or 1e9) < 1000.0 for s in heard.samples))
-            want(link, site.gpus[0], 1005)
-            await until(lambda: site.locks()[0] == 1005)
+            # The same clock as before: it must be set anew, not taken for granted.
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
             assert {o.result for o in await link.restore(site.gpus, "end")} == {RestoreResult.RESTORED}
+
+    run(main())
+
+
+def test_what_somebody_else_unlocks_is_respected_and_told(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            site.host.lock_sm_clock(site.gpus[0], 1305)
+            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.DEGRADED)
+            assert "somebody else changed its clock lock" in heard.states[-1].detail
+            await link.restore(site.gpus, "end")
+            assert site.locks() == [1305, None, None]
+            assert site.journalled() == set()
 
     run(main())
 
