@@ -51,6 +51,9 @@ def plan(
         float | None, typer.Option(metavar="L", help="Seconds from one stage to the next.")
     ] = None,
     policy: Annotated[str, typer.Option(metavar="NAME", help="Whose planner to use.")] = DEFAULT_POLICY,
+    set_option: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the policy's own.")
+    ] = None,
     frontier: Annotated[bool, typer.Option("--frontier", help="Add the whole time-energy frontier.")] = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -72,6 +75,7 @@ def plan(
             blocking_power_w=blocking_power_w,
             communication_latency_s=communication_latency_s,
             want_frontier=frontier,
+            own=tuple(set_option or ()),
         ),
     )
     figures = plan_figures(given, planner(given.request))

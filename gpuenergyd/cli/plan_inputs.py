@@ -36,6 +36,8 @@ class PlanOptions:
     blocking_power_w: float | None = None
     communication_latency_s: float | None = None
     want_frontier: bool = False
+    own: tuple[str, ...] = ()
+    """NAME=VALUE for the planner alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
             switch_latency_s=options.switch_latency_s,
             want_frontier=options.want_frontier,
             options={
+                **_own_options(options.own),
                 "communication_latency_s": repr(options.communication_latency_s or 0.0),
                 **({"memory_limit_microbatches": ",".join(map(str, memory_limits))} if memory_limits else {}),
             },
@@ -164,6 +167,16 @@ def _require_agreement(path: Path, instance: PlannerInstance, options: PlanOptio
     ):
         if given is not None:
             raise UsageError(f"{option} {given}: {path} fixes its own order and edges; this option needs a profile CSV")
+
+
+def _own_options(texts: tuple[str, ...]) -> dict[str, str]:
+    own = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise UsageError(f"--set {text}: must be NAME=VALUE, e.g. --set mode=greedy")
+        own[name] = value
+    return own
 
 
 def _extra_inflight(text: str | None) -> int | str | None:

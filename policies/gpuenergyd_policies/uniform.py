@@ -8,16 +8,14 @@ the target or else half way, and finally runs the cheapest clock whose measured 
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
 
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes, untuned_plan
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
 from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.core.profile import ClockOption, InstructionProfile
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.judging import JudgedClocks, baseline, judge, unproven_plan
+from gpuenergyd_policies.trials import Trial, common_clocks_mhz, trials, uniform_plan
 
-ITERATIONS_PER_CLOCK = 2
 COARSE_CLOCKS = 6
 """Clocks on the way down from the highest to the lowest worth trying."""
 LOWEST_CLOCK_RATIO = 0.5
@@ -25,54 +23,25 @@ LOWEST_CLOCK_RATIO = 0.5
 MAX_REFINEMENTS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """What iterations at one clock took and cost: medians."""
-
-    iteration_time_s: float
-    energy_j: float | None
-    num_iterations: int
-
-
 class Uniform:
     """Runs all GPUs of a job at the one clock of least energy that keeps the target."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the next clock to try, or the best of those tried."""
-        clocks_mhz = sorted(set.intersection(*(set(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)), reverse=True)
+        clocks_mhz = common_clocks_mhz(view)
         if not clocks_mhz:
             return untuned_plan(reason="the GPUs of this job share no clock")
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        measured = _measured_by_clock(view)
+        measured = trials(view)
         to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)
         if to_try_mhz is not None:
-            return _plan(view, to_try_mhz, PlanPurpose.PROFILE, f"trying {to_try_mhz} MHz on all GPUs")
+            return uniform_plan(
+                view, to_try_mhz, PlanPurpose.PROFILE, policy="uniform", reason=f"trying {to_try_mhz} MHz on all GPUs"
+            )
         return _best_plan(view, measured, target_s)
 
 
-def _measured_by_clock(view: JobView) -> dict[int, _Measured]:
-    """Return what was measured at each uniform clock that ran for enough regular iterations."""
-    clock_of_plan: dict[str, int] = {}
-    for plan in view.issued_plans:
-        clocks = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
-        clock = clocks.pop() if len(clocks) == 1 else None
-        if clock is not None:
-            clock_of_plan[plan.plan_id] = clock
-    by_clock: dict[int, list[tuple[float, float | None]]] = {}
-    for seen in view.observations:
-        if seen.is_regular and seen.plan_id in clock_of_plan:
-            by_clock.setdefault(clock_of_plan[seen.plan_id], []).append((seen.iteration_time_s, seen.energy_j))
-    result = {}
-    for clock, iterations in by_clock.items():
-        if len(iterations) >= ITERATIONS_PER_CLOCK:
-            energies = [energy_j for _, energy_j in iterations if energy_j is not None]
-            result[clock] = _Measured(
-                median(time_s for time_s, _ in iterations), median(energies) if energies else None, len(iterations)
-            )
-    return result
-
-
-def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, _Measured], target_s: float) -> int | None:
+def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, Trial], target_s: float) -> int | None:
     """Return the clock to measure next, None when enough is known; `clocks_mhz` descend."""
     useful = [mhz for mhz in clocks_mhz if mhz >= LOWEST_CLOCK_RATIO * clocks_mhz[0]]
     steps = max(1, min(COARSE_CLOCKS, len(useful)) - 1)
@@ -101,7 +70,7 @@ def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, _Measured], t
     return min(allowed or between, key=lambda mhz: abs(mhz - wanted_mhz), default=None)
 
 
-def _best_plan(view: JobView, measured: Mapping[int, _Measured], target_s: float) -> ClockPlan:
+def _best_plan(view: JobView, measured: Mapping[int, Trial], target_s: float) -> ClockPlan:
     if view.baseline.energy_j is None:
         return untuned_plan(reason="no energy was measured, so no clock is known to save any")
     cheapest_j, cheapest_mhz = view.baseline.energy_j, None
@@ -110,23 +79,12 @@ def _best_plan(view: JobView, measured: Mapping[int, _Measured], target_s: float
             cheapest_j, cheapest_mhz = seen.energy_j, clock
     if cheapest_mhz is None:
         return untuned_plan(reason=f"no single clock keeps {target_s:.6g} s with less energy")
-    return _plan(
+    return uniform_plan(
         view,
         cheapest_mhz,
         PlanPurpose.TUNED,
-        f"{cheapest_mhz} MHz measured {measured[cheapest_mhz].iteration_time_s:.6g} s of {target_s:.6g} s owed",
-    )
-
-
-def _plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, reason: str) -> ClockPlan:
-    return ClockPlan(
-        plan_id=f"uniform-{purpose}-{sm_clock_mhz}",
-        purpose=purpose,
-        ranks=tuple(
-            RankClocks(pp_rank, (sm_clock_mhz,) * len(order), constant_clock_changes(order, sm_clock_mhz))
-            for pp_rank, order in enumerate(view.schedule.orders)
-        ),
-        reason=reason,
+        policy="uniform",
+        reason=f"{cheapest_mhz} MHz measured {measured[cheapest_mhz].iteration_time_s:.6g} s of {target_s:.6g} s owed",
     )
 
 

@@ -220,6 +220,7 @@ def test_people_are_told_what_was_assumed(table: Path) -> None:
         (["--microbatches", "8", "--extra-inflight", "2", "--schedule", "gpipe"], "needs schedule 1f1b"),
         (["--microbatches", "8", "--memory-limit-microbatches", "3"], "keeps 4 microbatches in flight on stage 0"),
         (["--microbatches", "8", "--memory-limit-microbatches", "4,x"], "4,x: must be one whole number"),
+        (["--microbatches", "8", "--set", "mode"], "--set mode: must be NAME=VALUE"),
         (["--microbatches", "8", "--policy", "nope"], "no policy 'nope' plans offline; installed: .*bubble-aware"),
     ],
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.policy import OfflineRequest
 from gpuenergyd.core.profile import PipelineProfile
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
@@ -65,6 +66,26 @@ def caps_from_bytes(free_bytes: Sequence[int], activation_bytes: Sequence[int]) 
                 f"rank {pp_rank}: {free} bytes free, {size} bytes per microbatch: must be >= 0 and >= 1"
             )
     return tuple(free // size for free, size in zip(free_bytes, activation_bytes, strict=True))
+
+
+def requested_caps(request: OfflineRequest, num_ranks: int) -> tuple[int, ...] | None:
+    """Return what a request allows each rank beyond plain 1F1B: the smaller of its number and its memory limit.
+
+    Raises:
+        ScheduleError: the schedule is not 1F1B, or does not fit into memory even without extra microbatches.
+    """
+    if request.schedule is None or request.schedule.name != "1f1b":
+        name = request.schedule.name if request.schedule else "unknown"
+        raise ScheduleError(f"extra in-flight microbatches need schedule 1f1b, this one is {name}")
+    caps: tuple[int, ...] | None = None
+    limit = request.options.get("memory_limit_microbatches")
+    if limit:
+        limits = [int(part) for part in limit.split(",")]
+        caps = caps_from_microbatches(limits if len(limits) > 1 else limits * num_ranks)
+    if isinstance(request.extra_inflight, int):
+        most = request.extra_inflight
+        caps = tuple(min(most, cap) for cap in caps or (most,) * num_ranks)
+    return caps
 
 
 def plan_inflight(

@@ -10,9 +10,9 @@ from itertools import groupby
 from gpuenergyd.core.pipeline import DependencyGraph
 from gpuenergyd.core.policy import FrontierPoint, OfflinePlan, OfflineRequest, SwitchingFigures
 from gpuenergyd.core.timeline import timeline
-from gpuenergyd.errors import TargetError, UsageError
+from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
-from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
+from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.judging import baseline, rank_orders
 from gpuenergyd_policies.planning.segments import plan_segments
 from gpuenergyd_policies.planning.switching import clock_changes, naive_changes, simulate_switching
@@ -23,7 +23,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
 
     Raises:
         TargetError: no plan is fast enough, or none with so few clock segments; the message says what is possible.
-        UsageError: extra in-flight microbatches for a schedule that takes none.
+        ScheduleError: extra in-flight microbatches for a schedule that takes none, or more than memory holds.
     """
     warm_up()
     began_cpu_s = time.process_time()
@@ -111,19 +111,11 @@ def _solved(request: OfflineRequest, deadline_s: float) -> tuple[DependencyGraph
     forced = request.target.is_forced
     if request.extra_inflight is None:
         return request.graph, (), solve(request.graph, request.profile, deadline_s=deadline_s, forced=forced)
-    schedule = request.schedule
-    if schedule is None or schedule.name != "1f1b":
-        raise UsageError(
-            f"extra in-flight microbatches need schedule 1f1b, this one is {schedule.name if schedule else 'unknown'}"
-        )
-    limit = request.options.get("memory_limit_microbatches")
-    caps = caps_from_microbatches([int(part) for part in limit.split(",")]) if limit else None
-    if isinstance(request.extra_inflight, int):
-        most = request.extra_inflight
-        caps = tuple(min(most, cap) for cap in caps or (most,) * schedule.num_ranks)
+    caps = requested_caps(request, request.graph.num_ranks)
+    assert request.schedule is not None
     planned = plan_inflight(
-        schedule.num_ranks,
-        schedule.num_microbatches,
+        request.graph.num_ranks,
+        request.schedule.num_microbatches,
         request.profile,
         deadline_s=deadline_s,
         forced=forced,

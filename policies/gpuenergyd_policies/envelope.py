@@ -1,0 +1,195 @@
+"""EnvPipe's policy: full speed on the outer envelope of the pipeline, the energy valley inside it.
+
+Kept as a baseline and for what it needs little of: no energy of single instructions, few clock changes. Online it
+first holds all GPUs at a handful of clocks, as the published planner does, then plans on the measured times; when the
+plan comes out slower than owed, its clocks rise. They never fall.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from gpuenergyd.core.pipeline import dependency_graph, one_forward_one_backward
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
+from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.errors import TargetError, UsageError
+from gpuenergyd_policies.planning.envpipe import (
+    BALANCED_STEP_MHZ,
+    VALLEY_STEP_MHZ,
+    EnvelopeMode,
+    EnvelopePlan,
+    extra_warm_up,
+    plan_envelope,
+    profiled_clocks,
+    valleys,
+)
+from gpuenergyd_policies.planning.inflight import requested_caps
+from gpuenergyd_policies.planning.judging import baseline, rank_orders
+from gpuenergyd_policies.planning.switching import clock_changes
+from gpuenergyd_policies.trials import Trial, common_clocks_mhz, trials, uniform_plan
+
+LOWEST_CLOCK_RATIO = 0.55
+"""The published window of clocks on each GPU begins at about this share of the highest."""
+ITERATIONS_TO_JUDGE = 4
+TOLERATED_SLOWDOWN_RATIO = 0.005
+"""What a measured iteration may exceed the owed time by before clocks rise."""
+
+
+class Envelope:
+    """Tries a few clocks on all GPUs, then runs the envelope at full speed and the rest as slowly as fits."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the next clock to try, or the reconfigured plan, a step faster each time it was too slow."""
+        clocks_mhz = common_clocks_mhz(view)
+        if not clocks_mhz:
+            return untuned_plan(reason="the GPUs of this job share no clock")
+        tried = trials(view)
+        for mhz in _clocks_to_try(clocks_mhz):
+            if mhz not in tried:
+                return uniform_plan(
+                    view, mhz, PlanPurpose.PROFILE, policy="envelope", reason=f"trying {mhz} MHz on all GPUs"
+                )
+        valleys_mhz = _measured_valleys(tried, len(view.gpus))
+        if valleys_mhz is None:
+            return untuned_plan(reason="no energy was measured, so no valley is known")
+        return _tuned_plan(view, tried, valleys_mhz, clocks_mhz)
+
+
+def _clocks_to_try(clocks_mhz: Sequence[int]) -> list[int]:
+    """Return the clocks of the profiling run, highest first."""
+    lowest_mhz = LOWEST_CLOCK_RATIO * clocks_mhz[0]
+    coarse = [mhz for mhz in clocks_mhz[1:] if mhz % VALLEY_STEP_MHZ == 0 and mhz >= lowest_mhz]
+    if not coarse:  # a grid without such multiples
+        usable = [mhz for mhz in clocks_mhz[1:] if mhz >= lowest_mhz]
+        coarse = usable[:: max(1, len(usable) // 6)]
+    return [clocks_mhz[0], *coarse]
+
+
+def _measured_valleys(tried: Mapping[int, Trial], num_ranks: int) -> tuple[int, ...] | None:
+    result = []
+    for rank in range(num_ranks):
+        energies = [(trial.rank_energies_j[rank], mhz) for mhz, trial in tried.items()]
+        known = [(energy_j, mhz) for energy_j, mhz in energies if energy_j is not None]
+        if not known:
+            return None
+        result.append(min(known)[1])
+    return tuple(result)
+
+
+def _tuned_plan(
+    view: JobView, tried: Mapping[int, Trial], valleys_mhz: Sequence[int], clocks_mhz: Sequence[int]
+) -> ClockPlan:
+    tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
+    num_raises = max(0, len(tuned) - 1)
+    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    why = "envelope at full speed, the rest as slowly as fits"
+    if tuned:
+        times_s = [o.iteration_time_s for o in view.observations if o.is_regular and o.plan_id == tuned[-1].plan_id]
+        if len(times_s) < ITERATIONS_TO_JUDGE or median(times_s) <= owed_s * (1 + TOLERATED_SLOWDOWN_RATIO):
+            return tuned[-1]
+        num_raises += 1
+        why = f"measured {median(times_s):.4g} s, owed {owed_s:.4g} s: clocks rise"
+    graph = dependency_graph(
+        view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
+    )
+    profile = _time_profile(tried, clocks_mhz)
+    if any(i.instruction_class not in profile.classes for i in graph.instructions):
+        return untuned_plan(reason="some instructions were not timed at any clock")
+    raised = [min(mhz + num_raises * BALANCED_STEP_MHZ, clocks_mhz[0]) for mhz in valleys_mhz]
+    raised = [min(mhz for mhz in clocks_mhz if mhz >= wanted) for wanted in raised]
+    judged = plan_envelope(graph, profile, raised).judged
+    clocks = dict(zip(graph.instructions, judged.sm_clocks_mhz, strict=True))
+    changes = clock_changes(
+        judged.timeline,
+        clocks,
+        switch_latency_s=max(gpu.switch_latency_s for gpu in view.gpus),
+    )
+    return ClockPlan(
+        plan_id=f"envelope-{len(tuned) + 1}",
+        purpose=PlanPurpose.TUNED,
+        ranks=tuple(
+            RankClocks(pp_rank, tuple(clocks[i] for i in order), changes[pp_rank])
+            for pp_rank, order in enumerate(view.schedule.orders)
+        ),
+        reason=why,
+    )
+
+
+def _time_profile(tried: Mapping[int, Trial], clocks_mhz: Sequence[int]) -> PipelineProfile:
+    """Return times at every clock down to the lowest tried, on lines between those tried; energy plays no part."""
+    classes = {}
+    for key in {key for trial in tried.values() for key in trial.times_s}:
+        known = InstructionProfile(
+            tuple(
+                ClockOption(mhz, tried[mhz].times_s[key], 0.0)
+                for mhz in sorted(tried, reverse=True)
+                if key in tried[mhz].times_s
+            )
+        )
+        lowest_mhz = known.options[-1].sm_clock_mhz
+        classes[key] = InstructionProfile(
+            tuple(ClockOption(mhz, known.interpolated(mhz).time_s, 0.0) for mhz in clocks_mhz if mhz >= lowest_mhz)
+        )
+    return PipelineProfile(classes, blocking_power_w=0.0)
+
+
+def plan_offline(request: OfflineRequest) -> OfflinePlan:
+    """Return EnvPipe's plan for tables; options `mode` (uniform, envelope, balanced, greedy) and `step_mhz`.
+
+    Raises:
+        TargetError: its plan is slower than the target.
+        UsageError: no such mode, or a step that is not a whole number of MHz.
+    """
+    began_cpu_s = time.process_time()
+    profile = request.profile
+    reference = baseline(request.graph, profile)
+    mode, step_mhz = _mode(request.options), _step_mhz(request.options)
+    valleys_mhz = valleys(request.graph, profile, profiled_clocks(profile))
+    graph, extra_inflight = request.graph, tuple[int, ...]()
+    if request.extra_inflight is not None:
+        num_microbatches = len({i.microbatch_index for i in graph.instructions})
+        extra_inflight = extra_warm_up(
+            profile,
+            valleys_mhz,
+            num_microbatches=num_microbatches,
+            caps=requested_caps(request, graph.num_ranks),
+        )
+        graph = dependency_graph(
+            one_forward_one_backward(graph.num_ranks, num_microbatches, extra_inflight),
+            communication_latency_s=float(request.options.get("communication_latency_s", "0")),
+        )
+    planned: EnvelopePlan = plan_envelope(graph, profile, valleys_mhz, mode=mode, step_mhz=step_mhz)
+    owed_s = request.target.iteration_time_s(reference.iteration_time_s)
+    if planned.judged.iteration_time_s > owed_s:
+        raise TargetError(
+            f"target {owed_s:.6g} s: policy envelope in mode {mode} takes {planned.judged.iteration_time_s:.6g} s"
+        )
+    return OfflinePlan(
+        orders=rank_orders(graph),
+        sm_clocks_mhz=dict(zip(graph.instructions, planned.judged.sm_clocks_mhz, strict=True)),
+        baseline_time_s=reference.iteration_time_s,
+        baseline_energy_j=reference.energy_j,
+        iteration_time_s=planned.judged.iteration_time_s,
+        energy_j=planned.judged.energy_j,
+        lower_bound_j=None,
+        solve_cpu_s=time.process_time() - began_cpu_s,
+        extra_inflight=extra_inflight,
+    )
+
+
+def _mode(options: Mapping[str, str]) -> EnvelopeMode:
+    name = options.get("mode", EnvelopeMode.BALANCED.value)
+    try:
+        return EnvelopeMode(name)
+    except ValueError:
+        raise UsageError(f"policy envelope has no mode {name!r}; known: {', '.join(EnvelopeMode)}") from None
+
+
+def _step_mhz(options: Mapping[str, str]) -> int | None:
+    text = options.get("step_mhz")
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"policy envelope: step_mhz {text!r} must be a whole number >= 1")
+    return int(text)

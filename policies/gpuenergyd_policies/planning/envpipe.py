@@ -1,0 +1,184 @@
+"""EnvPipe's planner (Choi et al., USENIX ATC'23), as a baseline: full speed on the outer envelope, the valley inside.
+
+Theory of operation. The *valley* of a stage is the one clock at which a whole iteration costs it least. The *outer
+envelope* of a pipeline are the instructions that cannot be stretched without stretching the iteration if all stages
+are alike: everything on the last stage, the first forward and the last backward of every other. They run at full
+speed, the rest at its stage's valley. That is too slow, so *reconfiguration* walks back along the critical path and
+speeds it up, until the path lies on the envelope: *balanced* raises all of its slowest instructions a little, *greedy*
+its latest one below full speed a lot. Clocks only ever rise. The published planner measures waits of a running job;
+this one computes them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuenergyd.core.pipeline import DependencyGraph, InstructionClass, InstructionKind
+from gpuenergyd.core.profile import ClockOption, PipelineProfile
+from gpuenergyd_policies.planning.judging import JudgedClocks, judge
+
+VALLEY_STEP_MHZ = 90
+"""Valleys are looked for at multiples of this."""
+BALANCED_STEP_MHZ = 30
+GREEDY_STEP_MHZ = 90
+NO_WAIT_S = 1e-9
+
+
+class EnvelopeMode(StrEnum):
+    """How far EnvPipe's planner goes."""
+
+    UNIFORM = "uniform"
+    """Every stage at its valley: slower."""
+    ENVELOPE = "envelope"
+    """Full speed on the envelope: still slower."""
+    BALANCED = "balanced"
+    """Reconfigured evenly, to full speed's time."""
+    GREEDY = "greedy"
+    """Reconfigured instruction by instruction, to full speed's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopePlan:
+    """Clocks with what they take and cost, and how many reconfigurations (iterations, on a real job) they took."""
+
+    judged: JudgedClocks
+    num_steps: int
+
+
+def profiled_clocks(profile: PipelineProfile, step_mhz: int = VALLEY_STEP_MHZ) -> list[int]:
+    """Return the clocks that a profiling run tries: multiples of a step that all classes have, and the highest."""
+    common = set.intersection(*({o.sm_clock_mhz for o in p.options} for p in profile.classes.values()))
+    return sorted({mhz for mhz in common if mhz % step_mhz == 0} | ({max(common)} if common else set()))
+
+
+def valleys(graph: DependencyGraph, profile: PipelineProfile, clocks_mhz: Iterable[int]) -> tuple[int, ...]:
+    """Return, per rank, the clock at which an iteration with all ranks at that clock costs this rank least."""
+    best: list[tuple[float, int]] = [(float("inf"), 0)] * graph.num_ranks
+    for mhz in clocks_mhz:
+        options = [profile[i.instruction_class].interpolated(mhz) for i in graph.instructions]
+        judged = judge(graph, profile, options)
+        energies_j = [profile.blocking_power_w * judged.iteration_time_s] * graph.num_ranks
+        for instruction, option in zip(graph.instructions, options, strict=True):
+            energies_j[instruction.pp_rank] += option.effective_energy_j(profile.blocking_power_w)
+        best = [min(known, (energy_j, mhz)) for known, energy_j in zip(best, energies_j, strict=True)]
+    return tuple(mhz for _, mhz in best)
+
+
+def extra_warm_up(
+    profile: PipelineProfile,
+    valleys_mhz: Sequence[int],
+    *,
+    num_microbatches: int,
+    caps: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Return EnvPipe's extra in-flight microbatches per rank: forwards that fit into the backwards behind it."""
+    num_ranks = len(valleys_mhz)
+    counts = []
+    for r, valley_mhz in enumerate(valleys_mhz):
+        backward_s = profile[InstructionClass(r, InstructionKind.B)].at_max_clock.time_s
+        forward_s = profile[InstructionClass(r, InstructionKind.F)].interpolated(valley_mhz).time_s
+        count = int(backward_s * (num_ranks - r - 1) / forward_s)
+        count = min(count, max(0, num_microbatches - (num_ranks - r)))
+        counts.append(count if caps is None else min(count, caps[r]))
+    for r in range(num_ranks - 1):
+        if counts[r] < counts[r + 1] and counts[r] + (num_ranks - r) != num_microbatches:
+            counts[r + 1] = counts[r]
+    counts[-1] = 0
+    return tuple(counts)
+
+
+def plan_envelope(
+    graph: DependencyGraph,
+    profile: PipelineProfile,
+    valleys_mhz: Sequence[int],
+    *,
+    mode: EnvelopeMode = EnvelopeMode.BALANCED,
+    step_mhz: int | None = None,
+) -> EnvelopePlan:
+    """Return EnvPipe's clocks for a pipeline whose valleys are known."""
+    top = [profile[i.instruction_class].at_max_clock.sm_clock_mhz for i in graph.instructions]
+    on_envelope = _on_envelope(graph)
+    clocks = [
+        top[v] if on_envelope[v] and mode is not EnvelopeMode.UNIFORM else min(top[v], valleys_mhz[i.pp_rank])
+        for v, i in enumerate(graph.instructions)
+    ]
+    options_at = _LookUp(graph, profile)
+    num_steps = 0
+    if mode in {EnvelopeMode.BALANCED, EnvelopeMode.GREEDY}:
+        step = step_mhz or (BALANCED_STEP_MHZ if mode is EnvelopeMode.BALANCED else GREEDY_STEP_MHZ)
+        choose: Callable[[Sequence[int], Sequence[int], Sequence[int]], list[int]]
+        choose = _slowest if mode is EnvelopeMode.BALANCED else _latest
+        while True:
+            path = _critical_walk(graph, [options_at(v, clocks[v]).time_s for v in range(len(clocks))])
+            if all(on_envelope[v] for v in path) or all(clocks[v] >= top[v] for v in path):
+                break
+            for v in choose(path, clocks, top):
+                clocks[v] = options_at.next_clock(v, clocks[v] + step)
+            num_steps += 1
+    return EnvelopePlan(judge(graph, profile, [options_at(v, clocks[v]) for v in range(len(clocks))]), num_steps)
+
+
+def _on_envelope(graph: DependencyGraph) -> list[bool]:
+    last_rank = graph.num_ranks - 1
+    last_microbatch = max(i.microbatch_index for i in graph.instructions)
+    return [
+        i.pp_rank == last_rank
+        or (i.kind is InstructionKind.F and i.microbatch_index == 0)
+        or (i.kind is not InstructionKind.F and i.microbatch_index == last_microbatch)
+        for i in graph.instructions
+    ]
+
+
+def _slowest(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
+    below = [v for v in path if clocks[v] < top[v]]
+    lowest = min(clocks[v] for v in below)
+    return [v for v in below if clocks[v] == lowest]
+
+
+def _latest(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
+    return [next(v for v in path if clocks[v] < top[v])]
+
+
+def _critical_walk(graph: DependencyGraph, durations_s: Sequence[float]) -> list[int]:
+    """Walk back from the last backward of rank 0: along its rank while it did not wait, else to what it waited for."""
+    n = len(graph.instructions)
+    finish_s = [0.0] * n
+    start_s = [0.0] * n
+    for v in graph.topological_order:
+        start_s[v] = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0)
+        finish_s[v] = start_s[v] + durations_s[v]
+    v = max(w for w, i in enumerate(graph.instructions) if i.pp_rank == 0)
+    path = [v]
+    while graph.predecessors[v]:
+        before = v - 1
+        is_same_rank = before >= 0 and graph.instructions[before].pp_rank == graph.instructions[v].pp_rank
+        if is_same_rank and start_s[v] - finish_s[before] <= NO_WAIT_S:
+            v = before
+        else:
+            others = [(finish_s[u] + latency_s, u) for u, latency_s in graph.predecessors[v]]
+            v = max(others)[1]
+        path.append(v)
+    return path
+
+
+class _LookUp:
+    """Options of each node by clock, each clock worked out once."""
+
+    def __init__(self, graph: DependencyGraph, profile: PipelineProfile) -> None:
+        self._keys = [i.instruction_class for i in graph.instructions]
+        self._profile = profile
+        self._known: dict[tuple[InstructionClass, int], ClockOption] = {}
+        self._clocks: Mapping[InstructionClass, list[int]] = {
+            key: sorted(o.sm_clock_mhz for o in profile[key].options) for key in set(self._keys)
+        }
+
+    def __call__(self, node: int, sm_clock_mhz: int) -> ClockOption:
+        key = self._keys[node], sm_clock_mhz
+        if key not in self._known:
+            self._known[key] = self._profile[key[0]].interpolated(sm_clock_mhz)
+        return self._known[key]
+
+    def next_clock(self, node: int, sm_clock_mhz: int) -> int:
+        """Return the lowest measured clock from this one up, at most the highest."""
+        clocks = self._clocks[self._keys[node]]
+        return next((mhz for mhz in clocks if mhz >= sm_clock_mhz), clocks[-1])

@@ -1,0 +1,80 @@
+"""Trying one clock on all GPUs of a job: the plan that does it, and what the iterations under it showed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import InstructionClass
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy import JobView
+
+ITERATIONS_PER_CLOCK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What iterations with all ranks at one clock took and cost: medians; an energy is None when not measured."""
+
+    iteration_time_s: float
+    energy_j: float | None
+    rank_energies_j: tuple[float | None, ...]
+    times_s: Mapping[InstructionClass, float]
+
+
+def common_clocks_mhz(view: JobView) -> list[int]:
+    """Return the clocks that all GPUs of a job support, highest first."""
+    return sorted(set.intersection(*(set(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)), reverse=True)
+
+
+def uniform_plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, *, policy: str, reason: str) -> ClockPlan:
+    """Return the plan that holds all ranks at one clock."""
+    return ClockPlan(
+        plan_id=f"{policy}-{purpose}-{sm_clock_mhz}",
+        purpose=purpose,
+        ranks=tuple(
+            RankClocks(pp_rank, (sm_clock_mhz,) * len(order), constant_clock_changes(order, sm_clock_mhz))
+            for pp_rank, order in enumerate(view.schedule.orders)
+        ),
+        reason=reason,
+    )
+
+
+def trials(view: JobView) -> dict[int, Trial]:
+    """Return what was measured at each clock that all ranks held for enough regular iterations."""
+    clock_of_plan: dict[str, int] = {}
+    for plan in view.issued_plans:
+        clocks = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
+        clock = clocks.pop() if len(clocks) == 1 else None
+        if clock is not None:
+            clock_of_plan[plan.plan_id] = clock
+    by_clock: dict[int, list[IterationObservation]] = {}
+    for seen in view.observations:
+        if seen.is_regular and seen.plan_id in clock_of_plan:
+            by_clock.setdefault(clock_of_plan[seen.plan_id], []).append(seen)
+    return {
+        clock: _trial(clock, iterations, len(view.gpus))
+        for clock, iterations in by_clock.items()
+        if len(iterations) >= ITERATIONS_PER_CLOCK
+    }
+
+
+def _trial(sm_clock_mhz: int, iterations: list[IterationObservation], num_ranks: int) -> Trial:
+    rank_energies: list[list[float]] = [[] for _ in range(num_ranks)]
+    times: dict[InstructionClass, list[float]] = {}
+    for seen in iterations:
+        for rank in seen.ranks:
+            if rank.energy_j is not None:
+                rank_energies[rank.pp_rank].append(rank.energy_j)
+        for sample in seen.instruction_samples:
+            longest = max(sample.shares, key=lambda share: share.time_s)
+            if longest.sm_clock_mhz == sm_clock_mhz:
+                key = InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)
+                times.setdefault(key, []).append(sample.time_s)
+    energies = [seen.energy_j for seen in iterations if seen.energy_j is not None]
+    return Trial(
+        median(seen.iteration_time_s for seen in iterations),
+        median(energies) if energies else None,
+        tuple(median(known) if known else None for known in rank_energies),
+        {key: median(known) for key, known in times.items()},
+    )
