@@ -17,6 +17,7 @@ from aiohttp import web
 from gpuenergyd.daemon.access import ConnectionCounts, ControlRule, RequestRates
 from gpuenergyd.daemon.connection_guard import GuardedProtocol, Guards
 from gpuenergyd.daemon.jobs import Jobs
+from gpuenergyd.daemon.metrics import metrics_text
 from gpuenergyd.daemon.peers import Peer, open_pidfd
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
@@ -30,6 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FRAME_LIMIT_S = 2.0
 """A header, and then a body, must be complete this soon."""
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """After an early answer, how long to read on so that the sender gets to see it."""
 _SHUTDOWN_LIMIT_S = 1.0
@@ -66,6 +68,7 @@ class Server:
         app.router.add_post("/v1/release", self._release)
         app.router.add_get("/v1/status", self._get_status)
         app.router.add_get("/v1/jobs/{job_id}", self._get_job)
+        app.router.add_get("/v1/metrics", self._get_metrics)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S, lingering_time=_LINGER_LIMIT_S
         )
@@ -120,6 +123,10 @@ class Server:
             running = ", ".join(runner.job_id for runner in self._jobs) or "none"
             return _error(404, f"no job {job_id[:100]!r}; running: {running}")
         return _json(detail)
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=metrics_text(self._status()), headers={"Content-Type": _METRICS_TYPE})
 
     # --- around them ---
 

@@ -1,0 +1,95 @@
+"""`GET /v1/metrics`: the status in Prometheus' text format, in base units; what is not known is left out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_HERTZ_PER_MHZ = 1e6
+
+_OF_GPU = (
+    ("sm_clock_mhz", "sm_clock_hertz", "SM clock as last read.", _HERTZ_PER_MHZ),
+    ("requested_sm_clock_mhz", "requested_sm_clock_hertz", "SM clock asked for; absent at full speed.", _HERTZ_PER_MHZ),
+    ("power_w", "power_watts", "Power as last read.", 1.0),
+    ("temperature_celsius", "temperature_celsius", "Temperature as last read.", 1.0),
+    ("reading_age_s", "reading_age_seconds", "Time since the last reading.", 1.0),
+)
+_OF_JOB = (
+    ("baseline_time_s", "baseline_iteration_seconds", "Median iteration time at full speed."),
+    ("baseline_energy_j", "baseline_iteration_joules", "Median energy of an iteration at full speed."),
+    ("iteration_time_s", "tuned_iteration_seconds", "Median iteration time under tuned plans."),
+    ("energy_j", "tuned_iteration_joules", "Median energy of an iteration under tuned plans."),
+    ("saving_ratio", "plan_saving_ratio", "Energy saved against full speed, measured."),
+    ("slowdown_ratio", "plan_slowdown_ratio", "Time lost against full speed, measured."),
+    ("max_slowdown_ratio", "max_slowdown_ratio", "Time that may be lost."),
+    ("last_report_age_s", "last_report_age_seconds", "Time since any rank reported."),
+)
+
+
+class _StatusCollector(Collector):
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        status = self._status
+        yield GaugeMetricFamily("gpuenergyd_uptime_seconds", "Time since the daemon started.", status["uptime_s"])
+        yield GaugeMetricFamily("gpuenergyd_degraded", "1 when something is wrong.", float(status["is_degraded"]))
+        yield GaugeMetricFamily("gpuenergyd_worker_up", "1 while a GPU worker runs.", status["worker"]["is_alive"])
+        for child in ("worker", "policy_host"):
+            restarts = status[child]["num_restarts"]
+            yield CounterMetricFamily(f"gpuenergyd_{child}_restarts", "Times it was replaced.", value=restarts)
+        store = status["store"]
+        yield CounterMetricFamily("gpuenergyd_store_rows_written", "Rows written.", value=store["num_rows_written"])
+        yield CounterMetricFamily("gpuenergyd_store_rows_dropped", "Rows shed.", value=store["num_rows_dropped"])
+        records = CounterMetricFamily("gpuenergyd_clock_records_refused", "Clock records.", labels=["why"])
+        records.add_metric(["stale"], status["clock_records"]["num_stale"])
+        records.add_metric(["hostile"], status["clock_records"]["num_hostile"])
+        yield records
+        yield from self._gpus()
+        yield from self._jobs()
+
+    def _gpus(self) -> Iterator[Metric]:
+        labels = ["gpu_uuid", "index", "model_name"]
+        gpus = [(g, [g["gpu_uuid"], str(g["index"]), g["model_name"]]) for g in self._status["gpus"]]
+        energy = CounterMetricFamily("gpuenergyd_gpu_energy_joules", "The driver's energy counter.", labels=labels)
+        for gpu, values in gpus:
+            if gpu["total_energy_j"] is not None:
+                energy.add_metric(values, gpu["total_energy_j"])
+        yield energy
+        for key, name, text, factor in _OF_GPU:
+            gauge = GaugeMetricFamily(f"gpuenergyd_gpu_{name}", text, labels=labels)
+            for gpu, values in gpus:
+                if gpu[key] is not None:
+                    gauge.add_metric(values, gpu[key] * factor)
+            yield gauge
+        state = GaugeMetricFamily("gpuenergyd_gpu_state", "1 for the state a GPU is in.", labels=[*labels, "state"])
+        for gpu, values in gpus:
+            state.add_metric([*values, gpu["state"]], 1.0)
+        yield state
+
+    def _jobs(self) -> Iterator[Metric]:
+        labels = ["job_id", "job_name", "policy"]
+        jobs = [(j, [j["job_id"], j["job_name"], j["policy"]]) for j in self._status["jobs"]]
+        iterations = CounterMetricFamily("gpuenergyd_job_iterations", "Iterations so far.", labels=labels)
+        phase = GaugeMetricFamily("gpuenergyd_job_phase", "1 for the phase a job is in.", labels=[*labels, "phase"])
+        for job, values in jobs:
+            iterations.add_metric(values, job["num_iterations"])
+            phase.add_metric([*values, job["phase"]], 1.0)
+        yield iterations
+        yield phase
+        for key, name, text in _OF_JOB:
+            gauge = GaugeMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
+            for job, values in jobs:
+                if job[key] is not None:
+                    gauge.add_metric(values, job[key])
+            yield gauge
+
+
+def metrics_text(status: Mapping[str, Any]) -> bytes:
+    """Return a status as Prometheus reads it."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_StatusCollector(status))
+    return generate_latest(registry)
