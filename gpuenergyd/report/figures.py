@@ -39,6 +39,11 @@ def ratio_text(ratio: float | None) -> str:
     return f"{percent:+.1f} %"
 
 
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """Return where a ratio lies: +11.0 % to +12.1 %."""
+    return MISSING if interval is None else f"{ratio_text(interval[0])} to {ratio_text(interval[1])}"
+
+
 def difference_text(energy_j: float | None) -> str:
     """Return how much more or less energy: 12.3 J more, 0.4 kJ less."""
     if energy_j is None:

@@ -6,26 +6,18 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from gpuenergyd.core.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.core.savings import Interval, measured_saving
-from gpuenergyd.report.figures import JOULES_PER_KWH, ratio_text
+from gpuenergyd.report.figures import JOULES_PER_KWH
 from gpuenergyd.report.timeline import ObservedIteration
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """One job: its figures, how sure they are, and its iterations.
-
-    The intervals come from all full-speed iterations, also those between tuned ones, so that a drift of the job is
-    not taken for a saving; the summary's ratios are those of the medians.
-    """
+    """One job: its figures and its iterations."""
 
     summary: JobSummary
     iterations: tuple[IterationRow, ...]
-    saving: Interval | None
-    slowdown: Interval | None
     price_per_kwh: float | None = None
 
     @property
@@ -54,9 +46,9 @@ class JobReport:
     def figures(self) -> dict[str, Any]:
         """Return everything by name, as JSON and CSV give it; a missing figure is None."""
         named = {field.name: getattr(self.summary, field.name) for field in fields(self.summary)}
-        for name, interval in (("saving", self.saving), ("slowdown", self.slowdown)):
-            named[f"{name}_low_ratio"] = interval.low if interval else None
-            named[f"{name}_high_ratio"] = interval.high if interval else None
+        for name in ("saving", "slowdown"):
+            low, high = named.pop(f"{name}_interval") or (None, None)
+            named |= {f"{name}_low_ratio": low, f"{name}_high_ratio": high}
         return {
             **named,
             "saved_energy_j": self.saved_energy_j,
@@ -64,11 +56,6 @@ class JobReport:
             "price_per_kwh": self.price_per_kwh,
             "cost": self.cost,
         }
-
-
-def interval_text(interval: Interval) -> str:
-    """Return where a ratio lies: +11.0 % to +12.1 %."""
-    return f"{ratio_text(interval.low)} to {ratio_text(interval.high)}"
 
 
 def cost_of(energy_j: float | None, price_per_kwh: float | None) -> float | None:
@@ -86,7 +73,7 @@ def job_reports(
 ) -> tuple[JobReport, ...]:
     """Return the jobs that ran in a span of time, oldest first; `job` is a job's id or name."""
     return tuple(
-        _job_report(summary, history.iterations(summary.job_id), price_per_kwh)
+        JobReport(summary, history.iterations(summary.job_id), price_per_kwh)
         for summary in history.job_summaries(since=since, until=until, job=job)
     )
 
@@ -115,26 +102,6 @@ def plan_in_force(history: History, report: JobReport) -> PlanRow | None:
     """Return the last tuned plan of a job."""
     tuned = [row for row in history.plans(report.summary.job_id) if row.plan.purpose is PlanPurpose.TUNED]
     return tuned[-1] if tuned else None
-
-
-def _job_report(summary: JobSummary, rows: tuple[IterationRow, ...], price_per_kwh: float | None) -> JobReport:
-    def regular(purpose: PlanPurpose) -> list[IterationObservation]:
-        return [_observation(row) for row in rows if row.is_regular and row.plan_purpose is purpose]
-
-    measured = measured_saving(regular(PlanPurpose.BASELINE), regular(PlanPurpose.TUNED))
-    return JobReport(
-        summary=summary,
-        iterations=rows,
-        saving=measured.saving_ratio if measured else None,
-        slowdown=measured.slowdown_ratio if measured else None,
-        price_per_kwh=price_per_kwh,
-    )
-
-
-def _observation(row: IterationRow) -> IterationObservation:
-    """Return an iteration as the core judges it, its energy in one piece."""
-    window = RankEnergy(pp_rank=0, window_s=row.iteration_time_s, energy_j=row.energy_j, time_at=())
-    return IterationObservation(row.iteration_index, row.plan_id, row.iteration_time_s, (), (window,), row.is_regular)
 
 
 def _typical(rows: Sequence[IterationRow]) -> IterationRow:

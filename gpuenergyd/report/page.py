@@ -11,7 +11,7 @@ from gpuenergyd import __version__
 from gpuenergyd.report import figures
 from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.groups import ROLLUP_BUCKET_S
-from gpuenergyd.report.job import JobReport, before_and_after, interval_text, plan_in_force
+from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.plane import plane_svg
 from gpuenergyd.report.power import power_svg
 from gpuenergyd.report.series import series_svg
@@ -42,7 +42,7 @@ def report_page(history: History, reports: Sequence[JobReport], *, made_at: date
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "interval": interval_text,
+        "interval": figures.interval_text,
         "time": figures.time_text,
         "energy": figures.energy_text,
         "difference": figures.difference_text,

@@ -11,8 +11,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpuenergyd.report.figures import MISSING, cost_text, difference_text, energy_text, ratio_text, time_text
-from gpuenergyd.report.job import JobReport, interval_text
+from gpuenergyd.report.figures import (
+    MISSING,
+    cost_text,
+    difference_text,
+    energy_text,
+    interval_text,
+    ratio_text,
+    time_text,
+)
+from gpuenergyd.report.job import JobReport
 
 
 def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
@@ -69,9 +77,9 @@ def job_table(report: JobReport) -> RenderableType:
     table.add_row("iterations (medians over)", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
     table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
     table.add_row("proven least at that time", "", energy_text(job.lower_bound_j))
-    lines = [f"saves {ratio_text(job.saving_ratio)} energy by medians"]
-    if report.saving:
-        lines[0] += f"; {ratio_text(report.saving.estimate)} with drift taken out, 95 %: {interval_text(report.saving)}"
+    lines = [f"saves {ratio_text(job.saving_ratio)} energy"]
+    if job.saving_interval:
+        lines[0] += f" (95 %, drift taken out: {interval_text(job.saving_interval)})"
     lines.append(
         f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)}"
         " than as many baseline ones"
