@@ -196,6 +196,42 @@ def test_target_below_t_min_says_what_t_min_is() -> None:
         solve(graph, profile, deadline_s=float("nan"))
 
 
+@settings(max_examples=40, deadline=None)
+@given(pipeline=random_pipelines(), fraction=fractions)
+def test_bound_of_a_permission_holds_for_every_plan_that_meets_it(pipeline: Pipeline, fraction: float) -> None:
+    """Also for faster plans: the relaxed optimum at any time up to the deadline is no less."""
+    deadline_s = _deadline_s(pipeline, fraction)
+    problem = make_problem(*pipeline)
+
+    bound_j = solve(*pipeline, deadline_s=deadline_s, effort=Effort.QUICK).lower_bound_j
+
+    for earlier in (0.0, 0.25, 0.6, 0.9, 1.0):
+        time_s = problem.min_time_s + earlier * (deadline_s - problem.min_time_s)
+        assert bound_j <= least_energy_j(*pipeline, max(time_s, problem.min_time_s)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_bound_is_exact_for_very_short_and_very_long_instructions(scale: float) -> None:
+    graph, profile = plain_pipeline(3, 4, weights=(1.0, 1.1, 0.95))
+    scaled = PipelineProfile(
+        {
+            key: InstructionProfile(
+                tuple(ClockOption(o.sm_clock_mhz, o.time_s * scale, o.energy_j * scale) for o in table.options)
+            )
+            for key, table in profile.classes.items()
+        },
+        profile.blocking_power_w,
+    )
+    deadline_s = 1.05 * min_iteration_time_s(graph, scaled)
+
+    solved = solve(graph, scaled, deadline_s=deadline_s)
+
+    assert solved.iteration_time_s <= deadline_s
+    assert solved.lower_bound_j == pytest.approx(
+        scale * solve(graph, profile, deadline_s=deadline_s / scale).lower_bound_j, rel=1e-6
+    )
+
+
 def test_class_without_a_table_is_named() -> None:
     graph, profile = plain_pipeline(2, 3)
     partial = PipelineProfile({k: v for k, v in profile.classes.items() if k != InstructionClass(1, B)}, 85.0)

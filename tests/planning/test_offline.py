@@ -1,5 +1,7 @@
 """The offline planner answers a request: baseline, target, frontier, and figures that can be re-computed."""
 
+from pathlib import Path
+
 import pytest
 
 from gpuenergyd.core.policy import OfflineRequest
@@ -68,18 +70,28 @@ def test_target_nobody_can_meet_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         plan_offline(_request(PerformanceTarget()))
 
 
-def test_kernels_compile_where_no_cache_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ReadOnlyNumba:
-        """Numba on a host where no directory can be written."""
+def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(compiled, "_cache_folder", compiled._cache_folder.__wrapped__)
 
-        @staticmethod
-        def njit(*, cache: bool = False, nogil: bool) -> object:
-            if cache:
-                raise RuntimeError("cannot cache function: no locator available")
-            assert nogil
-            return lambda kernel: kernel
+    def doubled(value: int) -> int:
+        return 2 * value
 
-    monkeypatch.setattr(compiled, "IS_COMPILED", True)
-    monkeypatch.setattr(compiled, "numba", ReadOnlyNumba)
+    assert compiled._cache_folder() is None
+    assert compiled.compiled(doubled)(21) == 42
 
-    assert compiled.compiled(max)(2, 3) == 3
+
+def test_kernels_of_other_source_are_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache folder is named after the content of every kernel's file: numba alone would miss a changed callee."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    (tmp_path / "kernel.py").write_text("one")
+    before = compiled._cache_folder.__wrapped__()
+    (tmp_path / "kernel.py").write_text("two")
+
+    after = compiled._cache_folder.__wrapped__()
+
+    assert before is not None
+    assert after is not None
+    assert before != after

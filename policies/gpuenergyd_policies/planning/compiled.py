@@ -4,9 +4,14 @@ Kernels are written once, on flat sequences of numbers: numpy arrays when compil
 several times quicker to index from Python). `ints` and `floats` make the one that fits.
 """
 
+import hashlib
 import importlib
 import importlib.util
+import os
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -21,15 +26,48 @@ IS_COMPILED: bool = numba is not None and not numba.config.DISABLE_JIT
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
-    """Compile a kernel on its first call, or later load what an earlier process compiled."""
+    """Compile a kernel on its first call, or load what an earlier process compiled."""
     if not IS_COMPILED:
         return kernel
+    folder = _cache_folder()
+    if folder is None:
+        in_memory: Callable[P, R] = numba.njit(nogil=True)(kernel)
+        return in_memory
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
     try:
-        cached: Callable[P, R] = numba.njit(cache=True, nogil=True)(kernel)
-    except RuntimeError:  # numba found no directory it may write its cache to
-        uncached: Callable[P, R] = numba.njit(nogil=True)(kernel)
-        return uncached
-    return cached
+        on_disk: Callable[P, R] = numba.njit(cache=True, nogil=True)(kernel)
+    finally:
+        numba.config.CACHE_DIR = before
+    return on_disk
+
+
+@cache
+def _cache_folder() -> Path | None:
+    """Return where compiled kernels of exactly this source are kept, None where nothing can be written.
+
+    numba looks only at the age and size of the file that a kernel stands in, and misses changes in the kernels it
+    calls; so the folder is named after the content of all of them.
+    """
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(here.glob("*.py")):
+        digest.update(source.read_bytes())
+    name = f"kernels-{digest.hexdigest()[:16]}"
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    places = [Path(own)] if own else [here / "__pycache__", _user_cache_folder()]
+    for place in places:
+        try:
+            (place / name).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place / name):
+                return place / name
+        except OSError:
+            continue
+    return None
+
+
+def _user_cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gpuenergyd"
 
 
 def ints(values: ArrayLike) -> list[int]:

@@ -17,7 +17,7 @@ from gpuenergyd.core.pipeline import (
 from gpuenergyd.core.policy import FrontierPoint
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
-from gpuenergyd_policies.planning.problem import Effort, Problem, later_deadlines_s, make_problem
+from gpuenergyd_policies.planning.problem import LARGE_PIPELINE, Effort, Problem, later_deadlines_s, make_problem
 from gpuenergyd_policies.planning.sweep import Sweep
 from gpuenergyd_policies.planning.tables import FloatArray
 
@@ -35,6 +35,8 @@ __all__ = (
 
 ROUGH_TOLERANCE = 1e-2
 """Thinning with which T* is found roughly, to know where to put the plans."""
+NEIGHBOURS = 2
+"""How many plans further on durations are taken from, too: those of a slightly later deadline often round better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,8 @@ def _solved(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, forced: 
     wanted_s, row = float(deadlines_s[0]), 0
     rows = list(range(len(deadlines_s)))
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
-    if not forced and least_s < wanted_s:
-        wanted_s, row = least_s, len(sweep.durations_s) - 1
+    if not forced and problem.is_beyond_least_energy(sweep, row):
+        wanted_s, row = min(wanted_s, least_s), len(sweep.durations_s) - 1
         rows = [row]
     bound_j = float(problem.cost_bounds_j(sweep, np.array([row]), np.array([wanted_s]))[0])
     plan = problem.best_rounding([sweep.durations_s[r] for r in rows], wanted_s, forced=forced, effort=effort)
@@ -198,7 +200,9 @@ def _solved(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, forced: 
             num_ranks=tables.num_ranks,
             blocking_power_w=tables.blocking_power_w,
         ),
-        lower_bound_j=bound_j + tables.idle_power_w * (plan.makespan_s if forced else wanted_s),
+        lower_bound_j=bound_j + tables.idle_power_w * plan.makespan_s
+        if forced
+        else problem.energy_bound_j(sweep, row, wanted_s),
         deadline_s=wanted_s,
         fractional_durations_s=tuple(sweep.durations_s[row].tolist()),
         prices_w=tuple(sweep.prices_w[row].tolist()),
@@ -227,24 +231,32 @@ def _frontier(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, until_
     bounds_j = problem.cost_bounds_j(sweep, np.arange(len(deadlines_s)), deadlines_s)
     points: list[FrontierPoint] = []
     least_cost_j = least_energy_j = np.inf
-    for row in np.argsort(deadlines_s, kind="stable").tolist():
+    by_time = np.argsort(deadlines_s, kind="stable").tolist()
+    is_small = len(problem.graph.instructions) < LARGE_PIPELINE
+    for place, row in enumerate(by_time):
         deadline_s = float(deadlines_s[row])
-        is_forced = deadline_s > least_s
+        is_forced = row < len(deadlines_s) - 1 and problem.is_beyond_least_energy(sweep, row)
         if is_forced and not until_slowest:
             break
-        plan = problem.best_rounding([sweep.durations_s[row]], deadline_s, forced=is_forced, effort=Effort.QUICK)
+        later = by_time[place : place + NEIGHBOURS + 1 : NEIGHBOURS] if is_small else [row]
+        plan = problem.best_rounding(
+            [sweep.durations_s[r] for r in later], deadline_s, forced=is_forced, effort=Effort.QUICK
+        )
         energy_j = plan.cost_j + idle_w * plan.makespan_s
         # beyond T* the wait is forced: there a later plan has to be cheaper only in effective energy
-        if plan.cost_j >= least_cost_j or (energy_j >= least_energy_j and not is_forced):
+        is_waiting = is_forced and plan.makespan_s > least_s
+        if plan.cost_j >= least_cost_j or (energy_j >= least_energy_j and not is_waiting):
             continue
-        least_cost_j, least_energy_j = plan.cost_j, energy_j
+        least_cost_j, least_energy_j = plan.cost_j, min(energy_j, least_energy_j)
         while points and points[-1].iteration_time_s >= plan.makespan_s:
             points.pop()
         points.append(
             FrontierPoint(
                 iteration_time_s=plan.makespan_s,
                 energy_j=energy_j,
-                lower_bound_j=float(bounds_j[row]) + idle_w * (plan.makespan_s if is_forced else deadline_s),
+                lower_bound_j=float(bounds_j[row]) + idle_w * plan.makespan_s
+                if is_forced
+                else problem.energy_bound_j(sweep, row, deadline_s),
             )
         )
     return Frontier(

@@ -15,6 +15,8 @@ from gpuenergyd_policies.planning.tables import FloatArray, IntArray, PlanningTa
 
 MICROWATTS = 1e6
 JITTER_TICKS = 17
+MIN_TICKS = 1e6
+"""The shortest instruction shall take so many ticks, or rounding and jitter would show."""
 MAX_KEY = 2**62
 """Heap keys are time * nodes + node and have to fit into 64 bits."""
 
@@ -54,9 +56,11 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
     tail = np.array([e[0] for e in edges], dtype=np.int64)
     head = np.array([e[1] for e in edges], dtype=np.int64)
     latency_s = np.array([e[2] for e in edges])
-    tick_s = 1e-9
-    while (float(tables.slowest_s.sum()) + float(latency_s.sum())) / tick_s * (2 * n + 3) > MAX_KEY:
-        tick_s *= 10
+    tick_s = _tick_s(
+        shortest_s=float(tables.times_s.min()),
+        longest_s=float(tables.slowest_s.sum()) + float(latency_s.sum()),
+        num_nodes=2 * n + 3,
+    )
     is_dependency = (tail < n) & (head < n)
     ticks = np.rint(latency_s / tick_s).astype(np.int64)
     ticks += np.where(is_dependency, _hash(tail, head) % JITTER_TICKS, 0)
@@ -88,6 +92,16 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
         predecessor_edges=by_head,
         order=np.array(graph.topological_order, dtype=np.int64),
     )
+
+
+def _tick_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:
+    """Return the unit of time: a nanosecond, less for very short instructions, more for very long pipelines."""
+    tick_s = 1e-9
+    while shortest_s / tick_s < MIN_TICKS and longest_s / (tick_s / 10) * num_nodes < MAX_KEY:
+        tick_s /= 10
+    while longest_s / tick_s * num_nodes > MAX_KEY:
+        tick_s *= 10
+    return tick_s
 
 
 def _integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tuple[list[int], list[int]]:

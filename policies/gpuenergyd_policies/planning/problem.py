@@ -18,6 +18,8 @@ from gpuenergyd_policies.planning.tables import FloatArray, IntArray, PlanningTa
 
 DEADLINE_ROUNDING_RATIO = 1e-12
 """A deadline this little below T_min is T_min, added up in another order."""
+PRICE_ROUNDING_W = 1e-5
+"""Prices are whole microwatts."""
 LARGE_PIPELINE = 4096
 """Instructions from which long hulls are thinned unless told otherwise."""
 WINDOW_TOLERANCE = 1e-3
@@ -86,6 +88,21 @@ class Problem:
             values_w=sweep.snapshot_prices_w[rows],
             deadlines_s=deadlines_s,
         )
+
+    def energy_bound_j(self, sweep: Sweep, row: int, deadline_s: float) -> float:
+        """Return the proven least energy of plans that meet a deadline, waiting charged up to their own end.
+
+        A plan with makespan M costs at least cost bound + F * (deadline - M) + idle power * M: least at the deadline if
+        a second costs more than waiting, and at T_min else.
+        """
+        price_w = float(sweep.snapshot_prices_w[row])
+        end_s = deadline_s if price_w >= self.tables.idle_power_w else self.min_time_s
+        cost_j = float(self.cost_bounds_j(sweep, np.array([row]), np.array([end_s]))[0])
+        return cost_j + self.tables.idle_power_w * end_s
+
+    def is_beyond_least_energy(self, sweep: Sweep, row: int) -> bool:
+        """Return whether a snapshot lies beyond T*, where slowness only pays if the wait is forced."""
+        return float(sweep.snapshot_prices_w[row]) < self.tables.idle_power_w - PRICE_ROUNDING_W
 
     def best_rounding(
         self, durations_s: list[FloatArray], deadline_s: float, *, forced: bool, effort: Effort

@@ -390,6 +390,8 @@ def sweep_down(
         if push == FAR:
             finished = True
             continue
+        if value < idle_price < value + push:
+            push = idle_price - value  # stop at T* with exactly this flow: its bound holds whatever the makespan
         node = sink
         while node != source:
             e = parent[node]
