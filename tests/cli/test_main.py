@@ -57,7 +57,7 @@ def test_every_command_explains_itself_and_all_but_serve_speak_json(
         (["serve", "--mode", "fast"], 2, "'fast'"),
         (["serve", "--max-slowdown", "-1"], 2, "max-slowdown"),
         (["serve", "--config", "{tmp}/none.toml"], 2, "{tmp}/none.toml"),
-        (["demo", "--policy", "nope"], 2, "no policy 'nope'; installed: bubble-aware, full-speed, uniform"),
+        (["demo", "--policy", "nope"], 2, "no policy 'nope'; installed: bubble-aware, envelope, full-speed, uniform"),
         (["demo", "--gpus", "1"], 2, "--gpus"),
         (["demo", "--gpu-model", "abacus", "--out", "{tmp}/r.html"], 1, "abacus"),
         (["demo", "--out", "{tmp}/none/r.html"], 2, "no folder {tmp}/none"),

@@ -93,7 +93,7 @@ def _judged(figures: dict[str, Any], table: Path, blocking_power_w: float) -> tu
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("policy", ["full-speed", "uniform", "bubble-aware"])
+@pytest.mark.parametrize("policy", ["full-speed", "uniform", "envelope", "bubble-aware"])
 def test_printed_plan_takes_and_costs_what_it_says(table: Path, schedule: str, policy: str) -> None:
     figures = _plan(
         table, "--schedule", schedule, "--microbatches", "6", "--blocking-power-w", "60", "--policy", policy

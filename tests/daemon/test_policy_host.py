@@ -214,7 +214,9 @@ def test_installed_policies_are_listed_with_what_is_wrong_with_them(
 
 
 def test_an_unknown_policy_names_those_that_are_installed() -> None:
-    with pytest.raises(UnknownPolicyError, match="no policy 'nope'; installed: bubble-aware, full-speed, uniform"):
+    with pytest.raises(
+        UnknownPolicyError, match="no policy 'nope'; installed: bubble-aware, envelope, full-speed, uniform"
+    ):
         check_policy_name("nope")
 
 
