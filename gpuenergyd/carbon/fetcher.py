@@ -1,0 +1,219 @@
+"""The process that asks the network and nothing else: no GPU, no database, no socket of ours; it writes one file.
+
+It asks a provider no more often than the provider has something new, leaves it alone after refusals, and keeps what it
+last knew. The core reads the file and can live without it for ever.
+"""
+
+import json
+import logging
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
+from gpuenergyd.carbon.keys import read_key
+from gpuenergyd.carbon.sources.source import (
+    CarbonSource,
+    SourceOptions,
+    SourceReply,
+    default_source_name,
+    make_source,
+)
+from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.core.carbon import EmissionFactor, IntensitySample, SignalKind
+from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
+
+_LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
+
+KEPT = timedelta(days=8)
+"""Samples stay in the file so long, so that a core that was down misses none."""
+BREAKER_FIRST_S = 15 * 60.0
+BREAKER_LAST_S = 2 * 3600.0
+REFUSED_S = 3600.0
+"""The least pause after a refused key: asking again sooner gets keys blocked."""
+JITTER_S = 120.0
+_STEP_S = 30.0
+_FIELDS = {"zone", "source", "key_path", "base_url", "kind", "factor", "path", "g_per_kwh", "out_path"}
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherConfig:
+    """What the fetcher is told: one JSON object on its standard input, so that nothing shows in a process list."""
+
+    zone: str
+    out_path: Path
+    source: str | None = None
+    key_path: Path | None = None
+    base_url: str | None = None
+    kind: SignalKind | None = None
+    factor: EmissionFactor | None = None
+    path: Path | None = None
+    g_per_kwh: float | None = None
+
+
+def config_from_json(text: str) -> FetcherConfig:
+    """Return the configuration.
+
+    Raises:
+        CarbonDataError: unknown or missing keys, or values that make no sense.
+    """
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        unknown = set(raw) - _FIELDS
+        if unknown:
+            raise CarbonDataError(f"unknown fetcher setting {min(unknown)!r}; valid: {', '.join(sorted(_FIELDS))}")
+        paths = {name: Path(raw[name]) for name in ("key_path", "path") if raw.get(name)}
+        return FetcherConfig(
+            zone=str(raw["zone"]),
+            out_path=Path(raw["out_path"]),
+            source=raw.get("source"),
+            base_url=raw.get("base_url"),
+            kind=SignalKind(raw["kind"]) if raw.get("kind") else None,
+            factor=EmissionFactor(raw["factor"]) if raw.get("factor") else None,
+            g_per_kwh=raw.get("g_per_kwh"),
+            **paths,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CarbonDataError(f"fetcher settings make no sense: {type(error).__name__}: {error}") from None
+
+
+def source_of(config: FetcherConfig, web: Web | None = None) -> CarbonSource:
+    """Return the configured source; Great Britain needs none named.
+
+    Raises:
+        CarbonDataError: the source is unknown, or its options or its key file cannot be used.
+    """
+    return make_source(
+        config.source or default_source_name(config.zone),
+        SourceOptions(
+            zone=config.zone,
+            web=web or Web(),
+            key=read_key(config.key_path) if config.key_path is not None else None,
+            base_url=config.base_url,
+            kind=config.kind,
+            factor=config.factor,
+            path=config.path,
+            g_per_kwh=config.g_per_kwh,
+        ),
+    )
+
+
+def fetched_next(source: CarbonSource, known: Fetched, now_at: datetime, jitter: float = 0.0) -> Fetched:
+    """Ask the source once, if its time has come, and return what is known then; never raises for a source's failure.
+
+    `jitter` is 0..1 and spreads many daemons over two minutes.
+    """
+    due_at = known.status.next_try_at
+    # A clock that was set back must not silence the source for longer than any pause of ours.
+    if due_at is not None and now_at < due_at <= now_at + timedelta(seconds=BREAKER_LAST_S + 86_400):
+        return known
+    try:
+        reply = source.fetch(now_at)
+    except CarbonSourceError as error:
+        return _after_failure(known, error, now_at)
+    except Exception as error:  # noqa: BLE001  a third-party source may fail in any way
+        return _after_failure(known, CarbonSourceError(f"{type(error).__name__} in source"), now_at)
+    return _after_reply(source, known, reply, now_at, jitter)
+
+
+def _after_reply(source: CarbonSource, known: Fetched, reply: SourceReply, now_at: datetime, jitter: float) -> Fetched:
+    merged = {sample.valid_from_at: sample for sample in known.samples if sample.valid_from_at > now_at - KEPT}
+    merged |= {sample.valid_from_at: sample for sample in reply.samples}
+    notes = list(reply.rejected[:1]) + (["the newest value is older than a day"] if reply.is_stale else [])
+    return Fetched(
+        source.signal,
+        samples=tuple(merged[at] for at in sorted(merged)),
+        forecast=reply.forecast or _ahead(known.forecast, now_at),
+        status=FetchStatus(
+            FetchState.DEGRADED if notes else FetchState.OK,
+            problem="partly-unusable" if reply.rejected else "stale" if reply.is_stale else None,
+            message="; ".join(notes)[:256] or None,
+            fetched_at=now_at,
+            next_try_at=_next_boundary(now_at, source.period_s) + timedelta(seconds=JITTER_S * jitter),
+        ),
+    )
+
+
+def _after_failure(known: Fetched, error: CarbonSourceError, now_at: datetime) -> Fetched:
+    num_failures = known.status.num_failures + 1
+    pause_s = min(BREAKER_FIRST_S * 2.0 ** min(num_failures - 1, 10), BREAKER_LAST_S)
+    problem = error.problem.value if isinstance(error, SourceError) else "failed"
+    if isinstance(error, SourceError):
+        if error.problem in {Problem.UNAUTHORIZED, Problem.FORBIDDEN}:
+            pause_s = max(pause_s, REFUSED_S)
+        pause_s = max(pause_s, error.retry_after_s or 0.0)
+    status = replace(
+        known.status,
+        state=FetchState.FAILED,
+        problem=problem,
+        message=str(error)[:256],
+        num_failures=num_failures,
+        next_try_at=now_at + timedelta(seconds=pause_s),
+    )
+    return replace(known, forecast=_ahead(known.forecast, now_at), status=status)
+
+
+def _ahead(forecast: tuple[IntensitySample, ...], now_at: datetime) -> tuple[IntensitySample, ...]:
+    return tuple(sample for sample in forecast if sample.valid_to_at > now_at)
+
+
+def _next_boundary(now_at: datetime, period_s: float) -> datetime:
+    return datetime.fromtimestamp((now_at.timestamp() // period_s + 1) * period_s, tz=UTC)
+
+
+def run(
+    config: FetcherConfig,
+    source: CarbonSource,
+    stopped: threading.Event,
+    *,
+    clock: Callable[[], datetime] = lambda: datetime.now(tz=UTC),
+) -> None:
+    """Fetch and write until stopped; what an earlier fetcher knew is taken over."""
+    known = Fetched(source.signal, (), (), FetchStatus())
+    try:
+        earlier = read_fetched(config.out_path)
+    except CarbonSourceError:
+        earlier = known
+    if earlier.signal == source.signal:
+        known = earlier
+    jitter = random.random()  # noqa: S311  spreads load, hides nothing
+    while not stopped.is_set():
+        latest = fetched_next(source, known, clock(), jitter)
+        if latest is not known:
+            if (latest.status.state, latest.status.problem) != (known.status.state, known.status.problem):
+                said = latest.status.message or f"{len(latest.samples)} samples"
+                _LOG.info(
+                    "source=%s zone=%s state=%s: %s", source.signal.source, config.zone, latest.status.state, said
+                )
+            known = latest
+            try:
+                write_fetched(config.out_path, known)
+            except OSError as error:
+                _LOG.warning("cannot write %s: %s", config.out_path, error.strerror)
+        stopped.wait(_STEP_S)
+
+
+def main() -> int:
+    """Read the configuration from standard input and run until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        config = config_from_json(sys.stdin.read(64 * 1024))
+        source = source_of(config)
+    except GpuEnergyError as error:
+        _LOG.error("%s", error)
+        return error.exit_code
+    run(config, source, stopped)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""U.S. Energy Information Administration: hourly generation per fuel, turned into intensities with our own factors."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, part, rows
+from gpuenergyd.carbon.sources.mix import EIA_FACTORS, mix_intensity
+from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
+from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.core.carbon import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.errors import CarbonDataError
+
+NAME = "eia"
+HOST = "https://api.eia.gov/v2"
+_HISTORY = timedelta(hours=48)
+_LIMIT_MWH = 1e6
+"""Megawatt hours per hour and fuel that no authority reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eia:
+    """A balancing authority's generation; stamps name the end of their hour."""
+
+    web: Web
+    key: str = field(repr=False)
+    signal: CarbonSignal
+    base_url: str = HOST
+    period_s: float = HOUR.total_seconds()
+
+    def fetch(self, now_at: datetime) -> SourceReply:
+        """Return the last two days as far as they are published.
+
+        Raises:
+            CarbonSourceError: nothing usable came.
+        """
+        reply = self.web.get_json(
+            NAME,
+            f"{self.base_url}/electricity/rto/fuel-type-data/data/",
+            parameters={
+                "api_key": self.key,
+                "frequency": "hourly",
+                "data[0]": "value",
+                "facets[respondent][]": self.signal.zone,
+                "start": f"{now_at - _HISTORY:%Y-%m-%dT%H}",
+                "end": f"{now_at:%Y-%m-%dT%H}",
+                "sort[0][column]": "period",
+                "sort[0][direction]": "desc",
+                "offset": "0",
+                "length": "5000",
+            },
+        )
+        return checked_reply(self.signal, self._values(reply), now_at)
+
+    def _values(self, reply: Any) -> Iterator[RawValue]:
+        energy: dict[datetime, dict[str, float]] = {}
+        for row in rows(NAME, part(NAME, reply, "response"), "data"):
+            check_zone(NAME, self.signal.zone, part(NAME, row, "respondent"))
+            unit = row.get("value-units", "megawatthours")
+            if unit != "megawatthours":
+                raise SourceError(Problem.WRONG_UNIT, f"{NAME}: unit {unit!r:.40} is not megawatthours")
+            value = part(NAME, row, "value")
+            if value is None:
+                continue
+            energy.setdefault(_hour(part(NAME, row, "period")), {})[str(part(NAME, row, "fueltype"))] = _number(value)
+        for end, mix in sorted(energy.items()):
+            yield RawValue(end - HOUR, end, mix_intensity(mix, EIA_FACTORS), SampleStatus.ESTIMATED)
+
+
+def make(options: SourceOptions) -> Eia:
+    """Return the source; it needs a key.
+
+    Raises:
+        CarbonDataError: there is none.
+    """
+    if not options.key:
+        raise CarbonDataError(f"carbon source {NAME} needs a key file")
+    signal = CarbonSignal(options.zone, NAME, SignalKind.AVERAGE, EmissionFactor.LIFECYCLE)
+    return Eia(options.web, options.key, signal, options.base_url or HOST)
+
+
+def _hour(text: object) -> datetime:
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H").replace(tzinfo=UTC)
+    except ValueError:
+        raise SourceError(Problem.NOT_PARSED, f"{NAME}: period {text!r:.40} is no hour like 2026-01-31T12") from None
+
+
+def _number(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= _LIMIT_MWH:
+        raise SourceError(Problem.BAD_VALUE, f"{NAME}: generation {value!r:.40} is no number of megawatt hours")
+    return number

@@ -1,0 +1,71 @@
+"""Electricity Maps v3: hourly, most of the world; a free key gives one zone's last 24 hours, no forecast."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant, part, rows
+from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
+from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.core.carbon import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.errors import CarbonDataError
+
+NAME = "electricity-maps"
+HOST = "https://api.electricitymaps.com/v3"
+
+
+@dataclass(frozen=True, slots=True)
+class ElectricityMaps:
+    """Consumption-based intensities; without a resolved zone the service would answer for the caller's address."""
+
+    web: Web
+    key: str
+    signal: CarbonSignal
+    base_url: str = HOST
+    period_s: float = HOUR.total_seconds()
+
+    def fetch(self, now_at: datetime) -> SourceReply:
+        """Return the last 24 hours: one call an hour also heals gaps and replaces estimates.
+
+        Raises:
+            CarbonSourceError: nothing usable came.
+        """
+        reply = self.web.get_json(
+            NAME,
+            f"{self.base_url}/carbon-intensity/history",
+            parameters={
+                "zone": self.signal.zone,
+                "emissionFactorType": self.signal.factor.value,
+                "disableCallerLookup": "true",
+            },
+            headers={"auth-token": self.key},
+        )
+        check_zone(NAME, self.signal.zone, part(NAME, reply, "zone"))
+        return checked_reply(self.signal, self._values(rows(NAME, reply, "history")), now_at)
+
+    def _values(self, history: list[Any]) -> Iterator[RawValue]:
+        for row in history:
+            if isinstance(row, dict) and "zone" in row:
+                check_zone(NAME, self.signal.zone, row["zone"])
+            begin = instant(NAME, part(NAME, row, "datetime"))
+            factor = row.get("emissionFactorType", self.signal.factor.value)
+            if factor != self.signal.factor.value:
+                asked = self.signal.factor.value
+                raise SourceError(Problem.WRONG_UNIT, f"{NAME}: asked for {asked} factors, got {factor!r:.40}")
+            status = SampleStatus.ESTIMATED if row.get("isEstimated", True) else SampleStatus.MEASURED
+            yield RawValue(begin, begin + HOUR, row.get("carbonIntensity"), status)
+
+
+def make(options: SourceOptions) -> ElectricityMaps:
+    """Return the source; it needs a key.
+
+    Raises:
+        CarbonDataError: no key, or a marginal signal is asked for.
+    """
+    if not options.key:
+        raise CarbonDataError(f"carbon source {NAME} needs a key file")
+    if options.kind is SignalKind.MARGINAL or options.factor is EmissionFactor.OPERATIONAL:
+        raise CarbonDataError(f"carbon source {NAME} offers average values, lifecycle or direct")
+    signal = CarbonSignal(options.zone, NAME, SignalKind.AVERAGE, options.factor or EmissionFactor.LIFECYCLE)
+    return ElectricityMaps(options.web, options.key, signal, options.base_url or HOST)

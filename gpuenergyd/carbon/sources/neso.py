@@ -1,0 +1,65 @@
+"""National Energy System Operator, Great Britain: half-hourly, no key. https://api.carbonintensity.org.uk."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpuenergyd.carbon.sources.checking import RawValue, checked_reply, instant, part, rows
+from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
+from gpuenergyd.carbon.sources.web import Web
+from gpuenergyd.core.carbon import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.errors import CarbonDataError
+
+NAME = "neso"
+ZONE = "GB"
+HOST = "https://api.carbonintensity.org.uk"
+_SLOT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Neso:
+    """Great Britain's own figures: generation, imports and losses, without life-cycle shares."""
+
+    web: Web
+    base_url: str = HOST
+    signal: CarbonSignal = CarbonSignal(ZONE, NAME, SignalKind.AVERAGE, EmissionFactor.OPERATIONAL)
+    period_s: float = _SLOT.total_seconds()
+
+    def fetch(self, now_at: datetime) -> SourceReply:
+        """Return the last 24 hours and the next 48.
+
+        Raises:
+            CarbonSourceError: nothing usable came.
+        """
+        slot = now_at.replace(minute=now_at.minute // 30 * 30, second=0, microsecond=0)
+        stamp = f"{slot:%Y-%m-%dT%H:%MZ}"
+        values: list[RawValue] = []
+        for window in ("pt24h", "fw48h"):
+            reply = self.web.get_json(NAME, f"{self.base_url}/intensity/{stamp}/{window}")
+            values += _values(reply, now_at)
+        return checked_reply(self.signal, values, now_at)
+
+
+def make(options: SourceOptions) -> Neso:
+    """Return the source; zone GB only.
+
+    Raises:
+        CarbonDataError: another zone.
+    """
+    if options.zone != ZONE:
+        raise CarbonDataError(f"carbon source {NAME} knows zone {ZONE} only, not {options.zone!r}")
+    return Neso(options.web, options.base_url or HOST)
+
+
+def _values(reply: Any, now_at: datetime) -> Iterator[RawValue]:
+    for row in rows(NAME, reply, "data"):
+        begin, end = instant(NAME, part(NAME, row, "from")), instant(NAME, part(NAME, row, "to"))
+        intensity = part(NAME, row, "intensity")
+        actual, forecast = part(NAME, intensity, "actual"), part(NAME, intensity, "forecast")
+        if actual is not None:
+            yield RawValue(begin, end, actual, SampleStatus.MEASURED)
+        elif begin > now_at:
+            yield RawValue(begin, end, forecast, SampleStatus.FORECAST)
+        else:  # the slot is over or running, its settlement is not: what was forecast last is the best estimate
+            yield RawValue(begin, end, forecast, SampleStatus.ESTIMATED)

@@ -1,0 +1,98 @@
+"""WattTime v3: five-minute marginal intensities of the United States and more; the free plan covers CAISO_NORTH."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, in_g_per_kwh, instant, part, rows
+from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
+from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.core.carbon import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.errors import CarbonDataError
+
+NAME = "watttime"
+HOST = "https://api.watttime.org"
+_SIGNALS = {SignalKind.MARGINAL: "co2_moer", SignalKind.AVERAGE: "co2_aoer"}
+_PERIOD = timedelta(minutes=5)
+_HISTORY = timedelta(hours=24)
+
+
+@dataclass(slots=True)
+class WattTime:
+    """A login gives a token for half an hour; when it is refused, one new login is tried."""
+
+    web: Web
+    key: str = field(repr=False)
+    signal: CarbonSignal
+    base_url: str = HOST
+    period_s: float = 1800.0
+    """Five-minute values are averaged over slots; asking twice an hour keeps far from every limit."""
+    _token: str | None = field(default=None, repr=False)
+
+    def fetch(self, now_at: datetime) -> SourceReply:
+        """Return the last 24 hours, and the forecast where the plan includes it.
+
+        Raises:
+            CarbonSourceError: nothing usable came.
+        """
+        window = {"start": f"{now_at - _HISTORY:%Y-%m-%dT%H:%MZ}", "end": f"{now_at:%Y-%m-%dT%H:%MZ}"}
+        values = list(self._values(self._ask("historical", window), SampleStatus.ESTIMATED))
+        try:
+            values += self._values(self._ask("forecast", {"horizon_hours": "24"}), SampleStatus.FORECAST)
+        except SourceError as failure:
+            if failure.problem is not Problem.FORBIDDEN:
+                raise
+        return checked_reply(self.signal, values, now_at)
+
+    def _ask(self, what: str, parameters: dict[str, str]) -> Any:
+        asked = {"region": self.signal.zone, "signal_type": _SIGNALS[self.signal.kind], **parameters}
+        for is_last in (False, True):
+            had_token = self._token is not None
+            token = self._token or self._log_in()
+            try:
+                return self.web.get_json(
+                    NAME,
+                    f"{self.base_url}/v3/{what}",
+                    parameters=asked,
+                    headers={"Authorization": f"Bearer {token}"},
+                )
+            except SourceError as failure:
+                self._token = None
+                if failure.problem is not Problem.UNAUTHORIZED or is_last or not had_token:
+                    raise
+        raise AssertionError("the second try returns or raises")
+
+    def _log_in(self) -> str:
+        user, _, password = self.key.partition(":")
+        reply = self.web.get_json(NAME, f"{self.base_url}/login", basic_auth=(user, password))
+        token = part(NAME, reply, "token")
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise SourceError(Problem.NOT_PARSED, f"{NAME}: the login gave no token")
+        self._token = token
+        return token
+
+    def _values(self, reply: Any, status: SampleStatus) -> Iterator[RawValue]:
+        meta = part(NAME, reply, "meta")
+        check_zone(NAME, self.signal.zone, part(NAME, meta, "region"))
+        asked = _SIGNALS[self.signal.kind]
+        if part(NAME, meta, "signal_type") != asked:
+            raise SourceError(Problem.WRONG_UNIT, f"{NAME}: asked for {asked}, got {meta['signal_type']!r:.40}")
+        unit = part(NAME, meta, "units")
+        for row in rows(NAME, reply, "data"):
+            begin = instant(NAME, part(NAME, row, "point_time"))
+            yield RawValue(begin, begin + _PERIOD, in_g_per_kwh(NAME, part(NAME, row, "value"), unit), status)
+
+
+def make(options: SourceOptions) -> WattTime:
+    """Return the source; its key file holds `user:password`.
+
+    Raises:
+        CarbonDataError: no such key, or life-cycle factors are asked for.
+    """
+    if not options.key or ":" not in options.key:
+        raise CarbonDataError(f"carbon source {NAME} needs a key file that holds user:password")
+    if options.factor not in {None, EmissionFactor.DIRECT}:
+        raise CarbonDataError(f"carbon source {NAME} offers direct factors only")
+    signal = CarbonSignal(options.zone, NAME, options.kind or SignalKind.MARGINAL, EmissionFactor.DIRECT)
+    return WattTime(options.web, options.key, signal, options.base_url or HOST)

@@ -1,0 +1,221 @@
+"""HTTP with limits on everything: time, size, redirects, retries. The only module that imports requests.
+
+A provider can be slow, wrong, hostile or in a proxy's hands; none of that may cost more than the limits here, and no
+message that leaves this module holds a URL's query or a header, where keys are.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import requests
+
+from gpuenergyd.errors import CarbonSourceError
+
+_CHUNK_BYTES = 64 * 1024
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_RETRIED = frozenset({429, 500, 502, 503, 504})
+
+
+class Problem(StrEnum):
+    """Why a source gave nothing usable; what status shows."""
+
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not-found"
+    RATE_LIMITED = "rate-limited"
+    SERVER_ERROR = "server-error"
+    BAD_STATUS = "bad-status"
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    REDIRECT = "redirect"
+    TOO_LARGE = "too-large"
+    NOT_PARSED = "not-parsed"
+    EMPTY = "empty"
+    BAD_VALUE = "bad-value"
+    WRONG_ZONE = "wrong-zone"
+    WRONG_UNIT = "wrong-unit"
+    CLOCK = "clock"
+    NO_KEY = "no-key"
+
+
+class SourceError(CarbonSourceError):
+    """A source gave nothing usable: which problem, and how long it asked to be left alone."""
+
+    def __init__(self, problem: Problem, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class WebLimits:
+    """What one request may cost."""
+
+    connect_s: float = 5.0
+    read_s: float = 10.0
+    total_s: float = 30.0
+    """For all tries together, reading included: a server that drips bytes meets this one."""
+    size_bytes: int = 4 * 2**20
+    max_retries: int = 2
+    max_redirects: int = 3
+    max_pause_s: float = 8.0
+    """A longer Retry-After ends the try and is passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """A client for one purpose: small GETs (one POST-less login) that end in time."""
+
+    limits: WebLimits = field(default_factory=WebLimits)
+    pause: Callable[[float], None] = time.sleep
+    clock_s: Callable[[], float] = time.monotonic
+    jitter: Callable[[], float] = random.random
+
+    def get_json(self, name: str, url: str, **request: Any) -> Any:
+        """Return the JSON of a reply.
+
+        Raises:
+            SourceError: see `get`; or the body is no JSON.
+        """
+        body = self.get(name, url, **request)
+        try:
+            return _json(body)
+        except ValueError:
+            raise SourceError(Problem.NOT_PARSED, f"{name}: reply is no JSON: {_shown(body)}") from None
+
+    def get(
+        self,
+        name: str,
+        url: str,
+        *,
+        parameters: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        basic_auth: tuple[str, str] | None = None,
+    ) -> bytes:
+        """Return the body of a reply with status 200.
+
+        Raises:
+            SourceError: every other end, after retries where they may help.
+        """
+        deadline_s = self.clock_s() + self.limits.total_s
+        for attempt in range(self.limits.max_retries + 1):
+            try:
+                return self._get_once(name, url, parameters, headers, basic_auth, deadline_s)
+            except SourceError as failure:
+                pause_s = self._pause_before_retry(failure, attempt)
+                if pause_s is None or self.clock_s() + pause_s >= deadline_s:
+                    raise
+                self.pause(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _pause_before_retry(self, failure: SourceError, attempt: int) -> float | None:
+        """Return how long to wait, None where another try cannot help."""
+        if attempt >= self.limits.max_retries:
+            return None
+        if failure.problem not in {Problem.RATE_LIMITED, Problem.SERVER_ERROR, Problem.TIMEOUT, Problem.UNREACHABLE}:
+            return None
+        pause_s = (2.0**attempt) * (0.5 + self.jitter())
+        if failure.retry_after_s is not None:
+            pause_s = max(pause_s, failure.retry_after_s)
+        return pause_s if pause_s <= self.limits.max_pause_s else None
+
+    def _get_once(
+        self,
+        name: str,
+        url: str,
+        parameters: Mapping[str, str] | None,
+        headers: Mapping[str, str] | None,
+        basic_auth: tuple[str, str] | None,
+        deadline_s: float,
+    ) -> bytes:
+        home = urlsplit(url)
+        limits = self.limits
+        with requests.Session() as session:
+            session.trust_env = False  # a .netrc must not add credentials; proxies are taken below
+            bypasses = requests.utils.should_bypass_proxies(url, no_proxy=None)
+            session.proxies = {} if bypasses else dict(requests.utils.getproxies())
+            for _ in range(limits.max_redirects + 1):
+                left_s = deadline_s - self.clock_s()
+                if left_s <= 0:
+                    raise SourceError(Problem.TIMEOUT, f"{name}: no reply within {limits.total_s:g} s")
+                try:
+                    with session.get(
+                        url,
+                        params=parameters,
+                        headers={"User-Agent": "gpuenergyd", "Accept": "*/*", **(headers or {})},
+                        auth=basic_auth,
+                        timeout=(min(limits.connect_s, left_s), min(limits.read_s, left_s)),
+                        allow_redirects=False,
+                        stream=True,
+                    ) as reply:
+                        if reply.status_code not in _REDIRECTS:
+                            _check_status(name, reply)
+                            return self._body(name, reply, deadline_s)
+                        url, parameters = urljoin(url, reply.headers.get("Location", "")), None
+                except requests.Timeout:
+                    raise SourceError(Problem.TIMEOUT, f"{name}: no reply in time") from None
+                except requests.RequestException as error:
+                    # The exception's own text holds the URL, and with it the key.
+                    raise SourceError(
+                        Problem.UNREACHABLE, f"{name}: cannot be reached ({type(error).__name__})"
+                    ) from None
+                there = urlsplit(url)
+                if (there.scheme, there.netloc) != (home.scheme, home.netloc):
+                    raise SourceError(Problem.REDIRECT, f"{name}: redirects to another host, which is not followed")
+        raise SourceError(Problem.REDIRECT, f"{name}: redirects more than {limits.max_redirects} times")
+
+    def _body(self, name: str, reply: requests.Response, deadline_s: float) -> bytes:
+        parts, size_bytes = [], 0
+        for part in reply.iter_content(_CHUNK_BYTES):
+            size_bytes += len(part)
+            if size_bytes > self.limits.size_bytes:
+                raise SourceError(Problem.TOO_LARGE, f"{name}: reply is larger than {self.limits.size_bytes} bytes")
+            if self.clock_s() > deadline_s:
+                raise SourceError(Problem.TIMEOUT, f"{name}: reply not complete within {self.limits.total_s:g} s")
+            parts.append(part)
+        return b"".join(parts)
+
+
+def _json(body: bytes) -> Any:
+    """Return parsed JSON; NaN and Infinity, which Python would accept, are no JSON."""
+    import json  # noqa: PLC0415  one use
+
+    def refuse(word: str) -> Any:
+        raise ValueError(word)
+
+    return json.loads(body, parse_constant=refuse)
+
+
+def _check_status(name: str, reply: requests.Response) -> None:
+    status = reply.status_code
+    if status == 200:
+        return
+    retry_after_s = _retry_after_s(reply.headers.get("Retry-After"))
+    known = {
+        401: (Problem.UNAUTHORIZED, "the key was refused"),
+        403: (Problem.FORBIDDEN, "the key's plan does not include this"),
+        404: (Problem.NOT_FOUND, "unknown zone or address"),
+        429: (Problem.RATE_LIMITED, "asked too often"),
+    }
+    if status in known:
+        problem, words = known[status]
+        raise SourceError(problem, f"{name}: HTTP {status}, {words}", retry_after_s=retry_after_s)
+    problem = Problem.SERVER_ERROR if status in _RETRIED or status >= 500 else Problem.BAD_STATUS
+    raise SourceError(problem, f"{name}: HTTP {status}", retry_after_s=retry_after_s)
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    """Return a Retry-After in seconds; its form as a date is not worth a clock comparison and counts as a minute."""
+    if header is None:
+        return None
+    text = header.strip()
+    return min(float(text), 86_400.0) if text.isdigit() else 60.0
+
+
+def _shown(body: bytes) -> str:
+    return repr(body[:40].decode("utf-8", "replace"))
