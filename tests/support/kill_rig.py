@@ -1,0 +1,212 @@
+"""Kills processes of a running daemon and its jobs at random moments, and watches the GPUs come back."""
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
+from tests.support.daemon_process import DaemonProcess
+from tests.support.waiting import wait_until
+
+Victim = Literal["client", "core", "worker", "policy_host", "all"]
+VICTIMS: tuple[Victim, ...] = get_args(Victim)
+NUM_GPUS = 4
+WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
+GIVE_UP_S = 10.0
+RESTORE = "import sys; from pathlib import Path; from gpuenergyd.gpu.restore import restore; restore(Path(sys.argv[1]))"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One kill: how many GPUs were lowered when it struck, how long until all were restored, how many never were."""
+
+    victim: Victim
+    num_lowered: int
+    restored_after_s: float
+    num_left_lowered: int
+    is_database_damaged: bool
+
+
+@dataclass(slots=True)
+class KillRig:
+    """A daemon on simulated GPUs with a job of one process on each; every process dies sooner or later."""
+
+    folder: Path
+    rng: random.Random
+    weights: Sequence[int] = (60, 10, 10, 10, 10)
+    """How often each of `VICTIMS` dies."""
+    daemon: DaemonProcess = field(init=False)
+    host: SimulatedHost = field(init=False)
+    trainers: dict[int, int] = field(default_factory=dict)
+    num_started: int = 0
+
+    def __post_init__(self) -> None:
+        self.daemon = DaemonProcess(
+            self.folder,
+            NUM_GPUS,
+            {"policy": "uniform", "max_slowdown_ratio": 1.0, "warmup_iterations": 0, "baseline_iterations": 2},
+        )
+        self.host = SimulatedHost.open(self.daemon.world_path)
+        self.daemon.start()
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs' UUIDs by index."""
+        return [i.gpu_uuid for i in self.host.identities()]
+
+    def lowered(self) -> set[int]:
+        """Return the GPUs that are locked below their maximum."""
+        return {index for index, gpu in enumerate(self.gpus) if (self.host.locked_sm_clock_mhz(gpu) or 1410) < 1410}
+
+    def _is_any_lowered(self, indices: set[int]) -> bool:
+        return bool(self.lowered() & indices)
+
+    def run(self, num_trials: int) -> Iterator[Trial]:
+        """Kill, watch, repair, again and again."""
+        for _ in range(num_trials):
+            victim = self.rng.choices(VICTIMS, self.weights)[0]
+            self._make_whole()
+            target = self.rng.randrange(NUM_GPUS)
+            with contextlib.suppress(AssertionError):  # a job at full speed is a legitimate moment to die too
+                awaited = {target} if victim == "client" else set(range(NUM_GPUS))
+                wait_until(partial(self._is_any_lowered, awaited))
+            time.sleep(self.rng.uniform(0.0, 0.06))
+            yield self._kill(victim, target)
+
+    def close(self) -> None:
+        """End everything."""
+        for index in list(self.trainers):
+            self._kill_trainer(index)
+        if self.daemon.process is not None and self.daemon.process.poll() is None:
+            self.daemon.stop()
+        self.host.close()
+
+    def _kill(self, victim: Victim, target: int) -> Trial:
+        lowered = self.lowered()
+        begun_s = time.monotonic()
+        match victim:
+            case "client":
+                lowered &= {target}
+                self._kill_trainer(target)
+            case "core":
+                self._kill_core()
+            case "worker":
+                _kill(self._children()["worker"])
+            case "policy_host":
+                _kill(self._children()["policy_host"])
+                for index in range(NUM_GPUS):  # a plan outlives its policy; it must not outlive its job
+                    self._kill_trainer(index)
+            case "all":
+                children = self._children()
+                os.kill(self.daemon.pid, signal.SIGSTOP)  # so that it cannot replace what dies first
+                for index in range(NUM_GPUS):
+                    self._kill_trainer(index)
+                for pid in children.values():
+                    _kill(pid)
+                self._kill_core()
+                lowered = self.lowered()
+                begun_s = time.monotonic()
+                subprocess.run(
+                    [sys.executable, "-I", "-c", RESTORE, str(self.daemon.journal_path)], check=False, timeout=60
+                )
+        left = set(lowered)
+        while left and time.monotonic() < begun_s + GIVE_UP_S:
+            left &= self.lowered()
+            if left:
+                time.sleep(0.0005)
+        restored_s = time.monotonic() - begun_s
+        is_damaged = False
+        if victim in {"core", "all"}:
+            for index in list(self.trainers):
+                self._kill_trainer(index)
+            if victim == "core":
+                wait_until(lambda: not self.lowered(), GIVE_UP_S)
+            is_damaged = self._is_database_damaged()
+        return Trial(victim, len(lowered), restored_s, len(left), is_damaged)
+
+    def _make_whole(self) -> None:
+        """Start what is missing."""
+        assert self.daemon.process is not None
+        if self.daemon.process.poll() is not None:
+            self.daemon.start()
+        for index in range(NUM_GPUS):
+            if index not in self.trainers:
+                self.num_started += 1
+                self.trainers[index] = _fork(lambda index=index: self._train(index))  # type: ignore[misc]
+
+    def _train(self, index: int) -> None:
+        host = SimulatedHost.open(self.daemon.world_path)
+        gpu = host.identities()[index].gpu_uuid
+        host.attach_process(gpu, os.getpid())
+        client = RankClient(
+            job_name=f"job-{index}",
+            run_key=f"run-{self.num_started}",
+            gpu_uuid=gpu,
+            schedule_name="plain",
+            num_microbatches=1,
+            order=[("F", 0, 0)],
+            socket_path=str(self.daemon.socket_path),
+        )
+        while True:
+            client.begin_iteration()
+            slot = client.begin_instruction("F", 0)
+            host.begin_work(gpu, WORK)
+            host.hold(gpu)
+            host.finish_work(gpu)
+            client.end_instruction(slot)
+            client.end_iteration()
+
+    def _children(self) -> dict[str, int]:
+        status = self.daemon.status()
+        return {name: status[name]["pid"] for name in ("worker", "policy_host") if status[name]["pid"]}
+
+    def _kill_trainer(self, index: int) -> None:
+        pid = self.trainers.pop(index)
+        _kill(pid)
+        os.waitpid(pid, 0)
+
+    def _kill_core(self) -> None:
+        assert self.daemon.process is not None
+        self.daemon.process.kill()
+        self.daemon.process.wait(10)
+
+    def _is_database_damaged(self) -> bool:
+        database = sqlite3.connect(self.daemon.database_path)
+        try:
+            (verdict,) = database.execute("PRAGMA quick_check").fetchone()
+        except sqlite3.DatabaseError:
+            return True
+        finally:
+            database.close()
+        return bool(verdict != "ok")
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _fork(work: Callable[[], None]) -> int:
+    """Run something in a child that shares what is already imported, and never returns here."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # it says that it lost its daemon, as it should
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
