@@ -8,6 +8,8 @@ plan         an SM clock for every instruction, and the clock changes that bring
 target       what performance is owed
 telemetry    samples, counters, and what an iteration cost
 observation  what one iteration showed: instruction times at clocks, energy per GPU
+carbon       intensities and what they mean, forecasts, grams, what to believe when a source is silent
+carbon_replay  what is asked of a replay of past traces and what it answers
 policy       the plugin API: Protocols and the frozen views they get
 messages     what happens to a job (events) and what shall be done about it (commands)
 job          the life of one job as a pure state machine

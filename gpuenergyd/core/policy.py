@@ -7,8 +7,10 @@ policy that remembers nothing between calls is always right, one that caches is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
+from gpuenergyd.core.carbon import CarbonForecast, HourlySeries
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan
@@ -144,4 +146,41 @@ class OfflinePlanner(Protocol):
         Raises:
             TargetError: no plan is fast enough; the message says what is possible.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """Everything a target policy may know of a job: its budget, what it has spent, and a signal to follow.
+
+    `frontier` holds the job's own points, or those of its uniform clocks where it has no pipeline; it is empty while
+    nothing is known. `active_time_s` is the time of the iterations done, without checkpoints, evaluation, data
+    stalls and waits for a straggler: only slowness that a policy chose is charged to the budget.
+    """
+
+    job_id: str
+    now_at: datetime
+    max_slowdown_ratio: float
+    baseline: BaselineView
+    num_iterations_done: int
+    active_time_s: float
+    frontier: tuple[FrontierPoint, ...] = ()
+    num_iterations_total: int | None = None
+    deadline_at: datetime | None = None
+    history: HourlySeries | None = None
+    """Of carbon intensity, price or another cost per energy, up to now."""
+    forecast: CarbonForecast | None = None
+    full_speed_time_s: float | None = None
+    """Iteration time at full speed as measured lately, power caps included; None while only the baseline is known."""
+    straggler_time_s: float | None = None
+    current_target_time_s: float | None = None
+    """What this policy asked for last; changes too small to matter are not worth a new plan."""
+    host_power_w: float = 0.0
+
+
+class TargetPolicy(Protocol):
+    """Decides what performance is owed to one job, a few times an hour. Entry points: `gpuenergyd.targets`."""
+
+    def next_target(self, view: TargetView) -> PerformanceTarget:
+        """Return the target from now on."""
         ...

@@ -1,6 +1,6 @@
 """Electricity Maps v3: hourly, most of the world; a free key gives one zone's last 24 hours, no forecast."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -44,7 +44,7 @@ class ElectricityMaps:
         check_zone(NAME, self.signal.zone, part(NAME, reply, "zone"))
         return checked_reply(self.signal, self._values(rows(NAME, reply, "history")), now_at)
 
-    def _values(self, history: list[Any]) -> Iterator[RawValue]:
+    def _values(self, history: Sequence[Any]) -> Iterator[RawValue]:
         for row in history:
             if isinstance(row, dict) and "zone" in row:
                 check_zone(NAME, self.signal.zone, row["zone"])

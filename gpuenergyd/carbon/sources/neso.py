@@ -15,6 +15,7 @@ NAME = "neso"
 ZONE = "GB"
 HOST = "https://api.carbonintensity.org.uk"
 _SLOT = timedelta(minutes=30)
+_SIGNAL = CarbonSignal(ZONE, NAME, SignalKind.AVERAGE, EmissionFactor.OPERATIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Neso:
 
     web: Web
     base_url: str = HOST
-    signal: CarbonSignal = CarbonSignal(ZONE, NAME, SignalKind.AVERAGE, EmissionFactor.OPERATIONAL)
+    signal: CarbonSignal = _SIGNAL
     period_s: float = _SLOT.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:

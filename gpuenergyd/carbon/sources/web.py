@@ -6,6 +6,7 @@ message that leaves this module holds a URL's query or a header, where keys are.
 
 import random
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -138,7 +139,7 @@ class Web:
         with requests.Session() as session:
             session.trust_env = False  # a .netrc must not add credentials; proxies are taken below
             bypasses = requests.utils.should_bypass_proxies(url, no_proxy=None)
-            session.proxies = {} if bypasses else dict(requests.utils.getproxies())
+            session.proxies = {} if bypasses else urllib.request.getproxies()
             for _ in range(limits.max_redirects + 1):
                 left_s = deadline_s - self.clock_s()
                 if left_s <= 0:

@@ -1,0 +1,12 @@
+"""The same slowdown at every hour: the default target, and the yardstick for any that follows a signal."""
+
+from gpuenergyd.core.policy import TargetView
+from gpuenergyd.core.target import PerformanceTarget
+
+
+class Steady:
+    """Grants the whole slowdown budget evenly, and whatever a straggler forces."""
+
+    def next_target(self, view: TargetView) -> PerformanceTarget:
+        """Return the budget as a constant slowdown."""
+        return PerformanceTarget(view.max_slowdown_ratio, straggler_time_s=view.straggler_time_s)
