@@ -10,9 +10,10 @@ import threading
 from pathlib import Path
 from typing import Any, Self
 
+from gpuenergyd.client.connection import DaemonConnection
 from gpuenergyd.wire.clock_record import ClockRecord, decode_record
 
-WAIT_LIMIT_S = 20.0
+WAIT_LIMIT_S = 60.0
 
 
 class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):
@@ -24,7 +25,7 @@ class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):
 
 class _RequestHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _UnixHttpServer
+    server: _UnixHttpServer  # pyright: ignore[reportIncompatibleVariableOverride]  the server that makes it is this one
 
     def setup(self) -> None:
         super().setup()
@@ -66,6 +67,8 @@ class FakeDaemon:
         self.plans_by_pp_rank: dict[int, list[dict[str, Any]]] = {}
         self.tokens: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._reported: set[tuple[int, int]] = set()
+        self._has_reported = threading.Condition()
         self.connections: list[socket.socket] = []
 
     def __enter__(self) -> Self:
@@ -100,6 +103,13 @@ class FakeDaemon:
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return the status and body of a reply, and keep what was said."""
+        if path.startswith("/reported/"):
+            pp_rank, iteration_index = map(int, path.split("/")[2:])
+            with self._has_reported:
+                has_come = self._has_reported.wait_for(
+                    lambda: (pp_rank, iteration_index) in self._reported, timeout=WAIT_LIMIT_S
+                )
+            return (200, {}) if has_come else (408, {})
         with self._lock:
             match method, path:
                 case "POST", "/v1/ranks":
@@ -118,6 +128,9 @@ class FakeDaemon:
                     plans = self.plans + self.plans_by_pp_rank.pop(self.tokens[body["rank_token"]], [])
                     self.plans = []
                     self.reports.put(body)
+                    with self._has_reported:
+                        self._reported.add((self.tokens[body["rank_token"]], body["iteration_index"]))
+                        self._has_reported.notify_all()
                     return 200, {"plans": plans}
                 case "POST", "/v1/release":
                     self.releases.put(body)
@@ -138,6 +151,14 @@ class FakeDaemon:
         with contextlib.suppress(OSError):
             while data := connection.recv(4096):
                 self.records.put(decode_record(data))
+
+
+def wait_for_report(socket_path: str, pp_rank: int, iteration_index: int) -> None:
+    """Return when a rank's report of an iteration has come; from any process."""
+    connection = DaemonConnection(socket_path)
+    status, _ = connection.request("GET", f"/reported/{pp_rank}/{iteration_index}", limit_s=2 * WAIT_LIMIT_S)
+    connection.close()
+    assert status == 200, f"no report of iteration {iteration_index} of rank {pp_rank}"
 
 
 def plan_slice(

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-RUN_LIMIT_S = 120.0
+from gpuenergyd_trainers.handle import Handle
+from tests.client.fake_daemon import wait_for_report
+
+RUN_LIMIT_S = 400.0
 
 
 def run_ranks(num_ranks: int, folder: Path, body: Callable[..., Any], *args: Any) -> list[Any]:
@@ -40,6 +43,32 @@ def run_ranks(num_ranks: int, folder: Path, body: Callable[..., Any], *args: Any
             process.join()
         for receiver in receivers:
             receiver.close()
+
+
+class Pace:
+    """Lets a joined rank go on only when the daemon has its report of the iteration before, so that none is dropped."""
+
+    def __init__(self, handle: Handle, rank: int, socket_path: str | None, *, first_iteration: int = 0) -> None:
+        self._handle = handle
+        self._rank = rank
+        self._socket_path = socket_path
+        self._first_iteration = first_iteration
+
+    def keep(self) -> None:
+        """Wait after a step for the report that its begin has sent off."""
+        self._wait_for(self._iteration_index() - 1)
+
+    def finish(self) -> None:
+        """Wait after detaching for the last report."""
+        self._wait_for(self._iteration_index())
+
+    def _iteration_index(self) -> int:
+        assert self._handle._rank is not None
+        return self._handle._rank.client.iteration_index
+
+    def _wait_for(self, iteration_index: int) -> None:
+        if self._socket_path is not None and iteration_index >= self._first_iteration:
+            wait_for_report(self._socket_path, self._rank, iteration_index)
 
 
 def _run(rank: int, num_ranks: int, folder: Path, sender: Any, body: Callable[..., Any], args: tuple[Any, ...]) -> None:

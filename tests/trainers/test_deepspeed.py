@@ -13,7 +13,7 @@ deepspeed = pytest.importorskip("deepspeed")
 from gpuenergyd.core.schedules import make_schedule  # noqa: E402  after the skips
 from gpuenergyd_trainers.deepspeed import attach  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon  # noqa: E402
-from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
+from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -47,9 +47,14 @@ def train(rank: int, folder: Path, socket_path: str | None) -> Any:
         handle.detach()
     generator = torch.Generator().manual_seed(2)
     data = iter([(torch.randn(2, 8, generator=generator),) * 2 for _ in range(NUM_STEPS * NUM_MICROBATCHES)])
-    losses = [float(engine.train_batch(data_iter=data)).hex() for _ in range(NUM_STEPS)]
+    pace = Pace(handle, rank, socket_path)
+    losses = []
+    for _ in range(NUM_STEPS):
+        losses.append(float(engine.train_batch(data_iter=data)).hex())
+        pace.keep()
     was_attached, num_errors = handle.is_attached, handle.num_errors
     handle.detach()
+    pace.finish()
     added = sorted(set(vars(engine)) - set(before))
     return losses, was_attached, num_errors, [name for name in added if name in {"_INSTRUCTION_MAP", "train_batch"}]
 

@@ -20,7 +20,7 @@ from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 pytestmark = pytest.mark.torch
 
 NUM_RANKS = 4
-RUN_LIMIT_S = 120.0
+RUN_LIMIT_S = 400.0
 
 
 @pytest.fixture
@@ -71,13 +71,13 @@ def test_losses_are_bit_for_bit_the_same_with_and_without_a_daemon(
             process.join(RUN_LIMIT_S)
             assert process.exitcode == 0
 
-        num_reports = daemon.reports.qsize()
+        num_registered = daemon.registrations.qsize()
     texts = {name: (tmp_path / name).read_text(encoding="ascii") for name in variants}
     losses = [float.fromhex(line) for line in texts["without"].split()]
     assert texts["without"] == texts["absent"] == texts["joined"]
     assert len(losses) == 5
     assert losses[-1] < losses[0]
-    assert num_reports == NUM_RANKS * 4
+    assert num_registered == NUM_RANKS
 
 
 def test_all_ranks_stop_together_when_the_stop_file_appears(tmp_path: Path, world: Path, started: list[Any]) -> None:

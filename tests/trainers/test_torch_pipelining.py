@@ -21,7 +21,7 @@ from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from gpuenergyd_trainers.wrapping import WrappedAttribute  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
-from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
+from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -113,16 +113,25 @@ def reports_of(daemon: FakeDaemon) -> dict[int, list[dict[str, Any]]]:
     return by_rank
 
 
-def train_joined(rank: int, schedule_name: str, socket_path: str | None, num_steps: int) -> Any:
+def train_alone(rank: int, schedule_name: str, absent_path: str | None, num_steps: int) -> Any:
     training = Training(rank, schedule_name)
-    handle = join(training, socket_path) if socket_path is not None else None
+    if absent_path is not None:
+        join(training, absent_path)
+    return [training.step() for _ in range(num_steps)]
+
+
+def train_joined(rank: int, schedule_name: str, socket_path: str, num_steps: int) -> Any:
+    training = Training(rank, schedule_name)
+    handle = join(training, socket_path)
+    pace = Pace(handle, rank, socket_path)
     losses, traces = [], []
     for _ in range(num_steps):
         losses.append(training.step())
         traces.append(tuple(training.trace))
-    result = losses, traces, handle.num_errors if handle else 0, handle.is_attached if handle else None
-    if handle is not None:
-        handle.detach()
+        pace.keep()
+    result = losses, traces, handle.num_errors, handle.is_attached
+    handle.detach()
+    pace.finish()
     return result
 
 
@@ -133,14 +142,14 @@ def test_reported_order_is_the_executed_one_and_losses_are_untouched(
     alone_folder, absent_folder = tmp_path / "alone", tmp_path / "absent"
     alone_folder.mkdir()
     absent_folder.mkdir()
-    alone = run_ranks(NUM_RANKS, alone_folder, train_joined, schedule_name, None, 5)
-    absent = run_ranks(NUM_RANKS, absent_folder, train_joined, schedule_name, str(tmp_path / "nobody.sock"), 5)
+    alone = run_ranks(NUM_RANKS, alone_folder, train_alone, schedule_name, None, 5)
+    absent = run_ranks(NUM_RANKS, absent_folder, train_alone, schedule_name, str(tmp_path / "nobody.sock"), 5)
     joined = run_ranks(NUM_RANKS, tmp_path, train_joined, schedule_name, daemon.socket_path, 5)
 
     expected = make_schedule(schedule_name, NUM_RANKS, NUM_MICROBATCHES)
     registered = {registration["pp_rank"]: registration for registration in drain(daemon.registrations)}
     reports = reports_of(daemon)
-    assert [result[0] for result in joined] == [result[0] for result in alone] == [result[0] for result in absent]
+    assert [result[0] for result in joined] == alone == absent
     assert all(losses for losses in joined[-1][0])
     for rank, (_, traces, num_errors, is_attached) in enumerate(joined):
         order = [(str(i.kind), i.microbatch_index, 0) for i in expected.orders[rank]]
@@ -157,9 +166,12 @@ def test_reported_order_is_the_executed_one_and_losses_are_untouched(
 def follow(rank: int, socket_path: str) -> Any:
     training = Training(rank, "1f1b")
     handle = join(training, socket_path)
-    for _ in range(60):
+    pace = Pace(handle, rank, socket_path)
+    for _ in range(10):
         training.step()
+        pace.keep()
     handle.detach()
+    pace.finish()
 
 
 def test_every_rank_follows_its_own_slice_of_a_plan(tmp_path: Path, daemon: FakeDaemon) -> None:
@@ -210,12 +222,16 @@ def test_detaching_restores_schedule_and_stage_exactly(tmp_path: Path) -> None:
 
 def evaluate_between(rank: int, socket_path: str | None) -> Any:
     training = Training(rank, "1f1b")
-    handle = join(training, socket_path) if socket_path else None
-    losses = [training.step() for _ in range(3)]
-    losses.append(training.evaluate())
-    losses += [training.step() for _ in range(3)]
-    if handle is not None:
-        handle.detach()
+    handle = join(training, socket_path) if socket_path else Handle()
+    pace = Pace(handle, rank, socket_path)
+    losses = []
+    for run in (training.step,) * 3 + (training.evaluate,) + (training.step,) * 3:
+        losses.append(run())
+        if socket_path is not None:
+            pace.keep()
+    handle.detach()
+    if socket_path is not None:
+        pace.finish()
     return losses
 
 
@@ -279,7 +295,11 @@ def hold_on_simulated_gpu(rank: int, socket_path: str, world: Path) -> Any:
     simulated = simulate(training.stage, host, gpu_uuid, works)
     handle = join(training, socket_path, gpu_uuid=gpu_uuid)
     before_j = host.exact_energy_j(gpu_uuid)
-    losses = [training.step() for _ in range(3)]
+    pace = Pace(handle, rank, socket_path)
+    losses = []
+    for _ in range(3):
+        losses.append(training.step())
+        pace.keep()
     spent_j = host.exact_energy_j(gpu_uuid) - before_j
     handle.detach()
     simulated.detach()
@@ -293,12 +313,12 @@ def test_simulated_stage_holds_for_its_time_inside_the_recorded_instruction(tmp_
     alone.mkdir()
     world = tmp_path / "world"
     SimulatedHost.create(world, ["a100-sxm"] * NUM_RANKS, seed=1).close()
-    plain = run_ranks(NUM_RANKS, alone, train_joined, "1f1b", None, 3)
+    plain = run_ranks(NUM_RANKS, alone, train_alone, "1f1b", None, 3)
     simulated = run_ranks(NUM_RANKS, tmp_path, hold_on_simulated_gpu, daemon.socket_path, world)
 
     reports = reports_of(daemon)
     for rank, (losses, spent_j, restored, forward_s) in enumerate(simulated):
-        assert losses == plain[rank][0]
+        assert losses == plain[rank]
         assert spent_j > 0
         assert restored == []
         forwards = [row for report in reports[rank] for row in report["instructions"] if row[0] == "F"]

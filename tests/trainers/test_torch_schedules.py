@@ -15,7 +15,7 @@ from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch  # no
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from gpuenergyd_trainers.wrapping import WrappedAttribute  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon  # noqa: E402
-from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
+from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -74,6 +74,8 @@ def train(rank: int, schedule_name: str, socket_path: str | None) -> Any:
         handle.detach()
     optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
     has_last = any(stage.is_last for stage in stages)
+    # Two iterations are learned from; the second is the first that is reported.
+    pace = Pace(handle, rank, socket_path, first_iteration=1)
     exact_losses, traces = [], []
     for step in range(NUM_STEPS):
         trace.clear()
@@ -85,8 +87,10 @@ def train(rank: int, schedule_name: str, socket_path: str | None) -> Any:
         optimizer.zero_grad()
         exact_losses.append([float(loss.detach()).hex() for loss in losses])
         traces.append(tuple(trace))
+        pace.keep()
     result = exact_losses, traces, handle.num_errors, handle.is_attached
     handle.detach()
+    pace.finish()
     return result
 
 
@@ -116,6 +120,6 @@ def test_learned_order_is_the_executed_one_and_losses_are_untouched(
         assert (registration["schedule_name"], registration["num_chunks"]) == (schedule_name, NUM_CHUNKS)
         assert order == [(str(i.kind), i.microbatch_index, i.chunk_index) for i in generated.orders[rank]]
         assert all(list(trace) == order for trace in traces)
-        # Step 0 infers shapes, iterations 0 and 1 are learned from; what is reported is that of the trace.
+        # Step 0 infers shapes, iterations 0 and 1 are learned from.
         assert [report["iteration_index"] for report in mine] == list(range(1, NUM_STEPS - 1))
         assert all([tuple(row[:3]) for row in report["instructions"]] == order for report in mine)

@@ -2,6 +2,7 @@
 
 torch_pipelining  any torch.distributed.pipelining schedule
 torch_inflight    1F1B with extra microbatches in flight
+megatron          a Megatron-core configuration
 deepspeed         a DeepSpeed PipelineEngine
 lightning         Lightning, one clock per batch
 huggingface       the Hugging Face Trainer, one clock per optimizer step

@@ -11,11 +11,10 @@ from typing import Any
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.core.plan import instruction_key
 from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.handle import Handle
-from gpuenergyd_trainers.ordered_rank import OrderedRank
+from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
@@ -99,7 +98,6 @@ def attach(
             raise UsageError(f"its schedule is {schedule}; only TrainSchedule (1F1B) is understood")  # noqa: TRY301
         num_microbatches, num_stages, stage_id = int(engine.micro_batches), int(engine.num_stages), int(engine.stage_id)
         planned = make_schedule(_SCHEDULE_NAME, num_stages, num_microbatches)
-        keys = (instruction_key(instruction) for instruction in planned.orders[stage_id])
         client = RankClient(
             job_name=job,
             run_key=find_run_key(run_key, num_processes=num_stages),
@@ -113,19 +111,10 @@ def attach(
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
             socket_path=socket_path,
-            timer=_cuda_timer(engine, 3 * num_microbatches),
+            timer=timer_for(engine.device, num_microbatches),
         )
-        order = [(str(kind), microbatch_index, chunk_index) for kind, microbatch_index, chunk_index in keys]
-        rank = OrderedRank(client, expected_order=order, what=f"job {job}, stage {stage_id}")
+        rank = OrderedRank(client, expected_order=order_rows(planned, stage_id), what=f"job {job}, stage {stage_id}")
         return EngineHandle(engine, rank)
     except Exception as error:  # noqa: BLE001  an engine this version does not know must train on as it is
         logger.warning("gpuenergyd: job %s: %s cannot be joined: %s", job, type(engine).__name__, error)
         return Handle()
-
-
-def _cuda_timer(engine: Any, capacity: int) -> Any:
-    if getattr(engine.device, "type", "") != "cuda":
-        return None
-    from gpuenergyd_trainers.cuda_timing import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
-
-    return CudaRecorder(engine.device, capacity)

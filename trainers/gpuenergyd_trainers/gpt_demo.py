@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuenergyd_trainers.gpt_demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="gpuenergyd_trainers.gpt_demo", description=(__doc__ or "").partition("\n")[0]
+    )
     add = parser.add_argument
     add("--rank", type=int, help="run this rank only")
     add(

@@ -2,11 +2,32 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.recorder import HostRecorder, InstructionTimer
+from gpuenergyd.core.pipeline import Schedule
+from gpuenergyd.core.plan import instruction_key
 from gpuenergyd.wire.messages import OrderRow
 
 logger = logging.getLogger("gpuenergyd.trainers")
+_MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W, and one to notice too many
+
+
+def order_rows(schedule: Schedule, pp_rank: int) -> tuple[OrderRow, ...]:
+    """Return what a rank runs in one iteration of a schedule, as it is registered."""
+    keys = (instruction_key(instruction) for instruction in schedule.orders[pp_rank])
+    return tuple((str(kind), microbatch_index, chunk_index) for kind, microbatch_index, chunk_index in keys)
+
+
+def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> InstructionTimer:
+    """Return a timer for instructions on a torch device, with room for any order of so many microbatches."""
+    capacity = _MAX_INSTRUCTIONS_PER_MICROBATCH * num_microbatches * num_chunks + 1
+    if getattr(device, "type", None) == "cuda":
+        from gpuenergyd_trainers.cuda_timing import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
+
+        return CudaRecorder(device, capacity)
+    return HostRecorder(capacity)
 
 
 class OrderedRank:

@@ -17,13 +17,11 @@ from typing import Any
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer
+from gpuenergyd.client.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline import Schedule
-from gpuenergyd.core.plan import instruction_key
 from gpuenergyd.core.schedules import make_schedule
-from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.handle import Handle
-from gpuenergyd_trainers.ordered_rank import OrderedRank
+from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
@@ -37,7 +35,6 @@ _LEARNED_ORDERS = {
     "ScheduleDualPipeV": "dualpipev",
 }
 OTHER_SCHEDULE = "learned"
-_MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W, and one to notice too many
 
 
 class PipelineHandle(Handle):
@@ -168,7 +165,7 @@ def attach(
             num_microbatches = int(schedule._n_microbatches)  # noqa: SLF001  torch keeps it private; pass it to be safe
         num_pp_ranks, pp_rank = int(first.group_size), int(first.group_rank)
         planned = _planned_schedule(schedule, num_pp_ranks, num_microbatches)
-        expected_order = None if planned is None else _order_rows(planned, pp_rank)
+        expected_order = None if planned is None else order_rows(planned, pp_rank)
         num_chunks = len(local_stages)
         client = RankClient(
             job_name=job,
@@ -184,7 +181,7 @@ def attach(
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
             socket_path=socket_path,
-            timer=_timer(first, _MAX_INSTRUCTIONS_PER_MICROBATCH * num_microbatches * num_chunks + 1),
+            timer=timer_for(first.device, num_microbatches, num_chunks),
         )
         rank = OrderedRank(client, expected_order=expected_order, what=f"job {job}, rank {pp_rank}")
         handle = PipelineHandle(schedule, rank)
@@ -214,14 +211,6 @@ def _is_cuda(stage: Any) -> bool:
     return getattr(getattr(stage, "device", None), "type", None) == "cuda"
 
 
-def _timer(stage: Any, capacity: int) -> InstructionTimer:
-    if _is_cuda(stage):
-        from gpuenergyd_trainers.cuda_timing import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
-
-        return CudaRecorder(stage.device, capacity)
-    return HostRecorder(capacity)
-
-
 def _dp_rank(stage: Any) -> int:
     """Return a number that is this pipeline's own among the replicas: from the global ranks of its process group."""
     import torch.distributed as dist  # noqa: PLC0415  whoever has a schedule has loaded it
@@ -229,11 +218,6 @@ def _dp_rank(stage: Any) -> int:
     members = dist.get_process_group_ranks(stage.group if stage.group is not None else dist.group.WORLD)
     is_contiguous = max(members) - min(members) == len(members) - 1
     return min(members) // len(members) if is_contiguous else min(members)
-
-
-def _order_rows(planned: Schedule, pp_rank: int) -> tuple[OrderRow, ...]:
-    keys = (instruction_key(instruction) for instruction in planned.orders[pp_rank])
-    return tuple((str(kind), microbatch_index, chunk_index) for kind, microbatch_index, chunk_index in keys)
 
 
 def _microbatch_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
