@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import ClockPolicy, JobView
+from gpuenergyd.core.policy import ClockPolicy
 from gpuenergyd.daemon.plugins import load_policy
+from gpuenergyd.daemon.view_difference import ViewDifference, ViewReceiver
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -30,7 +31,7 @@ class PlanRequest:
     request_id: int
     job_id: str
     policy: str
-    view: JobView | None = None
+    view: ViewDifference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +48,24 @@ class PolicyHost:
 
     def __init__(self) -> None:
         self._policies: dict[str, ClockPolicy] = {}
+        self._received: dict[str, ViewReceiver] = {}
 
     def answer(self, request: PlanRequest) -> PlanAnswer:
         """Return the policy's plan, or what went wrong in one line."""
         if request.view is None:
             self._policies.pop(request.job_id, None)
+            self._received.pop(request.job_id, None)
             if request.policy:
                 # What it imports is then there when its first job asks.
                 with contextlib.suppress(Exception):
                     load_policy(request.policy)
             return PlanAnswer(request.request_id)
+        view = self._received.setdefault(request.job_id, ViewReceiver()).view(request.view)
         try:
             policy = self._policies.get(request.job_id)
             if policy is None:
                 policy = self._policies[request.job_id] = load_policy(request.policy)
-            plan: object = policy.next_plan(request.view)
+            plan: object = policy.next_plan(view)
         except Exception as error:  # noqa: BLE001  a plugin may fail in any way; the core decides what follows
             first_line = (str(error).splitlines() or [""])[0]
             return PlanAnswer(request.request_id, error=f"{type(error).__name__}: {first_line}")

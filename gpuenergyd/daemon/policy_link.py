@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpuenergyd.core.plan import ClockPlan
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.daemon.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
+from gpuenergyd.daemon.view_difference import ViewSender
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.daemon_codec import decode, encode
 
@@ -43,6 +44,7 @@ class PolicyLink:
         self._turn = asyncio.Lock()
         self._next_request_id = 1
         self._has_answered = False
+        self._sent: dict[str, ViewSender] = {}
         self._is_closed = False
         self.num_restarts = 0
 
@@ -83,9 +85,10 @@ class PolicyLink:
         async with self._turn:
             if self._is_closed:
                 return PolicyFailure("the daemon is stopping")
-            limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
+            limit_s = self._first_time_limit_s
             try:
                 process = await self._ensure_process()
+                limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
                 answer = await asyncio.wait_for(self._exchange(process, job_id, policy, view), limit_s)
             except TimeoutError:
                 return await self._give_up(f"policy {policy!r} did not answer within {limit_s:g} s")
@@ -105,7 +108,12 @@ class PolicyLink:
         assert process.stdin is not None
         assert process.stdout is not None
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
-        process.stdin.write(encode(PlanRequest(request_id, job_id, policy, view)) + b"\n")
+        difference = None
+        if view is None:
+            self._sent.pop(job_id, None)
+        else:
+            difference = self._sent.setdefault(job_id, ViewSender()).difference(view)
+        process.stdin.write(encode(PlanRequest(request_id, job_id, policy, difference)) + b"\n")
         await process.stdin.drain()
         line = await process.stdout.readline()
         if not line.endswith(b"\n"):
@@ -120,6 +128,7 @@ class PolicyLink:
             if self._process is not None:
                 self.num_restarts += 1
             self._has_answered = False
+            self._sent.clear()
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
