@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from collections.abc import Callable
 
 from gpuenergyd.errors import GpuEnergyError
 
@@ -53,7 +54,8 @@ def run(arguments: list[str]) -> int:
 
 def _usage_error(error: Exception) -> int:
     """Print what was wrong with the arguments and where to read what is right."""
-    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    describe: Callable[[], str] = getattr(error, "format_message", error.__str__)
+    message = describe()
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
         print(message)  # noqa: T201  the help is what was asked for

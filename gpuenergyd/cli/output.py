@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from datetime import date
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,6 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "isoformat"):
+    if isinstance(value, date):
         return value.isoformat()
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -67,6 +67,7 @@ class DaemonConnection:
         try:
             if self._http.sock is None:
                 self._http.connect()
+            assert self._http.sock is not None
             self._http.sock.settimeout(limit_s)
             headers = {} if body is None else {"Content-Type": "application/json"}
             self._http.request(method, path, body, headers)

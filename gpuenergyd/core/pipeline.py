@@ -183,14 +183,11 @@ def dependency_graph(
     Raises:
         ScheduleError: the order cannot run (it waits for itself), or an instruction is missing its input.
     """
-    latency_s: Callable[[int, int], float]
-    if callable(communication_latency_s):
-        latency_s = communication_latency_s
-    else:
-        constant_s = communication_latency_s
 
-        def latency_s(_sender: int, _receiver: int) -> float:
-            return constant_s
+    def latency_s(sender: int, receiver: int) -> float:
+        if callable(communication_latency_s):
+            return communication_latency_s(sender, receiver)
+        return communication_latency_s
 
     kinds = InstructionKind
     producer: dict[tuple[InstructionKind, int, int], int] = {}

@@ -4,6 +4,8 @@ SUCCESS of a lock means that the request was installed, no more; NVML cannot rea
 the clock. A lock is set as (lowest supported, wished): it caps, and an idle GPU may still drop. GPUs are known by
 UUID: handles and indices change when the driver is reloaded, and then everything is mapped anew.
 """
+# The binding makes its error classes, with their `value`, when it runs:
+# pyright: reportAttributeAccessIssue=false
 
 import contextlib
 import random

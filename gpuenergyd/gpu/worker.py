@@ -91,7 +91,7 @@ class Worker:
         self._identities = controller.identities()
         self._uuids = tuple(i.gpu_uuid for i in self._identities)
         self._leases: dict[str, str] = {}
-        self._health = dict.fromkeys(self._uuids, (GpuHealth.OK, ""))
+        self._health: dict[str, tuple[GpuHealth, str]] = dict.fromkeys(self._uuids, (GpuHealth.OK, ""))
         self._wedged: set[str] = set()
         self._returned: deque[str] = deque()
         self._restorings: list[_Restoring] = []

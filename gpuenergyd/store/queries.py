@@ -285,7 +285,7 @@ def _iterations(connection: Connection, job_id: str) -> tuple[IterationRow, ...]
     rows = connection.execute(query.where(table.c.job_id == job_id).order_by(table.c.iteration_index))
     return tuple(
         IterationRow(index, begun, time_s, energy_j, plan_id, PlanPurpose(purpose) if purpose else None, is_regular)
-        for index, begun, time_s, energy_j, plan_id, purpose, is_regular in rows
+        for index, begun, time_s, energy_j, plan_id, purpose, is_regular in map(tuple, rows)
     )
 
 

@@ -108,9 +108,11 @@ def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
         return
     make: Callable[[Table], Any] = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = make(table)
-    new = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in key}
+    new: Mapping[str, Any] = {
+        column.name: statement.excluded[column.name] for column in table.columns if column.name not in key
+    }
     if table is schema.gpu_rollups:
-        new = _sum_of_rollups(table, statement.excluded)
+        new = _sum_of_rollups(table, {column.name: statement.excluded[column.name] for column in table.columns})
     connection.execute(statement.on_conflict_do_update(index_elements=key, set_=new), rows)
 
 
