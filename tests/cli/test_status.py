@@ -2,12 +2,14 @@
 
 import copy
 import io
+import json
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gpuenergyd.cli.main import run
+from gpuenergyd.errors import DaemonNotRunningError
 from gpuenergyd.report.live import status_view
 
 STATUS: dict[str, Any] = {
@@ -115,3 +117,39 @@ def test_the_exit_code_tells_whether_the_daemon_is_degraded(
 
     assert run(["status"]) == exit_code
     assert ("degraded: the worker is gone" in capsys.readouterr().out) is is_degraded
+
+
+def test_watching_prints_a_line_per_look_until_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([STATUS, STATUS | {"pid": 77}])
+
+    def look(_self: object) -> dict[str, Any]:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", look)
+    monkeypatch.setattr("gpuenergyd.cli.status._WATCH_PERIOD_S", 0.0)
+
+    assert run(["status", "--watch", "--json"]) == 130
+    assert [json.loads(line)["pid"] for line in capsys.readouterr().out.splitlines()] == [12, 77]
+
+
+def test_a_daemon_that_goes_away_ends_the_watch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([STATUS])
+
+    def look(_self: object) -> dict[str, Any]:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise DaemonNotRunningError("no daemon answers") from None
+
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", look)
+    monkeypatch.setattr("gpuenergyd.cli.status._WATCH_PERIOD_S", 0.0)
+
+    assert run(["status", "--watch"]) == 3
+    assert capsys.readouterr().err == "gpuenergyd: no daemon answers\n"
