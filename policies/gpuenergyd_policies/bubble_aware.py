@@ -66,8 +66,7 @@ class BubbleAware:
                 return profile_plan(plan_id, points[number], view.schedule, levels, reason=reason)
             if not _is_last_plan_observed(view):
                 return view.issued_plans[-1]
-            first_shift_s = CHANCE_MARGIN * view.baseline.iteration_sigma_s
-            return _tuned_plan(view, shift_s=first_shift_s, number=1, why="first plan from the profile")
+            return _tuned_plan(view, shift_s=None, number=1, why="first plan from the profile")
         return _correction(view, tuned)
 
 
@@ -117,7 +116,9 @@ class _Model:
 
 
 def _model(view: JobView) -> _Model:
-    fitted = fit_profile([o for o in view.observations if o.is_regular], view.gpus)
+    # Tuned iterations would add clocks seen once or twice, which the planner would pick for their lucky errors.
+    tuned = {p.plan_id for p in view.issued_plans if p.purpose is PlanPurpose.TUNED}
+    fitted = fit_profile([o for o in view.observations if o.is_regular and o.plan_id not in tuned], view.gpus)
     profile = fitted.profile
     graph = dependency_graph(
         view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
@@ -136,13 +137,18 @@ def _model(view: JobView) -> _Model:
 
 
 def _tuned_plan(view: JobView, *, shift_s: float | None, number: int, why: str) -> ClockPlan:
-    """Return a plan whose predicted time is what is owed less `shift_s`, by which earlier plans came out slower."""
+    """Return a plan whose predicted time is what is owed less `shift_s`, by which earlier plans came out slower.
+
+    Without an earlier plan, that is taken from profiling: by how much its iterations came out slower than the model.
+    """
     try:
         model = _model(view)
     except NotEnoughDataError as error:
         return untuned_plan(f"unprofiled-{len(view.issued_plans)}", reason=f"cannot plan: {error}")
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    deadline_s = owed_s - model.bias_s - (shift_s or 0.0)
+    if shift_s is None:
+        shift_s = max(0.0, _profiling_excess_s(view, model)) + CHANCE_MARGIN * view.baseline.iteration_sigma_s
+    deadline_s = owed_s - model.bias_s - shift_s
     profile = model.fitted.profile
     try:
         solved = solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.is_forced)
@@ -152,6 +158,25 @@ def _tuned_plan(view: JobView, *, shift_s: float | None, number: int, why: str) 
         ).iteration_time_s
         solved = solve(model.graph, profile, deadline_s=fastest_s)
     return _plan_with_lead(view, model, solved, plan_id=f"tuned-{number}", why=why)
+
+
+def _profiling_excess_s(view: JobView, model: _Model) -> float:
+    """Return by how much iterations at mixed clocks take longer than the model says, beyond the baseline's own bias.
+
+    A graph of instructions misses what couples ranks otherwise (sends that wait for their receiver, bursts of clock
+    changes); at full speed little of it shows, in a plan that uses all slack all of it does.
+    """
+    changes_of = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE}
+    latency_s = max(gpu.switch_latency_s for gpu in view.gpus)
+    excesses_s = []
+    for observation in view.observations:
+        plan = changes_of.get(observation.plan_id or "")
+        if plan is None or not observation.is_regular:
+            continue
+        changes = tuple(plan.changes_of(r) for r in range(model.graph.num_ranks))
+        simulated = simulate_switching(model.graph, model.fitted.profile, changes, switch_latency_s=latency_s)
+        excesses_s.append(observation.iteration_time_s - simulated.iteration_time_s - model.bias_s)
+    return median(excesses_s) if excesses_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
