@@ -8,11 +8,12 @@ _KINDS = {
     "policy": "gpuenergyd.policies",
     "target": "gpuenergyd.targets",
     "planner": "gpuenergyd.planners",
+    "carbon source": "gpuenergyd.carbon_sources",
 }
 
 
 def policies(*, as_json: JsonOption = False) -> int:
-    """List policies, targets and planners.
+    """List policies, targets, planners and sources.
 
     Found by entry point; a broken one says why.
     """
