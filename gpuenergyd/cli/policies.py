@@ -37,11 +37,14 @@ def policies(*, as_json: JsonOption = False) -> int:
         table.add_column(title, no_wrap=True)
     table.add_column("")
     for kind, plugin in found:
-        note = Text("ok") if plugin.error is None else Text(f"broken: {plugin.error}", style="bold red")
+        note = Text("ok") if plugin.error is None else Text("broken", style="bold red")
         table.add_row(plugin.name, kind, plugin.distribution, plugin.version, note)
     console = people_console()
-    if found:
-        console.print(table)
-    else:
+    if not found:
         console.print("no policy is installed; jobs run un-tuned")
+        return 0
+    console.print(table)
+    for kind, plugin in found:
+        if plugin.error is not None:
+            console.print(f"{kind} {plugin.name} is broken: {plugin.error}", soft_wrap=True, markup=False)
     return 0
