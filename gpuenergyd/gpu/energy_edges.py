@@ -14,7 +14,7 @@ _LEARN_POLL_NS = 1_000_000
 _LEARN_NUM_EDGES = 5
 _LEARN_LIMIT_NS = 1_500_000_000
 _LEARN_AGAIN_NS = 10_000_000_000
-_TRACK_EVERY_NS = 100_000_000
+_TRACK_EVERY_NS = 300_000_000
 _MARGIN_NS = 700_000
 _LATE_POLL_NS = 1_000_000
 _NARROW_NS = 4_000_000
@@ -85,7 +85,7 @@ class EnergyEdges:
             self.next_look_ns = now_ns + _LEARN_POLL_NS
 
     def _aim(self, after_ns: int) -> None:
-        """Choose the next update to watch: soon while the period is known badly, then ten times a second at most."""
+        """Choose the next update to watch: soon while the period is known badly, then three times a second."""
         pause_ns = min(_TRACK_EVERY_NS, (after_ns - self._anchor_ns) // 4)
         ahead = max(1, -(-(after_ns + pause_ns - self._grid_ns) // self.period_ns))
         self._target_ns = self._grid_ns + ahead * self.period_ns
