@@ -9,9 +9,11 @@ holds several) the change is left out, since a wrong guess would cost a whole st
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 _LEARN_POLL_NS = 1_000_000
 _LEARN_NUM_EDGES = 5
+_LEARN_MIN_EDGES = 3
 _LEARN_LIMIT_NS = 1_500_000_000
 _LEARN_AGAIN_NS = 10_000_000_000
 _TRACK_EVERY_NS = 300_000_000
@@ -20,6 +22,7 @@ _LATE_POLL_NS = 1_000_000
 _NARROW_NS = 4_000_000
 _MAX_LATE_POLLS = 8
 _GUARD_NS = 3_000_000
+_MAX_DRIFTS = 12
 _NEW_ANCHOR_NS = 60_000_000_000
 
 
@@ -41,6 +44,7 @@ class EnergyEdges:
     _anchor_ns: int = 0
     _target_ns: int = 0
     _late_polls: int = 0
+    _num_drifts: int = 0
 
     def observe(self, read_mono_ns: int, total_energy_j: float | None) -> None:
         """Take one reading."""
@@ -51,6 +55,7 @@ class EnergyEdges:
         self._last_j, self._last_read_ns = total_energy_j, read_mono_ns
         if before_j is None or total_energy_j < before_j:
             self.num_resets += before_j is not None
+            self.edge_mono_ns = self.edge_energy_j = None
             self._start_learning(read_mono_ns)
         elif not self.period_ns:
             self._learn(before_ns, read_mono_ns, has_changed=total_energy_j > before_j)
@@ -60,26 +65,29 @@ class EnergyEdges:
             self._await(read_mono_ns)
 
     def _start_learning(self, now_ns: int) -> None:
-        self.edge_mono_ns = self.edge_energy_j = None
         self.period_ns = 0
         self._seen_ns = ()
         self._since_ns = now_ns
         self.next_look_ns = now_ns + _LEARN_POLL_NS
 
     def _learn(self, before_ns: int, now_ns: int, *, has_changed: bool) -> None:
-        if has_changed and now_ns - before_ns <= 2 * _NARROW_NS:
+        if has_changed and now_ns - before_ns <= _NARROW_NS:
             middle_ns = (before_ns + now_ns) // 2
             self._seen_ns += (middle_ns,)
             self.edge_mono_ns, self.edge_energy_j = middle_ns, self._last_j
-            if len(self._seen_ns) == _LEARN_NUM_EDGES:
-                self.period_ns = (middle_ns - self._seen_ns[0]) // (_LEARN_NUM_EDGES - 1)
-                self._grid_ns = self._anchor_ns = middle_ns
-                self._aim(middle_ns)
-                return
         waited_ns = now_ns - self._since_ns
-        if waited_ns > _LEARN_AGAIN_NS:
+        has_enough = len(self._seen_ns) >= (_LEARN_NUM_EDGES if waited_ns <= _LEARN_LIMIT_NS else _LEARN_MIN_EDGES)
+        if has_enough:
+            # Updates between far readings were not seen, so a gap may hold several periods.
+            gaps_ns = [b - a for a, b in pairwise(self._seen_ns)]
+            num_periods = sum(round(gap_ns / min(gaps_ns)) for gap_ns in gaps_ns)
+            self.period_ns = (self._seen_ns[-1] - self._seen_ns[0]) // num_periods
+            self._num_drifts = 0
+            self._grid_ns = self._anchor_ns = self._seen_ns[-1]
+            self._aim(now_ns)
+        elif waited_ns > _LEARN_AGAIN_NS:
             self._start_learning(now_ns)
-        elif waited_ns > _LEARN_LIMIT_NS:  # it hardly moves; do not look often for ever
+        elif waited_ns > _LEARN_LIMIT_NS and not self._seen_ns:  # it hardly moves; do not look often for ever
             self.next_look_ns = 0
         else:
             self.next_look_ns = now_ns + _LEARN_POLL_NS
@@ -107,8 +115,14 @@ class EnergyEdges:
         if is_expected_between:
             edge_ns = last_ns
         else:  # it drifted: to the nearer end
+            self._num_drifts += 1
+            if self._num_drifts > _MAX_DRIFTS:
+                self._start_learning(now_ns)
+                return
             is_late = before_ns - last_ns <= last_ns + self.period_ns - now_ns
             edge_ns = before_ns if is_late else now_ns
+        if is_expected_between and now_ns - before_ns <= _NARROW_NS:
+            self._num_drifts = 0
         if now_ns - before_ns <= _NARROW_NS or not is_expected_between:
             num_periods = round((edge_ns - self._anchor_ns) / self.period_ns)
             if num_periods > 0:

@@ -61,6 +61,27 @@ def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[i
         assert abs(edge_ns - true_ns) < 3_000_000
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    phase_ns=st.integers(0, 99_000_000),
+    tick_ms=st.sampled_from([20, 100]),
+    lateness=st.lists(st.one_of(st.integers(0, 300_000), st.integers(0, 40_000_000)), min_size=5, max_size=60),
+)
+def test_a_busy_host_that_reads_late_does_not_lead_it_astray(phase_ns: int, tick_ms: int, lateness: list[int]) -> None:
+    """Some readings come tens of milliseconds late, in learning too; most updates are still dated well."""
+    quiet = [100_000] * 200
+    _, said, _ = _follow(
+        period_ns=100_000_000,
+        phase_ns=phase_ns,
+        tick_ns=tick_ms * 1_000_000,
+        until_ns=20_000_000_000,
+        lateness=lateness + quiet,
+    )
+
+    errors_ns = sorted(abs(edge - (round(energy / 100.0 * 1e9) - 10**12)) for edge, energy in dict(said).items())
+    assert errors_ns[int(0.9 * len(errors_ns))] < 4_000_000
+
+
 def test_following_costs_few_extra_readings() -> None:
     _, _, reads = _follow(
         period_ns=100_000_000, phase_ns=31_000_000, tick_ns=20_000_000, until_ns=20_000_000_000, lateness=[100_000]
