@@ -6,6 +6,7 @@ import typer
 
 from gpuenergyd import __version__
 from gpuenergyd.cli.demo import demo
+from gpuenergyd.cli.explain import explain
 from gpuenergyd.cli.plan import plan
 from gpuenergyd.cli.policies import policies
 from gpuenergyd.cli.report import report
@@ -39,5 +40,5 @@ def _root(
     """Make GPU training use less energy at the same speed."""
 
 
-for _command in (demo, serve, status, report, plan, policies, restore):
+for _command in (demo, serve, status, report, plan, explain, policies, restore):
     app.command()(_command)

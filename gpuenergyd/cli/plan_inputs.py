@@ -47,6 +47,8 @@ class PlanInput:
     request: OfflineRequest
     schedule: Schedule
     notes: tuple[str, ...] = field(default=())
+    fixes_order: bool = False
+    """Whether the file brought its own order and edges."""
 
 
 def plan_input(path: Path, options: PlanOptions) -> PlanInput:
@@ -98,6 +100,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
         ),
         schedule,
         notes,
+        fixes_order=isinstance(content, PlannerInstance),
     )
 
 

@@ -135,6 +135,8 @@ class OfflinePlan:
     extra_inflight: tuple[int, ...] = ()
     frontier: tuple[FrontierPoint, ...] = ()
     switching: SwitchingFigures | None = None
+    prices_w: Mapping[Instruction, float] = field(default_factory=dict)
+    """What one more second of room for an instruction would save, per second; empty when the planner does not know."""
 
 
 class OfflinePlanner(Protocol):

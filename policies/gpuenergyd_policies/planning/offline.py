@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline import DependencyGraph
 from gpuenergyd.core.policy import FrontierPoint, OfflinePlan, OfflineRequest, SwitchingFigures
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.compression import is_periodic, solve_periodic
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.judging import baseline, rank_orders
@@ -31,7 +32,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     deadline_s = request.target.iteration_time_s(reference.iteration_time_s)
     points: tuple[FrontierPoint, ...] = ()
     graph, extra_inflight = request.graph, tuple[int, ...]()
-    if request.want_frontier and request.extra_inflight is None:
+    if request.want_frontier and request.extra_inflight is None and not is_periodic(request.schedule, graph):
         solved, whole = solve_with_frontier(
             graph, request.profile, deadline_s=deadline_s, forced=request.target.is_forced
         )
@@ -51,6 +52,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         solve_cpu_s=0.0,
         extra_inflight=extra_inflight,
         frontier=points,
+        prices_w=dict(zip(graph.instructions, solved.prices_w, strict=True)),
     )
     if request.max_switches is not None or request.switch_latency_s > 0:
         plan = _with_switching(request, plan, graph, solved, deadline_s)
@@ -109,6 +111,20 @@ def _with_switching(
 def _solved(request: OfflineRequest, deadline_s: float) -> tuple[DependencyGraph, tuple[int, ...], SolvedPlan]:
     """Return the graph to run, its extra in-flight microbatches, and its clocks."""
     forced = request.target.is_forced
+    latency_s = float(request.options.get("communication_latency_s", "0"))
+    if request.extra_inflight is None and request.schedule and is_periodic(request.schedule, request.graph):
+        return (
+            request.graph,
+            (),
+            solve_periodic(
+                request.schedule,
+                request.graph,
+                request.profile,
+                deadline_s=deadline_s,
+                forced=forced,
+                communication_latency_s=latency_s,
+            ),
+        )
     if request.extra_inflight is None:
         return request.graph, (), solve(request.graph, request.profile, deadline_s=deadline_s, forced=forced)
     caps = requested_caps(request, request.graph.num_ranks)
@@ -120,6 +136,6 @@ def _solved(request: OfflineRequest, deadline_s: float) -> tuple[DependencyGraph
         deadline_s=deadline_s,
         forced=forced,
         caps=caps,
-        communication_latency_s=float(request.options.get("communication_latency_s", "0")),
+        communication_latency_s=latency_s,
     )
     return planned.graph, planned.extra_inflight, planned.solved
