@@ -11,6 +11,7 @@ from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon import HOUR, CarbonForecast, ForecastHour, ForecastSkill, HourlySeries
 from gpuenergyd.errors import CarbonDataError
@@ -139,9 +140,10 @@ class Forecasts:
         if known is None:
             raise CarbonDataError(f"zone {history.zone}: the history holds no value to forecast from")
         end = len(known.values)
-        forecaster = self._forecaster(history.zone, known, end)
-        predicted = forecaster.predict(known, np.array([end]))[0, :num_hours]
-        low, high = forecaster.bounds(known, end, predicted)
+        with threadpool_limits(1):  # a forecast may cost one core, not all of them
+            forecaster = self._forecaster(history.zone, known, end)
+            predicted = forecaster.predict(known, np.array([end]))[0, :num_hours]
+            low, high = forecaster.bounds(known, end, predicted)
         hours = tuple(
             ForecastHour(history.end_at + k * HOUR, float(predicted[k]), float(low[k]), float(high[k]))
             for k in range(num_hours)

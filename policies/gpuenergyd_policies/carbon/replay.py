@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon import HOUR, ForecastSkill, HourlySeries
 from gpuenergyd.core.carbon_replay import (
@@ -58,7 +59,8 @@ def replay(request: ReplayRequest) -> Sequence[ZoneReplay]:
     if not (math.isfinite(request.job_hours) and request.job_hours > 0):
         raise CarbonDataError(f"job length {request.job_hours} h must be > 0")
     hull = speed_hull(request.frontier, request.host_power_w)
-    return [_replay_zone(request, trace, hull) for trace in request.traces]
+    with threadpool_limits(1):  # these matrices are small: more threads only wait for each other
+        return [_replay_zone(request, trace, hull) for trace in request.traces]
 
 
 def issue_forecasts(

@@ -1,0 +1,239 @@
+"""Files of the carbon commands: traces, frontiers, profiles and starts in; forecasts and choices out."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.core.carbon import HOUR, HourlySeries, checked_intensity
+from gpuenergyd.core.carbon_replay import ZoneReplay
+from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+
+TRACE_COLUMNS = ("timestamp_utc", "carbon_intensity_g_per_kwh")
+FORECAST_COLUMNS = ("issued_at_utc", "target_utc", "carbon_intensity_g_per_kwh")
+POWER_LIMIT_COLUMNS = ("elapsed_time", "gpu0_energy")
+_MAX_BYTES = 256 * 2**20
+
+Points = tuple[tuple[float, float], ...]
+
+
+def read_traces(paths: Sequence[Path]) -> tuple[HourlySeries, ...]:
+    """Return one series per zone, in the order of its first file; several files of a zone are joined.
+
+    Raises:
+        CarbonDataError: a file cannot be read, a row makes no sense, or two files contradict each other.
+    """
+    by_zone: dict[str, dict[datetime, float]] = {}
+    for path in paths:
+        hours = by_zone.setdefault(zone_of(path), {})
+        for line, (at, value) in enumerate(_trace_rows(path), start=2):
+            known = hours.get(at)
+            if known is not None and not (known == value or math.isnan(known) or math.isnan(value)):
+                raise CarbonDataError(f"{path}: line {line}: {utc_text(at)} is {value:g} here and {known:g} before")
+            if known is None or math.isnan(known):
+                hours[at] = value
+    traces = []
+    for zone, hours in by_zone.items():
+        if not hours:
+            raise CarbonDataError(f"zone {zone}: the trace has no rows")
+        first, last = min(hours), max(hours)
+        num = (last - first) // HOUR + 1
+        values = tuple(hours.get(first + k * HOUR, math.nan) for k in range(num))
+        traces.append(HourlySeries(zone, first, values=values))
+    return tuple(traces)
+
+
+def zone_of(path: Path) -> str:
+    """Return the zone a trace is of: its file name up to the first underscore."""
+    return path.stem.partition("_")[0]
+
+
+def is_trace(path: Path) -> bool:
+    """Return whether a file begins as a trace does."""
+    with io.StringIO(_text(path)[:4096]) as file:
+        return set(TRACE_COLUMNS) <= set(next(csv.reader(file), ()))
+
+
+def read_frontier(path: Path) -> Points:
+    """Return the points of `[{"T": seconds, "E": joules}, ...]` or `[[T, E], ...]`.
+
+    Raises:
+        CarbonDataError: the file holds something else.
+    """
+    try:
+        document = json.loads(_text(path))
+        points = tuple(
+            (float(point["T"]), float(point["E"])) if isinstance(point, dict) else (float(point[0]), float(point[1]))
+            for point in document
+        )
+    except (ValueError, TypeError, KeyError, IndexError):
+        raise CarbonDataError(f'{path}: not a frontier like [{{"T": 1.0, "E": 500.0}}, ...] (s, J)') from None
+    if not points:
+        raise CarbonDataError(f"{path}: the frontier has no point")
+    return points
+
+
+def read_power_limit_profiles(paths: Sequence[Path]) -> Points:
+    """Return points measured under power limits, one file per GPU: the slowest GPU's time and all GPUs' energy.
+
+    The columns are those of Zeus: `elapsed_time` and `gpu<N>_energy`.
+
+    Raises:
+        CarbonDataError: a file has other columns, or the files have different numbers of rows.
+    """
+    tables = [_power_limit_rows(path) for path in paths]
+    if len({len(table) for table in tables}) != 1:
+        raise CarbonDataError(f"profiles {', '.join(map(str, paths))} have different numbers of rows")
+    return tuple(
+        (max(time_s for time_s, _ in row), sum(energy_j for _, energy_j in row)) for row in zip(*tables, strict=True)
+    )
+
+
+def is_power_limit_profile(path: Path) -> bool:
+    """Return whether a file has the columns of a power-limit profile."""
+    with io.StringIO(_text(path)[:4096]) as file:
+        header = next(csv.reader(file), [])
+    return "elapsed_time" in header and any(_is_energy(column) for column in header)
+
+
+def read_starts(path: Path) -> dict[str, tuple[datetime, ...]]:
+    """Return the starts of `[{"zone": ..., "starts_utc": [...]}]`.
+
+    Raises:
+        CarbonDataError: the file holds something else.
+    """
+    try:
+        document = json.loads(_text(path))
+        listed = [document] if isinstance(document, dict) else document
+        return {str(row["zone"]): tuple(utc_instant(text) for text in row["starts_utc"]) for row in listed}
+    except (ValueError, TypeError, KeyError):
+        raise CarbonDataError(
+            f'{path}: not starts like [{{"zone": "GB", "starts_utc": ["2024-01-01T00:00Z"]}}]'
+        ) from None
+
+
+def write_forecasts(path: Path, zones: Sequence[ZoneReplay]) -> None:
+    """Write every forecast as `issued_at_utc,target_utc,carbon_intensity_g_per_kwh`; several zones add a column.
+
+    Raises:
+        CarbonDataError: the file cannot be written.
+    """
+
+    def rows() -> Iterable[list[str]]:
+        yield [*FORECAST_COLUMNS, *(["zone"] if len(zones) > 1 else [])]
+        for zone in zones:
+            issued = zone.forecasts
+            for number, row in enumerate(issued.rows if issued is not None else ()):
+                assert issued is not None
+                at = issued.first_issued_at + number * HOUR
+                for hour, value in enumerate(row):
+                    target = [utc_text(at), utc_text(at + hour * HOUR), f"{value:.3f}"]
+                    yield [*target, zone.zone] if len(zones) > 1 else target
+
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows())
+    except OSError as error:
+        raise CarbonDataError(f"{path}: {error.strerror}") from None
+
+
+def write_choices(path: Path, zones: Sequence[ZoneReplay]) -> None:
+    """Write what every job ran at in every hour: one object, or a list of them for several zones.
+
+    Raises:
+        CarbonDataError: the file cannot be written.
+    """
+    documents = [
+        {"zone": zone.zone, "jobs": [{"start_utc": utc_text(j.start_at), "choices": j.choices} for j in zone.jobs]}
+        for zone in zones
+    ]
+    try:
+        path.write_text(json.dumps(documents[0] if len(documents) == 1 else documents), encoding="utf-8")
+    except OSError as error:
+        raise CarbonDataError(f"{path}: {error.strerror}") from None
+
+
+def utc_text(at: datetime) -> str:
+    """Return an instant as traces write it."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def utc_instant(text: str) -> datetime:
+    """Return an instant; without a zone it is in UTC.
+
+    Raises:
+        ValueError: it is no date or time.
+    """
+    at = datetime.fromisoformat(text)
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+def _trace_rows(path: Path) -> Iterable[tuple[datetime, float]]:
+    reader = csv.DictReader(io.StringIO(_text(path)))
+    if not set(TRACE_COLUMNS) <= set(reader.fieldnames or ()):
+        raise CarbonDataError(f"{path}: a trace has the columns {','.join(TRACE_COLUMNS)}")
+    for line, row in enumerate(reader, start=2):
+        stamp, text = row[TRACE_COLUMNS[0]], row[TRACE_COLUMNS[1]]
+        try:
+            at = utc_instant(stamp)
+            value = checked_intensity(float(text)) if text and text.strip().lower() != "nan" else math.nan
+        except (ValueError, TypeError):
+            raise CarbonDataError(f"{path}: line {line}: {stamp!r:.40}, {text!r:.40} is no time and number") from None
+        except CarbonSourceError as error:
+            raise CarbonDataError(f"{path}: line {line}: {error}") from None
+        if (at.minute, at.second, at.microsecond) != (0, 0, 0):
+            raise CarbonDataError(f"{path}: line {line}: {stamp} is no full hour; traces are hourly")
+        yield at, value
+
+
+def _power_limit_rows(path: Path) -> list[tuple[float, float]]:
+    reader = csv.DictReader(io.StringIO(_text(path)))
+    energy = next((name for name in reader.fieldnames or () if _is_energy(name)), None)
+    if energy is None or "elapsed_time" not in (reader.fieldnames or ()):
+        raise CarbonDataError(f"{path}: a power-limit profile has the columns {','.join(POWER_LIMIT_COLUMNS)}")
+    try:
+        return [(float(row["elapsed_time"]), float(row[energy])) for row in reader]
+    except (TypeError, ValueError):
+        raise CarbonDataError(f"{path}: a row holds no time and energy") from None
+
+
+def _is_energy(column: str) -> bool:
+    return column.startswith("gpu") and column.endswith("_energy")
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise CarbonDataError(f"{path}: {error.strerror}") from None
+    if len(content) > _MAX_BYTES:
+        raise CarbonDataError(f"{path}: larger than {_MAX_BYTES} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise CarbonDataError(f"{path}: no UTF-8 text") from None
+
+
+def plain_zone(zone: ZoneReplay) -> dict[str, Any]:
+    """Return a zone's result as JSON names it: ratios, skill, and the same of every method beside ours."""
+    return {
+        "zone": zone.zone,
+        "num_jobs": zone.num_jobs,
+        "constant_saving_ratio": zone.constant_saving_ratio,
+        "oracle_saving_ratio": zone.oracle_saving_ratio,
+        "timing_gain_ratio": zone.timing_gain_ratio,
+        "achieved_saving_ratio": zone.achieved_saving_ratio,
+        "captured_ratio": zone.captured_ratio,
+        "time_used_ratio_max": zone.time_used_ratio_max,
+        "skill_1h_ratio": zone.skill.skill_1h_ratio,
+        "skill_6h_ratio": zone.skill.skill_6h_ratio,
+        "skill_24h_mean_ratio": zone.skill.skill_24h_mean_ratio,
+        "refit_s_max": zone.refit_s_max,
+        "forecast_s_max": zone.forecast_s_max,
+        "methods": list(zone.methods),
+    }

@@ -1,0 +1,65 @@
+"""A forecast as a picture: bars in the terminal, a curve with its band as SVG."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.core.carbon import CarbonForecast, HourlySeries
+from gpuenergyd.errors import CarbonDataError
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_BAR_WIDTH = 40
+_SHOWN_HISTORY_HOURS = 48
+
+
+def bar(value: float, largest: float, width: int = _BAR_WIDTH) -> str:
+    """Return a bar of a value, to an eighth of a character."""
+    if not (math.isfinite(value) and largest > 0):
+        return ""
+    eighths = round(max(0.0, min(1.0, value / largest)) * width * 8)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def forecast_lines(forecast: CarbonForecast) -> Sequence[str]:
+    """Return one line per hour: time, bar, value and the range that holds 8 of 10 hours."""
+    largest = max((hour.carbon_intensity_g_per_kwh for hour in forecast.hours), default=0.0)
+    lines = []
+    for hour in forecast.hours:
+        value = hour.carbon_intensity_g_per_kwh
+        drawn = bar(value, largest).ljust(_BAR_WIDTH)
+        lines.append(
+            f"{hour.target_at:%a %H:%M} {drawn} {value:6.0f}  {hour.low_g_per_kwh:.0f}..{hour.high_g_per_kwh:.0f}"
+        )
+    return lines
+
+
+def write_forecast_svg(path: Path, forecast: CarbonForecast, history: HourlySeries | None = None) -> None:
+    """Write the last days of the history, then the forecast with its range, as SVG.
+
+    Raises:
+        CarbonDataError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import, rarely wanted
+
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    if history is not None:
+        values = history.values[-_SHOWN_HISTORY_HOURS:]
+        step = (history.end_at - history.first_hour_at) / len(history.values)
+        stamps: Any = [history.end_at - (len(values) - k) * step for k in range(len(values))]
+        axes.step(stamps, values, where="post", color="0.35", label="known")
+    ahead: Any = [hour.target_at for hour in forecast.hours]
+    low = [hour.low_g_per_kwh for hour in forecast.hours]
+    high = [hour.high_g_per_kwh for hour in forecast.hours]
+    expected = [hour.carbon_intensity_g_per_kwh for hour in forecast.hours]
+    axes.fill_between(ahead, low, high, step="post", color="C0", alpha=0.2, linewidth=0.0, label="8 of 10 hours")
+    axes.step(ahead, expected, where="post", color="C0", label=f"forecast ({forecast.model})")
+    axes.set_ylabel(forecast.unit)
+    axes.set_ylim(bottom=0.0)
+    axes.set_title(f"{forecast.zone}, issued {forecast.issued_at:%Y-%m-%d %H:%M} UTC", loc="left")
+    axes.legend(frameon=False, loc="upper left", ncols=3)
+    try:
+        figure.savefig(path, format="svg")
+    except OSError as error:
+        raise CarbonDataError(f"{path}: {error.strerror}") from None
