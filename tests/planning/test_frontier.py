@@ -248,7 +248,7 @@ def test_permission_is_used_up_to_the_least_energy_and_a_forced_wait_up_to_the_s
     assert permitted.deadline_s == permitted.min_energy_time_s
     assert permitted.iteration_time_s < forced.iteration_time_s
     assert permitted.energy_j < forced.energy_j
-    assert forced.deadline_s == forced.slowest_time_s
+    assert forced.iteration_time_s == forced.slowest_time_s
     waiting_w = _idle_w(pipeline)
     assert forced.energy_j - waiting_w * forced.iteration_time_s < permitted.energy_j - (
         waiting_w * permitted.iteration_time_s

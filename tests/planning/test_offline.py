@@ -86,12 +86,20 @@ def test_kernels_of_other_source_are_never_loaded(tmp_path: Path, monkeypatch: p
     """The cache folder is named after the content of every kernel's file: numba alone would miss a changed callee."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    (tmp_path / "kernel.py").write_text("one")
+    for source in compiled.KERNEL_SOURCES:
+        (tmp_path / source).write_text("one")
     before = compiled._cache_folder.__wrapped__()
-    (tmp_path / "kernel.py").write_text("two")
+    (tmp_path / "sweep.py").write_text("two")
 
     after = compiled._cache_folder.__wrapped__()
 
     assert before is not None
     assert after is not None
     assert before != after
+
+
+def test_every_file_with_a_kernel_counts_for_the_cache() -> None:
+    folder = Path(compiled.__file__).parent
+    with_kernels = {path.name for path in folder.glob("*.py") if "\n@compiled\n" in path.read_text()}
+
+    assert with_kernels <= set(compiled.KERNEL_SOURCES)

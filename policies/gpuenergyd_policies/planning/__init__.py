@@ -2,6 +2,7 @@
 
 frontier     the door: `solve` for one plan, `frontier` for many, each with a proven lower bound
 offline      the same for `gpuenergyd plan`
+compression  very long 1F1B pipelines, planned from a short one
 problem      one pipeline made ready, and the steps of solving it
 tables       the profile as arrays: Pareto sets and hulls
 network      the dependency graph as an integer flow network

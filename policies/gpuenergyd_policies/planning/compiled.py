@@ -21,6 +21,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 numba: Any = importlib.import_module("numba") if importlib.util.find_spec("numba") else None
+KERNEL_SOURCES = ("compiled.py", "network.py", "refinement.py", "rounding.py", "segments.py", "sweep.py")
+"""Files that hold kernels or constants of kernels."""
 IS_COMPILED: bool = numba is not None and not numba.config.DISABLE_JIT
 """Whether kernels run compiled; NUMBA_DISABLE_JIT=1 turns that off, as for any numba program."""
 
@@ -51,8 +53,8 @@ def _cache_folder() -> Path | None:
     """
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for source in sorted(here.glob("*.py")):
-        digest.update(source.read_bytes())
+    for source in KERNEL_SOURCES:
+        digest.update((here / source).read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
     own = os.environ.get("NUMBA_CACHE_DIR")
     places = [Path(own)] if own else [here / "__pycache__", _user_cache_folder()]

@@ -3,6 +3,7 @@
 Knows nothing of GPUs, sockets or files: a dependency graph and a profile in, values out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = (
     "min_iteration_time_s",
     "solve",
     "solve_with_frontier",
+    "solved_plan",
     "warm_up",
 )
 
@@ -108,10 +110,10 @@ def solve(
     """
     problem = make_problem(graph, profile, thin_tolerance)
     problem.require_possible(deadline_s)
-    wanted_s = max(problem.min_time_s, min(deadline_s, problem.slowest_time_s))
+    wanted_s = problem.useful_s(deadline_s)
     deadlines_s = later_deadlines_s(wanted_s) if effort is Effort.FULL else np.array([wanted_s])
     sweep = problem.sweep(deadlines_s, stop_early=True)
-    return _solved(problem, sweep, deadlines_s, forced=forced, effort=effort)
+    return solved_plan(problem, sweep, deadlines_s, forced=forced, effort=effort)
 
 
 def frontier(
@@ -152,11 +154,11 @@ def solve_with_frontier(
     """
     problem = make_problem(graph, profile, thin_tolerance)
     problem.require_possible(deadline_s)
-    wanted = later_deadlines_s(max(problem.min_time_s, min(deadline_s, problem.slowest_time_s)))
+    wanted = later_deadlines_s(problem.useful_s(deadline_s))
     spread = _spread_deadlines_s(problem, num_points, until_slowest=False)
     sweep = problem.sweep(np.concatenate([wanted, spread]), stop_early=False)
     return (
-        _solved(problem, sweep, wanted, forced=forced, effort=Effort.FULL),
+        solved_plan(problem, sweep, wanted, forced=forced, effort=Effort.FULL),
         _frontier(problem, sweep.without(len(wanted)), spread, until_slowest=False),
     )
 
@@ -174,8 +176,19 @@ def warm_up() -> None:
     solve(dependency_graph(one_forward_one_backward(1, 1)), profile, deadline_s=0.23)
 
 
-def _solved(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, forced: bool, effort: Effort) -> SolvedPlan:
-    """Return the plan for the first of these deadlines, which are the sweep's first rows."""
+def solved_plan(
+    problem: Problem,
+    sweep: Sweep,
+    deadlines_s: FloatArray,
+    *,
+    forced: bool,
+    effort: Effort,
+    more_durations_s: Sequence[FloatArray] = (),
+) -> SolvedPlan:
+    """Return the plan for the first of these deadlines, which are the sweep's first rows.
+
+    `more_durations_s` are rounded as well; they may come from anywhere.
+    """
     wanted_s, row = float(deadlines_s[0]), 0
     rows = list(range(len(deadlines_s)))
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
@@ -183,7 +196,8 @@ def _solved(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, forced: 
         wanted_s, row = min(wanted_s, least_s), len(sweep.durations_s) - 1
         rows = [row]
     bound_j = float(problem.cost_bounds_j(sweep, np.array([row]), np.array([wanted_s]))[0])
-    plan = problem.best_rounding([sweep.durations_s[r] for r in rows], wanted_s, forced=forced, effort=effort)
+    durations = [*(sweep.durations_s[r] for r in rows), *more_durations_s]
+    plan = problem.best_rounding(durations, wanted_s, forced=forced, effort=effort)
     if effort is Effort.FULL:
         plan = problem.improved(plan, wanted_s, cost_bound_j=bound_j)
     tables = problem.tables
@@ -219,7 +233,7 @@ def _spread_deadlines_s(problem: Problem, num_points: int, *, until_slowest: boo
     least_s = max(problem.min_time_s, roughly.min_energy_time_s)
     num_fast = (num_points + 1) // 2 if until_slowest else num_points
     fast = problem.min_time_s + (least_s - problem.min_time_s) * np.linspace(0, 1, num_fast, endpoint=False) ** 1.5
-    slow = np.linspace(least_s, problem.slowest_time_s, num_points - num_fast + 1)[1:]
+    slow = np.linspace(least_s, problem.useful_s(np.inf), num_points - num_fast + 1)[1:]
     return np.concatenate([fast, slow])
 
 

@@ -20,6 +20,7 @@ DEADLINE_ROUNDING_RATIO = 1e-12
 """A deadline this little below T_min is T_min, added up in another order."""
 PRICE_ROUNDING_W = 1e-5
 """Prices are whole microwatts."""
+HAIR_RATIO = 1e-9
 LARGE_PIPELINE = 4096
 """Instructions from which long hulls are thinned unless told otherwise."""
 WINDOW_TOLERANCE = 1e-3
@@ -67,6 +68,10 @@ class Problem:
                 f"iteration time {deadline_s:.6g} s cannot be met: with every instruction at its fastest clock it is"
                 f" T_min = {self.min_time_s!r} s"
             )
+
+    def useful_s(self, deadline_s: float) -> float:
+        """Return how much of a deadline can be of use: up to T_slow, and a hair more so that rounding reaches it."""
+        return max(self.min_time_s, min(deadline_s, self.slowest_time_s * (1.0 + HAIR_RATIO)))
 
     def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
         """Return optimal flows and durations at these deadlines, and at T* as the last row."""

@@ -28,7 +28,9 @@ FULL_PASSES = 2 * ((BY_MICROBATCH, 256), (BY_MICROBATCH, 128), (BY_MICROBATCH, 6
 CLIMB_MOVES = 40
 LATER_SPANS = (0.01, 0.0)
 """How much later than due, in parts of the window's length, the durations may be optimal that are rounded."""
+SEED = 1
 NO_PRICE = 0
+"""Snapshots at T* are of no interest here: a price of 0 takes it at once."""
 
 
 class Part(NamedTuple):
@@ -100,6 +102,9 @@ def refine(
     rows = len(LATER_SPANS) + 1
     cost_j, makespan_s = _refine(
         n,
+        SEED,
+        NO_PRICE,
+        True,
         len(windows),
         ints([kind for kind, _, _ in windows]),
         ints([begin for _, begin, _ in windows]),
@@ -185,6 +190,9 @@ def _random(state: int) -> int:
 @compiled
 def _refine(
     n: int,
+    random: int,
+    idle_price: int,
+    stop_early: bool,  # noqa: FBT001  a literal would compile the sweep a second time, as would SEED and NO_PRICE
     num_windows: int,
     kinds: list[int],
     begins: list[int],
@@ -202,7 +210,6 @@ def _refine(
 ) -> tuple[float, float]:
     times, costs = options.times, options.costs
     choice = part.choice
-    random = 1
     for window in range(num_windows):
         for v in range(n):
             place = microbatches[v] if kinds[window] == 1 else v
@@ -217,7 +224,7 @@ def _refine(
         best = before
         for row in range(len(LATER_SPANS)):
             part.deadlines[row] = int((end + LATER_SPANS[row] * (end - begin)) / levels.tick_s)
-        sweep_down(m, num_edges, network, work, part.deadlines, len(LATER_SPANS), NO_PRICE, True, snapshots)
+        sweep_down(m, num_edges, network, work, part.deadlines, len(LATER_SPANS), idle_price, stop_early, snapshots)
         for row in range(len(LATER_SPANS)):
             for i in range(m):
                 part.durations[i] = snapshots.durations[row * m + i] * levels.tick_s

@@ -1,0 +1,96 @@
+"""Plans very long 1F1B pipelines by planning a short one and repeating its middle.
+
+Theory of operation. Between warm-up and cool-down 1F1B repeats itself, microbatch by microbatch, and so does its
+optimum. So a pipeline with few microbatches is swept finely; the durations of its first and last half serve the ends
+of the long one, those of its middle microbatch everything between. The short pipeline's slowdown is not the long
+one's, hence several are tried. Nothing rests on the repetition being right: rounding on the whole graph keeps the
+deadline, and the bound comes from a sweep of the whole graph with coarsely thinned hulls, whose own durations compete
+as well.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gpuenergyd.core.pipeline import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd_policies.planning.frontier import SolvedPlan, solved_plan
+from gpuenergyd_policies.planning.problem import Effort, make_problem
+from gpuenergyd_policies.planning.tables import FloatArray, IntArray
+
+LONG_PIPELINE = 10_000
+"""Instructions from which repeating pays: below, the whole pipeline is swept finely in seconds."""
+SHORT_ROUNDS = 6
+"""Microbatches of the short pipeline, per rank; with two per rank plans lose 3 to 15 %."""
+COARSE_TOLERANCE = 1e-2
+FINE_TOLERANCE = 1e-3
+SLOWDOWN_SCALES = (0.0, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.4)
+"""Slowdowns of the short pipeline to try, in parts of the long one's."""
+
+
+def is_periodic(schedule: Schedule | None, graph: DependencyGraph) -> bool:
+    """Return whether a pipeline is long enough to be worth repeating, and of the kind that repeats itself."""
+    return (
+        schedule is not None
+        and schedule.name == "1f1b"
+        and len(graph.instructions) > LONG_PIPELINE
+        and schedule.num_microbatches > 2 * _short_microbatches(schedule)
+    )
+
+
+def solve_periodic(
+    schedule: Schedule,
+    graph: DependencyGraph,
+    profile: PipelineProfile,
+    *,
+    deadline_s: float,
+    forced: bool = False,
+    communication_latency_s: Callable[[int, int], float] | float = 0.0,
+) -> SolvedPlan:
+    """Return a plan for a long 1F1B pipeline, with the same promises as `solve`.
+
+    Raises:
+        ProfileError: a class of the graph was not measured.
+        TargetError: the deadline is below T_min.
+    """
+    whole = make_problem(graph, profile, COARSE_TOLERANCE)
+    whole.require_possible(deadline_s)
+    wanted_s = whole.useful_s(deadline_s)
+    sweep = whole.sweep(np.array([wanted_s]), stop_early=True)
+    if not forced and whole.is_beyond_least_energy(sweep, 0):
+        wanted_s = min(wanted_s, max(whole.min_time_s, sweep.min_energy_time_s))
+    microbatches = _short_microbatches(schedule)
+    short_schedule = one_forward_one_backward(schedule.num_ranks, microbatches, schedule.extra_inflight)
+    short_graph = dependency_graph(short_schedule, communication_latency_s=communication_latency_s)
+    short = make_problem(short_graph, profile, FINE_TOLERANCE)
+    slowdown = wanted_s / whole.min_time_s - 1.0
+    short_deadlines_s = short.min_time_s * (1.0 + slowdown * np.array(SLOWDOWN_SCALES))
+    short_sweep = short.sweep(short_deadlines_s, stop_early=True)
+    nodes = _nodes_in_short(graph, short_graph, schedule.num_microbatches, microbatches)
+    repeated: list[FloatArray] = [short_sweep.durations_s[row][nodes] for row in range(len(short_deadlines_s))]
+    return solved_plan(
+        whole, sweep, np.array([wanted_s]), forced=forced, effort=Effort.QUICK, more_durations_s=repeated
+    )
+
+
+def _short_microbatches(schedule: Schedule) -> int:
+    most_extra = max(schedule.extra_inflight, default=0)
+    return SHORT_ROUNDS * schedule.num_ranks + 2 * most_extra
+
+
+def _nodes_in_short(
+    graph: DependencyGraph, short: DependencyGraph, num_microbatches: int, short_microbatches: int
+) -> IntArray:
+    """Return for each node of the long graph the node of the short one that stands for it."""
+    node_of = {(i.pp_rank, i.kind, i.microbatch_index): v for v, i in enumerate(short.instructions)}
+    half = short_microbatches // 2
+    removed = num_microbatches - short_microbatches
+
+    def stand_in(microbatch: int) -> int:
+        if microbatch < half:
+            return microbatch
+        return max(half, microbatch - removed)
+
+    return np.array(
+        [node_of[i.pp_rank, i.kind, stand_in(i.microbatch_index)] for i in graph.instructions], dtype=np.int64
+    )
