@@ -10,7 +10,8 @@ from gpuenergyd.report.job import JobReport, cost_of
 from gpuenergyd.store import History
 from gpuenergyd.store.queries import Rollup
 
-ROLLUP_BUCKET_S = 1
+_BUCKET_S = 60
+"""Minutes are kept for as long as the history is, seconds are not; a span of time counts in whole minutes."""
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ def groups_by_day(
 
 
 def _rollups(history: History, since: datetime | None, until: datetime | None) -> Sequence[Rollup]:
-    return history.rollups(bucket_s=ROLLUP_BUCKET_S, since=since, until=until)
+    return history.rollups(bucket_s=_BUCKET_S, since=since, until=until)
 
 
 def _from_rollups(rollups: Sequence[Rollup], *, name: Callable[[Rollup], str]) -> tuple[Group, ...]:

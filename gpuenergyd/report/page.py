@@ -10,13 +10,14 @@ from markupsafe import Markup
 from gpuenergyd import __version__
 from gpuenergyd.report import figures
 from gpuenergyd.report.colours import ClockScale
-from gpuenergyd.report.groups import ROLLUP_BUCKET_S
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.plane import plane_svg
 from gpuenergyd.report.power import power_svg
 from gpuenergyd.report.series import series_svg
 from gpuenergyd.report.timeline import clock_scale, timelines_svg
 from gpuenergyd.store import History
+
+_SHORT_JOB_S = 7200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,13 @@ def _section(history: History, report: JobReport) -> JobSection:
     iterations = before_and_after(history, report)
     plan = plan_in_force(history, report)
     allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
-    rollups = history.rollups(bucket_s=ROLLUP_BUCKET_S, since=job.started_at, until=job.ended_at, job_id=job.job_id)
+    # Seconds show each iteration, but are not kept for ever.
+    seconds, minutes = (
+        history.rollups(bucket_s=bucket_s, since=job.started_at, until=job.ended_at, job_id=job.job_id)
+        if bucket_s > 1 or job.duration_s < _SHORT_JOB_S
+        else ()
+        for bucket_s in (1, 60)
+    )
     return JobSection(
         report=report,
         plan_reason=plan.plan.reason if plan else None,
@@ -73,7 +80,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         scale=clock_scale(iterations),
         series=_drawn(series_svg(report.iterations)),
         plane=_drawn(plane_svg(report.iterations, plan, allowed_time_s=allowed_s)),
-        power=_drawn(power_svg(rollups, num_gpus=len(job.gpu_uuids))),
+        power=_drawn(power_svg(seconds or minutes, num_gpus=len(job.gpu_uuids))),
     )
 
 

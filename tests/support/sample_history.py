@@ -99,7 +99,12 @@ def write_sample_history(path: Path, *, job_name: str = "gpt", is_measured: bool
             at, owner = START + timedelta(seconds=second), job_id if second >= 0 else ""
             for rank in range(NUM_RANKS):
                 power_w = 60.0 if second < 0 else 50.0 + rank
-                writer.write(RollupRecord(1, f"GPU-{rank}", at, owner, power_w, power_w, power_w, 1410.0, 10))
+                for bucket_s in (1, 60):
+                    begin = at - timedelta(seconds=at.second % bucket_s)
+                    energy_j = power_w  # of one second
+                    writer.write(
+                        RollupRecord(bucket_s, f"GPU-{rank}", begin, owner, energy_j, power_w, power_w, 1410.0, 10)
+                    )
     writer.write(JobEndRecord(job_id, START + timedelta(seconds=14), "released"))
     assert writer.flush(10.0)
     writer.close()
