@@ -5,25 +5,29 @@ the queue sheds rollups and timelines first, then everything, and counts what it
 """
 
 import logging
+import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
 
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.database import Contents, contents, one_line, set_aside, sqlite_path, upgrade, writing_engine
 from gpuenergyd.store.records import IterationRecord, Record, RollupRecord
+from gpuenergyd.store.retention import forget_old, give_back_space
 from gpuenergyd.store.rows import close_abandoned_jobs, insert_records
 
 log = logging.getLogger(__name__)
 
 _MAX_BATCH = 20_000
 _STUCK_AFTER_S = 60.0
+_FIRST_TIDY_S = 60.0
 _DAMAGE = ("malformed", "not a database", "disk image")
 
 
@@ -49,12 +53,15 @@ class HistoryWriter:
         retry_s: float = 2.0,
         busy_timeout_s: float = 1.0,
         max_waiting: int = 50_000,
+        tidy_period_s: float = 3600.0,
     ) -> None:
         self._path_or_url = path_or_url
         self._batch_s = batch_s
         self._retry_s = retry_s
         self._busy_timeout_s = busy_timeout_s
         self._max_waiting = max_waiting
+        self._tidy_period_s = tidy_period_s
+        self._tidy_at_mono_s = time.monotonic() + min(_FIRST_TIDY_S, tidy_period_s)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque()
         self._in_hand = 0
@@ -134,6 +141,19 @@ class HistoryWriter:
     # --- the thread ---
 
     def _run(self) -> None:
+        try:
+            self._write_all()
+        except Exception as error:
+            log.exception("history: the writer failed; nothing more is recorded")
+            with self._changed:
+                self._is_refused = True
+                self._num_dropped += len(self._waiting) + self._in_hand
+                self._waiting.clear()
+                self._in_hand = 0
+                self._reason = f"the writer failed: {one_line(error)}"
+                self._changed.notify_all()
+
+    def _write_all(self) -> None:
         while not self._ensure_open():
             if self._pause():
                 return
@@ -151,6 +171,7 @@ class HistoryWriter:
                 self._in_hand = 0
                 self._changed.notify_all()
             self._say(f"{num_bad} records did not fit the database" if num_bad else None)
+            self._tidy()
         self._dispose()
 
     def _take(self) -> list[Record]:
@@ -215,6 +236,23 @@ class HistoryWriter:
             except (DatabaseError, ValueError, OverflowError, TypeError):
                 num_bad += 1
         return num_rows, num_bad
+
+    def _tidy(self) -> None:
+        """Forget what is too old, now and then, and never while records wait."""
+        now_s = time.monotonic()
+        with self._changed:
+            is_busy = bool(self._waiting) or self._is_closing
+        if is_busy or now_s < self._tidy_at_mono_s or self._engine is None:
+            return
+        try:
+            with self._engine.begin() as connection:
+                has_more = forget_old(connection, datetime.now(tz=UTC))
+            give_back_space(self._engine)
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            # Deleting needs space too: on a full disk the next try comes with the next period.
+            log.warning("history: not tidied: %s", one_line(error))
+            has_more = False
+        self._tidy_at_mono_s = now_s if has_more else now_s + self._tidy_period_s
 
     # --- opening ---
 

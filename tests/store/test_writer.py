@@ -230,3 +230,21 @@ def test_a_reader_sees_what_is_written_while_the_writer_runs(path: Path) -> None
     writer.close()
 
     assert (first, second) == (1, 2)
+
+
+def test_a_writer_that_fails_in_an_unforeseen_way_says_so_and_holds_nobody_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError("never thought of")
+
+    monkeypatch.setattr("gpuenergyd.store.writer.insert_records", fail)
+    writer = HistoryWriter(path, batch_s=0.0)
+    writer.start()
+    writer.write(event(0))
+    writer.flush(10)
+    writer.write(event(1))
+    writer.close()
+
+    assert writer.status().reason == "the writer failed: never thought of"
+    assert writer.status().num_rows_dropped == 2

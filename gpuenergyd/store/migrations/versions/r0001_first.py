@@ -86,8 +86,8 @@ def upgrade() -> None:
     op.create_table(
         "gpu_rollups",
         sa.Column("bucket_s", sa.Integer, primary_key=True),
-        sa.Column("gpu_uuid", sa.String(256), primary_key=True),
         sa.Column("started_at", sa.BigInteger, primary_key=True),
+        sa.Column("gpu_uuid", sa.String(256), primary_key=True),
         sa.Column("job_id", sa.String(64), primary_key=True),
         sa.Column("energy_j", sa.Float),
         sa.Column("mean_power_w", sa.Float),

@@ -1,0 +1,96 @@
+"""The history forgets fine detail after a while and hands the space back; what reports need stays."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from gpuenergyd.core.pipeline import InstructionKind
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store.database import writing_engine
+from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, JobRecord, RollupRecord
+from gpuenergyd.store.retention import SECONDS_KEPT, TIMELINES_KEPT, forget_old
+from tests.support.waiting import wait_until
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
+
+
+def rollup(started_at: datetime, bucket_s: int) -> RollupRecord:
+    return RollupRecord(bucket_s, "GPU-a", started_at, "", 1.0, 1.0, 1.0, 1.0, 1)
+
+
+def write(path: Path, *records: object) -> None:
+    writer = HistoryWriter(path, batch_s=0.0, tidy_period_s=0.0)
+    writer._tidy_at_mono_s = float("inf")
+    writer.start()
+    for record in records:
+        writer.write(record)  # type: ignore[arg-type]
+    assert writer.flush(20)
+    writer.close()
+
+
+def test_old_seconds_go_in_portions_and_minutes_stay(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    begin = NOW - SECONDS_KEPT - timedelta(hours=10)
+    hours = [begin + timedelta(hours=k) for k in range(20)]
+    write(path, *(rollup(at, bucket_s) for at in hours for bucket_s in (1, 60)))
+    engine = writing_engine(path, busy_timeout_s=1)
+
+    portions = []
+    for _ in range(4):
+        with engine.begin() as connection:
+            portions.append(forget_old(connection, NOW))
+    engine.dispose()
+
+    assert portions == [True, False, False, False]
+    with open_history(path) as history:
+        assert [r.started_at for r in history.rollups(bucket_s=1)] == hours[10:]
+        assert len(history.rollups(bucket_s=60)) == 20
+
+
+def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    ended = {"old": NOW - TIMELINES_KEPT - timedelta(days=1), "recent": NOW - timedelta(days=1), "running": None}
+    records: list[object] = []
+    for job_id, ended_at in ended.items():
+        start = NOW - timedelta(days=60)
+        records.append(JobRecord(job_id, job_id, "1", 0, "p", "1f1b", "", True, 1, 1, 0.0, 0, start))
+        records.append(
+            IterationRecord(job_id, 0, start, 1.0, 1.0, "b", PlanPurpose.TUNED, is_regular=True, spans=SPANS)
+        )
+        if ended_at is not None:
+            records.append(JobEndRecord(job_id, ended_at, "released"))
+    write(path, *records)
+    engine = writing_engine(path, busy_timeout_s=1)
+
+    with engine.begin() as connection:
+        forget_old(connection, NOW)
+    engine.dispose()
+
+    with open_history(path) as history:
+        kept = {job_id: history.iterations_with_spans(job_id) for job_id in ended}
+        assert kept == {"old": (), "recent": (0,), "running": (0,)}
+        assert all(len(history.iterations(job_id)) == 1 for job_id in ended)
+
+
+def test_the_writer_tidies_by_itself_and_the_file_gets_smaller(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    long_ago = datetime.now(tz=UTC) - timedelta(days=30)
+    write(path, *(rollup(long_ago + timedelta(seconds=k), 1) for k in range(20_000)))
+    size_before = path.stat().st_size
+
+    writer = HistoryWriter(path, batch_s=0.0, tidy_period_s=0.0)
+    writer.start()
+
+    def is_tidy() -> bool:
+        writer.write(ControlEventRecord(NOW, "phase", "test", None, None, "tick"))
+        writer.flush(10)
+        with open_history(path) as history:
+            return not history.rollups(bucket_s=1)
+
+    wait_until(is_tidy, 20)
+    writer.close()
+
+    assert path.stat().st_size < size_before / 2
+    assert writer.status().reason is None
