@@ -1,0 +1,74 @@
+"""The whole daemon on the unmodified NVML binding: training computes on the GPUs that the fake driver library shows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.gpu.restore import restore
+from tests.support.daemon_process import DaemonProcess, training
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonProcess]:
+    """A daemon whose worker knows its GPUs through NVML only; not started."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
+    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
+    made = DaemonProcess(tmp_path, overrides={"driver": "nvml"})
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.stop()
+
+
+@pytest.fixture
+def control(daemon: DaemonProcess) -> Iterator[FakeNvmlControl]:
+    """What injects the faults."""
+    with FakeNvmlControl(daemon.world_path) as made:
+        made.set_privileged(True)
+        yield made
+
+
+def test_a_job_is_tuned_and_given_back_through_nvml(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
+    del control
+    daemon.start()
+
+    with training(daemon, iterations=100_000, arguments=("--policy", "uniform")):
+        wait_until(daemon.is_lowered, 60)
+        assert all(not gpu["is_simulated"] for gpu in daemon.status()["gpus"])
+    wait_until(lambda: daemon.job() is None, 30)
+
+    wait_until(daemon.is_as_found)
+    assert daemon.stop() == 0
+    assert restore(daemon.journal_path) == ()
+
+
+def test_while_a_driver_call_hangs_status_answers_and_the_other_gpus_go_on(
+    daemon: DaemonProcess, control: FakeNvmlControl
+) -> None:
+    daemon.start()
+    wait_until(lambda: all(gpu["reading_age_s"] is not None for gpu in daemon.status()["gpus"]))
+
+    control.inject("nvmlDeviceGetFieldValues", gpu_index=0, num_calls=1, delay_s=60.0)
+    wait_until(lambda: control.num_hits("nvmlDeviceGetFieldValues") == 1)
+    wait_until(lambda: daemon.status()["gpus"][0]["state"] == "wedged", 30)
+
+    status = daemon.status()
+    assert status["gpus"][0]["reading_age_s"] > 5.0
+    wait_until(lambda: all(gpu["reading_age_s"] < 1.0 for gpu in daemon.status()["gpus"][1:]))
+    assert daemon.status()["worker"]["is_alive"]
+    assert daemon.status()["gpus"][0]["reading_age_s"] > status["gpus"][0]["reading_age_s"]
+    daemon.stop()
+
+
+def test_without_privilege_the_daemon_observes(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
+    control.set_privileged(False)
+    daemon.start()
+
+    with training(daemon, iterations=60, arguments=("--policy", "uniform")) as run:
+        assert run.wait(120) == 0
+    wait_until(lambda: daemon.job() is None, 30)
+
+    assert daemon.is_as_found()
+    assert daemon.status()["worker"]["is_alive"]
