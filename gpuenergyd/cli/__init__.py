@@ -8,6 +8,7 @@ status    what the daemon is doing now
 report    what it has done
 plan      plan a pipeline from tables, without a daemon
 explain   why each instruction runs at its clock
+carbon    what the grid emits, what comes, and what following it is worth
 policies  what is installed
 restore   put every journalled GPU back
 demo      the whole loop on simulated GPUs

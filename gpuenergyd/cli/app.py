@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from gpuenergyd import __version__
+from gpuenergyd.cli.carbon import carbon
 from gpuenergyd.cli.demo import demo
 from gpuenergyd.cli.explain import explain
 from gpuenergyd.cli.plan import plan
@@ -42,3 +43,4 @@ def _root(
 
 for _command in (demo, serve, status, report, plan, explain, policies, restore):
     app.command()(_command)
+app.add_typer(carbon)
