@@ -62,8 +62,8 @@ class _Numbered(Generic[T]):
 class ViewSender:
     """Knows what one policy host has of one job."""
 
-    _observations: _Numbered[IterationObservation] = field(default_factory=_Numbered)
-    _plans: _Numbered[ClockPlan] = field(default_factory=_Numbered)
+    _observations: _Numbered[IterationObservation] = field(default_factory=_Numbered[IterationObservation])
+    _plans: _Numbered[ClockPlan] = field(default_factory=_Numbered[ClockPlan])
     _schedule: Schedule | None = None
     _gpus: tuple[GpuView, ...] | None = None
 
