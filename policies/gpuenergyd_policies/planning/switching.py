@@ -15,22 +15,20 @@ stands later in program order and was made before.
 The sequence is cyclic: what the first instructions need is asked for at the end of the iteration before, and
 the first instruction always carries a change of its own, so that one lost record heals within an iteration.
 
-An idle clock in a bubble is outside that proof: an instruction that began earlier than planned by more than L can
-meet it. Iterations then still end on time when they keep to the plan.
+What carries changes out takes two with one instruction: one now, one later, which replace those of the instruction
+before. So delayed changes of one instruction are merged into the earliest and highest, and one that might replace a
+delayed change still to come says again which clock is due by now.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction
 from gpuenergyd.core.plan import ClockChange
 from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.timeline import Span, Timeline, iteration_energy_j
-
-MAX_CHANGES_PER_INSTRUCTION = 2
-LONG_BUBBLE_SWITCHES = 3.0
-"""A bubble is worth an idle clock when it lasts longer than this many switch latencies."""
 
 
 def clock_changes(
@@ -39,7 +37,6 @@ def clock_changes(
     *,
     switch_latency_s: float,
     profile: PipelineProfile | None = None,
-    idle_sm_clock_mhz: int | None = None,
 ) -> tuple[tuple[ClockChange, ...], ...]:
     """Return, per rank, the clock changes that bring a plan about: raises ahead of need, reductions on begin.
 
@@ -48,7 +45,6 @@ def clock_changes(
         sm_clocks_mhz: the plan.
         switch_latency_s: time from asking for a clock until it is effective.
         profile: lets the level avoid clocks that are higher yet slower; without it a higher clock counts as faster.
-        idle_sm_clock_mhz: the clock for bubbles much longer than the latency; None leaves the clock as it is.
     """
     return tuple(
         _rank_changes(
@@ -57,7 +53,6 @@ def clock_changes(
             iteration_time_s=planned.iteration_time_s,
             switch_latency_s=switch_latency_s,
             profile=profile,
-            idle_sm_clock_mhz=idle_sm_clock_mhz,
         )
         for pp_rank in range(planned.num_ranks)
     )
@@ -79,7 +74,6 @@ def _rank_changes(
     iteration_time_s: float,
     switch_latency_s: float,
     profile: PipelineProfile | None,
-    idle_sm_clock_mhz: int | None,
 ) -> tuple[ClockChange, ...]:
     if not spans:
         return ()
@@ -90,11 +84,9 @@ def _rank_changes(
         switch_latency_s=switch_latency_s,
         profile=profile,
     )
-    if idle_sm_clock_mhz is not None:
-        levels = _with_idle(spans, levels, idle_sm_clock_mhz, switch_latency_s=switch_latency_s)
     return tuple(
         ClockChange(spans[request.position].instruction, request.offset_s, request.sm_clock_mhz)
-        for request in _at_most_two_each(levels)
+        for request in _one_now_one_later(levels)
     )
 
 
@@ -172,45 +164,18 @@ def _suitable_clock(
     return min(suitable) if suitable else min(candidates, key=worst_stretch)
 
 
-def _with_idle(
-    spans: Sequence[Span], levels: Sequence[_Request], idle_sm_clock_mhz: int, *, switch_latency_s: float
-) -> list[_Request]:
-    """Lower the clock in long bubbles and bring it back a latency before the next instruction."""
+def _one_now_one_later(requests: Sequence[_Request]) -> list[_Request]:
+    """Leave each instruction one change at its begin and one delayed; sooner and faster is always safe."""
     result: list[_Request] = []
-    in_force = levels[0].sm_clock_mhz
-    at = 0
-    for k, span in enumerate(spans):
-        own: list[_Request] = []
-        while at < len(levels) and levels[at].position == k:
-            own.append(levels[at])
-            at += 1
-        in_force = own[-1].sm_clock_mhz if own else in_force
-        early = [r for r in own if r.offset_s < span.duration_s]
-        if (
-            k + 1 < len(spans)
-            and not early
-            and in_force > idle_sm_clock_mhz
-            and spans[k + 1].start_s - span.end_s > LONG_BUBBLE_SWITCHES * switch_latency_s
-        ):
-            back_s = spans[k + 1].start_s - switch_latency_s - span.start_s
-            own = [_Request(k, span.duration_s, idle_sm_clock_mhz), _Request(k, back_s, in_force)]
-        result += own
-    return result
-
-
-def _at_most_two_each(requests: Sequence[_Request]) -> list[_Request]:
-    """Merge further changes on one instruction into an earlier, higher one: sooner and faster is always safe."""
-    result: list[_Request] = []
-    at = 0
-    while at < len(requests):
-        end = at
-        while end < len(requests) and requests[end].position == requests[at].position:
-            end += 1
-        own = requests[at:end]
-        if len(own) > MAX_CHANGES_PER_INSTRUCTION:
-            own = [own[0], _Request(own[1].position, own[1].offset_s, own[-1].sm_clock_mhz)]
-        result += own
-        at = end
+    for position, group in groupby(requests, key=lambda request: request.position):
+        own = list(group)
+        now = [request for request in own if request.offset_s <= 0.0]
+        later = [request for request in own if request.offset_s > 0.0]
+        if later and not now and result and result[-1].offset_s > 0.0:
+            now = [_Request(position, 0.0, result[-1].sm_clock_mhz)]
+        result += now
+        if later:
+            result.append(_Request(position, later[0].offset_s, later[-1].sm_clock_mhz))
     return result
 
 
