@@ -37,6 +37,12 @@ def plan(
     memory_limit_microbatches: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Microbatches whose activations fit, for all stages or each.")
     ] = None,
+    free_memory_bytes: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Memory left on each stage beside the schedule's own need.")
+    ] = None,
+    activation_bytes: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="What one more microbatch in flight takes of it.")
+    ] = None,
     slowdown: Annotated[float | None, typer.Option(metavar="R", help="Permitted slowdown ratio [default: 0].")] = None,
     target_s: Annotated[float | None, typer.Option(metavar="T", help="Permitted iteration time instead.")] = None,
     straggler_time_s: Annotated[
@@ -67,6 +73,8 @@ def plan(
             chunks=chunks,
             extra_inflight=extra_inflight,
             memory_limit_microbatches=memory_limit_microbatches,
+            free_memory_bytes=free_memory_bytes,
+            activation_bytes=activation_bytes,
             slowdown=slowdown,
             target_s=target_s,
             straggler_time_s=straggler_time_s,

@@ -28,6 +28,8 @@ class PlanOptions:
     chunks: int | None = None
     extra_inflight: str | None = None
     memory_limit_microbatches: str | None = None
+    free_memory_bytes: str | None = None
+    activation_bytes: str | None = None
     slowdown: float | None = None
     target_s: float | None = None
     straggler_time_s: float | None = None
@@ -81,6 +83,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
     if extra_inflight is not None and schedule.name != "1f1b":
         raise UsageError(f"--extra-inflight {extra_inflight}: needs schedule 1f1b, this one is {schedule.name}")
     memory_limits = _memory_limits(options.memory_limit_microbatches, schedule)
+    extra_caps = _extra_caps(options.free_memory_bytes, options.activation_bytes, schedule)
     return PlanInput(
         OfflineRequest(
             name=content.name,
@@ -96,6 +99,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
                 **_own_options(options.own),
                 "communication_latency_s": repr(options.communication_latency_s or 0.0),
                 **({"memory_limit_microbatches": ",".join(map(str, memory_limits))} if memory_limits else {}),
+                **({"extra_inflight_caps": ",".join(map(str, extra_caps))} if extra_caps else {}),
             },
         ),
         schedule,
@@ -198,17 +202,7 @@ def _memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
     """Return the microbatches that each rank has room for, empty when unlimited."""
     if text is None:
         return ()
-    try:
-        limits = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        limits = ()
-    if len(limits) == 1:
-        limits *= schedule.num_ranks
-    if len(limits) != schedule.num_ranks or min(limits) < 1:
-        raise UsageError(
-            f"--memory-limit-microbatches {text}: must be one whole number >= 1, or one for each of the"
-            f" {schedule.num_ranks} stages, separated by commas"
-        )
+    limits = _per_stage("--memory-limit-microbatches", text, schedule.num_ranks, least=1)
     for pp_rank, limit in enumerate(limits):
         # A chunk holds its share of what a whole rank would hold.
         needed = schedule.peak_inflight(pp_rank) / schedule.num_chunks
@@ -218,6 +212,32 @@ def _memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
                 f" memory holds {limit}"
             )
     return limits
+
+
+def _extra_caps(free: str | None, activations: str | None, schedule: Schedule) -> tuple[int, ...]:
+    """Return how many more microbatches fit on each rank beside those that the schedule keeps in flight anyway."""
+    if free is None and activations is None:
+        return ()
+    if free is None or activations is None:
+        raise UsageError("--free-memory-bytes and --activation-bytes: give both or none")
+    free_bytes = _per_stage("--free-memory-bytes", free, schedule.num_ranks, least=0)
+    activation_bytes = _per_stage("--activation-bytes", activations, schedule.num_ranks, least=1)
+    return tuple(room // size for room, size in zip(free_bytes, activation_bytes, strict=True))
+
+
+def _per_stage(option: str, text: str, num_ranks: int, *, least: int) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) == 1:
+        values *= num_ranks
+    if len(values) != num_ranks or min(values) < least:
+        raise UsageError(
+            f"{option} {text}: must be one whole number >= {least}, or one for each of the {num_ranks} stages,"
+            " separated by commas"
+        )
+    return values
 
 
 def _require_number(option: str, value: float | None, unit: str) -> None:

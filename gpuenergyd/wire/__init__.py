@@ -4,7 +4,7 @@ messages       what travels between a training process and the core, as frozen v
 client_codec   the same for the training process: standard library only
 daemon_codec   the same for the daemon: msgspec, strict, size-limited
 clock_record   the fixed-size record that asks for a clock inside an iteration
-profile_files  profile tables and planner instances as files
+profile_files  profile tables (profile_csv) and planner instances (instance_json) as files
 """
 
 PROTOCOL_VERSION = 1

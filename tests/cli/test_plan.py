@@ -133,6 +133,22 @@ def test_permitted_slowdown_is_never_exceeded_and_saves_more(table: Path) -> Non
     assert relaxed["energy_j"] < strict["energy_j"]
 
 
+def test_extra_microbatches_stay_within_memory_in_bytes_and_save_more(table: Path) -> None:
+    plain = _plan(table, "--microbatches", "12", "--blocking-power-w", "60")
+
+    roomy = _plan(
+        table,
+        *("--microbatches", "12", "--blocking-power-w", "60", "--extra-inflight", "auto"),
+        *("--free-memory-bytes", "5000,2500,1999,0", "--activation-bytes", "1000"),
+    )
+
+    assert any(roomy["extra_inflight"])
+    assert all(k <= room for k, room in zip(roomy["extra_inflight"], (5, 2, 1, 0), strict=True))
+    assert roomy["energy_j"] < plain["energy_j"]
+    assert roomy["baseline_energy_j"] == plain["baseline_energy_j"]
+    assert (roomy["iteration_time_s"], roomy["energy_j"]) == pytest.approx(_judged(roomy, table, 60.0))
+
+
 def test_absolute_target_is_kept(table: Path) -> None:
     baseline_time_s = _plan(table, "--microbatches", "6")["baseline_time_s"]
 
@@ -220,6 +236,11 @@ def test_people_are_told_what_was_assumed(table: Path) -> None:
         (["--microbatches", "8", "--extra-inflight", "2", "--schedule", "gpipe"], "needs schedule 1f1b"),
         (["--microbatches", "8", "--memory-limit-microbatches", "3"], "keeps 4 microbatches in flight on stage 0"),
         (["--microbatches", "8", "--memory-limit-microbatches", "4,x"], "4,x: must be one whole number"),
+        (["--microbatches", "8", "--free-memory-bytes", "100"], "give both or none"),
+        (
+            ["--microbatches", "8", "--free-memory-bytes", "100", "--activation-bytes", "0"],
+            "--activation-bytes 0: must be one whole number >= 1",
+        ),
         (["--microbatches", "8", "--set", "mode"], "--set mode: must be NAME=VALUE"),
         (["--microbatches", "8", "--policy", "nope"], "no policy 'nope' plans offline; installed: .*bubble-aware"),
     ],

@@ -19,7 +19,7 @@ from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd.errors import ScheduleError, TargetError, UsageError
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.inflight import caps_from_bytes, caps_from_microbatches, plan_inflight
+from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.judging import baseline
 from gpuenergyd_policies.planning.offline import plan_offline
 
@@ -99,11 +99,8 @@ def test_deadline_that_no_order_meets_is_refused() -> None:
 
 def test_memory_limits_become_caps() -> None:
     assert caps_from_microbatches([6, 3, 2]) == (3, 1, 1)
-    assert caps_from_bytes([1000, 399, 0], [200, 200, 200]) == (5, 1, 0)
     with pytest.raises(ScheduleError, match="3 microbatches in flight on rank 0, memory holds 2"):
         caps_from_microbatches([2, 3, 2])
-    with pytest.raises(ScheduleError, match="rank 1: 5 bytes free, 0 bytes per microbatch"):
-        caps_from_bytes([5, 5], [1, 0])
 
 
 def test_offline_planner_keeps_cap_and_memory_limit_together() -> None:
@@ -115,12 +112,13 @@ def test_offline_planner_keeps_cap_and_memory_limit_together() -> None:
         dependency_graph(schedule),
         PerformanceTarget(),
         extra_inflight=2,
-        options={"memory_limit_microbatches": "5,9,9,9"},
+        options={"memory_limit_microbatches": "5,9,9,9", "extra_inflight_caps": "2,1,2,2"},
     )
 
     planned = plan_offline(request)
 
     assert planned.extra_inflight[0] <= 1
+    assert planned.extra_inflight[1] <= 1
     assert max(planned.extra_inflight) <= 2
     assert planned.iteration_time_s <= planned.baseline_time_s
 

@@ -54,22 +54,8 @@ def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[in
     return tuple(limit - (num_ranks - pp_rank) for pp_rank, limit in enumerate(memory_limit_microbatches))
 
 
-def caps_from_bytes(free_bytes: Sequence[int], activation_bytes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many more microbatches fit on each rank: memory still free under 1F1B, one microbatch's activations.
-
-    Raises:
-        ScheduleError: sizes that are not positive.
-    """
-    for pp_rank, (free, size) in enumerate(zip(free_bytes, activation_bytes, strict=True)):
-        if free < 0 or size < 1:
-            raise ScheduleError(
-                f"rank {pp_rank}: {free} bytes free, {size} bytes per microbatch: must be >= 0 and >= 1"
-            )
-    return tuple(free // size for free, size in zip(free_bytes, activation_bytes, strict=True))
-
-
 def requested_caps(request: OfflineRequest, num_ranks: int) -> tuple[int, ...] | None:
-    """Return what a request allows each rank beyond plain 1F1B: the smaller of its number and its memory limit.
+    """Return what a request allows each rank beyond plain 1F1B: the least of its number and its memory limits.
 
     Raises:
         ScheduleError: the schedule is not 1F1B, or does not fit into memory even without extra microbatches.
@@ -77,15 +63,19 @@ def requested_caps(request: OfflineRequest, num_ranks: int) -> tuple[int, ...] |
     if request.schedule is None or request.schedule.name != "1f1b":
         name = request.schedule.name if request.schedule else "unknown"
         raise ScheduleError(f"extra in-flight microbatches need schedule 1f1b, this one is {name}")
-    caps: tuple[int, ...] | None = None
-    limit = request.options.get("memory_limit_microbatches")
-    if limit:
-        limits = [int(part) for part in limit.split(",")]
-        caps = caps_from_microbatches(limits if len(limits) > 1 else limits * num_ranks)
+    caps: list[tuple[int, ...]] = []
+    if limit := request.options.get("memory_limit_microbatches"):
+        caps.append(caps_from_microbatches(_per_rank(limit, num_ranks)))
+    if room := request.options.get("extra_inflight_caps"):
+        caps.append(_per_rank(room, num_ranks))
     if isinstance(request.extra_inflight, int):
-        most = request.extra_inflight
-        caps = tuple(min(most, cap) for cap in caps or (most,) * num_ranks)
-    return caps
+        caps.append((request.extra_inflight,) * num_ranks)
+    return tuple(min(of_rank) for of_rank in zip(*caps, strict=True)) if caps else None
+
+
+def _per_rank(text: str, num_ranks: int) -> tuple[int, ...]:
+    values = tuple(int(part) for part in text.split(","))
+    return values if len(values) > 1 else values * num_ranks
 
 
 def plan_inflight(

@@ -1,0 +1,100 @@
+"""Profile tables: `stage,instruction,frequency,time,energy` rows to the options of each instruction class."""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
+from gpuenergyd.core.profile import ClockOption, InstructionProfile, instruction_profile
+from gpuenergyd.errors import ProfileError
+from gpuenergyd.wire.checked_values import MAX_STAGES, number, short, whole
+
+PROFILE_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
+_KIND_OF_WORD = {"forward": InstructionKind.F, "backward": InstructionKind.B}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTable:
+    """A profile CSV: forward and backward of each stage, one stage per pipeline rank."""
+
+    name: str
+    num_stages: int
+    classes: Mapping[InstructionClass, InstructionProfile]
+
+
+def parse_profile_table(path: Path, text: str) -> ProfileTable:
+    """Return the table in a CSV text; `path` names it in errors.
+
+    Raises:
+        ProfileError: a column is missing, or a value makes no sense.
+    """
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    options: dict[InstructionClass, list[ClockOption]] = {}
+    columns: dict[str, int] | None = None
+    try:
+        for row in rows:
+            where = f"{path}:{rows.line_num}"
+            if not any(cell.strip() for cell in row):
+                continue
+            if columns is None:
+                columns = _columns(where, row)
+                continue
+            if len(row) <= max(columns.values()):
+                raise ProfileError(f"{where}: {len(row)} values, the header promises {max(columns.values()) + 1}")
+            cells = {name: row[at].strip() for name, at in columns.items()}
+            key, option = _table_row(where, cells)
+            known = options.setdefault(key, [])
+            if any(o.sm_clock_mhz == option.sm_clock_mhz for o in known):
+                raise ProfileError(
+                    f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given"
+                    " twice"
+                )
+            known.append(option)
+    except csv.Error as error:
+        raise ProfileError(f"{path}:{rows.line_num}: not CSV: {error}") from None
+    if not options:
+        raise ProfileError(f"{path}: no measurements below the header")
+    num_stages = max(key.pp_rank for key in options) + 1
+    for stage in range(num_stages):
+        for word, kind in _KIND_OF_WORD.items():
+            if InstructionClass(stage, kind) not in options:
+                given = sorted({key.pp_rank for key in options})
+                raise ProfileError(f"{path}: no {word} of stage {stage}; stages given: {', '.join(map(str, given))}")
+    return ProfileTable(
+        name=path.stem,
+        num_stages=num_stages,
+        classes={key: instruction_profile(options[key], where=str(path)) for key in sorted(options)},
+    )
+
+
+def _columns(where: str, header: list[str]) -> dict[str, int]:
+    names = [cell.strip().lower() for cell in header]
+    for wanted in PROFILE_COLUMNS:
+        if names.count(wanted) != 1:
+            problem = "no column" if wanted not in names else "more than one column"
+            raise ProfileError(
+                f"{where}: {problem} {wanted!r};"
+                f" expected the header {','.join(PROFILE_COLUMNS)}, found {short(','.join(names))}"
+            )
+    return {wanted: names.index(wanted) for wanted in PROFILE_COLUMNS}
+
+
+def _table_row(where: str, cells: Mapping[str, str]) -> tuple[InstructionClass, ClockOption]:
+    stage = whole(where, "stage", cells["stage"])
+    if not 0 <= stage < MAX_STAGES:
+        raise ProfileError(f"{where}: stage {cells['stage']}: must be 0 to {MAX_STAGES - 1}")
+    kind = _KIND_OF_WORD.get(cells["instruction"].lower())
+    if kind is None:
+        raise ProfileError(f"{where}: instruction {cells['instruction']!r}: must be forward or backward")
+    sm_clock_mhz = whole(where, "frequency", cells["frequency"])
+    if sm_clock_mhz <= 0:
+        raise ProfileError(f"{where}: frequency {cells['frequency']}: must be > 0 MHz")
+    time_s = number(where, "time", cells["time"])
+    if time_s <= 0:
+        raise ProfileError(f"{where}: time {cells['time']}: must be > 0 s")
+    energy_j = number(where, "energy", cells["energy"])
+    if energy_j < 0:
+        raise ProfileError(f"{where}: energy {cells['energy']}: must be >= 0 J")
+    return InstructionClass(stage, kind), ClockOption(sm_clock_mhz, time_s, energy_j)
