@@ -251,19 +251,20 @@ class JobRunner:
             self._record("restore", "core", reason, after=f"left to the next worker: {error}")
             return
         now_ns = time.monotonic_ns()
-        for outcome in outcomes:
-            if (gpu := self.services.gpus.known(outcome.gpu_uuid)) is None:
-                continue
-            before = gpu.requested_sm_clock_mhz
-            if outcome.result is not RestoreResult.FAILED:
+        told = {outcome.gpu_uuid: outcome for outcome in outcomes}
+        for gpu_uuid in gpu_uuids:
+            gpu, outcome = self.services.gpus.known(gpu_uuid), told.get(gpu_uuid)
+            before = gpu.requested_sm_clock_mhz if gpu is not None else None
+            if gpu is not None and (outcome is None or outcome.result is not RestoreResult.FAILED):
                 gpu.note_restored(now_ns)
             self._record(
                 "restore",
                 "core",
                 reason,
-                gpu_uuid=outcome.gpu_uuid,
+                gpu_uuid=gpu_uuid,
                 before=f"{before} MHz" if before is not None else "leased",
-                after=f"{outcome.result}: {outcome.detail}",
+                # Without an outcome the journal held nothing: somebody else has restored it already.
+                after=f"{outcome.result}: {outcome.detail}" if outcome is not None else "nothing left to restore",
             )
 
     async def _end(self, reason: str) -> None:

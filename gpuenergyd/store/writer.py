@@ -26,6 +26,8 @@ from gpuenergyd.store.rows import close_abandoned_jobs, insert_records
 log = logging.getLogger(__name__)
 
 _MAX_BATCH = 20_000
+_IMPORTANT_WITHIN_S = 0.1
+"""Jobs, plans and control events are soon in the database; samples wait for a batch."""
 _STUCK_AFTER_S = 60.0
 _FIRST_TIDY_S = 60.0
 _DAMAGE = ("malformed", "not a database", "disk image")
@@ -66,6 +68,7 @@ class HistoryWriter:
         self._waiting: deque[Record] = deque()
         self._in_hand = 0
         self._taken_mono_s = 0.0
+        self._due_mono_s = 0.0
         self._num_written = 0
         self._num_dropped = 0
         self._reason: str | None = None
@@ -94,7 +97,10 @@ class HistoryWriter:
                     record = replace(record, spans=())
                     self._num_dropped += 1
             self._waiting.append(record)
-            if num_waiting == 0:
+            is_sample = isinstance(record, RollupRecord | IterationRecord)
+            due_s = time.monotonic() + (self._batch_s if is_sample else min(self._batch_s, _IMPORTANT_WITHIN_S))
+            if num_waiting == 0 or due_s < self._due_mono_s:
+                self._due_mono_s = due_s
                 self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
@@ -177,9 +183,11 @@ class HistoryWriter:
     def _take(self) -> list[Record]:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
-            self._changed.wait_for(
-                lambda: self._is_closing or self._is_hurried or len(self._waiting) >= _MAX_BATCH, timeout=self._batch_s
-            )
+            while not (self._is_closing or self._is_hurried or len(self._waiting) >= _MAX_BATCH):
+                left_s = self._due_mono_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MAX_BATCH))]
             self._in_hand = len(batch)
             self._taken_mono_s = time.monotonic()

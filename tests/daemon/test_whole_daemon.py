@@ -122,6 +122,8 @@ def test_a_killed_core_can_be_started_again_and_training_comes_back_to_it(tmp_pa
     daemon = DaemonProcess(tmp_path).start()
     with training(daemon):
         wait_until_lowered(daemon)
+        with open_history(daemon.database_path) as history:
+            wait_until(lambda: len(history.job_summaries()) == 1)
         os.kill(daemon.pid, signal.SIGKILL)
         daemon.stop()
 
@@ -231,3 +233,35 @@ def test_random_kills_of_trainers_never_leave_a_gpu_lowered(tmp_path: Path) -> N
                 wait_until(lambda: daemon.job() is None)
                 wait_until(daemon.is_as_found)
         assert daemon.status()["worker"]["num_restarts"] == 0
+
+
+@pytest.mark.kill
+def test_a_restore_by_hand_takes_the_job_to_full_speed_and_it_leases_again(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
+        wait_until_lowered(daemon)
+
+        outcomes = restore(daemon.journal_path)
+
+        assert len(outcomes) == 4
+        wait_until(lambda: "the journal holds no entry" in daemon.log, 30)
+        wait_until_lowered(daemon)
+        assert not daemon.status()["is_degraded"]
+
+
+@pytest.mark.kill
+def test_a_daemon_keeps_control_while_its_history_cannot_be_written(tmp_path: Path) -> None:
+    blocker = tmp_path / "blocker"
+    blocker.write_text("a file where the folder should be")
+    with running_daemon(tmp_path / "daemon", state_dir=str(blocker)) as daemon, training(daemon, arguments=UNIFORM):
+        wait_until_lowered(daemon)
+        job = daemon.job()
+        status = daemon.status()
+        assert job is not None
+
+        os.kill(job["ranks"][0]["pid"], signal.SIGKILL)
+        wait_until(lambda: not daemon.is_lowered(), 1.0)
+
+        wait_until(daemon.is_as_found)
+        assert status["is_degraded"]
+        assert any(reason.startswith("history: ") for reason in status["degraded_reasons"])
+        assert daemon.stop() == 0

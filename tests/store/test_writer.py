@@ -18,6 +18,7 @@ from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
+from tests.support.waiting import wait_until
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
@@ -248,3 +249,18 @@ def test_a_writer_that_fails_in_an_unforeseen_way_says_so_and_holds_nobody_up(
 
     assert writer.status().reason == "the writer failed: never thought of"
     assert writer.status().num_rows_dropped == 2
+
+
+def test_a_control_event_does_not_wait_for_a_batch_of_samples(path: Path) -> None:
+    writer = HistoryWriter(path, batch_s=3600.0)
+    writer.start()
+    writer.write(rollup(0))
+    writer.write(event(0))
+
+    wait_until(lambda: writer.status().num_rows_written == 2)
+    writer.write(rollup(1))
+    still_waiting = writer.status().num_records_waiting
+    writer.close()
+
+    assert still_waiting == 1
+    assert reasons(path) == ["0"]
