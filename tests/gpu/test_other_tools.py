@@ -1,0 +1,209 @@
+"""Unmodified tools of other projects see the same GPUs as we do, through the fake driver library."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.gpu.device_parameters import A40, A100_SXM, V100_SXM2
+from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.simulated_world import create_world
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.waiting import wait_until
+
+TOOLS = ("zeus==0.16.0", "nvitop==1.7.2", "gpustat==1.1.1", "codecarbon==3.3.2")
+SAME = 0.02
+_WINDOW_NS = 400_000_000
+
+
+@pytest.fixture(scope="session")
+def tools() -> Path:
+    """An environment of their own with the tools in it, made once per list of versions."""
+    digest = hashlib.sha256(f"{TOOLS}{sys.version}".encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"gpuenergyd-tools-{os.getuid()}-{digest}"
+    if not (folder / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=120)
+        done = subprocess.run(
+            [str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", *TOOLS],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        if done.returncode != 0:
+            pytest.skip(f"cannot install {', '.join(TOOLS)}: {done.stderr.strip().splitlines()[-1]}")
+        (folder / "complete").touch()
+    return folder / "bin"
+
+
+@dataclass(slots=True)
+class Watch:
+    """A world whose true energy is noted all the time, to compare with what tools say of any moment."""
+
+    host: SimulatedHost
+    environment: dict[str, str]
+    bin_folder: Path
+    is_over: threading.Event = field(default_factory=threading.Event)
+    notes: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs' UUIDs by index."""
+        return [i.gpu_uuid for i in self.host.identities()]
+
+    def run(self) -> None:
+        """Note energies until it is over."""
+        while not self.is_over.wait(0.01):
+            for gpu in self.gpus:
+                before_ns = time.monotonic_ns()
+                energy_j = self.host.exact_energy_j(gpu)
+                at_ns = (before_ns + time.monotonic_ns()) // 2
+                self.notes.setdefault(gpu, []).append((at_ns, energy_j))
+
+    def energy_j(self, gpu: str, begin_ns: int, end_ns: int) -> float:
+        """Return the true energy between two instants."""
+        return self._at(gpu, end_ns) - self._at(gpu, begin_ns)
+
+    def power_w(self, gpu: str, at_ns: int) -> float:
+        """Return the true power around an instant."""
+        return self.energy_j(gpu, at_ns - _WINDOW_NS, at_ns) / (_WINDOW_NS / 1e9)
+
+    def python(self, code: str) -> Any:
+        """Run code in the tools' environment and return the JSON it ends with."""
+        return json.loads(self.command("python", "-W", "ignore", "-c", code).splitlines()[-1])
+
+    def command(self, name: str, *arguments: str) -> str:
+        """Run a tool and return what it prints."""
+        done = subprocess.run(
+            [str(self.bin_folder / name), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _at(self, gpu: str, at_ns: int) -> float:
+        notes = self.notes[gpu]
+        k = min(max(1, bisect(notes, (at_ns, 0.0))), len(notes) - 1)
+        (t0, e0), (t1, e1) = notes[k - 1], notes[k]
+        return e0 + (e1 - e0) * (at_ns - t0) / (t1 - t0)
+
+
+@pytest.fixture
+def watch(tmp_path: Path, tools: Path, fake_nvml_library: Path) -> Iterator[Watch]:
+    """Three GPUs that wait for a peer; their sensors are free of noise, so that tools can be compared."""
+    models = [replace(model, power_noise_ratio=0.0) for model in (A100_SXM, A40, V100_SXM2)]
+    create_world(tmp_path / "world", models, seed=6, now_ns=time.monotonic_ns())
+    host = SimulatedHost.open(tmp_path / "world")
+    for identity in host.identities():
+        host.attach_process(identity.gpu_uuid, os.getpid())
+    stub = tmp_path / "bin" / "nvidia-smi"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/sh\nexit 0\n")
+    stub.chmod(0o755)
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(fake_nvml_library),
+        "GPUENERGYD_FAKE_NVML_WORLD": str(host.path),
+        "PATH": f"{stub.parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "TERM": "xterm",
+    }
+    with FakeNvmlControl(host.path) as control:
+        control.set_privileged(True)
+        made = Watch(host, environment, tools)
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        yield made
+        made.is_over.set()
+        thread.join()
+    host.close()
+
+
+def test_gpustat_shows_the_same_power(watch: Watch) -> None:
+    shown = json.loads(watch.command("gpustat", "--json"))
+    now_ns = time.monotonic_ns()
+
+    assert [gpu["uuid"] for gpu in shown["gpus"]] == watch.gpus
+    for gpu in shown["gpus"]:
+        assert gpu["power.draw"] == pytest.approx(watch.power_w(gpu["uuid"], now_ns), rel=SAME)
+
+
+def test_nvitop_shows_the_same_power_clock_and_processes(watch: Watch) -> None:
+    watch.host.lock_sm_clock(watch.gpus[0], 1110)
+    locked_ns = time.monotonic_ns()
+    wait_until(lambda: time.monotonic_ns() > locked_ns + 2 * _WINDOW_NS)
+
+    shown = watch.python(
+        "import json, time; from nvitop import Device\n"
+        "print(json.dumps([[d.uuid(), d.power_usage() / 1000, d.sm_clock(), sorted(d.processes()),"
+        " time.monotonic_ns()] for d in Device.all()]))"
+    )
+    screen = watch.command("nvitop", "--once", "--no-unicode")
+
+    assert [row[0] for row in shown] == watch.gpus
+    assert [row[2] for row in shown] == [1110, 1740, 1530]
+    for uuid, power_w, _, processes, at_ns in shown:
+        assert power_w == pytest.approx(watch.power_w(uuid, at_ns), rel=SAME)
+        assert processes == [os.getpid()]
+    assert str(os.getpid()) in screen
+
+
+def test_zeus_measures_the_same_energy(watch: Watch) -> None:
+    begin_ns, end_ns, energies = watch.python(
+        "import json, time\n"
+        "from zeus.monitor import ZeusMonitor\n"
+        "monitor = ZeusMonitor(gpu_indices=[2], cpu_indices=[])\n"
+        "begin = time.monotonic_ns()\n"
+        "monitor.begin_window('w', sync_execution=False)\n"
+        "time.sleep(3)\n"
+        "window = monitor.end_window('w', sync_execution=False)\n"
+        "print(json.dumps([begin, time.monotonic_ns(), window.gpu_energy]))"
+    )
+
+    assert energies["2"] == pytest.approx(watch.energy_j(watch.gpus[2], begin_ns, end_ns), rel=SAME)
+
+
+def test_zeus_locks_a_clock_that_we_see(watch: Watch) -> None:
+    watch.python(
+        "import json\n"
+        "from zeus.device import get_gpus\n"
+        "gpus = get_gpus()\n"
+        "gpus.set_gpu_locked_clocks(1, 210, 1200)\n"
+        "print(json.dumps('done'))"
+    )
+
+    assert watch.host.locked_sm_clock_mhz(watch.gpus[1]) == 1200
+    assert watch.host.locked_sm_clock_mhz(watch.gpus[0]) is None
+
+
+def test_codecarbon_measures_the_same_energy(watch: Watch) -> None:
+    instants_ns, kwh = watch.python(
+        "import json, time\n"
+        "from codecarbon import OfflineEmissionsTracker\n"
+        "tracker = OfflineEmissionsTracker(country_iso_code='DEU', measure_power_secs=1, gpu_ids=[2],"
+        " save_to_file=False, log_level='critical')\n"
+        "t = [time.monotonic_ns()]; tracker.start(); t.append(time.monotonic_ns())\n"
+        "time.sleep(4)\n"
+        "t.append(time.monotonic_ns()); tracker.stop(); t.append(time.monotonic_ns())\n"
+        "print(json.dumps([t, tracker.final_emissions_data.gpu_energy]))"
+    )
+    before_start, after_start, before_stop, after_stop = instants_ns
+    at_least_j = watch.energy_j(watch.gpus[2], after_start, before_stop)
+    at_most_j = watch.energy_j(watch.gpus[2], before_start, after_stop)
+
+    assert at_least_j * (1 - SAME) <= kwh * 3.6e6 <= at_most_j * (1 + SAME)
