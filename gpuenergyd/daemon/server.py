@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from gpuenergyd.daemon.access import ConnectionCounts, ControlRule, RequestRates
+from gpuenergyd.daemon.api_description import api_description
 from gpuenergyd.daemon.connection_guard import GuardedProtocol, Guards
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.metrics import metrics_text
@@ -69,6 +70,7 @@ class Server:
         app.router.add_get("/v1/status", self._get_status)
         app.router.add_get("/v1/jobs/{job_id}", self._get_job)
         app.router.add_get("/v1/metrics", self._get_metrics)
+        app.router.add_get("/v1/openapi.json", self._get_description)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S, lingering_time=_LINGER_LIMIT_S
         )
@@ -127,6 +129,17 @@ class Server:
     async def _get_metrics(self, request: web.Request) -> web.Response:
         del request
         return web.Response(body=metrics_text(self._status()), headers={"Content-Type": _METRICS_TYPE})
+
+    async def _get_description(self, request: web.Request) -> web.Response:
+        del request
+        return _json(api_description())
+
+    @property
+    def routes(self) -> frozenset[tuple[str, str]]:
+        """Method and path of everything that is served."""
+        assert self._runner is not None
+        found = (r for r in self._runner.app.router.routes() if r.resource is not None and r.method != "HEAD")
+        return frozenset((route.method, route.resource.canonical) for route in found if route.resource is not None)
 
     # --- around them ---
 

@@ -50,3 +50,9 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
         if isinstance(value, str) and len(value) > MAX_STRING_CHARS:
             raise ProtocolError(f"{name}: {len(value)} characters; at most {MAX_STRING_CHARS} are accepted")
     return message
+
+
+def json_schemas(*message_types: Any) -> dict[str, Any]:
+    """Return the JSON schemas of messages by name, as an OpenAPI document holds them."""
+    _, schemas = msgspec.json.schema_components(message_types, ref_template="#/components/schemas/{name}")
+    return schemas

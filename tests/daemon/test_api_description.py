@@ -1,0 +1,80 @@
+"""The API's description names what is served, no more and no less, and its schemas fit what is decoded."""
+
+import asyncio
+import re
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.daemon.access import ControlRule
+from gpuenergyd.daemon.api_description import api_description
+from gpuenergyd.daemon.server import Server
+from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
+from tests.daemon.test_jobs import Stage, registration, report
+
+
+def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
+    async def scenario() -> frozenset[tuple[str, str]]:
+        server = Server(
+            Stage().jobs,
+            status=dict,
+            job_detail=lambda _: None,
+            control_rule=ControlRule(),
+            max_connections_per_user=1,
+            max_requests_per_user_per_s=1.0,
+        )
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "socket"))
+        await server.start(listener)
+        routes = server.routes
+        await server.close()
+        return routes
+
+    return asyncio.run(scenario())
+
+
+def test_every_route_is_described_and_nothing_else(tmp_path: Path) -> None:
+    described = {
+        (method.upper(), path) for path, operations in api_description()["paths"].items() for method in operations
+    }
+
+    assert described == served_routes(tmp_path)
+
+
+def references(value: Any) -> set[str]:
+    """Return every reference in a document."""
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*(references(v) for v in value.values()))
+    if isinstance(value, list):
+        return set().union(*(references(v) for v in value))
+    return set()
+
+
+def test_every_reference_leads_somewhere() -> None:
+    document = api_description()
+
+    found = references(document)
+
+    assert found
+    for reference in found:
+        name = re.fullmatch(r"#/components/schemas/(\w+)", reference)
+        assert name is not None
+        assert name[1] in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize("message_type", [RankRegistration, RankRegistered, IterationReport, RankRelease])
+def test_a_schema_names_the_fields_of_its_message(message_type: type[Any]) -> None:
+    schema = api_description()["components"]["schemas"][message_type.__name__]
+
+    assert set(schema["properties"]) == set(message_type.__dataclass_fields__)
+
+
+def test_what_a_client_sends_has_all_that_is_required() -> None:
+    schemas = api_description()["components"]["schemas"]
+
+    assert set(schemas["RankRegistration"]["required"]) <= set(asdict(registration(0)))
+    assert set(schemas["IterationReport"]["required"]) <= set(asdict(report("00", 0, 0, 0)))
