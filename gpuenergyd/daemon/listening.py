@@ -30,6 +30,7 @@ class InstanceLock:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            _require_own_folder(self.path.parent)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise GpuEnergyError(f"{self.path}: {error.strerror}; --runtime-dir names another folder") from None
@@ -72,6 +73,18 @@ def listen(path: Path, kind: socket.SocketKind, *, group: str | None, backlog: i
         listener.close()
         raise GpuEnergyError(f"cannot listen on {path}: {error.strerror or error}") from None
     return listener
+
+
+def _require_own_folder(folder: Path) -> None:
+    """Check that nobody else can put files of theirs in the place of ours; a folder under /tmp can be anybody's."""
+    found = folder.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode):
+        raise GpuEnergyError(f"{folder} is no folder")
+    if found.st_uid not in {0, os.geteuid()} or found.st_mode & stat.S_IWOTH:
+        raise GpuEnergyError(
+            f"{folder} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}; it must belong to"
+            f" uid {os.geteuid()} and not be writable for everyone"
+        )
 
 
 def _clear_stale(path: Path, kind: socket.SocketKind) -> None:
