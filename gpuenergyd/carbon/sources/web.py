@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from gpuenergyd.errors import CarbonSourceError
 
@@ -86,7 +87,7 @@ class Web:
         body = self.get(name, url, **request)
         try:
             return _json(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise SourceError(Problem.NOT_PARSED, f"{name}: reply is no JSON: {_shown(body)}") from None
 
     def get(
@@ -160,7 +161,9 @@ class Web:
                         url, parameters = urljoin(url, reply.headers.get("Location", "")), None
                 except requests.Timeout:
                     raise SourceError(Problem.TIMEOUT, f"{name}: no reply in time") from None
-                except requests.RequestException as error:
+                except (ReadTimeoutError, TimeoutError):
+                    raise SourceError(Problem.TIMEOUT, f"{name}: reply stopped half way") from None
+                except (requests.RequestException, HTTPError) as error:
                     # The exception's own text holds the URL, and with it the key.
                     raise SourceError(
                         Problem.UNREACHABLE, f"{name}: cannot be reached ({type(error).__name__})"
@@ -172,7 +175,8 @@ class Web:
 
     def _body(self, name: str, reply: requests.Response, deadline_s: float) -> bytes:
         parts, size_bytes = [], 0
-        for part in reply.iter_content(_CHUNK_BYTES):
+        # One receive at a time: reading whole chunks would wait for a server that drips until its chunk is full.
+        while part := reply.raw.read1(_CHUNK_BYTES, decode_content=True):
             size_bytes += len(part)
             if size_bytes > self.limits.size_bytes:
                 raise SourceError(Problem.TOO_LARGE, f"{name}: reply is larger than {self.limits.size_bytes} bytes")

@@ -1,0 +1,250 @@
+"""The fetcher keeps what it knows, leaves refusing providers alone, and its file is believed only after checking."""
+
+import io
+import json
+import threading
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
+from gpuenergyd.carbon.fetcher import config_from_json, fetched_next, main, run, source_of
+from gpuenergyd.carbon.keys import read_key
+from gpuenergyd.carbon.sources.source import SourceReply
+from gpuenergyd.carbon.sources.web import Problem, SourceError
+from gpuenergyd.core.carbon import HOUR, CarbonSignal, IntensitySample, SampleStatus, SignalKind
+from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+from tests.carbon.documented import HOUR_AT, NOW_AT
+
+SIGNAL = CarbonSignal("GB", "scripted")
+
+
+def sample(hours: int, value: float = 200.0, status: SampleStatus = SampleStatus.MEASURED) -> IntensitySample:
+    begin = HOUR_AT + hours * HOUR
+    return IntensitySample(begin, begin + HOUR, value, status)
+
+
+@dataclass(slots=True)
+class ScriptedSource:
+    """Answers with the next of its replies, or raises it."""
+
+    replies: list[SourceReply | Exception]
+    signal: CarbonSignal = SIGNAL
+    period_s: float = 1800.0
+    asked_at: list[datetime] = field(default_factory=list)
+
+    def fetch(self, now_at: datetime) -> SourceReply:
+        """Return the next reply."""
+        self.asked_at.append(now_at)
+        reply = self.replies[min(len(self.asked_at), len(self.replies)) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+def nothing_known() -> Fetched:
+    return Fetched(SIGNAL, (), (), FetchStatus())
+
+
+def test_a_provider_is_not_asked_again_before_it_has_something_new() -> None:
+    source = ScriptedSource([SourceReply((sample(-1),))])
+
+    known = fetched_next(source, nothing_known(), NOW_AT)
+    again = fetched_next(source, known, NOW_AT + timedelta(minutes=19))
+    later = fetched_next(source, known, NOW_AT + timedelta(minutes=21))
+
+    assert known.status.state is FetchState.OK
+    assert again is known
+    assert later is not known
+    assert len(source.asked_at) == 2
+
+
+def test_a_failure_keeps_what_is_known_and_says_which_problem() -> None:
+    source = ScriptedSource([SourceReply((sample(-1),)), SourceError(Problem.SERVER_ERROR, "neso: HTTP 500")])
+
+    known = fetched_next(source, nothing_known(), NOW_AT)
+    failed = fetched_next(source, known, NOW_AT + HOUR)
+
+    assert failed.samples == known.samples
+    assert failed.status.state is FetchState.FAILED
+    assert (failed.status.problem, failed.status.message) == ("server-error", "neso: HTTP 500")
+    assert failed.status.fetched_at == NOW_AT
+
+
+def test_pauses_double_up_to_two_hours_and_a_success_ends_them() -> None:
+    source = ScriptedSource([SourceError(Problem.TIMEOUT, "x")] * 6 + [SourceReply((sample(-1),))])
+    known, at, pauses_s = nothing_known(), NOW_AT, []
+    for _ in range(6):
+        known = fetched_next(source, known, at)
+        assert known.status.next_try_at is not None
+        pauses_s.append((known.status.next_try_at - at).total_seconds())
+        at = known.status.next_try_at
+
+    assert pauses_s == [900, 1800, 3600, 7200, 7200, 7200]
+    assert fetched_next(source, known, at).status.num_failures == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "pause_s"),
+    [
+        (SourceError(Problem.UNAUTHORIZED, "x"), 3600.0),
+        (SourceError(Problem.FORBIDDEN, "x"), 3600.0),
+        (SourceError(Problem.RATE_LIMITED, "x", retry_after_s=5000.0), 5000.0),
+        (SourceError(Problem.RATE_LIMITED, "x"), 900.0),
+    ],
+    ids=["401", "403", "429-with-retry-after", "429"],
+)
+def test_refusals_are_left_alone_for_longer(error: SourceError, pause_s: float) -> None:
+    known = fetched_next(ScriptedSource([error]), nothing_known(), NOW_AT)
+
+    assert known.status.next_try_at == NOW_AT + timedelta(seconds=pause_s)
+
+
+def test_a_third_party_source_that_breaks_is_a_failure_and_no_crash() -> None:
+    known = fetched_next(ScriptedSource([ZeroDivisionError("secret")]), nothing_known(), NOW_AT)
+
+    assert known.status.state is FetchState.FAILED
+    assert "secret" not in (known.status.message or "")
+
+
+def test_a_clock_set_back_does_not_silence_a_source_for_ever() -> None:
+    source = ScriptedSource([SourceReply((sample(-1),))])
+    known = fetched_next(source, nothing_known(), NOW_AT + timedelta(days=365))
+
+    assert fetched_next(source, known, NOW_AT) is not known
+
+
+def test_later_values_replace_estimates_and_old_ones_leave_the_file() -> None:
+    first = SourceReply((sample(-24 * 9), sample(-1, 100.0, SampleStatus.ESTIMATED)))
+    second = SourceReply((sample(-1, 140.0),))
+    source = ScriptedSource([first, second])
+
+    known = fetched_next(source, fetched_next(source, nothing_known(), NOW_AT), NOW_AT + HOUR)
+
+    assert known.samples == (sample(-1, 140.0),)
+
+
+def test_a_stale_or_partly_unusable_reply_is_degraded() -> None:
+    reply = SourceReply((sample(-24 * 3),), rejected=("null",), is_stale=True)
+
+    status = fetched_next(ScriptedSource([reply]), nothing_known(), NOW_AT).status
+
+    assert status.state is FetchState.DEGRADED
+    assert status.message == "null; the newest value is older than a day"
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    status = FetchStatus(FetchState.FAILED, "timeout", "no reply", 3, NOW_AT, NOW_AT + HOUR)
+    fetched = Fetched(SIGNAL, (sample(-1),), (sample(1, 90.0, SampleStatus.FORECAST),), status)
+
+    write_fetched(tmp_path / "f.json", fetched)
+
+    assert read_fetched(tmp_path / "f.json") == fetched
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode)
+)
+def test_no_content_of_the_file_does_more_than_be_refused(content: bytes) -> None:
+    import tempfile  # noqa: PLC0415  hypothesis and tmp_path do not mix
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        with pytest.raises(CarbonSourceError, match="fetched values"):
+            read_fetched(Path(file.name))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: d["samples"][0].__setitem__(2, -1.0),
+        lambda d: d["samples"][0].__setitem__(2, 1e6),
+        lambda d: d["samples"][0].__setitem__(1, 0.0),
+        lambda d: d["samples"][0].__setitem__(0, "soon"),
+        lambda d: d["samples"][0].__setitem__(3, "guessed"),
+        lambda d: d["signal"].__setitem__("zone", "G" * 1000),
+        lambda d: d.__setitem__("version", 2),
+        lambda d: d.__setitem__("samples", d["samples"] * 30_000),
+    ],
+)
+def test_a_spoiled_file_is_refused_by_the_core(tmp_path: Path, spoil: object) -> None:
+    path = tmp_path / "f.json"
+    write_fetched(path, Fetched(SIGNAL, (sample(-1),), (), FetchStatus()))
+    document = json.loads(path.read_text())
+    assert callable(spoil)
+    spoil(document)
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(CarbonSourceError, match="fetched values"):
+        read_fetched(path)
+
+
+def test_the_process_writes_its_file_and_ends_when_told(tmp_path: Path) -> None:
+    stopped = threading.Event()
+    source = ScriptedSource([SourceReply((sample(-1),))])
+    config = config_from_json(json.dumps({"zone": "GB", "out_path": str(tmp_path / "f.json")}))
+
+    def clock() -> datetime:
+        stopped.set()
+        return NOW_AT
+
+    run(config, source, stopped, clock=clock)
+
+    assert read_fetched(tmp_path / "f.json").samples == (sample(-1),)
+
+
+def test_the_process_refuses_settings_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"zone": "GB", "out_path": "x", "secret": "hunter2"}'))
+
+    assert main() == 2
+    assert "unknown fetcher setting 'secret'" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_a_key_is_read_only_from_a_file_that_others_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("\n  abc123 \n")
+    path.chmod(0o644)
+    with pytest.raises(CarbonDataError, match="mode 0644"):
+        read_key(path)
+    path.chmod(0o600)
+
+    assert read_key(path) == "abc123"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"a\x00b", b"x" * 5000], ids=["empty", "blank", "binary", "long"])
+def test_a_file_without_a_usable_key_is_refused_without_showing_it(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+
+    with pytest.raises(CarbonDataError, match="holds no key"):
+        read_key(path)
+
+
+def test_a_key_file_that_is_missing_or_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CarbonDataError, match="No such file"):
+        read_key(tmp_path / "none")
+    with pytest.raises(CarbonDataError, match="no plain file"):
+        read_key(tmp_path)
+
+
+def test_the_configured_source_gets_its_options(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("user:password")
+    key.chmod(0o600)
+    settings = {"zone": "CAISO_NORTH", "source": "watttime", "key_path": str(key), "kind": "average", "out_path": "x"}
+
+    source = source_of(config_from_json(json.dumps(settings)))
+
+    assert source.signal.kind is SignalKind.AVERAGE
+    assert "password" not in repr(source)

@@ -1,0 +1,375 @@
+"""Every provider gives the right value or the right error, whatever its server sends, and no message holds a key."""
+
+import socket
+from datetime import timedelta
+
+import pytest
+
+from gpuenergyd.carbon.sources import entsoe
+from gpuenergyd.carbon.sources.source import CarbonSource, SourceOptions, default_source_name, make_source, source_names
+from gpuenergyd.carbon.sources.web import Problem, SourceError, Web, WebLimits
+from gpuenergyd.core.carbon import EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.errors import CarbonDataError
+from tests.carbon.documented import (
+    EIA,
+    ELECTRICITY_MAPS,
+    ENTSOE,
+    HOUR_AT,
+    NESO,
+    NOW_AT,
+    PROVIDERS,
+    SECRET,
+    WATTTIME,
+    Documented,
+    electricity_maps_reply,
+    entsoe_document,
+    watttime_reply,
+)
+from tests.carbon.scripted_server import Asked, Reply, json_reply, serving
+
+every_provider = pytest.mark.parametrize("provider", PROVIDERS, ids=lambda p: p.name)
+
+
+class Pauses:
+    """Counts pauses instead of taking them."""
+
+    def __init__(self) -> None:
+        self.taken_s: list[float] = []
+
+    def __call__(self, pause_s: float) -> None:
+        """Take a pause in no time."""
+        self.taken_s.append(pause_s)
+
+
+@pytest.fixture
+def pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture
+def web(pauses: Pauses) -> Web:
+    limits = WebLimits(connect_s=5.0, read_s=5.0, total_s=60.0, size_bytes=1_000_000)
+    return Web(limits, pause=pauses, jitter=lambda: 0.5)
+
+
+def failure(source: CarbonSource) -> SourceError:
+    """Return how a fetch fails; the message never holds the key or the address's query."""
+    with pytest.raises(SourceError) as caught:
+        source.fetch(NOW_AT)
+    assert "s3cret" not in str(caught.value)
+    assert "?" not in str(caught.value)
+    return caught.value
+
+
+@every_provider
+def test_a_documented_reply_gives_its_value_in_g_per_kwh(provider: Documented, web: Web) -> None:
+    with serving(provider.script(provider.reply(provider.good, HOUR_AT))) as server:
+        reply = provider.source(server.url, web).fetch(NOW_AT)
+
+    assert reply.samples[-1].carbon_intensity_g_per_kwh == pytest.approx(provider.good_g_per_kwh)
+    assert reply.samples[-1].valid_from_at == HOUR_AT
+    assert not reply.is_stale
+    assert reply.rejected == ()
+
+
+@every_provider
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", Problem.NOT_PARSED),
+        (b"<html><body>Service unavailable</body></html>", Problem.NOT_PARSED),
+        (b"null", Problem.NOT_PARSED),
+        (b"{}", Problem.NOT_PARSED),
+        (b"[]", Problem.NOT_PARSED),
+        (b'{"data": NaN}', Problem.NOT_PARSED),
+        (b"\xff\xfe\x00", Problem.NOT_PARSED),
+        (b"[" * 100_000, Problem.NOT_PARSED),
+    ],
+    ids=["nothing", "html", "null", "empty-object", "list", "nan", "binary", "deep"],
+)
+def test_what_is_no_documented_reply_is_named_so(provider: Documented, web: Web, body: bytes, problem: Problem) -> None:
+    with serving(provider.script(Reply(body))) as server:
+        assert failure(provider.source(server.url, web)).problem is problem
+
+
+@every_provider
+@pytest.mark.parametrize("value", [-5, 10**9, float("nan"), "abc", [], True], ids=str)
+def test_a_value_that_no_grid_has_is_refused(provider: Documented, web: Web, value: object) -> None:
+    if provider in (ENTSOE, EIA) and value in (-5, True):
+        pytest.skip("negative generation is pumping: it counts as none, and XML has no booleans")
+    if provider is ENTSOE and value == 10**9:
+        pytest.skip("generation may be any size: the intensity of a mix cannot leave the range")
+    with serving(provider.script(provider.reply(value, HOUR_AT))) as server:
+        problem = failure(provider.source(server.url, web)).problem
+
+    assert problem in {Problem.BAD_VALUE, Problem.NOT_PARSED}
+
+
+@pytest.mark.parametrize("provider", [NESO, ELECTRICITY_MAPS, WATTTIME], ids=lambda p: p.name)
+def test_a_null_where_a_value_belongs_is_never_zero(provider: Documented, web: Web) -> None:
+    with serving(provider.script(provider.reply(None, HOUR_AT))) as server:
+        assert failure(provider.source(server.url, web)).problem is Problem.BAD_VALUE
+
+
+@pytest.mark.parametrize("provider", [p for p in PROVIDERS if p.other_zone is not None], ids=lambda p: p.name)
+def test_a_reply_about_another_zone_is_refused(provider: Documented, web: Web) -> None:
+    assert provider.other_zone is not None
+    with serving(provider.script(provider.other_zone())) as server:
+        assert failure(provider.source(server.url, web)).problem is Problem.WRONG_ZONE
+
+
+@every_provider
+@pytest.mark.parametrize(
+    ("status", "problem", "num_asked"),
+    [
+        (401, Problem.UNAUTHORIZED, 1),
+        (403, Problem.FORBIDDEN, 1),
+        (404, Problem.NOT_FOUND, 1),
+        (418, Problem.BAD_STATUS, 1),
+        (500, Problem.SERVER_ERROR, 3),
+        (503, Problem.SERVER_ERROR, 3),
+    ],
+)
+def test_each_status_has_its_problem_and_only_passing_ones_are_tried_again(
+    provider: Documented, web: Web, status: int, problem: Problem, num_asked: int
+) -> None:
+    with serving(provider.script(Reply(b'{"error":"x"}', status))) as server:
+        found = failure(provider.source(server.url, web))
+        asked = [one for one in server.asked if one.path != "/login"]
+
+    assert found.problem is problem
+    assert len(asked) == num_asked
+
+
+@every_provider
+def test_retry_after_is_honoured_and_a_long_one_is_passed_on(provider: Documented, web: Web, pauses: Pauses) -> None:
+    with serving(provider.script(Reply(b"", 429, (("Retry-After", "5"),)))) as server:
+        short = failure(provider.source(server.url, web))
+    with serving(provider.script(Reply(b"", 429, (("Retry-After", "900"),)))) as server:
+        long = failure(provider.source(server.url, web))
+        asked = [one for one in server.asked if one.path != "/login"]
+
+    assert short.problem is long.problem is Problem.RATE_LIMITED
+    assert pauses.taken_s == [5.0, 5.0]
+    assert len(asked) == 1
+    assert long.retry_after_s == 900.0
+
+
+@every_provider
+def test_one_burst_of_server_errors_is_survived(provider: Documented, web: Web, pauses: Pauses) -> None:
+    good = provider.script(provider.reply(provider.good, HOUR_AT))
+    failed: list[Asked] = []
+
+    def script(asked: Asked) -> Reply:
+        if asked.path != "/login" and not failed:
+            failed.append(asked)
+            return Reply(b"", 502)
+        return good(asked)
+
+    with serving(script) as server:
+        reply = provider.source(server.url, web).fetch(NOW_AT)
+
+    assert reply.samples
+    assert pauses.taken_s == [1.0]
+
+
+@every_provider
+def test_a_body_beyond_the_limit_is_not_read_to_its_end(provider: Documented, web: Web) -> None:
+    with serving(provider.script(Reply(b" " * 10_000_000))) as server:
+        assert failure(provider.source(server.url, web)).problem is Problem.TOO_LARGE
+
+
+@every_provider
+def test_a_body_that_drips_meets_the_limit_of_all_tries_together(provider: Documented) -> None:
+    ticks = iter(range(10**9))
+    dripping = Web(WebLimits(total_s=20.0), pause=lambda _: None, clock_s=lambda: float(next(ticks)))
+    with serving(provider.script(Reply(b" " * 10_000, drip=True))) as server:
+        assert failure(provider.source(server.url, dripping)).problem is Problem.TIMEOUT
+
+
+@every_provider
+def test_a_silent_server_meets_the_read_limit(provider: Documented) -> None:
+    impatient = Web(WebLimits(connect_s=0.2, read_s=0.05, max_retries=0))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(8)
+        source = provider.source(f"http://127.0.0.1:{listening.getsockname()[1]}", impatient)
+
+        assert failure(source).problem is Problem.TIMEOUT
+
+
+@every_provider
+def test_a_refused_connection_says_unreachable(provider: Documented, web: Web) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+
+    assert failure(provider.source(f"http://127.0.0.1:{port}", web)).problem is Problem.UNREACHABLE
+
+
+@every_provider
+def test_a_redirect_loop_ends_and_another_host_is_never_followed(provider: Documented, web: Web) -> None:
+    with serving(provider.script(Reply(b"", 302, (("Location", "/again"),)))) as server:
+        assert failure(provider.source(server.url, web)).problem is Problem.REDIRECT
+    with serving(lambda _: json_reply({})) as other:
+        with serving(provider.script(Reply(b"", 307, (("Location", other.url + "/steal"),)))) as server:
+            assert failure(provider.source(server.url, web)).problem is Problem.REDIRECT
+        assert other.asked == []
+
+
+@every_provider
+def test_values_of_the_future_are_not_taken_for_measured(provider: Documented, web: Web) -> None:
+    later = HOUR_AT + timedelta(hours=6)
+    history = provider.script(provider.reply(provider.good, later))
+
+    with serving(lambda asked: Reply(b"", 403) if asked.path.endswith("forecast") else history(asked)) as server:
+        assert failure(provider.source(server.url, web)).problem is Problem.CLOCK
+
+
+@every_provider
+def test_values_of_long_ago_are_kept_but_called_stale(provider: Documented, web: Web) -> None:
+    earlier = HOUR_AT - timedelta(days=40)
+    with serving(provider.script(provider.reply(provider.good, earlier))) as server:
+        reply = provider.source(server.url, web).fetch(NOW_AT)
+
+    assert reply.is_stale
+    assert reply.samples[-1].valid_from_at == earlier
+
+
+def test_neso_tells_measured_estimated_and_forecast_slots_apart(web: Web) -> None:
+    def row(hours: float, actual: int | None) -> dict[str, object]:
+        begin = HOUR_AT + timedelta(hours=hours)
+        return {
+            "from": f"{begin:%Y-%m-%dT%H:%MZ}",
+            "to": f"{begin + timedelta(minutes=30):%Y-%m-%dT%H:%MZ}",
+            "intensity": {"forecast": 200, "actual": actual, "index": "low"},
+        }
+
+    rows = [row(-1.0, 180), row(-0.5, None), row(0.5, None)]
+    with serving(NESO.script(json_reply({"data": rows}))) as server:
+        reply = NESO.source(server.url, web).fetch(NOW_AT)
+
+    assert [s.status for s in reply.samples] == [SampleStatus.MEASURED] * 2 + [SampleStatus.ESTIMATED] * 2
+    assert {s.status for s in reply.forecast} == {SampleStatus.FORECAST}
+
+
+def test_electricity_maps_asks_for_no_fallback_zone_and_keeps_estimates_apart(web: Web) -> None:
+    with serving(ELECTRICITY_MAPS.script(electricity_maps_reply(302, HOUR_AT, estimated=True))) as server:
+        reply = ELECTRICITY_MAPS.source(server.url, web).fetch(NOW_AT)
+        asked = server.asked[0]
+
+    assert reply.samples[0].status is SampleStatus.ESTIMATED
+    assert asked.query["zone"] == ["DE"]
+    assert asked.query["disableCallerLookup"] == ["true"]
+    assert asked.headers["auth-token"] == SECRET
+
+
+def test_watttime_converts_pounds_and_refuses_unknown_units(web: Web) -> None:
+    with serving(WATTTIME.script(watttime_reply(1000.0, HOUR_AT, units="percentile"))) as server:
+        assert failure(WATTTIME.source(server.url, web)).problem is Problem.WRONG_UNIT
+
+
+def test_watttime_logs_in_again_once_when_its_token_has_expired(web: Web) -> None:
+    good = WATTTIME.script(watttime_reply(1000.0, HOUR_AT))
+    logins: list[Asked] = []
+    expired: list[bool] = []
+
+    def script(asked: Asked) -> Reply:
+        if asked.path == "/login":
+            logins.append(asked)
+        elif expired:
+            expired.clear()
+            return Reply(b"{}", 401)
+        return good(asked)
+
+    with serving(script) as server:
+        source = WATTTIME.source(server.url, web)
+        source.fetch(NOW_AT)
+        expired.append(True)
+        reply = source.fetch(NOW_AT)
+
+    assert reply.samples
+    assert len(logins) == 2
+    assert all(one.headers["authorization"].startswith("Basic ") for one in logins)
+
+
+def test_watttime_without_a_forecast_in_its_plan_still_gives_the_past(web: Web) -> None:
+    good = WATTTIME.script(watttime_reply(1000.0, HOUR_AT))
+
+    with serving(lambda asked: Reply(b"{}", 403) if asked.path.endswith("forecast") else good(asked)) as server:
+        reply = WATTTIME.source(server.url, web).fetch(NOW_AT)
+
+    assert reply.samples
+    assert reply.forecast == ()
+
+
+def test_entsoe_repeats_left_out_positions_and_ignores_consumption(web: Web) -> None:
+    document = entsoe_document({"B14": 600, "B04": 200}, HOUR_AT - timedelta(hours=1), resolution="PT15M").body
+    pumping = b"<TimeSeries><outBiddingZone_Domain.mRID>X</outBiddingZone_Domain.mRID></TimeSeries></GL_MarketDocument>"
+    with serving(ENTSOE.script(Reply(document.replace(b"</GL_MarketDocument>", pumping)))) as server:
+        reply = ENTSOE.source(server.url, web).fetch(NOW_AT)
+
+    assert len(reply.samples) == 4
+    assert {s.carbon_intensity_g_per_kwh for s in reply.samples} == {(600 * 12.0 + 200 * 490.0) / 800}
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"<Acknowledgement_MarketDocument></Acknowledgement_MarketDocument>", Problem.EMPTY),
+        (b'<!DOCTYPE a [<!ENTITY b "c">]><GL_MarketDocument>&b;</GL_MarketDocument>', Problem.NOT_PARSED),
+        (b"<GL_MarketDocument></GL_MarketDocument>", Problem.EMPTY),
+    ],
+    ids=["no-data", "entities", "empty"],
+)
+def test_entsoe_names_documents_without_data(web: Web, body: bytes, problem: Problem) -> None:
+    with serving(ENTSOE.script(Reply(body))) as server:
+        assert failure(ENTSOE.source(server.url, web)).problem is problem
+
+
+def test_a_netrc_file_adds_no_credentials(web: Web, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathlib import Path  # noqa: PLC0415  one use
+
+    netrc = Path(str(tmp_path)) / "netrc"
+    netrc.write_text("machine 127.0.0.1 login a password b\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with serving(NESO.script(NESO.reply(200, HOUR_AT))) as server:
+        NESO.source(server.url, web).fetch(NOW_AT)
+
+        assert all("authorization" not in asked.headers for asked in server.asked)
+
+
+def test_sources_come_by_entry_point_and_an_unknown_one_names_those_installed() -> None:
+    assert {"neso", "electricity-maps", "watttime", "entsoe", "eia", "fixed", "csv"} <= set(source_names())
+    with pytest.raises(CarbonDataError, match=r"no carbon source 'nope'; installed: .*neso"):
+        make_source("nope", SourceOptions("GB", Web()))
+
+
+def test_great_britain_needs_no_source_named_and_others_do() -> None:
+    assert default_source_name("GB") == "neso"
+    with pytest.raises(CarbonDataError, match="'FR' needs a source"):
+        default_source_name("FR")
+
+
+@pytest.mark.parametrize("provider", [p for p in PROVIDERS if p.needs_key], ids=lambda p: p.name)
+def test_a_source_without_the_key_it_needs_says_so(provider: Documented) -> None:
+    with pytest.raises(CarbonDataError, match="needs a key"):
+        provider.make(SourceOptions(provider.zone, Web()))
+
+
+def test_a_fixed_value_is_static_and_checked() -> None:
+    source = make_source("fixed", SourceOptions("XX", Web(), g_per_kwh=321.0))
+
+    assert source.fetch(NOW_AT).samples[0].status is SampleStatus.STATIC
+    assert source.fetch(NOW_AT).samples[0].carbon_intensity_g_per_kwh == 321.0
+
+
+def test_signals_say_what_they_are() -> None:
+    marginal = make_source("watttime", SourceOptions("CAISO_NORTH", Web(), key=SECRET)).signal
+    british = make_source("neso", SourceOptions("GB", Web())).signal
+
+    assert (marginal.kind, marginal.factor) == (SignalKind.MARGINAL, EmissionFactor.DIRECT)
+    assert (british.kind, british.factor) == (SignalKind.AVERAGE, EmissionFactor.OPERATIONAL)
+    assert SECRET not in repr(SourceOptions("GB", Web(), key=SECRET))
+    assert len(entsoe.AREAS["FR"]) == 16
