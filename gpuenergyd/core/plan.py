@@ -62,6 +62,12 @@ class ClockPlan:
     ranks: tuple[RankClocks, ...] = ()
     predicted: PlanPrediction | None = None
     reason: str = ""
+    figures: tuple[tuple[str, float], ...] = ()
+    """Numbers that a policy without memory wants to find again in `JobView.issued_plans`."""
+
+    def figure(self, name: str) -> float | None:
+        """Return one of the policy's own numbers."""
+        return dict(self.figures).get(name)
 
     def changes_of(self, pp_rank: int) -> tuple[ClockChange, ...]:
         """Return the clock changes of one rank; none means un-tuned."""

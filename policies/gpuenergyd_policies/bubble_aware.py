@@ -2,21 +2,23 @@
 
 Three steps, each decided from the view alone, so that a restarted policy host goes on where the last one stopped:
 profile (one design point per iteration), plan (exact frontier at the owed iteration time, rounded to real clocks, with
-raises asked for ahead of need), correct (what the plan measures, against what was predicted, shifts the deadline).
+raises asked for ahead of need), correct (a plan that measures slow is followed by one with more caution: it plans as
+if everything below the maximum clock took a little longer than the profile says, which leaves that much slack).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, dependency_graph
 from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
 from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
-from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
-from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
+from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.segments import plan_segments
 from gpuenergyd_policies.planning.switching import SimulatedIteration, clock_changes, simulate_switching
 from gpuenergyd_policies.profiling.design import (
@@ -35,8 +37,13 @@ FEWER_SWITCHES_RATIO = 0.002
 """Energy worth giving for fewer clock changes: each may be late, and those of one host queue behind each other."""
 MAX_ATTEMPTS = 3
 """How often a design point is tried until an iteration of it was regular."""
+CAUTION = "caution_ratio"
+"""The figure of a tuned plan that its successors start from."""
+CAUTION_GAIN = 1.5
+"""Only part of an iteration runs below the maximum clock, so caution must grow faster than what is missing."""
+MAX_CAUTION_RATIO = 0.2
 CHANCE_MARGIN = 0.5
-"""Of the spread of one iteration: what a first plan keeps back, since a plan without slack suffers all of chance."""
+"""Of the spread of one iteration: what a first plan keeps back."""
 MIN_ITERATIONS_TO_TIGHTEN = 4
 MIN_ITERATIONS_TO_LOOSEN = 8
 TIGHTEN_ABOVE_RATIO = 0.002
@@ -66,7 +73,7 @@ class BubbleAware:
                 return profile_plan(plan_id, points[number], view.schedule, levels, reason=reason)
             if not _is_last_plan_observed(view):
                 return view.issued_plans[-1]
-            return _tuned_plan(view, shift_s=None, number=1, why="first plan from the profile")
+            return _tuned_plan(view, caution_ratio=None, number=1, why="first plan from the profile")
         return _correction(view, tuned)
 
 
@@ -136,28 +143,64 @@ def _model(view: JobView) -> _Model:
     return _Model(fitted, graph, baseline_time_s, energy_j, view.baseline.iteration_time_s - baseline_time_s)
 
 
-def _tuned_plan(view: JobView, *, shift_s: float | None, number: int, why: str) -> ClockPlan:
-    """Return a plan whose predicted time is what is owed less `shift_s`, by which earlier plans came out slower.
+def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
+    """Return a plan for what is owed, as if everything below the maximum clock took `caution_ratio` longer.
 
-    Without an earlier plan, that is taken from profiling: by how much its iterations came out slower than the model.
+    Without an earlier plan to learn caution from, profiling teaches it: by how much its iterations came out slower than
+    the model says; and chance, all of which a plan without slack suffers.
     """
     try:
         model = _model(view)
     except NotEnoughDataError as error:
         return untuned_plan(f"unprofiled-{len(view.issued_plans)}", reason=f"cannot plan: {error}")
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    if shift_s is None:
-        shift_s = max(0.0, _profiling_excess_s(view, model)) + CHANCE_MARGIN * view.baseline.iteration_sigma_s
-    deadline_s = owed_s - model.bias_s - shift_s
-    profile = model.fitted.profile
-    try:
-        solved = solve(model.graph, profile, deadline_s=deadline_s, forced=view.target.is_forced)
-    except TargetError:
-        fastest_s = timeline(
-            model.graph, [profile[i.instruction_class].fastest.time_s for i in model.graph.instructions]
-        ).iteration_time_s
-        solved = solve(model.graph, profile, deadline_s=fastest_s)
-    return _plan_with_lead(view, model, solved, plan_id=f"tuned-{number}", why=why)
+    if caution_ratio is None:
+        slower_s = max(0.0, _profiling_excess_s(view, model)) + CHANCE_MARGIN * view.baseline.iteration_sigma_s
+        caution_ratio = slower_s / owed_s
+    caution_ratio = min(max(caution_ratio, 0.0), MAX_CAUTION_RATIO)
+    cautious = _with_caution(model.fitted.profile, caution_ratio)
+    deadline_s = max(owed_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
+    solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
+    bound = solve(
+        model.graph,
+        model.fitted.profile,
+        deadline_s=deadline_s,
+        forced=view.target.is_forced,
+        effort=Effort.QUICK,
+    )
+    chosen = _chosen(view, model, cautious, solved)
+    waiting_j = model.fitted.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
+    return ClockPlan(
+        plan_id=f"tuned-{number}",
+        purpose=PlanPurpose.TUNED,
+        ranks=tuple(
+            RankClocks(pp_rank, tuple(chosen.clock_of[i] for i in order), chosen.changes[pp_rank])
+            for pp_rank, order in enumerate(view.schedule.orders)
+        ),
+        predicted=PlanPrediction(
+            iteration_time_s=chosen.simulated.iteration_time_s + model.bias_s,
+            energy_j=chosen.simulated.energy_j + waiting_j,
+            lower_bound_j=bound.lower_bound_j + waiting_j,
+            baseline_time_s=view.baseline.iteration_time_s,
+            baseline_energy_j=model.baseline_energy_j,
+        ),
+        reason=why,
+        figures=((CAUTION, caution_ratio),),
+    )
+
+
+def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelineProfile:
+    """Return a profile in which everything below the maximum clock takes longer; at full speed nothing is in doubt."""
+    classes = {
+        key: InstructionProfile(
+            (
+                own.at_max_clock,
+                *(replace(option, time_s=option.time_s * (1 + caution_ratio)) for option in own.options[1:]),
+            )
+        )
+        for key, own in profile.classes.items()
+    }
+    return PipelineProfile(classes, profile.blocking_power_w)
 
 
 def _profiling_excess_s(view: JobView, model: _Model) -> float:
@@ -193,56 +236,44 @@ class _Candidate:
         return sum(len(own) for own in self.changes)
 
 
-def _candidates(model: _Model, solved: SolvedPlan, *, latency_s: float, is_forced: bool) -> list[_Candidate]:
+def _candidates(
+    view: JobView, model: _Model, cautious: PipelineProfile, solved: SolvedPlan, *, latency_s: float
+) -> list[_Candidate]:
     """Return the plan free to switch at every instruction, and plans with few switches."""
-    profile = model.fitted.profile
     free = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
-    changes = clock_changes(
-        timeline(model.graph, solved.durations_s), free, switch_latency_s=latency_s, profile=profile
-    )
-    simulated = simulate_switching(model.graph, profile, changes, switch_latency_s=latency_s)
-    found = [_Candidate(free, changes, simulated)]
+    planned = timeline(model.graph, solved.durations_s)
+    found = [(free, clock_changes(planned, free, switch_latency_s=latency_s, profile=cautious))]
     for max_segments in MAX_SEGMENTS:
         plan = plan_segments(
             model.graph,
-            profile,
+            cautious,
             solved,
             deadline_s=solved.iteration_time_s,
             max_segments=max_segments,
             switch_latency_s=latency_s,
-            forced=is_forced,
+            forced=view.target.is_forced,
             steps=SEARCH_STEPS,
         )
         if plan is not None:
-            clock_of = dict(zip(model.graph.instructions, plan.sm_clocks_mhz, strict=True))
-            found.append(_Candidate(clock_of, plan.changes, plan.simulated))
-    return found
+            found.append((dict(zip(model.graph.instructions, plan.sm_clocks_mhz, strict=True)), plan.changes))
+    return [
+        _Candidate(
+            clock_of,
+            changes,
+            simulate_switching(model.graph, model.fitted.profile, changes, switch_latency_s=latency_s),
+        )
+        for clock_of, changes in found
+    ]
 
 
-def _plan_with_lead(view: JobView, model: _Model, solved: SolvedPlan, *, plan_id: str, why: str) -> ClockPlan:
+def _chosen(view: JobView, model: _Model, cautious: PipelineProfile, solved: SolvedPlan) -> _Candidate:
+    """Return the candidate with the fewest clock changes among those that cost about the least."""
     latency_s = max(gpu.switch_latency_s for gpu in view.gpus)
-    candidates = _candidates(model, solved, latency_s=latency_s, is_forced=view.target.is_forced)
+    candidates = _candidates(view, model, cautious, solved, latency_s=latency_s)
     least_j = min(c.simulated.energy_j for c in candidates)
-    chosen = min(
+    return min(
         (c for c in candidates if c.simulated.energy_j <= (1 + FEWER_SWITCHES_RATIO) * least_j),
         key=lambda c: (c.num_changes, c.simulated.energy_j),
-    )
-    waiting_j = model.fitted.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
-    return ClockPlan(
-        plan_id=plan_id,
-        purpose=PlanPurpose.TUNED,
-        ranks=tuple(
-            RankClocks(pp_rank, tuple(chosen.clock_of[i] for i in order), chosen.changes[pp_rank])
-            for pp_rank, order in enumerate(view.schedule.orders)
-        ),
-        predicted=PlanPrediction(
-            iteration_time_s=chosen.simulated.iteration_time_s + model.bias_s,
-            energy_j=chosen.simulated.energy_j + waiting_j,
-            lower_bound_j=solved.lower_bound_j + waiting_j,
-            baseline_time_s=view.baseline.iteration_time_s,
-            baseline_energy_j=model.baseline_energy_j,
-        ),
-        reason=why,
     )
 
 
@@ -254,20 +285,21 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     measured = _settled_times_s(view.observations, plan.plan_id)
     is_in_force = view.issued_plans[-1].plan_id == plan.plan_id
+    caution_ratio = plan.figure(CAUTION) or 0.0
     assert plan.predicted is not None
     if is_in_force and len(measured) < MIN_ITERATIONS_TO_TIGHTEN:
         return plan
     if not measured:
-        return _tuned_plan(view, shift_s=None, number=len(tuned) + 1, why="again after full speed")
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why="again after full speed")
     off_s = median(measured) - owed_s
     chance_s = view.baseline.iteration_sigma_s / math.sqrt(len(measured)) if measured else 0.0
     is_slow = off_s > TIGHTEN_ABOVE_RATIO * owed_s + chance_s
     is_fast = off_s < -LOOSEN_BELOW_RATIO * owed_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
     if is_in_force and not is_slow and not is_fast:
         return plan
-    shift_s = median(measured) - plan.predicted.iteration_time_s
+    caution_ratio += CAUTION_GAIN * off_s / owed_s
     why = f"measured {median(measured):.4g} s, owed {owed_s:.4g} s"
-    candidate = _tuned_plan(view, shift_s=shift_s, number=len(tuned) + 1, why=why)
+    candidate = _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
     is_worth_it = (
         candidate.predicted is not None
         and candidate.predicted.energy_j < (1 - WORTH_A_CHANGE_RATIO) * plan.predicted.energy_j
