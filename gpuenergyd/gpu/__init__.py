@@ -1,8 +1,16 @@
 """GPUs: reading them, controlling them, and making sure that they come back.
 
-device     the Protocols: reading and controlling are two rights
-simulated  GPUs that exist as a model in a file that daemon and training processes share
-journal    what to restore, on disk before the first change
-worker     the privileged process: the only one that changes a GPU
-link       the core's side of the worker
+device             the Protocols: reading and controlling are two rights
+drivers            opens the one that is asked for
+nvml               real GPUs; nvml_errors says what each return code means
+simulated          GPUs that exist as a model in a file that daemon and training processes share
+                   (simulated_world the file, device_model the formulas, device_parameters the numbers)
+worker             the privileged process: the only one that changes a GPU
+                   (supervisor its main thread, core_connection its socket, actuator sets, sampling reads,
+                   restore_orders, xid_watch)
+energy_edges       when a counter was updated
+link               the core's side of the worker; link_messages is what they say
+journal            what to restore, on disk before the first change; restoring puts it back
+restore            the same for `gpuenergyd restore`, without a worker
+process_identity   telling processes and boots apart
 """

@@ -162,6 +162,24 @@ class WorkerLink:
         except OSError as error:
             self._lose(f"the GPU worker went away: {error.strerror}")
 
+    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        """Set a power limit under a lease, and return the limit that was read back.
+
+        Raises:
+            GpuError: refused, or the worker is gone.
+        """
+        reply = await self._request(
+            "limit",
+            _RESTORE_LIMIT_S,
+            lease_id=lease_id,
+            gpu_uuid=gpu_uuid,
+            power_limit_w=power_limit_w,
+            job_id=owner.job_id,
+            pid=owner.pid,
+            uid=owner.uid,
+        )
+        return float(reply["power_limit_w"])
+
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Put GPUs back and end their leases; wishes not yet carried out are dropped.
 

@@ -9,12 +9,16 @@ from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.journal import Control, Journal, JournalEntry
 
+_LIMIT_TOLERANCE_W = 1.0
+
 
 class RestoreResult(StrEnum):
     """What became of one control of one GPU."""
 
     RESTORED = "restored"
     WOULD_RESTORE = "would_restore"
+    CHANGED_BY_OTHER = "changed_by_other"
+    """Somebody else changed it since: theirs stays."""
     FORGOTTEN = "forgotten"
     """The host was booted since: the driver has forgotten the change too."""
     FAILED = "failed"
@@ -77,26 +81,39 @@ def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
 def _restore_entry(journal: Journal, controller: GpuController, entry: JournalEntry) -> RestoreOutcome:
     try:
         with journal.gpu_lock(entry.gpu_uuid):
-            detail = _put_back(controller, entry)
+            result, detail = _put_back(controller, entry)
             controller.read(entry.gpu_uuid)
             journal.remove({entry.key})
     except GpuEnergyError as error:
         return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.FAILED, str(error))
-    return RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.RESTORED, detail)
+    return RestoreOutcome(entry.gpu_uuid, entry.control, result, detail)
 
 
-def _put_back(controller: GpuController, entry: JournalEntry) -> str:
+def _put_back(controller: GpuController, entry: JournalEntry) -> tuple[RestoreResult, str]:
     match entry.control:
         case Control.SM_CLOCK_LOCK:
             if entry.saved_value is None:
                 controller.reset_sm_clock(entry.gpu_uuid)
-                return "clock lock removed"
+                return RestoreResult.RESTORED, "clock lock removed"
             controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
-            return f"clock locked at the configured {entry.saved_value:g} MHz"
+            return RestoreResult.RESTORED, f"clock locked at the configured {entry.saved_value:g} MHz"
         case Control.POWER_LIMIT:
-            return "nothing sets power limits"
+            return _put_power_limit_back(controller, entry)
         case _:
             assert_never(entry.control)
+
+
+def _put_power_limit_back(controller: GpuController, entry: JournalEntry) -> tuple[RestoreResult, str]:
+    """A limit can be read, so it is compared: only what is still ours is undone."""
+    if entry.saved_value is None:
+        return RestoreResult.RESTORED, "no power limit was saved"
+    now_w = controller.power_limit_w(entry.gpu_uuid)
+    if abs(now_w - entry.saved_value) <= _LIMIT_TOLERANCE_W:
+        return RestoreResult.RESTORED, f"power limit is {now_w:g} W already"
+    if entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W:
+        return RestoreResult.CHANGED_BY_OTHER, f"somebody else set the power limit to {now_w:g} W; it stays"
+    controller.set_power_limit(entry.gpu_uuid, entry.saved_value)
+    return RestoreResult.RESTORED, f"power limit set back to {entry.saved_value:g} W"
 
 
 def _describe(entry: JournalEntry) -> RestoreOutcome:

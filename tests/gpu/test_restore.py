@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import GpuLostError, JournalError
-from gpuenergyd.gpu.journal import Journal, JournalEntry
+from gpuenergyd.gpu.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore import reset_all, restore
 from gpuenergyd.gpu.restoring import RestoreResult, restore_from_journal
 from gpuenergyd.gpu.simulated import SimulatedHost
@@ -123,3 +123,31 @@ def test_dry_run_changes_nothing_and_names_the_owner(host: SimulatedHost, journa
     assert f"pid {os.getpid()}" in outcomes[0].detail
     assert _locks(host) == [900, 900]
     assert len(journal.read().entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("now_w", "result", "after_w"),
+    [
+        (300.0, RestoreResult.RESTORED, 480.0),  # still as we set it
+        (480.0, RestoreResult.RESTORED, 480.0),  # put back already
+        (350.0, RestoreResult.CHANGED_BY_OTHER, 350.0),  # somebody else's
+    ],
+)
+def test_power_limit_is_put_back_only_where_it_is_still_ours(
+    host: SimulatedHost, journal: Journal, now_w: float, result: RestoreResult, after_w: float
+) -> None:
+    gpu = host.identities()[0].gpu_uuid
+    ours = replace(
+        _entries(host, saved_value=480.0)[0],
+        control=Control.POWER_LIMIT,
+        known_by=KnownBy.READ,
+        intended_value=300.0,
+    )
+    journal.add([ours])
+    host.set_power_limit(gpu, now_w)
+
+    (outcome,) = restore(journal.path)
+
+    assert outcome.result is result
+    assert host.power_limit_w(gpu) == after_w
+    assert journal.read().entries == ()

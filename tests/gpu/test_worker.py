@@ -207,6 +207,26 @@ def test_restore_gives_clocks_back_ends_leases_and_drops_wishes(site: Site) -> N
     run(main())
 
 
+def test_power_limit_needs_a_lease_and_is_given_back_with_it(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            gpu = site.gpus[0]
+            with pytest.raises(GpuError, match="does not cover"):
+                await link.limit("L1", gpu, 300.0, OWNER)
+            await link.lease("L1", site.gpus[:1], OWNER)
+            assert await link.limit("L1", gpu, 300.0, OWNER) == 300.0
+            assert await link.limit("L1", gpu, 250.0, OWNER) == 250.0
+            with pytest.raises(GpuError, match="100 to 480 W are"):
+                await link.limit("L1", gpu, 900.0, OWNER)
+            assert site.host.power_limit_w(gpu) == 250.0
+            assert {o.result for o in await link.restore([gpu], "end")} == {RestoreResult.RESTORED}
+            assert site.host.power_limit_w(gpu) == 480.0
+
+    run(main())
+
+
 def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
     worker = site.start_worker("--exit-with-core")
 

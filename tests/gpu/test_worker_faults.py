@@ -114,7 +114,7 @@ def test_hanging_read_wedges_one_gpu_and_its_readings_grow_old(site: Site, contr
             want(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             await until(lambda: site.gpus[2] in {s.gpu_uuid for s in heard.samples})
-            assert heard.health(site.gpus[2]) is GpuHealth.OK
+            await until(lambda: heard.health(site.gpus[2]) is GpuHealth.OK)
 
     run(main())
 
