@@ -32,7 +32,7 @@ from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError,
 
 MAX_SEGMENTS = (4, 8, 12)
 """Clock segments per rank and iteration that are tried beside a free plan."""
-SEARCH_STEPS = 100_000 if IS_COMPILED else 800
+SEARCH_STEPS = 30_000 if IS_COMPILED else 800
 FEWER_SWITCHES_RATIO = 0.002
 """Energy worth giving for fewer clock changes: each may be late, and those of one host queue behind each other."""
 MAX_ATTEMPTS = 3
