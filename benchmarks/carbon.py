@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from scipy.interpolate import PchipInterpolator
 
 from gpuenergyd.cli.carbon_files import read_frontier, read_traces
 from gpuenergyd.core.carbon import HourlySeries
@@ -31,6 +32,10 @@ SOURCE = "electricitymaps24"
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 INSTANCE = "s8m32_1f1b_a100"
 FLAT_YEARS = {("KR", "2021")}
+A40_LIMITS_W = (300, 275, 250, 225, 200, 175, 150, 125, 100)
+A40_TIMES_S = (24.0116, 24.0622, 24.1632, 24.5480, 25.1853, 27.9389, 36.8502, 56.4756, 69.3627)
+A40_ENERGIES_J = (6224.89, 6122.30, 5915.57, 5499.97, 5017.51, 4867.48, 5512.15, 7071.86, 8033.57)
+"""ResNet-50 on an A40 under power limits, as measured by the Zeus project (tests/profile_data, Apache-2.0)."""
 
 
 def zones_in(folder: Path, wanted: list[str] | None) -> list[HourlySeries]:
@@ -54,6 +59,15 @@ def pipeline_frontier(path: Path) -> tuple[tuple[float, float], ...]:
     )
 
 
+def a40_curve() -> tuple[tuple[float, float], ...]:
+    """Return the power-limit curve in steps of 5 W; the hull drops what is slower than least energy."""
+    limits = np.arange(A40_LIMITS_W[-1], A40_LIMITS_W[0] + 1, 5.0)
+    times, energies = (
+        PchipInterpolator(A40_LIMITS_W[::-1], column[::-1])(limits) for column in (A40_TIMES_S, A40_ENERGIES_J)
+    )
+    return tuple(zip(times.tolist(), energies.tolist(), strict=True))
+
+
 def print_skill(zones: list[ZoneReplay]) -> None:
     print(f"{'zone':8} {'1 h':>6} {'6 h':>6} {'24 h mean':>10} {'refit s':>8} {'forecast ms':>12}")
     rows = []
@@ -75,7 +89,9 @@ def print_captured(title: str, zones: list[ZoneReplay]) -> None:
         f"{'zone':8} {'constant':>9} {'gain':>6} " + " ".join(f"{name:>17}" for name in names) + f" {'time used':>10}"
     )
     for zone in zones:
-        cells = [f"{100 * m.captured_ratio:8.1f} ({100 * m.worst_job_ratio:+5.2f})" for m in zone.methods]
+        cells = " ".join(
+            f"{f'{100 * m.captured_ratio:8.1f} ({100 * m.worst_job_ratio:+5.2f})':>17}" for m in zone.methods
+        )
         gain = f"{100 * zone.constant_saving_ratio:9.2f} {100 * zone.timing_gain_ratio:6.2f}"
         print(
             f"{zone.zone:8} {gain} " + " ".join(f"{cell:>17}" for cell in cells) + f" {zone.time_used_ratio_max:10.7f}"
@@ -107,7 +123,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="?", default=SHARED / "carbon")
     parser.add_argument("--zones", help="comma-separated; all by default")
-    parser.add_argument("--frontier", type=Path, action="append", default=[], help="besides the pipeline's")
+    parser.add_argument(
+        "--frontier", type=Path, action="append", default=[], help="besides an A40's curve and the pipeline's"
+    )
     parser.add_argument("--instances", type=Path, default=SHARED / "instances" / "bounds.json")
     parser.add_argument("--starts", type=int, default=240)
     parser.add_argument("--cold", action="store_true", help="only 8 days of history at any moment")
@@ -120,12 +138,9 @@ def main() -> int:
     if options.cold:
         print_cold(traces, options.priors)
         return 0
-    frontiers = {path.stem: read_frontier(path) for path in options.frontier}
+    frontiers = {"a40": a40_curve()} | {path.stem: read_frontier(path) for path in options.frontier}
     if options.instances.exists():
         frontiers[INSTANCE] = pipeline_frontier(options.instances)
-    if not frontiers:
-        print("no frontier: give --frontier FILE or --instances FILE", file=sys.stderr)
-        return 1
     started_s = time.perf_counter()
     for number, (name, frontier) in enumerate(frontiers.items()):
         request = ReplayRequest(tuple(traces), frontier, TEST_FROM_AT, num_starts=options.starts)

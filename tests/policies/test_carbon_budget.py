@@ -112,9 +112,7 @@ def run_job(hull: SpeedHull, forecasts: list[np.ndarray], lengths: np.ndarray, w
     left = work
     for k, length in enumerate(lengths):
         fallback = np.full(len(lengths) - k, 200.0)
-        speed = next_speed(
-            hull, forecasts[k], fallback, lengths[k:], left, spread=None if spread is None else spread[k:]
-        )
+        speed = next_speed(hull, forecasts[k], fallback, lengths[k:], left)
         assert hull.speeds_per_s[0] <= speed <= hull.full_speed_per_s * (1 + 1e-12)
         left -= speed * length
     return left

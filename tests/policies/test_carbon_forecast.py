@@ -1,0 +1,172 @@
+"""Forecasts beat naive ones, see nothing of the future, and get along with little or broken history."""
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from gpuenergyd.core.carbon import HOUR, HourlySeries
+from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_policies.carbon.features import NUM_TARGET_HOURS, History, filled_history
+from gpuenergyd_policies.carbon.forecast import Forecasts, ZoneForecaster, naive_forecasts, skill_against_naive
+from gpuenergyd_policies.carbon.replay import issue_forecasts
+from tests.support.carbon_traces import FIRST_AT, made_up_trace, made_up_values
+
+
+def history(values: np.ndarray) -> History:
+    return History(FIRST_AT, values, np.zeros(len(values), dtype=bool))
+
+
+def test_a_grid_with_habits_is_forecast_better_than_any_naive_rule_does() -> None:
+    values = made_up_values(120, seed=3)
+    first = 90 * 24
+
+    issued = issue_forecasts(history(values), first)
+    origins = np.arange(first, len(values) - 23)
+    skill = skill_against_naive(values, origins, issued.rows[: len(origins)])
+
+    assert skill.skill_6h_ratio > 0.1
+    assert skill.skill_24h_mean_ratio > 0.1
+
+
+def test_eight_days_are_enough_for_a_zone_never_seen() -> None:
+    values = made_up_values(60, seed=5)
+    first = 30 * 24
+
+    issued = issue_forecasts(history(values), first, history_days=8)
+    origins = np.arange(first, len(values) - 23)
+    skill = skill_against_naive(values, origins, issued.rows[: len(origins)])
+
+    assert skill.skill_24h_mean_ratio > 0.05
+
+
+def test_nothing_of_the_future_reaches_a_forecast() -> None:
+    values = made_up_values(80)
+    changed = values.copy()
+    changed[70 * 24 + 5 :] = 1.0
+
+    honest = issue_forecasts(history(values), 60 * 24).rows
+    other = issue_forecasts(history(changed), 60 * 24).rows
+
+    known = 10 * 24 + 5  # forecasts issued before the change, and at its hour
+    np.testing.assert_array_equal(honest[: known + 1], other[: known + 1])
+    assert not np.array_equal(honest[known + 1], other[known + 1])
+
+
+@pytest.mark.parametrize("num_hours", [1, 5, 23, 24, 30, 100, 167, 168, 200, 1500])
+def test_any_length_of_history_gives_a_forecast_with_bounds_around_it(num_hours: int) -> None:
+    trace = made_up_trace(num_days=70)
+    forecast = Forecasts()(replace(trace, values=trace.values[:num_hours]), num_hours=48)
+
+    assert len(forecast.hours) == 48
+    assert forecast.issued_at == trace.first_hour_at + num_hours * HOUR
+    assert forecast.hours[0].target_at == forecast.issued_at
+    for hour in forecast.hours:
+        assert 0 <= hour.low_g_per_kwh <= hour.carbon_intensity_g_per_kwh <= hour.high_g_per_kwh < math.inf
+
+
+def test_models_join_as_the_history_grows() -> None:
+    trace = made_up_trace(num_days=60)
+    models = [Forecasts()(replace(trace, values=trace.values[:n])).model for n in (5, 50, 300, 1400)]
+
+    assert models == ["persistence", "same-hour-mean", "prior", "prior+own-ridge"]
+
+
+def test_holes_in_the_history_are_bridged_and_a_history_of_holes_is_refused() -> None:
+    trace = made_up_trace(num_days=20)
+    holes = list(trace.values)
+    holes[100:140] = [math.nan] * 40
+    holes[-3:] = [math.nan] * 3
+    holes[:2] = [math.nan] * 2
+
+    forecast = Forecasts()(replace(trace, values=tuple(holes)))
+    filled = filled_history(replace(trace, values=tuple(holes)))
+
+    assert all(math.isfinite(hour.carbon_intensity_g_per_kwh) for hour in forecast.hours)
+    assert filled is not None
+    assert filled.first_hour_at == trace.first_hour_at + 2 * HOUR
+    assert np.isfinite(filled.values).all()
+    with pytest.raises(CarbonDataError, match="holds no value"):
+        Forecasts()(replace(trace, values=(math.nan,) * 50))
+
+
+@pytest.mark.parametrize("level", [0.0, 1e-6, 500.0])
+def test_a_flat_grid_is_forecast_flat(level: float) -> None:
+    values = np.full(60 * 24, level)
+    forecaster = ZoneForecaster()
+    forecaster.refit(history(values), len(values))
+
+    predicted = forecaster.predict(history(values), np.array([len(values)]))
+
+    np.testing.assert_allclose(predicted, level, rtol=0.02, atol=1e-6)
+
+
+def test_forecasts_scale_with_their_grid() -> None:
+    trace = made_up_trace(num_days=60)
+    tenfold = replace(trace, values=tuple(10 * v for v in trace.values))
+
+    once = [h.carbon_intensity_g_per_kwh for h in Forecasts()(trace).hours]
+    ten = [h.carbon_intensity_g_per_kwh for h in Forecasts()(tenfold).hours]
+
+    np.testing.assert_allclose(ten, 10 * np.array(once), rtol=1e-6)
+
+
+def test_bounds_hold_about_eight_of_ten_hours() -> None:
+    trace = made_up_trace(num_days=110, seed=9)
+    forecasts = Forecasts()
+    inside = []
+    for day in range(80, 105):
+        end = day * 24
+        for k, hour in enumerate(forecasts(replace(trace, values=trace.values[:end])).hours):
+            inside.append(hour.low_g_per_kwh <= trace.values[end + k] <= hour.high_g_per_kwh)
+
+    assert 0.65 <= float(np.mean(inside)) <= 0.92
+
+
+def test_a_forecaster_that_is_kept_says_what_a_new_one_says_within_its_daily_steps() -> None:
+    trace = made_up_trace(num_days=90)
+    kept = Forecasts()
+    kept(replace(trace, values=trace.values[: 80 * 24]))
+
+    again = kept(trace).hours
+    new = Forecasts()(trace).hours
+
+    for a, b in zip(again, new, strict=True):
+        assert a.carbon_intensity_g_per_kwh == pytest.approx(b.carbon_intensity_g_per_kwh, rel=0.05)
+
+
+def test_skill_is_measured_on_hours_the_model_had_not_seen_and_absent_while_there_are_few() -> None:
+    trace = made_up_trace(num_days=90)
+
+    early = Forecasts()(replace(trace, values=trace.values[:190])).skill
+    later = Forecasts()(trace).skill
+
+    assert early is None
+    assert later is not None
+    assert later.num_origins > 500
+
+
+def test_a_perfect_forecast_has_skill_one_and_the_best_naive_one_zero() -> None:
+    values = made_up_values(30)
+    origins = np.arange(200, 500)
+    truth = values[origins[:, None] + np.arange(24)]
+
+    assert skill_against_naive(values, origins, truth).skill_24h_mean_ratio == 1.0
+    best = max(
+        skill_against_naive(values, origins, table).skill_6h_ratio
+        for table in naive_forecasts(values, origins).values()
+    )
+    assert best == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("num_hours", [0, NUM_TARGET_HOURS + 1])
+def test_only_so_many_hours_can_be_forecast(num_hours: int) -> None:
+    with pytest.raises(CarbonDataError, match="valid: 1 to 72"):
+        Forecasts()(made_up_trace(num_days=9), num_hours=num_hours)
+
+
+def test_a_series_must_begin_at_a_full_hour_in_utc() -> None:
+    with pytest.raises(CarbonDataError, match="full hour in UTC"):
+        HourlySeries("XX", FIRST_AT + timedelta(minutes=30), values=(1.0,))

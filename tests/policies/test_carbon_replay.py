@@ -1,0 +1,134 @@
+"""A replay is what the controller would have done: exact bookkeeping, no look-ahead, no miss."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from gpuenergyd.core.carbon_replay import ReplayRequest, ZoneReplay
+from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_policies.carbon.budget import speed_hull
+from gpuenergyd_policies.carbon.chase import chase_speed
+from gpuenergyd_policies.carbon.jobs import TraceJob
+from gpuenergyd_policies.carbon.replay import replay
+from tests.support.carbon_traces import FIRST_AT, made_up_trace, made_up_values
+
+FRONTIER = ((1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0))
+REQUEST = ReplayRequest(
+    (made_up_trace(num_days=70),), FRONTIER, FIRST_AT + timedelta(days=50), num_starts=12, job_hours=30.0
+)
+
+
+@pytest.fixture(scope="module")
+def result() -> ZoneReplay:
+    return replay(replace(REQUEST, want_forecasts=True))[0]
+
+
+def replayed(result: ZoneReplay) -> list[tuple[float, float, float]]:
+    """Return saving, time and constant saving of each job, worked out from its choices alone."""
+    energy_j = dict(FRONTIER)
+    trace = REQUEST.traces[0]
+    figures = []
+    for job in result.jobs:
+        left, time_s, carbon = REQUEST.job_hours * 3600 / 1.0, 0.0, 0.0
+        full, full_left = 0.0, left
+        for k, choice in enumerate(job.choices):
+            truth = trace.values[trace.index_of(job.start_at) + k]
+            now = min(3600.0, full_left)
+            full += truth * now * energy_j[1.0]
+            full_left -= now
+            for time_per, share in ((choice, 1.0),) if isinstance(choice, float) else choice:
+                part_s = min(3600.0 * share, left * time_per)
+                left -= part_s / time_per
+                time_s += part_s
+                carbon += truth * part_s / time_per * energy_j[time_per]
+        assert left <= 1e-6 * REQUEST.job_hours * 3600
+        figures.append((1 - carbon / full, time_s, full))
+    return figures
+
+
+def test_the_choices_alone_lead_to_the_figures_printed(result: ZoneReplay) -> None:
+    figures = replayed(result)
+
+    assert np.mean([saving for saving, _, _ in figures]) == pytest.approx(result.achieved_saving_ratio, abs=2e-4)
+    assert max(time_s for _, time_s, _ in figures) <= 30 * 3600 * 1.025
+
+
+def test_no_method_with_our_controller_misses_its_budget(result: ZoneReplay) -> None:
+    for method in result.methods:
+        if method.name != "chase":
+            assert method.time_used_ratio_max <= 1.0
+
+
+def test_a_perfect_forecast_is_the_best_and_a_constant_point_is_beaten(result: ZoneReplay) -> None:
+    assert result.oracle_saving_ratio >= max(m.saving_ratio for m in result.methods if m.name != "chase")
+    assert result.timing_gain_ratio > 0
+    assert 0.2 < result.captured_ratio <= 1.0
+
+
+def test_forecasts_are_issued_every_hour_for_a_day(result: ZoneReplay) -> None:
+    assert result.forecasts is not None
+    assert result.forecasts.first_issued_at == REQUEST.train_until_at
+    assert len(result.forecasts.rows) == 20 * 24
+    assert {len(row) for row in result.forecasts.rows} == {24}
+
+
+def test_the_same_seed_draws_the_same_jobs() -> None:
+    short = replace(REQUEST, num_starts=3)
+
+    assert [j.start_at for j in replay(short)[0].jobs] == [j.start_at for j in replay(short)[0].jobs]
+
+
+def test_named_starts_are_taken_as_they_are() -> None:
+    start = REQUEST.train_until_at + timedelta(hours=7)
+
+    zone = replay(replace(REQUEST, starts_at={"XX": (start,)}))[0]
+
+    assert [job.start_at for job in zone.jobs] == [start]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train_until_at": FIRST_AT + timedelta(days=3)}, "8 days before"),
+        ({"train_until_at": FIRST_AT + timedelta(days=300)}, "a day after"),
+        ({"num_starts": 10**6}, "starts asked for"),
+        ({"starts_at": {"XX": (FIRST_AT,)}}, "no full hour from"),
+        ({"starts_at": {"XX": ()}}, "empty"),
+        ({"max_slowdown_ratio": -0.1}, "budget"),
+        ({"job_hours": 0.0}, "job length"),
+        ({"frontier": ()}, "frontier"),
+    ],
+)
+def test_a_request_that_makes_no_sense_says_why(change: dict[str, object], words: str) -> None:
+    with pytest.raises(CarbonDataError, match=words):
+        replay(replace(REQUEST, **change))  # type: ignore[arg-type]  one field of each kind
+
+
+def test_an_equal_time_constant_point_splits_the_two_savings() -> None:
+    hull = speed_hull(FRONTIER)
+    job = TraceJob(hull, made_up_values(5)[:60], 30 * 3600.0, 0.05)
+
+    run = job.oracle()
+
+    assert job.full_speed_g() - run.carbon_g == pytest.approx(
+        (job.full_speed_g() - run.constant_g) + (run.constant_g - run.carbon_g), rel=1e-12
+    )
+    assert run.constant_g == pytest.approx(job.constant_g(run.time_s))
+    assert run.carbon_g <= run.constant_g
+
+
+def test_a_budget_of_nothing_is_full_speed() -> None:
+    job = TraceJob(speed_hull(FRONTIER), made_up_values(5)[:60], 30 * 3600.0, 0.0)
+
+    assert job.oracle().carbon_g == pytest.approx(job.full_speed_g())
+
+
+def test_chases_rule_runs_slower_the_dirtier_and_has_no_budget() -> None:
+    hull = speed_hull(FRONTIER)
+    speeds = [chase_speed(hull, g_per_kwh) for g_per_kwh in (0.0, 300.0, 1500.0, 1e5)]
+
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] == hull.full_speed_per_s
+    assert speeds[-1] == hull.speeds_per_s[0]
