@@ -43,6 +43,7 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
         order=[(str(i.kind), i.microbatch_index, i.chunk_index) for i in order],
         framework="fake",
         policy=options.policy,
+        max_slowdown_ratio=options.max_slowdown,
         socket_path=str(options.socket),
     )
     for _ in range(options.iterations):
@@ -91,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", default="fake")
     parser.add_argument("--run-key", default="run-1")
     parser.add_argument("--policy", default=None)
+    # Enough that every policy lowers clocks, and keeps them lowered, whatever else this host is doing.
+    parser.add_argument("--max-slowdown", type=float, default=0.5)
     parser.add_argument("--rank", type=int, default=None)
     parser.add_argument("pipes", nargs="*")
     options = parser.parse_args(arguments)
