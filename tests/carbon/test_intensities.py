@@ -1,0 +1,137 @@
+"""Intensities mean what they say: hours add up by time, the best status counts, silence is never a number."""
+
+import math
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.carbon import (
+    HOUR,
+    CarbonForecast,
+    ForecastHour,
+    HourlySeries,
+    IntensityRung,
+    IntensitySample,
+    SampleStatus,
+    SignalKind,
+    checked_intensity,
+    grams,
+    hourly_series,
+    intensity_now,
+    price_energy,
+)
+from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+from tests.support.carbon_traces import FIRST_AT
+
+
+def sample(
+    minutes: float, lasts_minutes: float, value: float, status: SampleStatus = SampleStatus.MEASURED
+) -> IntensitySample:
+    begin = FIRST_AT + timedelta(minutes=minutes)
+    return IntensitySample(begin, begin + timedelta(minutes=lasts_minutes), value, status)
+
+
+def test_one_kilowatt_hour_at_one_gram_is_one_gram() -> None:
+    assert grams(3.6e6, 1.0) == 1.0
+
+
+@pytest.mark.parametrize("value", [None, -1, 2001, math.nan, math.inf, "3", True, [1]])
+def test_only_numbers_that_a_grid_can_have_are_intensities(value: object) -> None:
+    with pytest.raises(CarbonSourceError, match="0 to 2000"):
+        checked_intensity(value)
+
+
+def test_marginal_plants_may_be_dirtier_than_a_grid() -> None:
+    assert checked_intensity(2500, SignalKind.MARGINAL) == 2500.0
+
+
+def test_half_hours_make_an_hour_by_their_time_and_little_knowledge_makes_none() -> None:
+    series = hourly_series(
+        "XX", [sample(0, 30, 100.0), sample(30, 30, 200.0), sample(60, 20, 300.0), sample(180, 60, 5.0)]
+    )
+
+    assert series is not None
+    assert series.values[0] == 150.0
+    assert math.isnan(series.values[1])
+    assert math.isnan(series.values[2])
+    assert series.values[3] == 5.0
+
+
+def test_measured_goes_before_estimated_whatever_came_last() -> None:
+    both = [sample(0, 60, 100.0), sample(0, 60, 300.0, SampleStatus.ESTIMATED)]
+
+    assert hourly_series("XX", both) == hourly_series("XX", both[::-1])
+
+
+HISTORY = HourlySeries("XX", FIRST_AT, values=tuple(float(k % 24) for k in range(24 * 10)))
+END_AT = HISTORY.end_at
+AHEAD = CarbonForecast(
+    "XX", END_AT, "m", tuple(ForecastHour(END_AT + k * HOUR, 500.0, 400.0, 600.0) for k in range(24))
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "forecast", "rung", "value"),
+    [
+        (timedelta(minutes=30), AHEAD, IntensityRung.LIVE, 23.0),
+        (timedelta(hours=3), AHEAD, IntensityRung.FORECAST, 500.0),
+        (timedelta(hours=3), None, IntensityRung.HISTORICAL_MEAN, 3.0),
+        (timedelta(days=2), AHEAD, IntensityRung.HISTORICAL_MEAN, 0.0),
+        (timedelta(days=8), AHEAD, IntensityRung.NEUTRAL, None),
+        (timedelta(days=-2), None, IntensityRung.LIVE, 0.0),
+    ],
+    ids=["fresh", "old-value", "no-forecast", "old-forecast", "very-old", "clock-set-back"],
+)
+def test_what_stands_for_now_goes_down_the_rungs_with_age(
+    after: timedelta, forecast: CarbonForecast | None, rung: IntensityRung, value: float | None
+) -> None:
+    here = intensity_now(END_AT + after, HISTORY, forecast)
+
+    assert (here.rung, here.carbon_intensity_g_per_kwh) == (rung, value)
+
+
+def test_without_any_history_nothing_stands_for_now() -> None:
+    assert intensity_now(END_AT, None).rung is IntensityRung.NEUTRAL
+
+
+def test_energy_is_priced_with_the_best_status_and_what_has_no_price_is_said() -> None:
+    samples = [
+        sample(0, 60, 100.0, SampleStatus.ESTIMATED),
+        sample(0, 30, 200.0),
+        sample(60, 60, 400.0, SampleStatus.STATIC),
+    ]
+
+    priced = price_energy([(FIRST_AT, FIRST_AT + 3 * HOUR, 3 * 3.6e6)], samples)
+
+    assert priced.carbon_g == pytest.approx(0.5 * 200 + 0.5 * 100 + 400)
+    assert priced.unpriced_j == pytest.approx(3.6e6)
+    assert dict(priced.energy_j_by_status) == {
+        SampleStatus.MEASURED: pytest.approx(1.8e6),
+        SampleStatus.ESTIMATED: pytest.approx(1.8e6),
+        SampleStatus.STATIC: pytest.approx(3.6e6),
+    }
+
+
+@given(st.lists(st.tuples(st.floats(0, 600), st.floats(1, 200), st.floats(0, 2000)), max_size=12))
+def test_no_energy_is_priced_twice_or_lost(parts: list[tuple[float, float, float]]) -> None:
+    samples = [sample(*part) for part in parts]
+
+    priced = price_energy([(FIRST_AT, FIRST_AT + 10 * HOUR, 3.6e7)], samples)
+
+    assert priced.priced_j + priced.unpriced_j == pytest.approx(3.6e7)
+    assert sum(energy_j for _, energy_j in priced.energy_j_by_status) == pytest.approx(priced.priced_j)
+    assert 0 <= priced.carbon_g <= 2000 * 10 * (1 + 1e-9)
+
+
+def test_an_interval_needs_a_time_zone_and_a_length() -> None:
+    with pytest.raises(CarbonDataError, match="time zone"):
+        IntensitySample(FIRST_AT.replace(tzinfo=None), FIRST_AT, 1.0)
+    with pytest.raises(CarbonDataError, match="end after it begins"):
+        IntensitySample(FIRST_AT, FIRST_AT, 1.0)
+
+
+def test_a_replay_sees_nothing_later() -> None:
+    assert HISTORY.until(FIRST_AT + 5 * HOUR + timedelta(minutes=59)).values == HISTORY.values[:5]
+    assert HISTORY.until(FIRST_AT - HOUR).values == ()
