@@ -93,9 +93,7 @@ def print_captured(title: str, zones: list[ZoneReplay]) -> None:
             f"{f'{100 * m.captured_ratio:8.1f} ({100 * m.worst_job_ratio:+5.2f})':>17}" for m in zone.methods
         )
         gain = f"{100 * zone.constant_saving_ratio:9.2f} {100 * zone.timing_gain_ratio:6.2f}"
-        print(
-            f"{zone.zone:8} {gain} " + " ".join(f"{cell:>17}" for cell in cells) + f" {zone.time_used_ratio_max:10.7f}"
-        )
+        print(f"{zone.zone:8} {gain} {cells} {zone.time_used_ratio_max:10.7f}")
     for name, of in (("median", median), ("worst", min)):
         columns = zip(*[[100 * method.captured_ratio for method in zone.methods] for zone in zones], strict=True)
         print(f"{name:8} {'':16} " + " ".join(f"{of(column):17.1f}" for column in columns))

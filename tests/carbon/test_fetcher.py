@@ -76,7 +76,8 @@ def test_a_failure_keeps_what_is_known_and_says_which_problem() -> None:
 
 
 def test_pauses_double_up_to_two_hours_and_a_success_ends_them() -> None:
-    source = ScriptedSource([SourceError(Problem.TIMEOUT, "x")] * 6 + [SourceReply((sample(-1),))])
+    failures: list[SourceReply | Exception] = [SourceError(Problem.TIMEOUT, "x")] * 6
+    source = ScriptedSource([*failures, SourceReply((sample(-1),))])
     known, at, pauses_s = nothing_known(), NOW_AT, []
     for _ in range(6):
         known = fetched_next(source, known, at)

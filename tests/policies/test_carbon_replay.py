@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,9 +102,9 @@ def test_named_starts_are_taken_as_they_are() -> None:
         ({"frontier": ()}, "frontier"),
     ],
 )
-def test_a_request_that_makes_no_sense_says_why(change: dict[str, object], words: str) -> None:
+def test_a_request_that_makes_no_sense_says_why(change: dict[str, Any], words: str) -> None:
     with pytest.raises(CarbonDataError, match=words):
-        replay(replace(REQUEST, **change))  # type: ignore[arg-type]  one field of each kind
+        replay(replace(REQUEST, **change))
 
 
 def test_an_equal_time_constant_point_splits_the_two_savings() -> None:

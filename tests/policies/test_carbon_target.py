@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,8 +72,8 @@ def test_a_dirty_hour_runs_slower_than_a_clean_one() -> None:
     ],
     ids=["nothing", "all-missing", "too-old", "days-old", "forecast-only", "fresh"],
 )
-def test_what_a_decision_rests_on_is_said(change: dict[str, object], rung: IntensityRung) -> None:
-    decision = CarbonTarget().explain(replace(VIEW, **change))  # type: ignore[arg-type]  one field of each kind
+def test_what_a_decision_rests_on_is_said(change: dict[str, Any], rung: IntensityRung) -> None:
+    decision = CarbonTarget().explain(replace(VIEW, **change))
 
     assert decision.rung is rung
     assert decision.reason
