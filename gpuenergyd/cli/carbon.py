@@ -302,3 +302,5 @@ def _print_zone(zone: ZoneReplay) -> None:
             f"{100 * method.time_used_ratio_max:.3f}",
         )
     console.print(table)
+    for note in zone.notes:
+        console.print(f"note: {note}", markup=False)

@@ -236,4 +236,5 @@ def plain_zone(zone: ZoneReplay) -> dict[str, Any]:
         "refit_s_max": zone.refit_s_max,
         "forecast_s_max": zone.forecast_s_max,
         "methods": list(zone.methods),
+        "notes": zone.notes,
     }

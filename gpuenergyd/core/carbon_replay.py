@@ -84,6 +84,8 @@ class ZoneReplay:
     forecast_s_max: float
     jobs: tuple[ReplayedJob, ...]
     forecasts: IssuedForecasts | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader must know to judge the figures."""
 
 
 class Replay(Protocol):

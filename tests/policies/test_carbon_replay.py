@@ -120,6 +120,13 @@ def test_an_equal_time_constant_point_splits_the_two_savings() -> None:
     assert run.carbon_g <= run.constant_g
 
 
+def test_a_zone_that_the_prior_has_learned_from_is_no_test_and_says_so() -> None:
+    named = replace(REQUEST, traces=(made_up_trace("GB", num_days=70),), num_starts=1)
+
+    assert "no test" in replay(named)[0].notes[0]
+    assert replay(replace(REQUEST, num_starts=1))[0].notes == ()
+
+
 def test_a_budget_of_nothing_is_full_speed() -> None:
     job = TraceJob(speed_hull(FRONTIER), made_up_values(5)[:60], 30 * 3600.0, 0.0)
 

@@ -2,9 +2,11 @@
 
 `prior.npz` holds a ridge and small neural networks over shape features, fitted by benchmarks/carbon_prior.py on public
 hourly traces (Electricity Maps, ODbL 1.0; EIA; ENTSO-E); it holds coefficients, no data. Their mean is the forecast.
+A replay of one of those zones before LEARNED_UNTIL_AT is no test: the prior has seen those years.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from gpuenergyd_policies.carbon.features import Array, History, Origins, crossed
 
 _FILE = Path(__file__).with_name("prior.npz")
 _CHUNK_ROWS = 2048
+LEARNED_UNTIL_AT = datetime(2024, 1, 1, tzinfo=UTC)
+LEARNED_ZONES = frozenset({"AU-SA", "CA-ON", "CISO", "DE", "ES", "GB", "KR", "PJM"})
 
 
 @dataclass(frozen=True, slots=True)

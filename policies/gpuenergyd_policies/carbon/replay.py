@@ -33,7 +33,7 @@ from gpuenergyd_policies.carbon.features import (
 )
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
 from gpuenergyd_policies.carbon.jobs import SLOT_S, JobRun, TraceJob
-from gpuenergyd_policies.carbon.prior import Prior
+from gpuenergyd_policies.carbon.prior import LEARNED_UNTIL_AT, LEARNED_ZONES, Prior
 
 LEAST_HISTORY_HOURS = 8 * 24
 
@@ -167,7 +167,14 @@ def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -
         )
         if request.want_forecasts
         else None,
+        notes=_notes(request, trace.zone),
     )
+
+
+def _notes(request: ReplayRequest, zone: str) -> tuple[str, ...]:
+    if zone not in LEARNED_ZONES or request.train_until_at >= LEARNED_UNTIL_AT:
+        return ()
+    return (f"the shipped prior has learned from {zone} until {LEARNED_UNTIL_AT:%Y-%m-%d}: before, this is no test",)
 
 
 def _method(
