@@ -129,6 +129,7 @@ class Job:
     _last_apply_at: int = 0
     _last_reported: int = -1
     _is_policy_asked: bool = False
+    _is_answer_outdated: bool = False
     _has_lease: bool = False
     _retry_at_iteration: int | None = None
     _first_iteration: int | None = None
@@ -182,7 +183,8 @@ class Job:
             case PlanDecided():
                 return self._plan_decided(event.plan)
             case PolicyFailed():
-                self._is_policy_asked = False
+                if self._was_answer_awaited_before_fallback():
+                    return ()
                 return self._fall_back(f"policy {self.description.policy} failed: {event.reason}", is_fault=True)
             case GpuViewChanged():
                 if event.pp_rank in self.gpus:
@@ -297,10 +299,10 @@ class Job:
             del self.observations[oldest_dispensable]
 
     def _full_speed(self, *, since: int = 0) -> list[IterationObservation]:
-        """Return the regular full-speed iterations, the first of each proof block (clocks still rising) left out."""
+        """Return the regular full-speed iterations, the first of each block (clocks still rising) left out."""
         kept = []
         for before, o in zip([None, *self.observations], self.observations, strict=False):
-            is_first_of_block = o.plan_id == PROOF_PLAN_ID and (before is None or before.plan_id != PROOF_PLAN_ID)
+            is_first_of_block = o.plan_id != BASELINE_PLAN_ID and (before is None or before.plan_id != o.plan_id)
             if (
                 o.is_regular
                 and o.iteration_index >= since
@@ -384,8 +386,15 @@ class Job:
         known = [value for o in self.observations if o.is_regular and (value := figure(o)) is not None]
         return median(known) if known else 0.0
 
-    def _plan_decided(self, plan: ClockPlan) -> tuple[Command, ...]:
+    def _was_answer_awaited_before_fallback(self) -> bool:
+        """Note that the policy has answered; return whether the job has fallen back since it was asked."""
+        is_outdated, self._is_answer_outdated = self._is_answer_outdated, False
         self._is_policy_asked = False
+        return is_outdated
+
+    def _plan_decided(self, plan: ClockPlan) -> tuple[Command, ...]:
+        if self._was_answer_awaited_before_fallback():
+            return ()
         assert self.schedule is not None
         if plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK:
             return self._enter_for(plan)
@@ -437,6 +446,8 @@ class Job:
         match plan.purpose:
             case PlanPurpose.PROFILE:
                 return self._enter(JobPhase.PROFILING, plan.reason)
+            case PlanPurpose.BASELINE if self.phase is JobPhase.PROFILING and plan.ranks:
+                return self._enter(JobPhase.PROFILING, plan.reason)
             case PlanPurpose.TUNED | PlanPurpose.BASELINE:
                 return self._enter(JobPhase.TUNED, plan.reason)
             case _:
@@ -470,6 +481,7 @@ class Job:
             self.issued_plans.append(plan)
             commands = (self._issue(plan), self._give_back(plan))
         self._has_lease = False
+        self._is_answer_outdated = self._is_policy_asked
         self._fell_back_at = max(self._disturbed_before, self._last_reported + 1)
         self.num_faults += is_fault
         if is_final or self.num_faults > self.rules.max_faults:

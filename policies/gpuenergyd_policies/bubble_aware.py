@@ -12,7 +12,15 @@ from statistics import median
 
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, dependency_graph
-from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.plan import (
+    ClockChange,
+    ClockPlan,
+    PlanPrediction,
+    PlanPurpose,
+    RankClocks,
+    full_speed_plan,
+    untuned_plan,
+)
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
@@ -71,8 +79,14 @@ class BubbleAware:
                 reason = f"profiling, point {number + 1} of {len(points)}"
                 plan_id = _profile_plan_id(number, attempt)
                 return profile_plan(plan_id, points[number], view.schedule, levels, reason=reason)
+            last = view.issued_plans[-1]
+            if last.purpose is PlanPurpose.PROFILE:
+                # Until the last points are known, nobody need be slow.
+                clocks = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
+                plan_id = f"planning-{len(view.issued_plans)}"
+                return full_speed_plan(plan_id, view.schedule, clocks, reason="profiled, waiting for the last points")
             if not _is_last_plan_observed(view):
-                return view.issued_plans[-1]
+                return last
             return _tuned_plan(view, caution_ratio=None, number=1, why="first plan from the profile")
         return _correction(view, tuned)
 

@@ -115,8 +115,18 @@ def test_profiling_tries_one_design_point_per_iteration() -> None:
     run.run(45)
 
     plans = [plan_id for _, _, plan_id in run.history if plan_id and plan_id.startswith("profile")]
-    assert len(plans) <= 10 + 3
-    assert len(set(plans)) == 10
+    assert len(plans) == len(set(plans)) == 10
+
+
+def test_nobody_is_slow_while_the_plan_is_made() -> None:
+    run = training(BubbleAware())
+
+    run.run(45)
+
+    waiting = [t for t, _, plan_id in run.history if plan_id and plan_id.startswith("planning")][1:]
+    assert waiting
+    assert run.job.baseline is not None
+    assert waiting == pytest.approx([run.job.baseline.iteration_time_s] * len(waiting), rel=1e-3)
 
 
 def test_a_lying_pipeline_is_corrected_to_the_owed_time() -> None:
