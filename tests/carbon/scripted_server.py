@@ -76,8 +76,8 @@ def serving(script: Script) -> Iterator[ScriptedServer]:
             except OSError:
                 self.close_connection = True
 
-        def log_message(self, *_: Any) -> None:
-            pass
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
+            del format, args
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.daemon_threads = False
