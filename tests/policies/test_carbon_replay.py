@@ -39,7 +39,7 @@ def replayed(result: ZoneReplay) -> list[tuple[float, float, float]]:
             now = min(3600.0, full_left)
             full += truth * now * energy_j[1.0]
             full_left -= now
-            for time_per, share in ((choice, 1.0),) if isinstance(choice, float) else choice:
+            for time_per, share in choice if isinstance(choice, tuple) else ((choice, 1.0),):
                 part_s = min(3600.0 * share, left * time_per)
                 left -= part_s / time_per
                 time_s += part_s

@@ -1,6 +1,5 @@
 """What a source may pass on: numbers in range, on intervals that make sense, not from the future."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,6 @@ from gpuenergyd.core.carbon import (
     CarbonSignal,
     IntensitySample,
     SampleStatus,
-    SignalKind,
     checked_intensity,
 )
 from gpuenergyd.errors import CarbonSourceError
@@ -131,15 +129,3 @@ def rows(name: str, holder: Any, key: str) -> Sequence[Any]:
     if not found:
         raise SourceError(Problem.EMPTY, f"{name}: {key!r} is empty")
     return found
-
-
-def mean_intensity(g_per_kwh_and_energy: Iterable[tuple[float, float]]) -> float | None:
-    """Return the intensity of a generation mix; None without generation."""
-    pairs = [(g, energy) for g, energy in g_per_kwh_and_energy if math.isfinite(energy) and energy > 0]
-    total = sum(energy for _, energy in pairs)
-    return sum(g * energy for g, energy in pairs) / total if total > 0 else None
-
-
-def signal_of(source: str, zone: str, kind: SignalKind | None, **rest: Any) -> CarbonSignal:
-    """Return a signal, average unless told otherwise."""
-    return CarbonSignal(zone, source, kind or SignalKind.AVERAGE, **rest)

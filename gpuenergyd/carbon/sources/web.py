@@ -71,7 +71,7 @@ class WebLimits:
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """A client for one purpose: small GETs (one POST-less login) that end in time."""
+    """A client for one purpose: small GETs that end in time."""
 
     limits: WebLimits = field(default_factory=WebLimits)
     pause: Callable[[float], None] = time.sleep
