@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def summary(trials: list[Trial]) -> dict[str, object]:
-    client = sorted(t.restored_after_s for t in trials if t.victim in {"client", "policy_host"} and t.num_lowered)
+    client = sorted(t.restored_after_s for t in trials if t.victim == "client" and t.num_lowered)
     daemon = [t.restored_after_s for t in trials if t.victim in {"core", "worker", "all"} and t.num_lowered]
     return {
         "trials": len(trials),
