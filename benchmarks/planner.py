@@ -1,17 +1,17 @@
 """Measures the planner beside its rivals on the same inputs in one run: ours, EnvPipe's, lowtime 0.3.0 and HiGHS.
 
-Usage: python benchmarks/planner.py [--lowtime-budget-s 60] [--tables FOLDER]
+Usage: python benchmarks/planner.py [--lowtime-budget-s 60] [--instance-budget-s 40] [--tables FOLDER]
+           [--instances FOLDER]
 
 CPU is process time of one thread, medians with their spread; ours covers the frontier with 64 rounded and certified
 plans, kernels loaded beforehand. An unfinished lowtime run counts as the time it had. Savings are against every
 instruction at its highest clock, at no slowdown, judged on un-quantised times. FOLDER holds measured stage tables
-(gpt3-175b_a100-sxm.csv, gpt3-175b_a40.csv); without them a table from a formula stands in. lowtime is optional:
-pip install lowtime==0.3.0.
+(gpt3-175b_a100-sxm.csv, gpt3-175b_a40.csv); without them a table from a formula stands in. The instances' folder is
+for planner_against_lowtime.py, which runs at the end. lowtime is optional: pip install lowtime==0.3.0.
 """
 
 import argparse
 import importlib
-import importlib.util
 import itertools
 import os
 import platform
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lowtime_rival import is_installed, run_lowtime
+from planner_against_lowtime import INSTANCES, print_against_lowtime
 
 from gpuenergyd.core.pipeline import (
     DependencyGraph,
@@ -82,7 +84,9 @@ def main() -> None:
     """Print one section per question."""
     parser = argparse.ArgumentParser(description="planner benchmark")
     parser.add_argument("--lowtime-budget-s", type=float, default=60.0)
+    parser.add_argument("--instance-budget-s", type=float, default=40.0)
     parser.add_argument("--tables", type=Path, default=TABLES)
+    parser.add_argument("--instances", type=Path, default=INSTANCES)
     arguments = parser.parse_args()
     profiles = _profiles(arguments.tables)
     warm_up()
@@ -94,6 +98,8 @@ def main() -> None:
     _print_speed([_case(first, profiles[first], *size) for size in sizes], arguments.lowtime_budget_s)
     _print_savings([_case(name, profiles[name], *size) for name in profiles for size in (*sizes[:2], (8, 8), sizes[2])])
     _print_microbatches([_case(name, profiles[name], 8, m) for name in profiles for m in (12, 24, 48, 96)])
+    print()
+    print_against_lowtime(arguments.instances, arguments.instance_budget_s)
 
 
 def _profiles(folder: Path) -> dict[str, PipelineProfile]:
@@ -170,13 +176,13 @@ def _print_speed(cases: list[Case], lowtime_budget_s: float) -> None:
             lambda graph=graph, profile=profile, v=valleys_mhz: plan_envelope(graph, profile, v)  # type: ignore[misc]
         )
         highs = _timed(lambda graph=graph, profile=profile, t=deadline_s: _highs_j(graph, profile, t), 3)  # type: ignore[misc]
-        lowtime, plans = _lowtime(graph, profile, lowtime_budget_s)
-        ratio = (
-            "not installed"
-            if lowtime is None
-            else f"{'>' if not lowtime.is_finished else ''}{lowtime.median_s / ours.median_s:.0f}"
-        )
-        print(f"| {case.name} | {ours} | {envpipe} | {highs} | {lowtime or '-'} | {ratio} |", flush=True)
+        theirs, ratio, plans = "-", "not installed", tuple[tuple[int, ...], ...]()
+        if is_installed():
+            run = run_lowtime(graph, profile, unit_s=UNIT_S, budget_s=lowtime_budget_s)
+            lowtime, plans = Timed((run.cpu_s,), run.is_finished), run.plans
+            theirs = str(lowtime)
+            ratio = f"{'' if lowtime.is_finished else '>'}{lowtime.median_s / ours.median_s:.0f}"
+        print(f"| {case.name} | {ours} | {envpipe} | {highs} | {theirs} | {ratio} |", flush=True)
         comparisons.append((case, plans))
     print("\n## Against lowtime at the same real time, energy of ours relative to its plan\n")
     print("| case | plans compared | mean | worst | its fastest plan |")
@@ -187,7 +193,7 @@ def _print_speed(cases: list[Case], lowtime_budget_s: float) -> None:
     print()
 
 
-def _print_comparison(case: Case, plans: list[tuple[int, ...]]) -> None:
+def _print_comparison(case: Case, plans: tuple[tuple[int, ...], ...]) -> None:
     graph, profile = case.graph, case.profile
     reference_s = baseline(graph, profile).iteration_time_s
     chosen = [plans[round(k)] for k in np.linspace(0, len(plans) - 1, min(60, len(plans)))]
@@ -307,54 +313,6 @@ def _highs_j(graph: DependencyGraph, profile: PipelineProfile, deadline_s: float
     )
     fixed_j = sum(hull[0].effective_energy_j(blocking_power_w) for hull in hulls)
     return float(solution.fun + fixed_j + blocking_power_w * graph.num_ranks * deadline_s)
-
-
-def _lowtime(
-    graph: DependencyGraph, profile: PipelineProfile, budget_s: float
-) -> tuple[Timed | None, list[tuple[int, ...]]]:
-    """Run lowtime as Perseus does; return its time and the clocks of each of its plans, slowest first."""
-    if importlib.util.find_spec("lowtime") is None:
-        return None, []
-    operation: Any = importlib.import_module("lowtime.operation")
-    model: Any = importlib.import_module("lowtime.cost_model")
-    solver: Any = importlib.import_module("lowtime.solver")
-    tools: Any = importlib.import_module("lowtime.graph_utils")
-    networkx: Any = importlib.import_module("networkx")
-    began = time.process_time()
-    specs = {}
-    for key in {i.instruction_class for i in graph.instructions}:
-        options = operation.CandidateExecutionOptions(
-            options=[
-                operation.ExecutionOption(
-                    real_time=o.time_s,
-                    unit_time=UNIT_S,
-                    cost=o.effective_energy_j(profile.blocking_power_w),
-                    knob=o.sm_clock_mhz,
-                )
-                for o in profile[key].options
-            ]
-        )
-        specs[key] = operation.OperationSpec(
-            options=options, cost_model=model.ExponentialModel(options, search_strategy="best")
-        )
-    dag = networkx.DiGraph()
-    operations = [operation.Operation(spec=specs[i.instruction_class]) for i in graph.instructions]
-    for node, one in enumerate(operations):
-        dag.add_node(node, op=one)
-    for u, after in enumerate(graph.successors):
-        for v, _ in after:
-            dag.add_edge(u, v)
-    tools.add_source_node(dag, len(operations))
-    tools.add_sink_node(dag, len(operations) + 1)
-    dag.graph["source_node"], dag.graph["sink_node"] = len(operations), len(operations) + 1
-    plans = []
-    is_finished = True
-    for _ in solver.PhillipsDessouky(dag).run():
-        plans.append(tuple(one.assigned_knob for one in operations))
-        if time.process_time() - began > budget_s:
-            is_finished = False
-            break
-    return Timed((time.process_time() - began,), is_finished), plans
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
         raise UsageError(f"--extra-inflight {extra_inflight}: needs schedule 1f1b, this one is {schedule.name}")
     memory_limits = _memory_limits(options.memory_limit_microbatches, schedule)
     extra_caps = _extra_caps(options.free_memory_bytes, options.activation_bytes, schedule)
+    if isinstance(extra_inflight, int):
+        _require_room(extra_inflight, memory_limits, extra_caps, schedule)
     return PlanInput(
         OfflineRequest(
             name=content.name,
@@ -223,6 +225,23 @@ def _extra_caps(free: str | None, activations: str | None, schedule: Schedule) -
     free_bytes = _per_stage("--free-memory-bytes", free, schedule.num_ranks, least=0)
     activation_bytes = _per_stage("--activation-bytes", activations, schedule.num_ranks, least=1)
     return tuple(room // size for room, size in zip(free_bytes, activation_bytes, strict=True))
+
+
+def _require_room(
+    extra_inflight: int, memory_limits: tuple[int, ...], extra_caps: tuple[int, ...], schedule: Schedule
+) -> None:
+    """Refuse a number of extra microbatches that memory does not hold where the schedule could use them."""
+    for pp_rank in range(schedule.num_ranks - 1):  # the last stage never runs ahead
+        inflight = schedule.peak_inflight(pp_rank)
+        rooms = ([extra_caps[pp_rank]] if extra_caps else []) + (
+            [memory_limits[pp_rank] - inflight] if memory_limits else []
+        )
+        usable = min(extra_inflight, schedule.num_microbatches - inflight)
+        if rooms and min(rooms) < usable:
+            raise ScheduleError(
+                f"--extra-inflight {extra_inflight}: memory holds {min(rooms)} more than the {inflight} microbatches"
+                f" that schedule {schedule.name!r} keeps in flight on stage {pp_rank}; auto uses what fits"
+            )
 
 
 def _per_stage(option: str, text: str, num_ranks: int, *, least: int) -> tuple[int, ...]:

@@ -241,6 +241,18 @@ def test_people_are_told_what_was_assumed(table: Path) -> None:
             ["--microbatches", "8", "--free-memory-bytes", "100", "--activation-bytes", "0"],
             "--activation-bytes 0: must be one whole number >= 1",
         ),
+        (
+            ["--microbatches", "8", "--extra-inflight", "2", "--memory-limit-microbatches", "5"],
+            "--extra-inflight 2: memory holds 1 more than the 4 microbatches .* on stage 0",
+        ),
+        (
+            [
+                "--microbatches",
+                "8",
+                *["--extra-inflight", "2", "--free-memory-bytes", "20,20,10,0", "--activation-bytes", "10"],
+            ],
+            "--extra-inflight 2: memory holds 1 more than the 2 microbatches .* on stage 2",
+        ),
         (["--microbatches", "8", "--set", "mode"], "--set mode: must be NAME=VALUE"),
         (["--microbatches", "8", "--policy", "nope"], "no policy 'nope' plans offline; installed: .*bubble-aware"),
     ],
