@@ -246,11 +246,7 @@ def test_people_are_told_what_was_assumed(table: Path) -> None:
             "--extra-inflight 2: memory holds 1 more than the 4 microbatches .* on stage 0",
         ),
         (
-            [
-                "--microbatches",
-                "8",
-                *["--extra-inflight", "2", "--free-memory-bytes", "20,20,10,0", "--activation-bytes", "10"],
-            ],
+            ["--microbatches=8", "--extra-inflight=2", "--free-memory-bytes=20,20,10,0", "--activation-bytes=10"],
             "--extra-inflight 2: memory holds 1 more than the 2 microbatches .* on stage 2",
         ),
         (["--microbatches", "8", "--set", "mode"], "--set mode: must be NAME=VALUE"),
