@@ -102,15 +102,14 @@ def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, in
     if not status["jobs"]:
         return []
     job = status["jobs"][0]
-    purpose = job["plan_purpose"] or "baseline"
+    phase = job["phase"]
     counts = {name: job[f"num_{name}_iterations"] or 0 for name in ("baseline", "profile", "tuned")}
-    is_again = purpose == "baseline" and counts["profile"] + counts["tuned"] > 0
     steps = [
-        ("baseline", min(counts["baseline"], baseline), baseline, purpose == "baseline" and not is_again),
-        ("profiling", counts["profile"], None, purpose == "profile"),
-        ("planned", min(counts["tuned"], tuned), tuned, purpose == "tuned"),
+        ("baseline", min(counts["baseline"], baseline), baseline, phase in {"joining", "warmup", "baseline"}),
+        ("profiling", counts["profile"], None, phase == "profiling"),
+        ("planned", min(counts["tuned"], tuned), tuned, phase == "tuned"),
     ]
-    if is_again:
+    if phase == "fallback":
         again = max(0, counts["baseline"] - baseline)
         steps.append((f"un-tuned again ({job['plan_reason']})", again, None, True))
     return steps

@@ -146,6 +146,7 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
         "slowdown_ratio": iteration_time_s / baseline_time_s - 1 if iteration_time_s and baseline_time_s else None,
         "saving_interval": _bounds(saving.saving_ratio) if saving else None,
         "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
+        "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
         "num_profile_iterations": runner.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,

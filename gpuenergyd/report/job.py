@@ -13,6 +13,18 @@ from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
 
 
 @dataclass(frozen=True, slots=True)
+class PlanInForce:
+    """What the last tuned plan of a job was measured to do: medians over its regular iterations after the first."""
+
+    plan_id: str
+    num_iterations: int
+    iteration_time_s: float
+    energy_j: float | None
+    saving_ratio: float | None
+    slowdown_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobReport:
     """One job: its figures and its iterations."""
 
@@ -42,6 +54,29 @@ class JobReport:
     def cost(self) -> float | None:
         """What the measured energy costs, in the currency of the price."""
         return cost_of(self.summary.energy_j, self.price_per_kwh)
+
+    @property
+    def plan_in_force(self) -> PlanInForce | None:
+        """The last tuned plan, whatever earlier plans that were corrected did; None without a regular iteration."""
+        tuned = [r for r in self.iterations if r.is_regular and r.plan_purpose is PlanPurpose.TUNED and r.plan_id]
+        if not tuned or tuned[-1].plan_id is None:
+            return None
+        own = [r for r in tuned if r.plan_id == tuned[-1].plan_id]
+        settled = own[1:] or own
+        time_s = median(r.iteration_time_s for r in settled)
+        energies_j = [r.energy_j for r in settled if r.energy_j is not None]
+        energy_j = median(energies_j) if energies_j else None
+        summary = self.summary
+        return PlanInForce(
+            plan_id=tuned[-1].plan_id,
+            num_iterations=len(settled),
+            iteration_time_s=time_s,
+            energy_j=energy_j,
+            saving_ratio=1 - energy_j / summary.baseline_energy_j
+            if energy_j is not None and summary.baseline_energy_j
+            else None,
+            slowdown_ratio=time_s / summary.baseline_time_s - 1 if summary.baseline_time_s else None,
+        )
 
     def figures(self) -> dict[str, Any]:
         """Return everything by name, as JSON and CSV give it; a missing figure is None."""

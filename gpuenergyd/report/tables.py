@@ -76,10 +76,17 @@ def job_table(report: JobReport) -> RenderableType:
     )
     table.add_row("iterations (medians over)", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
     table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
-    table.add_row("proven least at that time", "", energy_text(job.lower_bound_j))
+    table.add_row("least by the fitted profile", "", energy_text(job.lower_bound_j))
     lines = [f"saves {ratio_text(job.saving_ratio)} energy"]
     if job.saving_interval:
         lines[0] += f" (95 %, drift taken out: {interval_text(job.saving_interval)})"
+    plan = report.plan_in_force
+    if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
+        lines.append(
+            f"plan in force ({plan.plan_id}, {plan.num_iterations} iterations): {time_text(plan.iteration_time_s)},"
+            f" {energy_text(plan.energy_j)}, saves {ratio_text(plan.saving_ratio)} at"
+            f" {ratio_text(plan.slowdown_ratio)} time"
+        )
     lines.append(
         f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)}"
         " than as many baseline ones"
