@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from lowtime_rival import is_installed, run_lowtime
-from planner_against_lowtime import INSTANCES, print_against_lowtime
+from planner_against_lowtime import HEADER, INSTANCES, UNIT_MS, comparison_row, print_against_lowtime
 
 from gpuenergyd.core.pipeline import (
     DependencyGraph,
@@ -37,14 +37,13 @@ from gpuenergyd.core.pipeline import (
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
-from gpuenergyd_policies.planning.frontier import Effort, frontier, solve, warm_up
+from gpuenergyd_policies.planning.frontier import frontier, solve, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight
-from gpuenergyd_policies.planning.judging import baseline, judge_clocks
+from gpuenergyd_policies.planning.judging import baseline
 
 F, B = InstructionKind.F, InstructionKind.B
 TABLES = Path(__file__).parents[2] / "shared" / "data" / "profiles"
 BLOCKING_POWER_W = {"a100-sxm": 83.64, "a40": 70.38}
-UNIT_S = 0.001
 REPEATS = 5
 
 
@@ -176,43 +175,19 @@ def _print_speed(cases: list[Case], lowtime_budget_s: float) -> None:
             lambda graph=graph, profile=profile, v=valleys_mhz: plan_envelope(graph, profile, v)  # type: ignore[misc]
         )
         highs = _timed(lambda graph=graph, profile=profile, t=deadline_s: _highs_j(graph, profile, t), 3)  # type: ignore[misc]
-        theirs, ratio, plans = "-", "not installed", tuple[tuple[int, ...], ...]()
+        theirs, ratio = "-", "not installed"
         if is_installed():
-            run = run_lowtime(graph, profile, unit_s=UNIT_S, budget_s=lowtime_budget_s)
-            lowtime, plans = Timed((run.cpu_s,), run.is_finished), run.plans
+            run = run_lowtime(graph, profile, unit_s=UNIT_MS / 1000, budget_s=lowtime_budget_s)
+            comparisons.append((case, run))
+            lowtime = Timed((run.cpu_s,), run.is_finished)
             theirs = str(lowtime)
             ratio = f"{'' if lowtime.is_finished else '>'}{lowtime.median_s / ours.median_s:.0f}"
         print(f"| {case.name} | {ours} | {envpipe} | {highs} | {theirs} | {ratio} |", flush=True)
-        comparisons.append((case, plans))
     print("\n## Against lowtime at the same real time, energy of ours relative to its plan\n")
-    print("| case | plans compared | mean | worst | its fastest plan |")
-    print("|---|---|---|---|---|")
-    for case, plans in comparisons:
-        if plans:
-            _print_comparison(case, plans)
+    print(HEADER)
+    for case, run in comparisons:
+        print(comparison_row(case.name, case.graph, case.profile, run), flush=True)
     print()
-
-
-def _print_comparison(case: Case, plans: tuple[tuple[int, ...], ...]) -> None:
-    graph, profile = case.graph, case.profile
-    reference_s = baseline(graph, profile).iteration_time_s
-    chosen = [plans[round(k)] for k in np.linspace(0, len(plans) - 1, min(60, len(plans)))]
-    differences = []
-    for clocks in chosen:
-        theirs = judge_clocks(graph, profile, clocks)
-        ours = solve(graph, profile, deadline_s=theirs.iteration_time_s, effort=Effort.FULL)
-        if theirs.iteration_time_s > ours.min_energy_time_s:
-            continue  # slower than its own cheapest plan: no one would run it
-        differences.append(100 * (ours.energy_j / theirs.energy_j - 1))
-    if not differences:
-        print(f"| {case.name} | 0 | - | - | it stopped beyond the time of least energy |", flush=True)
-        return
-    fastest_s = min(judge_clocks(graph, profile, clocks).iteration_time_s for clocks in plans[-5:])
-    print(
-        f"| {case.name} | {len(differences)} | {statistics.mean(differences):+.3f} % | {max(differences):+.3f} % |"
-        f" {100 * (fastest_s / reference_s - 1):+.3f} % slower than full speed |",
-        flush=True,
-    )
 
 
 def _print_savings(cases: list[Case]) -> None:

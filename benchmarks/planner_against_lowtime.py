@@ -30,6 +30,9 @@ COARSEST_UNIT_MS = 5
 SAMPLE, LARGE_SAMPLE = 25, 4
 LARGE = 4096
 """Instructions from which ours plans with thinned hulls and few plans are compared."""
+HEADER = """\
+| case | unit | plans compared (up to T*) | T / T_min | mean | worst | lowtime |
+|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +63,24 @@ def print_against_lowtime(folder: Path, budget_s: float, *, only: str | None = N
         print("no instances\n" if not paths else "lowtime is not installed\n")
         return
     warm_up()
-    print("| instance | unit | plans compared (up to T*) | T / T_min | mean | worst | lowtime |")
-    print("|---|---|---|---|---|---|---|")
+    print(HEADER)
     for path in sorted(paths, key=lambda p: p.stat().st_size):
         instance = read_pipeline_file(path)
         assert isinstance(instance, PlannerInstance)
         graph, profile = instance.graph, instance.profile
-        run = _print_row(path.stem, graph, profile, UNIT_MS, budget_s)
+        run = run_lowtime(graph, profile, unit_s=UNIT_MS / 1000, budget_s=budget_s)
+        print(comparison_row(path.stem, graph, profile, run), flush=True)
         if not run.is_finished and len(graph.instructions) < LARGE:
-            _print_row(path.stem, graph, profile, _coarser_unit_ms(graph, profile, run), budget_s)
+            unit_ms = _coarser_unit_ms(graph, profile, run)
+            run = run_lowtime(graph, profile, unit_s=unit_ms / 1000, budget_s=budget_s)
+            print(comparison_row(path.stem, graph, profile, run, unit_ms=unit_ms), flush=True)
     print()
 
 
-def _print_row(
-    name: str, graph: DependencyGraph, profile: PipelineProfile, unit_ms: int, budget_s: float
-) -> LowtimeRun:
-    run = run_lowtime(graph, profile, unit_s=unit_ms / 1000, budget_s=budget_s)
+def comparison_row(
+    name: str, graph: DependencyGraph, profile: PipelineProfile, run: LowtimeRun, *, unit_ms: int = UNIT_MS
+) -> str:
+    """Return a table row, under HEADER, on a run of lowtime."""
     differences = _differences(graph, profile, run.plans)
     percents = [d.percent for d in differences]
     ratios = [d.time_ratio for d in differences]
@@ -88,8 +93,7 @@ def _print_row(
         f"{max(percents):+.3f} %" if percents else "-",
         f"{run.failure or ('finished' if run.is_finished else 'cut off')}, {len(run.plans)} plans, {run.cpu_s:.3g} s",
     )
-    print(f"| {' | '.join(cells)} |", flush=True)
-    return run
+    return f"| {' | '.join(cells)} |"
 
 
 def _differences(
