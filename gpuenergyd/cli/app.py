@@ -8,6 +8,7 @@ from gpuenergyd import __version__
 from gpuenergyd.cli.carbon import carbon
 from gpuenergyd.cli.demo import demo
 from gpuenergyd.cli.explain import explain
+from gpuenergyd.cli.leases import limit, lock
 from gpuenergyd.cli.plan import plan
 from gpuenergyd.cli.policies import policies
 from gpuenergyd.cli.report import report
@@ -41,6 +42,6 @@ def _root(
     """Make GPU training use less energy at the same speed."""
 
 
-for _command in (demo, serve, status, report, plan, explain, policies, restore):
+for _command in (demo, serve, status, report, plan, explain, policies, lock, limit, restore):
     app.command()(_command)
 app.add_typer(carbon)

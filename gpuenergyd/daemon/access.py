@@ -1,6 +1,7 @@
 """What a user may ask of the daemon: clocks for a job or not, so many connections, so many requests a second."""
 
 import grp
+import os
 import pwd
 import time
 from collections import Counter
@@ -49,6 +50,19 @@ class ControlRule:
         allowed = [f"group {group}" for group in self.groups] + [f"user {user}" for user in self.users]
         remedy = f"; `usermod -aG {self.groups[0]} {_name(peer.uid)}` adds you" if self.groups else ""
         raise AccessError(f"{peer} may not have clocks changed; root, {', '.join(allowed)} may{remedy}")
+
+
+def require_administrator(peer: Peer) -> None:
+    """Check that a peer may change GPUs outside any job: root of this host, or the user who runs this daemon.
+
+    Raises:
+        AccessError: it may not; the message says who may.
+    """
+    daemon_uid = os.geteuid()
+    if is_host_root(peer) or (peer.uid == daemon_uid and daemon_uid != 0):
+        return
+    owner = "" if daemon_uid == 0 else f" and user {_name(daemon_uid)}, who runs this daemon,"
+    raise AccessError(f"{peer} may not lock clocks or limit power outside a job; root of this host{owner} may")
 
 
 @dataclass(slots=True)

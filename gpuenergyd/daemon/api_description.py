@@ -4,14 +4,24 @@ from importlib.metadata import version
 from typing import Any
 
 from gpuenergyd.wire.daemon_codec import json_schemas
-from gpuenergyd.wire.messages import IterationReply, IterationReport, RankRegistered, RankRegistration, RankRelease
+from gpuenergyd.wire.messages import (
+    IterationReply,
+    IterationReport,
+    LeaseGranted,
+    LeaseRelease,
+    LeaseReleased,
+    LeaseRequest,
+    RankRegistered,
+    RankRegistration,
+    RankRelease,
+)
 
 _ERRORS = {
     "400": "The message is malformed, or asks for what does not exist.",
-    "403": "The peer's user may not have clocks changed.",
+    "403": "The peer's user may not have that changed.",
     "404": "No such GPU, job or token.",
     "408": "The body was not complete in time.",
-    "409": "It contradicts the job it belongs to, or the GPU works for another job.",
+    "409": "It contradicts the job it belongs to, or the GPU works for another job or is leased.",
     "413": "The message is too large.",
     "429": "Too many requests of one user; Retry-After says how many seconds to wait.",
     "503": "The daemon cannot do that now.",
@@ -20,7 +30,10 @@ _ERRORS = {
 
 def api_description() -> dict[str, Any]:
     """Return the OpenAPI document."""
-    schemas = json_schemas(RankRegistration, RankRegistered, IterationReport, IterationReply, RankRelease)
+    schemas = json_schemas(
+        *(RankRegistration, RankRegistered, IterationReport, IterationReply, RankRelease),
+        *(LeaseRequest, LeaseGranted, LeaseRelease, LeaseReleased),
+    )
     schemas["Error"] = {
         "type": "object",
         "properties": {"error": {"type": "string", "description": "One line."}},
@@ -37,6 +50,8 @@ def api_description() -> dict[str, Any]:
             "/v1/ranks": _post("A training process joins a job.", "RankRegistration", "RankRegistered"),
             "/v1/iterations": _post("A rank reports an iteration.", "IterationReport", "IterationReply"),
             "/v1/release": _post("A rank leaves its job in order.", "RankRelease", None),
+            "/v1/leases": _post("An administrator locks a clock or limits power.", "LeaseRequest", "LeaseGranted"),
+            "/v1/leases/release": _post("An administrator gives a GPU back.", "LeaseRelease", "LeaseReleased"),
             "/v1/status": _get("The whole daemon: health, GPUs, jobs. Missing is null, never 0."),
             "/v1/jobs/{job_id}": _get("One running job: plan, predictions, last measured timeline.", "job_id"),
             "/v1/metrics": _get("The status for Prometheus.", content_type="text/plain"),

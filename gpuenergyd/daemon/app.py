@@ -12,6 +12,7 @@ from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 from gpuenergyd.core.job import JobRules
 from gpuenergyd.daemon.access import ControlRule
+from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
 from gpuenergyd.daemon.gpus import Gpus
@@ -68,8 +69,12 @@ class Daemon:
             max_ranks_per_user=settings.max_ranks_per_user,
             silence_limit_s=settings.silence_limit_s,
         )
+        self.leases = AdministratorLeases(
+            self.worker, self.gpus, self._history, is_observing=settings.mode is Mode.OBSERVE
+        )
         self._server = Server(
             self.jobs,
+            self.leases,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             control_rule=_control_rule(settings),
@@ -128,6 +133,7 @@ class Daemon:
         if self._clock_socket is not None:
             self._clock_socket.close()
         await self.jobs.close("the daemon was stopped")
+        await self.leases.close("the daemon was stopped")
         # Cutting the link makes the worker restore whatever is left: a job that did not end in time, say.
         await self.worker.close()
         await self.policy.close()
@@ -158,6 +164,7 @@ class Daemon:
     def worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
         """Take the GPUs that a new worker found."""
         self.gpus.learn(identities)
+        self.leases.worker_ready()
 
     def take_samples(self, samples: Sequence[GpuSample]) -> None:
         """Pass readings on."""
@@ -166,10 +173,12 @@ class Daemon:
     def take_clock_set(self, change: ClockSet) -> None:
         """Pass a clock change on."""
         self.jobs.take_clock_set(change)
+        self.leases.take_clock_set(change)
 
     def take_gpu_state(self, change: GpuStateChange) -> None:
         """Pass on how a GPU is."""
         self.jobs.take_gpu_state(change)
+        self.leases.take_gpu_state(change)
 
     def worker_lost(self, reason: str) -> None:
         """Pass it on."""

@@ -103,6 +103,14 @@ class GpuWorker:
         """
         await self._reachable().lease(lease_id, gpu_uuids, owner)
 
+    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        """Set a power limit under a lease, and return the limit that was read back.
+
+        Raises:
+            GpuError: refused, or no worker.
+        """
+        return await self._reachable().limit(lease_id, gpu_uuid, power_limit_w, owner)
+
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Put GPUs back and end their leases.
 

@@ -35,6 +35,8 @@ class Claim:
     job_name: str
     uid: int
     since_mono_ns: int
+    is_administrators: bool = False
+    """Nobody's job: an administrator has locked or limited it, and `job_id` is the lease."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class Gpu:
         self.clocks.record(mono_ns, self.max_sm_clock_mhz)
 
     def _fill_bucket(self, sample: GpuSample) -> None:
-        job_id = self.claim.job_id if self.claim is not None else ""
+        job_id = self.claim.job_id if self.claim is not None and not self.claim.is_administrators else ""
         now = utc_at(sample.read_mono_ns)
         started_at = now.replace(microsecond=0)
         last = self._buckets[-1] if self._buckets else None
@@ -181,6 +183,17 @@ class Gpus:
             known = ", ".join(gpu.identity.gpu_uuid for gpu in self) or "none"
             raise GpuNotFoundError(f"no GPU {gpu_uuid!r} on this host; GPUs: {known}") from None
 
+    def find(self, uuid_or_index: str) -> Gpu:
+        """Return the GPU that a person names.
+
+        Raises:
+            GpuNotFoundError: no such GPU; the message names those there are.
+        """
+        for gpu in self:
+            if uuid_or_index in {gpu.identity.gpu_uuid, str(gpu.identity.index)}:
+                return gpu
+        return self[uuid_or_index]
+
     def learn(self, identities: Iterable[GpuIdentity]) -> None:
         """Take the GPUs that a worker found; what is known of them stays."""
         found = {identity.gpu_uuid: identity for identity in identities}
@@ -203,17 +216,31 @@ class Gpus:
 
         Raises:
             GpuNotFoundError: no such GPU.
-            JobError: it works for a job already; the message names owner, job and age.
+            JobError: it works for a job already, or is leased to the administrator.
         """
-        gpu = self[gpu_uuid]
-        if gpu.claim is not None:
-            age_s = (claim.since_mono_ns - gpu.claim.since_mono_ns) / _NS_PER_S
-            raise JobError(
-                f"GPU {gpu_uuid} works for job {gpu.claim.job_id} ({gpu.claim.job_name!r}) of uid {gpu.claim.uid}"
-                f" since {age_s:.0f} s"
-            )
+        gpu = self.require_free(gpu_uuid)
         gpu.claim = claim
         return gpu
+
+    def require_free(self, gpu_uuid: str) -> Gpu:
+        """Return a GPU that nobody has claimed.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+            JobError: somebody has; the message names owner, job and age.
+        """
+        gpu = self[gpu_uuid]
+        if gpu.claim is None:
+            return gpu
+        claim, age_s = gpu.claim, (time.monotonic_ns() - gpu.claim.since_mono_ns) / _NS_PER_S
+        if claim.is_administrators:
+            raise JobError(
+                f"GPU {gpu_uuid} is leased to the administrator, uid {claim.uid}, since {age_s:.0f} s;"
+                f" `gpuenergyd lock --release {gpu_uuid}` ends that"
+            )
+        raise JobError(
+            f"GPU {gpu_uuid} works for job {claim.job_id} ({claim.job_name!r}) of uid {claim.uid} since {age_s:.0f} s"
+        )
 
     def release(self, job_id: str) -> None:
         """Take back the GPUs of a job."""

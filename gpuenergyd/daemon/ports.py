@@ -45,6 +45,18 @@ class WorkerPort(Protocol):
         ...
 
 
+class LimitingWorkerPort(WorkerPort, Protocol):
+    """A worker that can limit power too: jobs never ask for that, administrators do."""
+
+    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        """Set a power limit under a lease, and return the limit that was read back.
+
+        Raises:
+            GpuError: refused, or no worker.
+        """
+        ...
+
+
 class PolicyPort(Protocol):
     """The policy host."""
 

@@ -1,6 +1,7 @@
 """HTTP/1.1 with JSON on the daemon's Unix socket: what is asked for, who asks, and one clear line for what is wrong.
 
 POST /v1/ranks, /v1/iterations, /v1/release    training processes, see wire/messages.py
+POST /v1/leases, /v1/leases/release            an administrator's clock locks and power limits
 GET  /v1/status                                the whole daemon, see daemon/status.py
 GET  /v1/jobs/{job_id}                         one job: plan, predictions, last measured timeline
 """
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpuenergyd.daemon.access import ConnectionCounts, ControlRule, RequestRates
+from gpuenergyd.daemon.access import ConnectionCounts, ControlRule, RequestRates, require_administrator
+from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.api_description import api_description
 from gpuenergyd.daemon.connection_guard import GuardedProtocol, Guards
 from gpuenergyd.daemon.jobs import Jobs
@@ -23,7 +25,7 @@ from gpuenergyd.daemon.peers import Peer, open_pidfd
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
-from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRelease
+from gpuenergyd.wire.messages import IterationReport, LeaseRelease, LeaseRequest, RankRegistration, RankRelease
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Server:
     def __init__(
         self,
         jobs: Jobs,
+        leases: AdministratorLeases,
         *,
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
@@ -52,6 +55,7 @@ class Server:
         max_requests_per_user_per_s: float,
     ) -> None:
         self._jobs = jobs
+        self._leases = leases
         self._status = status
         self._job_detail = job_detail
         self._control_rule = control_rule
@@ -67,6 +71,8 @@ class Server:
         app.router.add_post("/v1/ranks", self._register)
         app.router.add_post("/v1/iterations", self._report)
         app.router.add_post("/v1/release", self._release)
+        app.router.add_post("/v1/leases", self._grant_lease)
+        app.router.add_post("/v1/leases/release", self._release_lease)
         app.router.add_get("/v1/status", self._get_status)
         app.router.add_get("/v1/jobs/{job_id}", self._get_job)
         app.router.add_get("/v1/metrics", self._get_metrics)
@@ -113,6 +119,18 @@ class Server:
         message = await self._body(request, RankRelease, MAX_CONTROL_MESSAGE_BYTES)
         is_known = self._jobs.release(message.rank_token, self._peer(request))
         return _json({}) if is_known else _error(404, "unknown rank token")
+
+    async def _grant_lease(self, request: web.Request) -> web.Response:
+        message = await self._body(request, LeaseRequest, MAX_CONTROL_MESSAGE_BYTES)
+        peer = self._peer(request)
+        require_administrator(peer)
+        return _json(await self._leases.grant(message, peer))
+
+    async def _release_lease(self, request: web.Request) -> web.Response:
+        message = await self._body(request, LeaseRelease, MAX_CONTROL_MESSAGE_BYTES)
+        peer = self._peer(request)
+        require_administrator(peer)
+        return _json(await self._leases.release(message, peer))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         del request

@@ -5,6 +5,8 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
     POST /v1/ranks        RankRegistration -> RankRegistered
     POST /v1/iterations   IterationReport  -> IterationReply
     POST /v1/release      RankRelease      -> {}
+    POST /v1/leases       LeaseRequest     -> LeaseGranted     an administrator's, outside any job
+    POST /v1/leases/release  LeaseRelease  -> LeaseReleased
     GET  /v1/status       -> the daemon's state, see daemon/server.py
 """
 
@@ -98,3 +100,44 @@ class RankRelease:
     """One training process leaves in order."""
 
     rank_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """An administrator locks a GPU's clock, limits its power, or both; `gpu` is a UUID or an index."""
+
+    gpu: str
+    sm_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+    lifetime_s: float | None = None
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    """What the GPU is held at now, or would be; without `remaining_s` until released or the daemon stops."""
+
+    gpu_uuid: str
+    lease_id: str | None
+    sm_clock_mhz: int | None
+    power_limit_w: float | None
+    remaining_s: float | None
+    is_dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRelease:
+    """An administrator gives a GPU back, its clock lock and its power limit together."""
+
+    gpu: str
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased:
+    """What became of each control that the lease had changed."""
+
+    gpu_uuid: str
+    lease_id: str
+    outcomes: tuple[str, ...]
+    is_dry_run: bool

@@ -10,16 +10,30 @@ from typing import Any
 import pytest
 
 from gpuenergyd.daemon.access import ControlRule
+from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.api_description import api_description
 from gpuenergyd.daemon.server import Server
+from gpuenergyd.gpu.link import LeaseOwner
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
-from tests.daemon.test_jobs import Stage, registration, report
+from tests.daemon.test_jobs import FakeWorker, Stage, registration, report
+
+
+class UnusedWorker(FakeWorker):
+    """A worker that could limit power; nobody asks it to."""
+
+    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        """Note it."""
+        assert lease_id == owner.job_id
+        self.calls.append(("limit", (gpu_uuid,)))
+        return power_limit_w
 
 
 def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
     async def scenario() -> frozenset[tuple[str, str]]:
+        stage = Stage()
         server = Server(
-            Stage().jobs,
+            stage.jobs,
+            AdministratorLeases(UnusedWorker(), stage.jobs.services.gpus, stage.jobs.services.history),
             status=dict,
             job_detail=lambda _: None,
             control_rule=ControlRule(),
