@@ -31,12 +31,15 @@ _PATIENCE_RATIO = 5
 """Corrections may take so many times the planned iterations that were asked for; the last plan is then judged early."""
 _MAX_FOLDER_CHARS = 60
 """A Unix socket's path may have 107 characters, the names below this folder included."""
+_WORLD_BEHIND_NVML = "GPUENERGYD_FAKE_NVML_WORLD"
+"""Where an NVML library that shows simulated GPUs, as this project's tests have one, finds them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
     """What to demonstrate."""
 
+    driver: str
     num_gpus: int
     gpu_model: str
     num_microbatches: int
@@ -61,6 +64,9 @@ def demo(
     policy: Annotated[str, typer.Option(metavar="NAME", help="As `gpuenergyd policies` lists.")] = "bubble-aware",
     max_slowdown: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="RATIO", help="0.05 is 5 %.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the simulated GPUs' noise and the training.")] = 0,
+    driver: Annotated[
+        str, typer.Option(help="simulated; or nvml, where the NVML library shows simulated GPUs, as in the tests.")
+    ] = "simulated",
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Leave history, logs and simulated GPUs here.")
     ] = None,
@@ -72,6 +78,7 @@ def demo(
     Trains a small GPT on a real pipeline under a private daemon: baseline, profiling, planned iterations, a report.
     """
     from gpuenergyd.daemon.plugins import check_policy_name  # noqa: PLC0415  start fast
+    from gpuenergyd.gpu.drivers import DRIVERS  # noqa: PLC0415  start fast
 
     check_policy_name(policy)
     for module in ("torch", "gpuenergyd_trainers"):
@@ -81,7 +88,10 @@ def demo(
         raise UsageError(f"--microbatches {microbatches}: torch's 1F1B needs at least one for each of {gpus} GPUs")
     if not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: no folder {out.parent}")
+    if driver not in DRIVERS:
+        raise UsageError(f"--driver {driver!r}: there are: {', '.join(DRIVERS)}")
     request = DemoRequest(
+        driver=driver,
         num_gpus=gpus,
         gpu_model=gpu_model,
         num_microbatches=microbatches,
@@ -105,30 +115,29 @@ def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
     from gpuenergyd.cli.demo_processes import Children, raise_on_termination  # noqa: PLC0415  start fast
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
-    from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: PLC0415
 
     # A daemon that already runs here, and what is set for it, shall not meet this one.
-    for name in [name for name in os.environ if name.startswith("GPUENERGYD_") and name != "GPUENERGYD_DEBUG"]:
+    kept = {"GPUENERGYD_DEBUG", _WORLD_BEHIND_NVML}
+    for name in [name for name in os.environ if name.startswith("GPUENERGYD_") and name not in kept]:
         del os.environ[name]
-    config, world = folder / "config.toml", folder / "world"
+    config, world = folder / "config.toml", _world(request, folder)
     config.touch()
     (folder / "tmp").mkdir()
     settings = load_settings(
-        config, driver="simulated", world_path=world, runtime_dir=folder / "run", state_dir=folder / "state"
+        config, driver=request.driver, world_path=world, runtime_dir=folder / "run", state_dir=folder / "state"
     )
-    host = SimulatedHost.create(world, [request.gpu_model] * request.num_gpus, seed=request.seed)
-    host.close()
     raise_on_termination()
     client = DaemonClient(str(settings.socket_path))
     with _progress(request, as_json=as_json) as progress:
         with Children(folder) as children:
-            progress.say(f"starting a private daemon on {request.num_gpus} simulated GPUs ({request.gpu_model})")
+            shown = request.gpu_model if request.driver == "simulated" else "through NVML"
+            progress.say(f"starting a private daemon on {request.num_gpus} simulated GPUs ({shown})")
             children.start(
                 "daemon",
                 [
                     "gpuenergyd.cli.main", "serve",
                     "--config", str(config),
-                    "--driver", "simulated",
+                    "--driver", request.driver,
                     "--world", str(world),
                     "--runtime-dir", str(settings.runtime_dir),
                     "--state-dir", str(settings.state_dir),
@@ -157,6 +166,37 @@ def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
         client.close()
     _check_clocks_are_back(world)
     return settings.database_url
+
+
+def _world(request: DemoRequest, folder: Path) -> Path:
+    """Return where the simulated GPUs live: a new world, or the one that the NVML library shows.
+
+    Raises:
+        GpuEnergyError: NVML shows GPUs that are not simulated, or too few of them.
+    """
+    from gpuenergyd.gpu.drivers import open_driver  # noqa: PLC0415  start fast
+    from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: PLC0415
+
+    if request.driver == "simulated":
+        world = folder / "world"
+        SimulatedHost.create(world, [request.gpu_model] * request.num_gpus, seed=request.seed).close()
+        return world
+    nvml = open_driver(request.driver, None)
+    shown = [identity.gpu_uuid for identity in nvml.identities()]
+    nvml.close()
+    simulated: list[str] = []
+    if behind := os.environ.get(_WORLD_BEHIND_NVML):
+        host = SimulatedHost.open(Path(behind))
+        simulated = [identity.gpu_uuid for identity in host.identities()]
+        host.close()
+    if behind is None or shown != simulated:
+        raise GpuEnergyError(
+            "the demo trains simulated stages, which cannot run on the real GPUs that NVML shows here;"
+            " use --driver simulated"
+        )
+    if len(shown) < request.num_gpus:
+        raise GpuEnergyError(f"--gpus {request.num_gpus}: NVML shows {len(shown)} simulated GPUs here")
+    return Path(behind)
 
 
 def _wait_for_daemon(client: "DaemonClient", children: "Children") -> None:
@@ -257,7 +297,7 @@ def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool
         "slowdown_ratio": plan.slowdown_ratio,
         "policy": job.policy,
         "gpus": request.num_gpus,
-        "simulated": job.is_simulated,
+        "simulated": True,  # `_world` accepts no other GPUs, whatever the driver says they are
         "report_path": str(out),
     }
 
