@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
@@ -254,4 +254,6 @@ class GpuWorker:
         command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]
         if settings.world_path is not None:
             command += ["--world", str(settings.world_path)]
+        if settings.mode is Mode.OBSERVE:
+            command.append("--observe-only")
         return command

@@ -13,7 +13,7 @@ from gpuenergyd.daemon.gpus import Claim, Gpu, Gpus
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.policy_link import PolicyLink
-from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.gpu.link import GpuHealth
 from gpuenergyd.store import WriterStatus
 
@@ -43,7 +43,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     reasons += [
         f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}"
         for gpu in daemon.gpus
-        if gpu.health is not GpuHealth.OK
+        if gpu.health not in _as_wanted(daemon.settings.mode)
     ]
     return {
         "version": _VERSION,
@@ -92,6 +92,11 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
         "timeline_iteration_index": index,
         "timeline": spans,
     }
+
+
+def _as_wanted(mode: Mode) -> frozenset[GpuHealth]:
+    """Return how a GPU may be without anything being wrong: who asks to observe gets GPUs that are only observed."""
+    return frozenset({GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if mode is Mode.OBSERVE else {GpuHealth.OK})
 
 
 def _history_trouble(history: WriterStatus) -> str | None:

@@ -4,6 +4,8 @@ import json
 import os
 import pwd
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,21 @@ from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.waiting import wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
+
+ASK_AS_NOBODY = """
+import http.client, json, os, socket, sys
+
+path, route, uid, body = sys.argv[1:5]
+os.setgroups([])
+os.setgid(int(uid))
+os.setuid(int(uid))
+connection = http.client.HTTPConnection("localhost")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(path)
+connection.request("POST", route, body)
+response = connection.getresponse()
+print(json.dumps([response.status, json.loads(response.read())]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +255,27 @@ def test_an_observing_daemon_locks_nothing(tmp_path: Path, capsys: pytest.Captur
 
         assert "this daemon changes no GPU" in capsys.readouterr().err
         assert daemon.is_as_found()
+
+
+@pytest.mark.parametrize("route", ["/v1/leases", "/v1/leases/release"])
+def test_another_user_who_may_connect_is_refused(daemon: DaemonProcess, route: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):
+        path.chmod(path.stat().st_mode | (0o006 if path.is_socket() else 0o001))
+    body = json.dumps({"gpu": "0"} if route.endswith("release") else {"gpu": "0", "sm_clock_mhz": 1200})
+
+    asked = subprocess.run(
+        [sys.executable, "-I", "-c", ASK_AS_NOBODY, str(daemon.socket_path), route, str(NOBODY), body],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    status, answer = json.loads(asked.stdout)
+    assert status == 403
+    assert "root of this host may" in answer["error"]
+    assert lease_of(daemon, 0) is None
 
 
 def test_only_root_and_the_daemons_own_user_are_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
