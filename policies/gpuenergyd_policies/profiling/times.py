@@ -2,9 +2,9 @@
 
 An instruction that ran in shares of different clocks satisfies sum(share / t(clock)) = 1. The unknowns are the log
 times at the measured clocks; between them log time is interpolated monotonically over the clock (PCHIP), never by a
-formula, because an error in time costs more than one in energy. Where a power cap holds the clock down, time stops falling: the
-bend is where the line of the uncapped clocks (time over 1 / clock) reaches the capped time, and becomes a knot of its
-own, since interpolation across it is wrong on both sides.
+formula, because an error in time costs more than one in energy. Where a power cap holds the clock down, time stops
+falling: the bend is where the line of the uncapped clocks (time over 1 / clock) reaches the capped time, and becomes
+a knot of its own, since interpolation across it is wrong on both sides.
 """
 
 from collections import defaultdict
