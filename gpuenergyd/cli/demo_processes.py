@@ -57,11 +57,14 @@ class Children:
                 signal.signal(number, action)
 
     def start(self, name: str, arguments: Sequence[str], **variables: str) -> Child:
-        """Start a Python module as a child in a session of its own: Ctrl-C reaches us, and we end it in order."""
+        """Start a Python module as a child in a session of its own: Ctrl-C reaches us, and we end it in order.
+
+        If we are killed and cannot, the kernel asks it to end.
+        """
         log_path = self.folder / f"{name}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [sys.executable, "-m", "gpuenergyd.cli.with_parent", str(os.getpid()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
