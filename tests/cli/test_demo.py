@@ -109,7 +109,7 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
 
 @pytest.mark.torch
 @pytest.mark.kill
-def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
+def test_a_killed_demo_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     demo = start(folder, "--out", str(tmp_path / "report.html"), "--gpus", "2")
     assert demo.stdout is not None
@@ -122,7 +122,9 @@ def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     demo.communicate()
 
     wait_until(lambda: processes_of(folder) == [], timeout_s=60.0)
+    left_files = list(folder.iterdir())
     assert num_running >= 4
+    assert left_files == []
     shutil.rmtree(folder)
 
 
