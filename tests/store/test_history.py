@@ -355,3 +355,10 @@ writer.close(60.0)
 
     assert (tmp_path / "history.sqlite3").is_file()
     assert "alembic" not in made.stderr
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "history.sqlite3").touch()
+
+    with pytest.raises(StoreError, match="is empty: no daemon has written a history there yet"):
+        open_history(tmp_path / "history.sqlite3")
