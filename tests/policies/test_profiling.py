@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from gpuenergyd.core.plan import check_plan
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd_policies.profiling.design import clock_levels, design_points, kinds_of_ranks, profile_plan
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
-from gpuenergyd_policies.profiling.times import fit_times
+from gpuenergyd_policies.profiling.times import fit_times, monotone_times_s
 
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS = tuple(range(1410, 209, -15))
@@ -185,3 +186,11 @@ def test_without_a_cap_no_bend_is_made_up() -> None:
     seen = [IterationObservation(k, "p", 1.0, (sample,), ()) for k, sample in enumerate(samples)]
 
     assert fit_times(seen)[InstructionClass(0, F)].cap_mhz is None
+
+
+def test_times_measured_the_wrong_way_round_are_evened_out_by_their_weights() -> None:
+    smooth = monotone_times_s(np.array([0.10, 0.08, 0.081, 0.05]), np.array([1.0, 3.0, 1.0, 1.0]))
+
+    assert smooth[0] == pytest.approx(0.10)
+    assert smooth[1] == smooth[2] == pytest.approx(0.08**0.75 * 0.081**0.25)
+    assert smooth[3] == pytest.approx(0.05)

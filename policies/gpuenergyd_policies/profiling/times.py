@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import least_squares
+from sklearn.isotonic import isotonic_regression
 
 from gpuenergyd.core.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline import InstructionClass
@@ -118,7 +119,18 @@ def _fit_class_times(samples: Sequence[InstructionSample]) -> tuple[FloatArray, 
         return np.asarray((total - 1.0) * weight, dtype=np.float64)
 
     fit = least_squares(residuals, np.log(start), loss="soft_l1")
-    return knots, np.asarray(np.minimum.accumulate(np.exp(fit.x)), dtype=np.float64)
+    seen = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
+    return knots, monotone_times_s(np.exp(fit.x), seen)
+
+
+def monotone_times_s(times_s: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the nearest times that never rise with the clock (clocks ascending), by isotonic regression of log time.
+
+    For samples only: of two clocks that were measured the wrong way round neither is trusted alone, so that a planner
+    cannot pick the lucky one. A table that somebody gives to the planner is the truth and is never smoothed.
+    """
+    smooth = isotonic_regression(np.log(times_s), sample_weight=weights, increasing=False)
+    return np.asarray(np.exp(smooth), dtype=np.float64)
 
 
 def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray, times_s: FloatArray) -> FloatArray:
