@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types layers spelling format unit bench-planner bench-carbon wheel clean
+.PHONY: help install demo test check lint types layers spelling format unit bench-planner bench-profiling bench-carbon wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -61,6 +61,9 @@ format: $(STAMP)  ## let ruff mend what it can
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
 	$(BIN)/python benchmarks/planner.py
+
+bench-profiling: $(STAMP)  ## iterations, regret and slowdown of online profiling beside EnvPipe's and a full sweep
+	$(BIN)/python benchmarks/profiling.py
 
 bench-carbon: $(STAMP)  ## forecast skill and captured share of the timing gain, per zone
 	$(BIN)/python benchmarks/carbon.py

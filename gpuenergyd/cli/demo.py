@@ -3,10 +3,9 @@
 import contextlib
 import importlib.util
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -102,15 +101,15 @@ def demo(
         seed=seed,
         time_limit_s=time_limit_s,
     )
-    with _folder(keep) as folder:
-        database_url = _run(request, folder, as_json=as_json)
+    with _folder(keep) as (folder, held_fds):
+        database_url = _run(request, folder, held_fds, as_json=as_json)
         figures = _report(request, database_url, out, as_json=as_json)
     if as_json:
         print_json(figures)
     return 0
 
 
-def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
+def _run(request: DemoRequest, folder: Path, held_fds: Sequence[int], *, as_json: bool) -> str:
     """Train until enough planned iterations have run; return where the history is. Nothing is left running."""
     from gpuenergyd.cli.demo_processes import Children, raise_on_termination  # noqa: PLC0415  start fast
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
@@ -129,7 +128,7 @@ def _run(request: DemoRequest, folder: Path, *, as_json: bool) -> str:
     raise_on_termination()
     client = DaemonClient(str(settings.socket_path))
     with _progress(request, as_json=as_json) as progress:
-        with Children(folder) as children:
+        with Children(folder, held_fds) as children:
             shown = request.gpu_model if request.driver == "simulated" else "through NVML"
             progress.say(f"starting a private daemon on {request.num_gpus} simulated GPUs ({shown})")
             children.start(
@@ -316,18 +315,21 @@ def _progress(request: DemoRequest, *, as_json: bool) -> "Progress":
 
 
 @contextlib.contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    """Yield the demo's private folder: short enough for socket paths, removed at the end unless it is to be kept."""
+def _folder(keep: Path | None) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """Yield the demo's private folder, and the descriptors that children shall hold as long as they use it.
+
+    It is short enough for socket paths, and removed at the end, however that comes, unless it is to be kept.
+    """
+    from gpuenergyd.cli.demo_processes import removed_when_left  # noqa: PLC0415  start fast
+
     if keep is not None:
         try:
             keep.mkdir(mode=0o700, parents=True)
         except OSError as error:
             raise UsageError(f"--keep {keep}: {error.strerror}; name a folder that does not exist yet") from None
-        yield keep.resolve()
+        yield keep.resolve(), ()
         return
     is_short = len(tempfile.gettempdir()) <= _MAX_FOLDER_CHARS
     folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-demo-", dir=None if is_short else "/tmp"))  # noqa: S108  unguessable
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with removed_when_left(folder) as held_fd:
+        yield folder, (held_fd,)

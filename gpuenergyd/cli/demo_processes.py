@@ -1,11 +1,13 @@
 """The demo's processes: a private daemon and a training run, ended whatever happens, with the log of one that fails."""
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -39,6 +41,7 @@ class Children:
     """Children that do not outlive the `with` block: last started, first ended."""
 
     folder: Path
+    inherited_fds: Sequence[int] = ()
     _children: list[Child] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -57,16 +60,20 @@ class Children:
                 signal.signal(number, action)
 
     def start(self, name: str, arguments: Sequence[str], **variables: str) -> Child:
-        """Start a Python module as a child in a session of its own: Ctrl-C reaches us, and we end it in order."""
+        """Start a Python module as a child in a session of its own: Ctrl-C reaches us, and we end it in order.
+
+        If we are killed and cannot, the kernel asks it to end.
+        """
         log_path = self.folder / f"{name}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                [sys.executable, "-m", "gpuenergyd.cli.with_parent", str(os.getpid()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **variables},
                 start_new_session=True,
+                pass_fds=self.inherited_fds,
             )
         child = Child(name, process, log_path)
         self._children.append(child)
@@ -105,6 +112,26 @@ def _kill_session(leader_pid: int) -> None:
         except (ProcessLookupError, PermissionError):
             return
         time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def removed_when_left(folder: Path) -> Iterator[int]:
+    """Remove a folder at the end of the block, or, if we are killed, when nobody holds the yielded descriptor."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-m", "gpuenergyd.cli.folder_keeper", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+    assert keeper.stdin is not None  # a pipe was asked for
+    try:
+        yield keeper.stdin.fileno()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        keeper.stdin.close()
+        keeper.wait()
 
 
 def raise_on_termination() -> None:

@@ -151,6 +151,11 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
             for i in order
         ],
         "frontier": list(planned.frontier),
+        "throttling": [
+            {"stage": key.pp_rank, "instruction": key.kind, "chunk": key.chunk_index, "sm_clock_mhz": clock}
+            for key, profile in sorted(given.request.profile.classes.items())
+            if (clock := profile.throttling_clock_mhz) is not None
+        ],
     }
     if planned.switching is not None:
         figures["switching"] = _switching_figures(planned.switching, charged, baseline_j, planned.baseline_time_s)
@@ -259,5 +264,12 @@ def _print_for_people(given: PlanInput, figures: dict[str, Any]) -> None:
     console.print(f"planned in {figures['solve_cpu_s']:.2f} CPU s")
     if given.request.target.straggler_time_s is not None:
         console.print(f"energies count waiting until {given.request.target.straggler_time_s:g} s")
+    if figures["throttling"]:
+        lowest, highest = (f(row["sm_clock_mhz"] for row in figures["throttling"]) for f in (min, max))
+        clock = f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
+        console.print(
+            f"note: {len(figures['throttling'])} of {len(given.request.profile.classes)} instructions are throttled:"
+            f" above {clock} MHz a higher clock buys no time"
+        )
     for note in given.notes:
         console.print(f"note: {note}")

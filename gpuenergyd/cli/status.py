@@ -41,7 +41,7 @@ def status(
 
 
 def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
-    """Refresh until interrupted; with JSON, one line per second."""
+    """Refresh until interrupted; into a file or a pipe one table per second, with JSON one line."""
     if as_json:
         while True:
             print_json(state)
@@ -51,7 +51,13 @@ def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
 
     from gpuenergyd.report.live import status_view  # noqa: PLC0415
 
-    with Live(status_view(state), console=people_console(), screen=True, auto_refresh=False) as live:
+    console = people_console()
+    while not console.is_terminal:
+        console.print(status_view(state))
+        console.file.flush()
+        time.sleep(_WATCH_PERIOD_S)
+        state = client.get_status()
+    with Live(status_view(state), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(_WATCH_PERIOD_S)
             live.update(status_view(client.get_status()), refresh=True)

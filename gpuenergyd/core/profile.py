@@ -8,6 +8,9 @@ from itertools import pairwise
 from gpuenergyd.core.pipeline import InstructionClass
 from gpuenergyd.errors import ProfileError
 
+_NO_TIME_LOST_RATIO = 0.015
+_SHARE_OF_CLOCK_LOST = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class ClockOption:
@@ -62,6 +65,22 @@ class InstructionProfile:
             slower.time_s + share * (faster.time_s - slower.time_s),
             slower.energy_j + share * (faster.energy_j - slower.energy_j),
         )
+
+    @property
+    def throttling_clock_mhz(self) -> int | None:
+        """The clock above which higher ones buy no time, None where the top clock does: what a power cap looks like.
+
+        It is the lowest clock at which the time is within 1.5 % of the fastest and has lost less than a quarter of what
+        the clock has lost; a clock that limits the work loses time about as it falls.
+        """
+        top, fastest_s = self.options[0].sm_clock_mhz, self.fastest.time_s
+        throttling = top
+        for option in self.options:
+            lost_time = option.time_s / fastest_s - 1
+            lost_clock = top / option.sm_clock_mhz - 1
+            if lost_time <= _NO_TIME_LOST_RATIO and lost_time <= _SHARE_OF_CLOCK_LOST * lost_clock:
+                throttling = min(throttling, option.sm_clock_mhz)
+        return throttling if throttling < top else None
 
     def pareto(self, blocking_power_w: float) -> tuple[ClockOption, ...]:
         """Return the options that no other beats in both time and effective energy, fastest first."""

@@ -130,10 +130,10 @@ def contents(connection: Connection) -> Contents:
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Bring the schema to a revision, in the transaction that is open."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # before it is loaded, for it talks while it loads
     from alembic import command  # noqa: PLC0415  a reader, and a writer that finds all in order, start without it
     from alembic.config import Config  # noqa: PLC0415  as above
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
     config = Config()

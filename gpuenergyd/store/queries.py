@@ -271,7 +271,9 @@ def open_history(path_or_url: str | Path) -> History:
     match held:
         case Contents.CURRENT:
             return History(engine)
-        case Contents.NOTHING | Contents.FOREIGN:
+        case Contents.NOTHING:
+            raise StoreError(f"{path_or_url} is empty: no daemon has written a history there yet")
+        case Contents.FOREIGN:
             raise StoreError(f"{path_or_url} is not a history of gpuenergyd")
         case Contents.OLDER:
             raise StoreError(f"{path_or_url} was written by an older gpuenergyd; start the daemon once to upgrade it")

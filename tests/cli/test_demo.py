@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 FIGURES = {
     "baseline_iteration_time_s",
     "iteration_time_s",
@@ -103,6 +105,27 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
 
     assert (demo.returncode, stderr) == (exit_code, "")
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.kill
+def test_a_killed_demo_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="demo-"))
+    demo = start(folder, "--out", str(tmp_path / "report.html"), "--gpus", "2")
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if line.startswith("baseline: "):
+            break
+    num_running = len(processes_of(folder))
+
+    demo.kill()
+    demo.communicate()
+
+    wait_until(lambda: processes_of(folder) == [], timeout_s=60.0)
+    left_files = list(folder.iterdir())
+    assert num_running >= 4
+    assert left_files == []
+    shutil.rmtree(folder)
 
 
 def test_a_training_that_fails_is_one_line_with_the_end_of_its_log(folder: Path, tmp_path: Path) -> None:

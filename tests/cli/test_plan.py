@@ -35,6 +35,7 @@ KEYS = [
     "order",
     "clocks",
     "frontier",
+    "throttling",
 ]
 
 
@@ -100,6 +101,7 @@ def test_printed_plan_takes_and_costs_what_it_says(table: Path, schedule: str, p
     )
 
     assert list(figures) == KEYS
+    assert figures["throttling"] == []
     assert (figures["schedule"], figures["num_stages"], figures["num_microbatches"]) == (schedule, 4, 6)
     iteration_time_s, energy_j = _judged(figures, table, 60.0)
     assert figures["iteration_time_s"] == pytest.approx(iteration_time_s, rel=1e-9)

@@ -153,3 +153,22 @@ def test_a_daemon_that_goes_away_ends_the_watch(
 
     assert run(["status", "--watch"]) == 3
     assert capsys.readouterr().err == "gpuenergyd: no daemon answers\n"
+
+
+def test_watching_into_a_pipe_prints_a_table_for_every_state(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = iter((STATUS, STATUS | {"uptime_s": 76.2}))
+
+    def next_status(_self: object) -> dict[str, Any]:
+        try:
+            return next(states)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", next_status)
+    monkeypatch.setattr("gpuenergyd.cli.status.time.sleep", lambda _s: None)
+
+    assert run(["status", "--watch"]) == 130
+    shown = capsys.readouterr().out
+    assert [up for up in ("up 75 s", "up 76 s") if up in shown] == ["up 75 s", "up 76 s"]

@@ -103,3 +103,16 @@ def test_missing_class_and_missing_clock_are_named() -> None:
         profile[InstructionClass(3, InstructionKind.B, 1)]
     with pytest.raises(ProfileError, match="no measurement at 800 MHz; measured: 1400, 1000"):
         instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0)], where="t").at_clock(800)
+
+
+def test_a_table_that_is_flat_at_the_top_is_throttled_and_one_that_is_not_is_not() -> None:
+    def table(cap: int) -> InstructionProfile:
+        options = [ClockOption(c, 0.02 + 0.08 * 1700 / min(c, cap), 30.0) for c in range(1700, 800, -15)]
+        return instruction_profile(options, where="test")
+
+    assert table(1450).throttling_clock_mhz == pytest.approx(1450, abs=35)
+    assert table(5000).throttling_clock_mhz is None
+
+
+def test_one_clock_alone_is_never_called_throttled() -> None:
+    assert instruction_profile([ClockOption(1400, 0.1, 1.0)], where="test").throttling_clock_mhz is None

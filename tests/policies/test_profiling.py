@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from gpuenergyd.core.plan import check_plan
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd_policies.profiling.design import clock_levels, design_points, kinds_of_ranks, profile_plan
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
+from gpuenergyd_policies.profiling.times import fit_times, monotone_times_s
 
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS = tuple(range(1410, 209, -15))
@@ -154,3 +156,41 @@ def test_missing_energy_is_said_and_not_guessed() -> None:
 
     with pytest.raises(NotEnoughDataError, match=r"ranks \[0\]"):
         fit_profile([blind], [GPU])
+
+
+def test_a_power_cap_becomes_a_bend_and_its_clock_the_one_that_counts() -> None:
+    cap = 1180
+
+    def capped_time_s(clock: int) -> float:
+        return true_time_s(F, min(clock, cap))
+
+    samples = tuple(
+        InstructionSample(0, F, (ClockShare(clock, capped_time_s(clock)),), count=8) for clock in clock_levels(CLOCKS)
+    )
+    seen = [IterationObservation(k, "p", 1.0, (sample,), ()) for k, sample in enumerate(samples)]
+
+    curve = fit_times(seen)[InstructionClass(0, F)]
+
+    assert curve.cap_mhz == pytest.approx(cap, rel=0.01)
+    for clock in CLOCKS:
+        if clock >= curve.lowest_mhz:
+            assert float(curve.times_s([clock])[0]) == pytest.approx(capped_time_s(clock), rel=0.005)
+    assert curve.effective_mhz(1410) == pytest.approx(cap, rel=0.01)
+    assert curve.effective_mhz(1000) == 1000
+
+
+def test_without_a_cap_no_bend_is_made_up() -> None:
+    samples = tuple(
+        InstructionSample(0, F, (ClockShare(clock, true_time_s(F, clock)),), count=8) for clock in clock_levels(CLOCKS)
+    )
+    seen = [IterationObservation(k, "p", 1.0, (sample,), ()) for k, sample in enumerate(samples)]
+
+    assert fit_times(seen)[InstructionClass(0, F)].cap_mhz is None
+
+
+def test_times_measured_the_wrong_way_round_are_evened_out_by_their_weights() -> None:
+    smooth = monotone_times_s(np.array([0.10, 0.08, 0.081, 0.05]), np.array([1.0, 3.0, 1.0, 1.0]))
+
+    assert smooth[0] == pytest.approx(0.10)
+    assert smooth[1] == smooth[2] == pytest.approx(0.08**0.75 * 0.081**0.25)
+    assert smooth[3] == pytest.approx(0.05)

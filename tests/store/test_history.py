@@ -1,6 +1,8 @@
 """What is written comes back, beside a running writer and after it; what is no history says so in one line."""
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -336,3 +338,27 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_uses(writer: Histo
 
     assert differences == []
     assert revision == SCHEMA_REVISION
+
+
+def test_a_new_history_is_made_without_a_word(tmp_path: Path) -> None:
+    code = """
+import logging, sys
+logging.basicConfig(level=logging.INFO)
+from gpuenergyd.store import HistoryWriter
+writer = HistoryWriter(sys.argv[1])
+writer.start()
+writer.close(60.0)
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "history.sqlite3")], capture_output=True, text=True, check=True
+    )
+
+    assert (tmp_path / "history.sqlite3").is_file()
+    assert "alembic" not in made.stderr
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "history.sqlite3").touch()
+
+    with pytest.raises(StoreError, match="is empty: no daemon has written a history there yet"):
+        open_history(tmp_path / "history.sqlite3")

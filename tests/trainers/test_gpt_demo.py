@@ -157,3 +157,21 @@ def test_bad_arguments_end_with_one_line_and_exit_code_2(
 
     assert ended.value.code == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpu-uuid", "GPU-nope"), "no GPU 'GPU-nope'; there are: GPU-"),
+        (("--stages", str(NUM_RANKS + 1), "--schedule", "gpipe"), f"has {NUM_RANKS} GPUs"),
+        (("--microbatches", str(NUM_RANKS - 1)), f"needs at least --stages {NUM_RANKS}"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_before_any_rank_starts(
+    world: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpt_demo.main(["--world", str(world), "--no-daemon", "--iterations", "1", *arguments])
+
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 
 from gpuenergyd.core.pipeline import one_forward_one_backward
-from gpuenergyd.errors import ScheduleError
+from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, ScheduleError
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
 from gpuenergyd_trainers.simulated_stage import simulate
@@ -70,6 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             one_forward_one_backward(options.stages, options.microbatches, options.extra_inflight)
         except ScheduleError as error:
             parser.error(str(error))
+    if options.schedule == "1f1b" and options.microbatches < options.stages:
+        parser.error(f"--microbatches {options.microbatches}: torch's 1F1B needs at least --stages {options.stages}")
+    if options.world is not None:
+        try:
+            _check_gpus(options)
+        except GpuEnergyError as error:
+            parser.error(str(error))
     if options.rank is None:
         return _run_all_ranks(options)
     if not 0 <= options.rank < options.stages:
@@ -110,6 +117,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--duration-scale", type=float, default=1.0, help="make simulated instructions shorter or longer")
     add("--seed", type=int, default=0)
     return parser
+
+
+def _check_gpus(options: argparse.Namespace) -> None:
+    host = SimulatedHost.open(options.world)
+    try:
+        uuids = [gpu.gpu_uuid for gpu in host.identities()]
+    finally:
+        host.close()
+    if options.gpu_uuid is None and len(uuids) < options.stages:
+        raise GpuNotFoundError(f"--stages {options.stages}: {options.world} has {len(uuids)} GPUs")
+    if options.gpu_uuid is not None and options.gpu_uuid not in uuids:
+        raise GpuNotFoundError(f"no GPU {options.gpu_uuid!r}; there are: {', '.join(uuids)}")
 
 
 def _counts(text: str) -> tuple[int, ...]:

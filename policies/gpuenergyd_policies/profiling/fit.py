@@ -1,32 +1,28 @@
 """From a few iterations to time and energy of every kind of instruction at every clock.
 
-Times. An instruction that ran in shares of different clocks satisfies sum(share / t(clock)) = 1. The unknowns are the
-log times at the measured clocks; between them log time is interpolated monotonically over the clock (PCHIP), never by
-a formula, because an error in time costs more than one in energy.
-
-Energy. A GPU's energy over an iteration is the sum over what it did of time times power, with
+Times come from `times`. Energy. A GPU's energy over an iteration is the sum over what it did of time times power, with
     v(f) = 1 + (v_max - 1) * max(0, f - f_knee) / (f_max - f_knee)
     power(kind, f) = P_static + a_kind * v(f)^2 / t_kind(f)
     power(waiting, f) = P_static + c * f * v(f)^2
-that is, an instruction switches the same transistors at every clock, at the voltage of that clock. The knee, v_max and
+that is, an instruction switches the same transistors at every clock, at the voltage of that clock; where a power cap
+holds the clock down, at the voltage of the clock it is held to. The knee, v_max and
 P_static are shared by GPUs of one model, each GPU has its own a and c; all are found at once by least squares
 on relative residuals with priors on the shared three.
 Extrapolation below the lowest measured clock is refused: it overshoots deadlines.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 from scipy.optimize import least_squares
 
-from gpuenergyd.core.observation import InstructionSample, IterationObservation
+from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -39,9 +35,6 @@ knee's, static power at 32-80 W (V100, A100, A40, H100 as measured or assumed in
 _ENERGY_NOISE_RATIO = 0.01
 _MIN_ENERGY_NOISE_RATIO = 0.001
 """The first is assumed, then replaced by what the fit leaves over: good data may speak louder than the priors."""
-_TIME_NOISE_RATIO = 0.003
-_MIN_SHARE_RATIO = 0.02
-"""Shares smaller than this of an instruction are rounding noise of two clocks, not a measurement."""
 
 
 class NotEnoughDataError(Exception):
@@ -87,17 +80,20 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
     Raises:
         NotEnoughDataError: a class without samples, or no energy for some rank.
     """
-    times = _fit_times(observations, gpus)
-    models, error_ratio = _fit_power(observations, gpus, times)
+    curves = fit_times(observations)
+    if {c.pp_rank for c in curves} != set(range(len(gpus))):
+        raise NotEnoughDataError("some rank has no timed instructions")
+    models, error_ratio = _fit_power(observations, gpus, curves)
     classes: dict[InstructionClass, InstructionProfile] = {}
-    for instruction_class, (knots_mhz, knot_times_s) in times.items():
+    for instruction_class, curve in curves.items():
         gpu = gpus[instruction_class.pp_rank]
         model = models[instruction_class.pp_rank]
-        clocks = [c for c in gpu.supported_sm_clocks_mhz if c >= knots_mhz[0]]
+        clocks = [c for c in gpu.supported_sm_clocks_mhz if c >= curve.lowest_mhz]
         options = []
-        for clock, time_s in zip(clocks, _interpolate(clocks, knots_mhz, knot_times_s), strict=True):
+        for clock, time_s in zip(clocks, curve.times_s(clocks), strict=True):
             kind, chunk = instruction_class.kind, instruction_class.chunk_index
-            options.append(ClockOption(clock, float(time_s), model.energy_j(kind, chunk, clock, float(time_s))))
+            energy_j = model.energy_j(kind, chunk, curve.effective_mhz(clock), float(time_s))
+            options.append(ClockOption(clock, float(time_s), energy_j))
         where = f"fit of {instruction_class.kind} on rank {instruction_class.pp_rank}"
         classes[instruction_class] = instruction_profile(options, where=where)
     waiting_w = [model.waiting_power_w(model.max_sm_clock_mhz) for model in models]
@@ -106,58 +102,6 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         power_models=models,
         energy_error_ratio=error_ratio,
     )
-
-
-# --- times ---
-
-
-def _fit_times(
-    observations: Sequence[IterationObservation], gpus: Sequence[GpuView]
-) -> dict[InstructionClass, tuple[FloatArray, FloatArray]]:
-    samples: dict[InstructionClass, list[InstructionSample]] = defaultdict(list)
-    for observation in observations:
-        for sample in observation.instruction_samples:
-            samples[InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)].append(sample)
-    if {c.pp_rank for c in samples} != set(range(len(gpus))):
-        raise NotEnoughDataError("some rank has no timed instructions")
-    return {instruction_class: _fit_class_times(members) for instruction_class, members in samples.items()}
-
-
-def _fit_class_times(samples: Sequence[InstructionSample]) -> tuple[FloatArray, FloatArray]:
-    """Return (clocks ascending in MHz, times in s) of one class at its measured clocks."""
-    mostly: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for sample in samples:
-        main = max(sample.shares, key=lambda share: share.time_s)
-        mostly[main.sm_clock_mhz].append((sample.time_s, sample.count))
-    knots = np.array(sorted(mostly), dtype=float)
-    start = np.array(
-        [np.average([t for t, _ in mostly[int(k)]], weights=[c for _, c in mostly[int(k)]]) for k in knots]
-    )
-    shares, weights = [], []
-    for sample in samples:
-        kept = [s for s in sample.shares if s.time_s >= _MIN_SHARE_RATIO * sample.time_s]
-        rest_s = sample.time_s - sum(s.time_s for s in kept)
-        shares.append([(s.sm_clock_mhz, s.time_s + rest_s / len(kept)) for s in kept])
-        weights.append(np.sqrt(sample.count))
-    clocks = np.array([clock for row in shares for clock, _ in row], dtype=float)
-    spent_s = np.array([time_s for row in shares for _, time_s in row])
-    row_of = np.repeat(np.arange(len(shares)), [len(row) for row in shares])
-    weight = np.array(weights, dtype=np.float64) / _TIME_NOISE_RATIO
-
-    def residuals(log_times: FloatArray) -> FloatArray:
-        progress = spent_s / np.asarray(_interpolate(clocks, knots, np.exp(log_times)))
-        total = np.bincount(row_of, weights=progress, minlength=len(shares))
-        return np.asarray((total - 1.0) * weight, dtype=np.float64)
-
-    fit = least_squares(residuals, np.log(start), loss="soft_l1")
-    return knots, np.asarray(np.minimum.accumulate(np.exp(fit.x)), dtype=np.float64)
-
-
-def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray, times_s: FloatArray) -> FloatArray:
-    clocks = np.clip(np.asarray(clocks_mhz, dtype=float), knots_mhz[0], knots_mhz[-1])
-    if len(knots_mhz) == 1:
-        return np.full(len(clocks), times_s[0])
-    return np.asarray(np.exp(PchipInterpolator(knots_mhz, np.log(times_s))(clocks)), dtype=np.float64)
 
 
 # --- power ---
@@ -184,7 +128,7 @@ class _Shares:
 
 def _shares(
     observations: Sequence[IterationObservation],
-    times: Mapping[InstructionClass, tuple[FloatArray, FloatArray]],
+    curves: Mapping[InstructionClass, TimeCurve],
 ) -> tuple[_Shares, dict[_What, int]]:
     index_of: dict[_What, int] = {}
     columns: list[tuple[int, int, int, float, float, float]] = []
@@ -195,11 +139,12 @@ def _shares(
                 continue
             for share in rank.time_at:
                 what = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index), len(index_of))
-                amount = share.time_s * share.sm_clock_mhz
+                clock_mhz, amount = float(share.sm_clock_mhz), share.time_s * share.sm_clock_mhz
                 if share.kind is not None:
-                    knots, knot_times_s = times[InstructionClass(rank.pp_rank, share.kind, share.chunk_index)]
-                    amount = share.time_s / float(_interpolate([share.sm_clock_mhz], knots, knot_times_s)[0])
-                columns.append((len(energies), rank.pp_rank, what, share.sm_clock_mhz, amount, share.time_s))
+                    curve = curves[InstructionClass(rank.pp_rank, share.kind, share.chunk_index)]
+                    clock_mhz = curve.effective_mhz(share.sm_clock_mhz)
+                    amount = share.time_s / float(curve.times_s([share.sm_clock_mhz])[0])
+                columns.append((len(energies), rank.pp_rank, what, clock_mhz, amount, share.time_s))
             energies.append(rank.energy_j)
     table = np.array(columns, dtype=float).reshape(-1, 6)
     row_of, rank_of, what_of = (table[:, k].astype(np.int64) for k in range(3))
@@ -210,9 +155,9 @@ def _shares(
 def _fit_power(
     observations: Sequence[IterationObservation],
     gpus: Sequence[GpuView],
-    times: Mapping[InstructionClass, tuple[FloatArray, FloatArray]],
+    curves: Mapping[InstructionClass, TimeCurve],
 ) -> tuple[tuple[PowerModel, ...], float]:
-    shares, index_of = _shares(observations, times)
+    shares, index_of = _shares(observations, curves)
     missing = sorted(set(range(len(gpus))) - set(shares.rank_of.tolist()))
     if missing:
         raise NotEnoughDataError(f"no energy measured for ranks {missing}")
