@@ -28,6 +28,9 @@ _MIN_SHARE_RATIO = 0.02
 _ON_THE_LINE_RATIO = 0.015
 _CAPPED_RATIO = 0.03
 """How far above the line of the lower clocks a time must lie before a cap explains it better than curvature does."""
+_MIN_CAPPED_KNOTS = 2
+_FLAT_RATIO = 0.01
+"""A cap makes the times of several clocks equal; one time off the line alone is a disturbed measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def _with_bend(knots_mhz: FloatArray, times_s: FloatArray) -> TimeCurve:
         num_on_line += 1
     expected_s = offset_s + slope / knots_mhz
     capped = np.flatnonzero(times_s > (1 + _CAPPED_RATIO) * expected_s)
-    if slope <= 0 or not len(capped):
+    if slope <= 0 or len(capped) < _MIN_CAPPED_KNOTS or np.ptp(times_s[capped]) > _FLAT_RATIO * times_s[-1]:
         return plain
     capped_s = float(np.mean(times_s[capped[0] :]))
     cap_mhz = float(slope / (capped_s - offset_s))
