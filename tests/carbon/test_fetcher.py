@@ -50,6 +50,7 @@ def nothing_known() -> Fetched:
     return Fetched(SIGNAL, (), (), FetchStatus())
 
 
+@pytest.mark.fault(25)
 def test_a_provider_is_not_asked_again_before_it_has_something_new() -> None:
     source = ScriptedSource([SourceReply((sample(-1),))])
 
@@ -63,6 +64,7 @@ def test_a_provider_is_not_asked_again_before_it_has_something_new() -> None:
     assert len(source.asked_at) == 2
 
 
+@pytest.mark.fault(22)
 def test_a_failure_keeps_what_is_known_and_says_which_problem() -> None:
     source = ScriptedSource([SourceReply((sample(-1),)), SourceError(Problem.SERVER_ERROR, "neso: HTTP 500")])
 
@@ -89,6 +91,7 @@ def test_pauses_double_up_to_two_hours_and_a_success_ends_them() -> None:
     assert fetched_next(source, known, at).status.num_failures == 0
 
 
+@pytest.mark.fault(25)
 @pytest.mark.parametrize(
     ("error", "pause_s"),
     [
@@ -112,6 +115,7 @@ def test_a_third_party_source_that_breaks_is_a_failure_and_no_crash() -> None:
     assert "secret" not in (known.status.message or "")
 
 
+@pytest.mark.fault(26)
 def test_a_clock_set_back_does_not_silence_a_source_for_ever() -> None:
     source = ScriptedSource([SourceReply((sample(-1),))])
     known = fetched_next(source, nothing_known(), NOW_AT + timedelta(days=365))

@@ -72,6 +72,7 @@ AHEAD = CarbonForecast(
 )
 
 
+@pytest.mark.fault(22)
 @pytest.mark.parametrize(
     ("after", "forecast", "rung", "value"),
     [

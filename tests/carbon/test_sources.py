@@ -72,6 +72,7 @@ def test_a_documented_reply_gives_its_value_in_g_per_kwh(provider: Documented, w
     assert reply.rejected == ()
 
 
+@pytest.mark.fault(23)
 @every_provider
 @pytest.mark.parametrize(
     ("body", "problem"),
@@ -92,6 +93,7 @@ def test_what_is_no_documented_reply_is_named_so(provider: Documented, web: Web,
         assert failure(provider.source(server.url, web)).problem is problem
 
 
+@pytest.mark.fault(23)
 @every_provider
 @pytest.mark.parametrize("value", [-5, 10**9, float("nan"), "abc", [], True], ids=str)
 def test_a_value_that_no_grid_has_is_refused(provider: Documented, web: Web, value: object) -> None:
@@ -111,6 +113,7 @@ def test_a_null_where_a_value_belongs_is_never_zero(provider: Documented, web: W
         assert failure(provider.source(server.url, web)).problem is Problem.BAD_VALUE
 
 
+@pytest.mark.fault(23)
 @pytest.mark.parametrize("provider", [p for p in PROVIDERS if p.other_zone is not None], ids=lambda p: p.name)
 def test_a_reply_about_another_zone_is_refused(provider: Documented, web: Web) -> None:
     assert provider.other_zone is not None
@@ -141,6 +144,7 @@ def test_each_status_has_its_problem_and_only_passing_ones_are_tried_again(
     assert len(asked) == num_asked
 
 
+@pytest.mark.fault(25)
 @every_provider
 def test_retry_after_is_honoured_and_a_long_one_is_passed_on(provider: Documented, web: Web, pauses: Pauses) -> None:
     with serving(provider.script(Reply(b"", 429, (("Retry-After", "5"),)))) as server:
@@ -173,12 +177,14 @@ def test_one_burst_of_server_errors_is_survived(provider: Documented, web: Web, 
     assert pauses.taken_s == [1.0]
 
 
+@pytest.mark.fault(24)
 @every_provider
 def test_a_body_beyond_the_limit_is_not_read_to_its_end(provider: Documented, web: Web) -> None:
     with serving(provider.script(Reply(b" " * 10_000_000))) as server:
         assert failure(provider.source(server.url, web)).problem is Problem.TOO_LARGE
 
 
+@pytest.mark.fault(24)
 @every_provider
 def test_a_body_that_drips_meets_the_limit_of_all_tries_together(provider: Documented) -> None:
     ticks = iter(range(10**9))
@@ -198,6 +204,7 @@ def test_a_silent_server_meets_the_read_limit(provider: Documented) -> None:
         assert failure(source).problem is Problem.TIMEOUT
 
 
+@pytest.mark.fault(22)
 @every_provider
 def test_a_refused_connection_says_unreachable(provider: Documented, web: Web) -> None:
     with socket.socket() as unused:
@@ -207,6 +214,7 @@ def test_a_refused_connection_says_unreachable(provider: Documented, web: Web) -
     assert failure(provider.source(f"http://127.0.0.1:{port}", web)).problem is Problem.UNREACHABLE
 
 
+@pytest.mark.fault(24)
 @every_provider
 def test_a_redirect_loop_ends_and_another_host_is_never_followed(provider: Documented, web: Web) -> None:
     with serving(provider.script(Reply(b"", 302, (("Location", "/again"),)))) as server:
@@ -226,6 +234,7 @@ def test_values_of_the_future_are_not_taken_for_measured(provider: Documented, w
         assert failure(provider.source(server.url, web)).problem is Problem.CLOCK
 
 
+@pytest.mark.fault(23)
 @every_provider
 def test_values_of_long_ago_are_kept_but_called_stale(provider: Documented, web: Web) -> None:
     earlier = HOUR_AT - timedelta(days=40)

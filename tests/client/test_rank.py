@@ -183,6 +183,7 @@ def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
     assert report["iteration_index"] == failed_index + 1
 
 
+@pytest.mark.fault(40)
 def test_daemon_restart_means_a_new_registration_and_no_old_plan(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)

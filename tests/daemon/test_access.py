@@ -91,6 +91,7 @@ def register_as(
     return status, answer
 
 
+@pytest.mark.fault(42)
 def test_a_user_outside_the_group_is_refused_and_told_who_may_and_how_to_become_one(daemon: DaemonProcess) -> None:
     needs_root()
 
@@ -118,6 +119,7 @@ def test_root_of_this_host_is_served(daemon: DaemonProcess) -> None:
     assert status == 200, answer
 
 
+@pytest.mark.fault(41)
 @pytest.mark.parametrize("namespaces", [("--pid", "--fork"), ("--user", "--map-root-user")], ids=["pid", "user"])
 def test_root_of_a_container_is_not_root_of_this_host(daemon: DaemonProcess, namespaces: tuple[str, ...]) -> None:
     needs_root()
@@ -184,6 +186,7 @@ def test_one_users_token_is_of_no_use_to_another(daemon: DaemonProcess) -> None:
     assert own == 200
 
 
+@pytest.mark.fault(37)
 def test_too_many_connections_of_one_user_are_refused_and_others_served(tmp_path: Path) -> None:
     with running_daemon(tmp_path, max_connections_per_user=3) as daemon:
         held = []
@@ -203,6 +206,7 @@ def test_too_many_connections_of_one_user_are_refused_and_others_served(tmp_path
         assert daemon.status()["jobs"] == []
 
 
+@pytest.mark.fault(36)
 def test_a_flood_of_one_user_is_slowed_down_with_the_time_to_wait(tmp_path: Path) -> None:
     with running_daemon(tmp_path, max_requests_per_user_per_s=5) as daemon:
         connection = http.client.HTTPConnection("localhost")
@@ -270,6 +274,7 @@ def test_a_uid_0_that_cannot_be_looked_at_is_not_root_of_this_host() -> None:
     assert not is_host_root(Peer(2**22 + 1, 0, 0))
 
 
+@pytest.mark.fault(2)
 @pytest.mark.kill
 def test_a_dead_client_is_known_by_its_pidfd_though_a_child_keeps_its_socket_open() -> None:
     listener = socket.socket(socket.AF_UNIX)

@@ -91,6 +91,7 @@ def hand_over(jobs: Jobs, kind: int, body: bytes) -> None:
             jobs.release(decode(body, RankRelease, max_bytes=MAX_CONTROL_MESSAGE_BYTES).rank_token, ME)
 
 
+@pytest.mark.fault(32)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_mutated_message_breaks_the_jobs_or_changes_a_clock(seed: int) -> None:
     rng = random.Random(seed)
@@ -125,6 +126,7 @@ def test_no_mutated_message_breaks_the_jobs_or_changes_a_clock(seed: int) -> Non
     assert num_open_descriptors() == num_descriptors
 
 
+@pytest.mark.fault(47)
 def test_no_mutated_clock_record_reaches_the_worker_unless_it_is_a_supported_wish_of_a_known_rank() -> None:
     rng = random.Random(3)
     stage = Stage(plan("tuned-1", 1200))
@@ -160,6 +162,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
         yield daemon
 
 
+@pytest.mark.fault(32)
 def test_no_mutated_http_request_brings_the_daemon_down(daemon: DaemonProcess) -> None:
     rng = random.Random(4)
     body = json.dumps(asdict(registration(0))).encode()

@@ -347,6 +347,7 @@ def test_a_refused_lease_sends_the_job_to_full_speed_and_says_why() -> None:
     play(scenario)
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize("health", [GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY])
 def test_a_gpu_that_cannot_be_controlled_takes_its_whole_job_to_full_speed(health: GpuHealth) -> None:
     stage = Stage(plan("tuned-1", 1200))

@@ -12,6 +12,7 @@ from gpuenergyd.errors import GpuEnergyError, UsageError
 KINDS = [socket.SOCK_STREAM, socket.SOCK_SEQPACKET]
 
 
+@pytest.mark.fault(39)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stale_socket_is_replaced(tmp_path: Path, kind: socket.SocketKind) -> None:
     path = tmp_path / "s"
@@ -26,6 +27,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path, kind: socket.SocketKind) -> 
     assert path.stat().st_mode & 0o777 == 0o660
 
 
+@pytest.mark.fault(39)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path, kind: socket.SocketKind) -> None:
     path = tmp_path / "s"
@@ -39,6 +41,7 @@ def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path, kind: socket
     first.close()
 
 
+@pytest.mark.fault(39, 43)
 def test_a_file_and_a_symbolic_link_are_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("data")
@@ -87,6 +90,7 @@ def test_one_daemon_per_folder_and_the_next_one_once_it_is_gone(tmp_path: Path) 
     InstanceLock(tmp_path / "run" / "lock").acquire().release()
 
 
+@pytest.mark.fault(43)
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -107,6 +107,7 @@ def test_a_policy_that_fails_in_order_is_a_failure_and_the_host_lives_on(
     assert num_restarts == 0
 
 
+@pytest.mark.fault(44)
 @pytest.mark.kill
 @pytest.mark.parametrize(
     ("policy", "reason"),
@@ -134,6 +135,7 @@ def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_replaced(
     assert num_restarts == 1
 
 
+@pytest.mark.fault(44)
 @pytest.mark.kill
 def test_while_one_job_waits_for_its_looping_policy_another_is_served_after_it(host_command: tuple[str, ...]) -> None:
     async def scenario() -> list[ClockPlan | PolicyFailure]:
@@ -162,6 +164,7 @@ def test_what_a_policy_prints_does_not_reach_the_channel(
     assert "not a plan" in capfd.readouterr().err
 
 
+@pytest.mark.fault(44)
 def test_a_policy_that_leaks_meets_its_memory_limit(host_command: tuple[str, ...]) -> None:
     async def scenario() -> ClockPlan | PolicyFailure:
         async with policy_link(host_command, memory_limit_bytes=2**30) as link:

@@ -112,6 +112,7 @@ def test_a_job_is_shown_with_its_plan_and_last_timeline(connection: DaemonConnec
     assert detail["timeline_iteration_index"] == 0
 
 
+@pytest.mark.fault(32, 33)
 @pytest.mark.parametrize(
     ("body", "status", "wrong"),
     [
@@ -162,6 +163,7 @@ def test_a_registration_that_cannot_be_is_refused_and_leaves_nothing(
     assert daemon.status()["gpus"][0]["job_id"] is None
 
 
+@pytest.mark.fault(28)
 def test_a_gpu_that_works_for_a_job_is_refused_to_another_with_owner_job_and_age(
     daemon: DaemonProcess, connection: DaemonConnection, token: str
 ) -> None:
@@ -243,6 +245,7 @@ def test_paths_and_methods_that_do_not_exist_say_so(connection: DaemonConnection
     assert unknown_job == (404, {"error": "no job 'nope'; running: none"})
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize(
     "start",
     [
@@ -268,6 +271,7 @@ def test_a_message_that_never_ends_is_hung_up_on(daemon: DaemonProcess, start: b
     assert daemon.status()["worker"]["is_alive"]
 
 
+@pytest.mark.fault(51)
 def test_rubbish_instead_of_http_is_refused_and_does_not_flood_the_log(daemon: DaemonProcess) -> None:
     for _ in range(5):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as noise:
@@ -305,6 +309,7 @@ def hostile_records(token: str) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.fault(47)
 @pytest.mark.parametrize("kind", list(hostile_records("00" * 16)))
 def test_a_hostile_clock_record_is_counted_its_connection_closed_and_no_clock_changed(
     daemon: DaemonProcess, token: str, kind: str
@@ -350,6 +355,7 @@ def test_sockets_are_for_the_group_and_nobody_else(daemon: DaemonProcess) -> Non
     assert modes == [0o660, 0o660]
 
 
+@pytest.mark.fault(42)
 def test_a_user_without_the_right_cannot_connect(daemon: DaemonProcess) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")

@@ -70,6 +70,7 @@ def test_variables_of_the_client_do_not_disturb(monkeypatch: pytest.MonkeyPatch)
     assert load_settings().policy == "bubble-aware"
 
 
+@pytest.mark.fault(50)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -74,6 +74,7 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
     assert (status["is_degraded"], status["degraded_reasons"]) == (False, [])
 
 
+@pytest.mark.fault(1)
 @pytest.mark.kill
 def test_a_killed_trainer_has_nothing_lowered_a_second_later(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon):
@@ -106,6 +107,7 @@ def test_a_stopped_daemon_gives_clocks_back_and_training_goes_on(tmp_path: Path)
         assert run.process.poll() is None
 
 
+@pytest.mark.fault(4)
 @pytest.mark.kill
 def test_a_killed_core_has_its_clocks_restored_by_the_worker(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
@@ -122,6 +124,7 @@ def test_a_killed_core_has_its_clocks_restored_by_the_worker(tmp_path: Path) -> 
     assert restore(daemon.journal_path) == ()
 
 
+@pytest.mark.fault(40)
 @pytest.mark.kill
 def test_a_killed_core_can_be_started_again_and_training_comes_back_to_it(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
@@ -144,6 +147,7 @@ def test_a_killed_core_can_be_started_again_and_training_comes_back_to_it(tmp_pa
     assert first.end_reason == "the daemon ended before the job"
 
 
+@pytest.mark.fault(4)
 @pytest.mark.kill
 def test_a_killed_worker_is_replaced_the_clocks_restored_and_the_job_tuned_again(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
@@ -163,6 +167,7 @@ def test_a_killed_worker_is_replaced_the_clocks_restored_and_the_job_tuned_again
         assert not status["is_degraded"], status["degraded_reasons"]
 
 
+@pytest.mark.fault(5)
 @pytest.mark.kill
 def test_a_hung_worker_is_replaced_and_the_clocks_restored(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
@@ -186,6 +191,7 @@ def test_a_killed_policy_host_costs_the_job_nothing_but_time(tmp_path: Path) -> 
         assert daemon.wait_for_phase("profiling", "tuned")["num_ranks"] == 4
 
 
+@pytest.mark.fault(6)
 @pytest.mark.kill
 def test_when_everything_is_killed_restore_brings_every_gpu_back(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
@@ -208,6 +214,7 @@ def test_when_everything_is_killed_restore_brings_every_gpu_back(tmp_path: Path)
     assert restore(daemon.journal_path) == ()
 
 
+@pytest.mark.fault(3)
 @pytest.mark.kill
 def test_a_silent_job_runs_at_full_speed_until_it_speaks_again(tmp_path: Path) -> None:
     with running_daemon(tmp_path, silence_limit_s=0.5) as daemon, training(daemon, arguments=UNIFORM) as run:

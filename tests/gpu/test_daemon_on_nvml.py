@@ -44,6 +44,7 @@ def test_a_job_is_tuned_and_given_back_through_nvml(daemon: DaemonProcess, contr
     assert restore(daemon.journal_path) == ()
 
 
+@pytest.mark.fault(7)
 def test_while_a_driver_call_hangs_status_answers_and_the_other_gpus_go_on(
     daemon: DaemonProcess, control: FakeNvmlControl
 ) -> None:
@@ -62,6 +63,7 @@ def test_while_a_driver_call_hangs_status_answers_and_the_other_gpus_go_on(
     daemon.stop()
 
 
+@pytest.mark.fault(9)
 def test_without_privilege_the_daemon_observes(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
     control.set_privileged(False)
     daemon.start()

@@ -90,6 +90,7 @@ def test_following_costs_few_extra_readings() -> None:
     assert reads < 1000 + 200 * 3 + 600  # ticks, three looks per update, learning
 
 
+@pytest.mark.fault(16)
 def test_decreasing_counter_begins_anew() -> None:
     edges = EnergyEdges()
     for k in range(800):

@@ -67,6 +67,7 @@ def test_injected_code_reaches_the_caller_as_its_error(
     assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[0]) == 1200
 
 
+@pytest.mark.fault(11)
 @pytest.mark.parametrize("code", [10, 19, 999])
 def test_busy_driver_is_asked_three_times(nvml_world: NvmlWorld, nvml_host: NvmlHost, code: int) -> None:
     nvml_world.control.inject("nvmlDeviceSetGpuLockedClocks", code, num_calls=2)
@@ -81,6 +82,7 @@ def test_busy_driver_is_asked_three_times(nvml_world: NvmlWorld, nvml_host: Nvml
     assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[0]) == 1200
 
 
+@pytest.mark.fault(10)
 def test_what_a_gpu_does_not_support_is_none_and_never_asked_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
     for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83", "nvmlDeviceGetCurrentClocksEventReasons"):
         nvml_world.control.inject(name, 3)
@@ -123,6 +125,7 @@ def test_gpu_that_is_lost_from_the_start_hides_no_other(nvml_world: NvmlWorld) -
     host.close()
 
 
+@pytest.mark.fault(48)
 def test_driver_reload_is_survived_and_the_counter_begins_anew(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
     gpu = nvml_world.gpus[0]
     edges = EnergyEdges()
@@ -225,6 +228,7 @@ def _open_host(environment: dict[str, str]) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.fault(12)
 @pytest.mark.parametrize(("code", "advice"), [(9, "load the nvidia kernel module"), (18, "reload the driver")])
 def test_driver_that_cannot_be_opened_says_what_to_do(nvml_world: NvmlWorld, code: int, advice: str) -> None:
     nvml_world.control.inject("nvmlInitWithFlags", code)
@@ -232,6 +236,7 @@ def test_driver_that_cannot_be_opened_says_what_to_do(nvml_world: NvmlWorld, cod
     assert advice in _open_host(nvml_world.environment())
 
 
+@pytest.mark.fault(12)
 def test_missing_library_says_what_to_install(tmp_path: Path) -> None:
     fake = tmp_path / "libnvidia-ml.so.1"
     fake.write_bytes(b"not a library")
@@ -242,6 +247,7 @@ def test_missing_library_says_what_to_install(tmp_path: Path) -> None:
     assert "libnvidia-ml.so.1 was not found" in said
 
 
+@pytest.mark.fault(12)
 def test_library_without_a_symbol_leaves_the_value_out(nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         if name == "nvmlDeviceGetCurrentClocksEventReasons":

@@ -31,6 +31,7 @@ def _lock_all(host: SimulatedHost, clock: int) -> None:
         host.lock_sm_clock(identity.gpu_uuid, clock)
 
 
+@pytest.mark.fault(15)
 def test_configured_baseline_is_put_back_instead_of_no_lock(host: SimulatedHost, journal: Journal) -> None:
     journal.add(_entries(host, saved_value=1380.0))
     _lock_all(host, 900)
@@ -89,6 +90,7 @@ def test_world_that_is_gone_is_reported_and_kept(host: SimulatedHost, journal: J
     assert len(journal.read().entries) == 2
 
 
+@pytest.mark.fault(6)
 def test_change_of_an_earlier_boot_is_forgotten_and_not_undone(host: SimulatedHost, tmp_path: Path) -> None:
     Journal(tmp_path / "journal.json", boot_id=lambda: "before").add(_entries(host))
     _lock_all(host, 900)
@@ -125,6 +127,7 @@ def test_dry_run_changes_nothing_and_names_the_owner(host: SimulatedHost, journa
     assert len(journal.read().entries) == 2
 
 
+@pytest.mark.fault(14, 15)
 @pytest.mark.parametrize(
     ("now_w", "result", "after_w"),
     [

@@ -108,6 +108,7 @@ def test_second_lease_on_a_gpu_names_the_first(site: Site) -> None:
     run(main())
 
 
+@pytest.mark.fault(36)
 def test_flood_of_wishes_is_coalesced_to_the_newest(site: Site) -> None:
     site.start_worker()
 
@@ -300,6 +301,7 @@ def test_killed_worker_leaves_clocks_lowered_and_restore_brings_them_back(site: 
     assert restore(site.folder / "journal.json") == ()
 
 
+@pytest.mark.fault(6)
 @pytest.mark.kill
 def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
     worker = site.start_worker()

@@ -71,6 +71,7 @@ def test_killed_worker_is_made_good_by_restore_through_nvml(site: Site, monkeypa
     assert site.locks() == [None, None, None]
 
 
+@pytest.mark.fault(7)
 def test_hanging_set_wedges_one_gpu_and_the_others_go_on(site: Site, control: FakeNvmlControl) -> None:
     control.inject("nvmlDeviceSetGpuLockedClocks", gpu_index=1, num_calls=1, delay_s=3.0)
     site.start_worker(*SHORT)
@@ -99,6 +100,7 @@ def test_hanging_set_wedges_one_gpu_and_the_others_go_on(site: Site, control: Fa
     run(main())
 
 
+@pytest.mark.fault(7)
 def test_hanging_read_wedges_one_gpu_and_its_readings_grow_old(site: Site, control: FakeNvmlControl) -> None:
     site.start_worker(*SHORT)
 
@@ -141,6 +143,7 @@ def test_worker_ends_while_a_call_hangs_and_leaves_that_gpu_in_the_journal(
     assert site.locks() == [None, None, None]
 
 
+@pytest.mark.fault(8)
 def test_lost_gpu_is_told_and_stops_no_other(site: Site, control: FakeNvmlControl) -> None:
     site.start_worker()
 
@@ -180,6 +183,7 @@ def test_failed_restore_is_told_kept_and_tried_again_until_it_works(site: Site, 
     run(main())
 
 
+@pytest.mark.fault(9)
 def test_without_permission_the_gpu_is_observed_and_leases_say_why(site: Site, control: FakeNvmlControl) -> None:
     control.set_privileged(False)
     site.start_worker()
@@ -197,6 +201,7 @@ def test_without_permission_the_gpu_is_observed_and_leases_say_why(site: Site, c
     run(main())
 
 
+@pytest.mark.fault(30)
 def test_mig_gpu_is_observed_and_leases_say_why(site: Site, control: FakeNvmlControl) -> None:
     control.set_mig(0, is_on=True)
     site.start_worker()
@@ -224,6 +229,7 @@ def test_worker_told_to_observe_changes_nothing(site: Site) -> None:
     run(main())
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize(("xid", "health"), [(79, GpuHealth.LOST), (48, GpuHealth.DEGRADED)])
 def test_critical_error_changes_the_gpus_state(
     site: Site, control: FakeNvmlControl, xid: int, health: GpuHealth
@@ -244,6 +250,7 @@ def test_critical_error_changes_the_gpus_state(
     run(main())
 
 
+@pytest.mark.fault(48)
 def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlControl) -> None:
     site.start_worker()
 
@@ -264,6 +271,7 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
     run(main())
 
 
+@pytest.mark.fault(14)
 def test_what_somebody_else_unlocks_is_respected_and_told(site: Site) -> None:
     site.start_worker()
 
@@ -283,6 +291,7 @@ def test_what_somebody_else_unlocks_is_respected_and_told(site: Site) -> None:
     run(main())
 
 
+@pytest.mark.fault(12)
 def test_driver_that_is_not_there_yet_is_waited_for(site: Site, control: FakeNvmlControl) -> None:
     control.inject("nvmlInitWithFlags", 9, num_calls=2)
     site.start_worker()

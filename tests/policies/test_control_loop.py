@@ -155,6 +155,7 @@ class _Reckless:
         return ClockPlan(f"reckless-{number}", PlanPurpose.TUNED, ranks)
 
 
+@pytest.mark.fault(45)
 def test_the_guard_takes_a_slow_plan_back_and_gives_up_on_its_policy() -> None:
     run = training(_Reckless(), rules=JobRules(max_faults=2))
 
@@ -187,6 +188,7 @@ class _Nonsense:
         return ClockPlan("absurd", PlanPurpose.TUNED, (RankClocks(0, (99,) * len(order)),))
 
 
+@pytest.mark.fault(44)
 def test_a_clock_that_does_not_exist_never_reaches_a_gpu() -> None:
     run = training(_Nonsense())
 

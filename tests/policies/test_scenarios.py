@@ -28,6 +28,7 @@ def untuned_time_s(slowdown_of_rank: dict[int, float]) -> float:
     return run.history[-1][0]
 
 
+@pytest.mark.fault(46)
 def test_a_stage_that_becomes_slower_costs_at_most_five_iterations_and_is_learned_anew() -> None:
     run = training(slowdown_of=lambda rank, iteration: 1.1 if rank == 1 and iteration >= 50 else 1.0)
     run.run(130)
@@ -52,6 +53,7 @@ def test_a_job_that_becomes_faster_is_learned_anew() -> None:
     assert run.job.num_faults == 0
 
 
+@pytest.mark.fault(46)
 def test_evaluation_between_iterations_is_left_alone() -> None:
     run = training()
     usual = run.step_overhead_s
@@ -68,6 +70,7 @@ def test_evaluation_between_iterations_is_left_alone() -> None:
     assert not any(o.is_regular for o in interrupted)
 
 
+@pytest.mark.fault(46)
 def test_a_job_that_never_repeats_an_order_is_never_tuned() -> None:
     run = training()
     run.run(0)

@@ -282,6 +282,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         open_history(rubbish)
 
 
+@pytest.mark.fault(20)
 def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.sqlite3"
     with sqlite3.connect(foreign) as connection:
@@ -302,6 +303,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path)
     connection.close()
 
 
+@pytest.mark.fault(20)
 def test_a_newer_schema_is_named_to_readers_and_not_written_to(writer: HistoryWriter, path: Path) -> None:
     writer.write(job())
     writer.close()

@@ -100,6 +100,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount_point)], check=True)
 
 
+@pytest.mark.fault(18)
 def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(small_disk: Path) -> None:
     path = small_disk / "history.sqlite3"
     writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05)
@@ -129,6 +130,7 @@ def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(small
     assert reasons(path) == [str(i) for i in range(3000)]
 
 
+@pytest.mark.fault(19)
 def test_a_locked_database_is_waited_for_and_nothing_is_lost(path: Path) -> None:
     writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05, busy_timeout_s=0.05)
     writer.start()
@@ -150,6 +152,7 @@ def test_a_locked_database_is_waited_for_and_nothing_is_lost(path: Path) -> None
     assert reasons(path) == ["0", "1"]
 
 
+@pytest.mark.fault(20)
 def test_a_damaged_database_is_set_aside_and_a_new_one_begins(path: Path) -> None:
     path.write_bytes(b"this was a database once, and now it is not any more" * 100)
 
@@ -164,6 +167,7 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_begins(path: Path) -> Non
     assert kept.read_bytes().startswith(b"this was a database once")
 
 
+@pytest.mark.fault(19)
 def test_an_overrun_queue_sheds_samples_first_and_counts_them(path: Path) -> None:
     writer = HistoryWriter(path, max_waiting=10)
     for index in range(5):

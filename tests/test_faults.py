@@ -1,0 +1,30 @@
+"""The table of faults cannot lie: it is what the tests say, and no fault is without one."""
+
+import pytest
+
+from tests.support.faults import FAULTS, PAGE, fault_id, page, proofs
+
+PROOF_TO_COME = {13, 17, 21, 27, 29, 31, 35, 38, 49, 52}
+
+
+def test_every_fault_has_a_test_that_provokes_it() -> None:
+    proven = {number for proof in proofs() for number in proof.numbers}
+
+    assert len(FAULTS) == 52
+    assert [fault_id(fault.number) for fault in FAULTS if fault.number not in proven | PROOF_TO_COME] == []
+
+
+def test_the_table_is_what_the_tests_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(proofs()), "run: python -m tests.support.faults"
+
+
+def test_a_test_claims_no_fault_that_there_is_not() -> None:
+    assert {number for proof in proofs() for number in proof.numbers} <= {fault.number for fault in FAULTS}
+    with pytest.raises(ValueError, match="no fault 53; there are 1 to 52"):
+        fault_id(53)
+
+
+def test_the_id_of_a_test_names_its_faults(request: pytest.FixtureRequest) -> None:
+    claims = [(item, marker) for item in request.session.items for marker in item.iter_markers("fault")]
+
+    assert [item.nodeid for item, marker in claims for n in marker.args if fault_id(n) not in item.nodeid] == []
