@@ -230,6 +230,8 @@ def _watch(
         job = status["jobs"][0] if status["jobs"] else None
         if job and _has_shown_enough(job, request):
             return
+        if job and job["is_given_up"]:
+            raise GpuEnergyError(f"the job stays at full speed: {job['phase_reason']}")
         if job and _has_planned_nothing(job, request):
             raise GpuEnergyError(f"policy {request.policy!r} has planned nothing to show: {job['plan_reason']}")
         if time.monotonic() > until:

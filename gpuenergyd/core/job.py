@@ -12,7 +12,9 @@ which all ranks follow it, late enough that every rank has heard of it by then:
 so a policy that answers with a new plan each time tries one plan per iteration. Now and then a short block runs at
 full speed between tuned iterations: it keeps the baseline honest and proves the saving. The guard is here and not in
 the policy: when a tuned plan runs slower than owed, the job goes back to full speed and the baseline is measured
-again. If that has moved, the job itself has changed: what was learned of it is forgotten and learned anew.
+again. If that has moved, the job itself has changed; if it has not and plan after plan is slow, what was learned of it
+must be wrong: either way it is forgotten and learned anew. Each fault doubles the time until the next attempt, and a
+plan that holds for long redeems the faults before it.
 """
 
 from collections import deque
@@ -75,7 +77,11 @@ class JobRules:
     baseline_iterations: int = 10
     guard: GuardRules = field(default_factory=GuardRules)
     fallback_iterations: int = 5
-    """Iterations at full speed after a fault, before the policy is asked again."""
+    """Iterations at full speed after the first fault, before the policy is asked again; each further one doubles it."""
+    relearn_after_slow_plans: int = 2
+    """After so many slow plans in a row the profile is not believed any more, and measured again."""
+    redeeming_iterations: int = 64
+    """Iterations of one tuned plan without a fault that make up for all faults before it."""
     job_changed_ratio: float = 0.02
     """Instructions or iterations at full speed that moved by more than this: not the job that was profiled."""
     proof_iterations: int = 4
@@ -84,8 +90,8 @@ class JobRules:
     """Tuned iterations before the first block, which tells drift since the baseline from a plan that is too slow."""
     proof_budget_ratio: float = 0.01
     """Share of all iterations that later blocks may take."""
-    max_faults: int = 3
-    """After so many faults (guard trips, policy failures, lost control) the job stays at full speed."""
+    max_faults: int = 6
+    """After more faults (guard trips, policy failures, lost control) the job stays at full speed."""
     max_profile_iterations: int = 120
     """A policy that is still profiling after so many iterations is not asked again."""
     pause_ratio: float = 0.05
@@ -138,6 +144,8 @@ class Job:
     _fell_back_at: int = 0
     _num_fallbacks: int = 0
     _num_tuned_seen: int = 0
+    _num_slow_plans: int = 0
+    _generation: int = 0
     _num_proof_iterations: int = 0
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -148,6 +156,11 @@ class Job:
     def is_ended(self) -> bool:
         """Whether the job is over."""
         return self.phase is JobPhase.ENDED
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the job has fallen back to full speed for good."""
+        return self.phase is JobPhase.FALLBACK and self._retry_at_iteration is None
 
     @property
     def current_plan(self) -> ClockPlan:
@@ -340,18 +353,23 @@ class Job:
             return ()
         before = [o for o in self._full_speed() if o.iteration_index < self._fell_back_at]
         change = what_changed(before, full_speed, at_least_ratio=self.rules.job_changed_ratio)
+        self.baseline = baseline_view(full_speed if change is not None else self._full_speed())
         if change is not None:
-            self.phase_reason = f"the job changed: {change}"
-            self._forget_before(self._fell_back_at)
             self.num_faults = 0
-            self.baseline = baseline_view(full_speed)
-        else:
-            self.baseline = baseline_view(self._full_speed())
+            self._forget_unless(lambda o: o.iteration_index >= self._fell_back_at)
+            return (self._note(f"the job changed: {change}"), *self._ask())
+        if self._num_slow_plans >= self.rules.relearn_after_slow_plans:
+            reason = f"{self._num_slow_plans} plans in a row were slow: profiling again"
+            self._forget_unless(lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
+            return (self._note(reason), *self._ask())
         return self._ask()
 
-    def _forget_before(self, iteration_index: int) -> None:
-        self.observations = [o for o in self.observations if o.iteration_index >= iteration_index]
-        self.issued_plans = self.issued_plans[-1:]
+    def _forget_unless(self, is_kept: Callable[[IterationObservation], bool]) -> None:
+        """Forget what was learned of the job, so that the policy begins anew."""
+        self.observations = [o for o in self.observations if is_kept(o)]
+        self.issued_plans = [plan for plan in self.issued_plans if plan.purpose is PlanPurpose.BASELINE]
+        self._generation += 1
+        self._num_slow_plans = 0
         self._num_tuned_seen = 0
 
     # --- plans ---
@@ -380,6 +398,7 @@ class Job:
             issued_plans=tuple(self.issued_plans),
             communication_latency_s=self._typical(lambda o: o.communication_latency_s),
             launch_gap_s=self._typical(lambda o: o.launch_gap_s),
+            generation=self._generation,
         )
 
     def _typical(self, figure: Callable[[IterationObservation], float | None]) -> float:
@@ -466,9 +485,13 @@ class Job:
         ]
         verdict = judge(recent, plan, self.baseline, self.target, self.rules.guard)
         if verdict is None:
+            if len(recent) >= self.rules.redeeming_iterations:
+                self.num_faults = self._num_slow_plans = 0
             return ()
         finding, line = verdict
-        return self._fall_back(line, is_fault=finding is Finding.TOO_SLOW)
+        is_slow = finding is Finding.TOO_SLOW
+        self._num_slow_plans += is_slow
+        return self._fall_back(line, is_fault=is_slow)
 
     def _fall_back(self, reason: str, *, is_fault: bool = False, is_final: bool = False) -> tuple[Command, ...]:
         """Go back to full speed; after a fault the policy gets another chance, a limited number of times."""
@@ -487,8 +510,9 @@ class Job:
         if is_final or self.num_faults > self.rules.max_faults:
             self._retry_at_iteration = None
         else:
-            self._retry_at_iteration = max(self._last_apply_at, self._last_reported) + self.rules.fallback_iterations
-            self._guarded_from = self._retry_at_iteration
+            wait = self.rules.fallback_iterations * 2 ** max(0, self.num_faults - 1)
+            self._guarded_from = max(self._last_apply_at, self._last_reported) + wait
+            self._retry_at_iteration = self._guarded_from
         return (*commands, *self._enter(JobPhase.FALLBACK, reason))
 
     def _give_back(self, plan: ClockPlan) -> RestoreGpus:
@@ -502,6 +526,11 @@ class Job:
         restore = (RestoreGpus(self._gpu_uuids(), reason),) if self._has_lease else ()
         self._has_lease = False
         return (*restore, *self._enter(JobPhase.ENDED, reason), EndJob(reason))
+
+    def _note(self, reason: str) -> RecordPhase:
+        """Return the command that records why the job goes on differently in the phase it is in."""
+        self.phase_reason = reason
+        return RecordPhase(self.phase, reason)
 
     def _gpu_uuids(self) -> tuple[str, ...]:
         return tuple(self.gpus[r].gpu_uuid for r in sorted(self.gpus))

@@ -58,6 +58,12 @@ class JobView:
     """Median time from the end of an instruction to the begin of the one on the next rank that waited for it."""
     launch_gap_s: float = 0.0
     """Median time between two instructions of one rank when the second had everything it needs."""
+    generation: int = 0
+    """How often what was learned of this job has been forgotten; plan ids carry it, so that none is used twice."""
+
+    def plan_id(self, name: str) -> str:
+        """Return the id of a plan that has this name in the present generation."""
+        return f"{name}@{self.generation + 1}" if self.generation else name
 
 
 class ClockPolicy(Protocol):

@@ -140,6 +140,8 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
         "job_name": job.description.job_name,
         "phase": job.phase,
         "phase_reason": job.phase_reason,
+        "is_given_up": job.is_given_up,
+        "num_faults": job.num_faults,
         "policy": job.description.policy,
         "schedule": job.description.schedule_name,
         "num_ranks": job.description.num_pp_ranks,

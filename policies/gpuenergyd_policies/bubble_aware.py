@@ -77,13 +77,13 @@ class BubbleAware:
             if step is not None:
                 number, attempt = step
                 reason = f"profiling, point {number + 1} of {len(points)}"
-                plan_id = _profile_plan_id(number, attempt)
+                plan_id = _profile_plan_id(view, number, attempt)
                 return profile_plan(plan_id, points[number], view.schedule, levels, reason=reason)
             last = view.issued_plans[-1]
             if last.purpose is PlanPurpose.PROFILE:
                 # Until the last points are known, nobody need be slow.
                 clocks = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
-                plan_id = f"planning-{len(view.issued_plans)}"
+                plan_id = view.plan_id(f"planning-{len(view.issued_plans)}")
                 return full_speed_plan(plan_id, view.schedule, clocks, reason="profiled, waiting for the last points")
             if not _is_last_plan_observed(view):
                 return last
@@ -98,8 +98,8 @@ def _last_issued(view: JobView) -> ClockPlan | None:
 # --- profiling ---
 
 
-def _profile_plan_id(number: int, attempt: int) -> str:
-    return f"profile-{number + 1}.{attempt + 1}"
+def _profile_plan_id(view: JobView, number: int, attempt: int) -> str:
+    return view.plan_id(f"profile-{number + 1}.{attempt + 1}")
 
 
 def _profiling_step(view: JobView, points: tuple[DesignPoint, ...]) -> tuple[int, int] | None:
@@ -108,9 +108,9 @@ def _profiling_step(view: JobView, points: tuple[DesignPoint, ...]) -> tuple[int
     regular = {o.plan_id for o in view.observations if o.is_regular and o.energy_j is not None}
     for attempt in range(MAX_ATTEMPTS):
         for number in range(len(points)):
-            if any(_profile_plan_id(number, earlier) in regular for earlier in range(attempt)):
+            if any(_profile_plan_id(view, number, earlier) in regular for earlier in range(attempt)):
                 continue
-            if _profile_plan_id(number, attempt) not in issued:
+            if _profile_plan_id(view, number, attempt) not in issued:
                 return number, attempt
         if attempt + 1 < MAX_ATTEMPTS and not _is_last_plan_observed(view):
             return None
@@ -166,7 +166,7 @@ def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why:
     try:
         model = _model(view)
     except NotEnoughDataError as error:
-        return untuned_plan(f"unprofiled-{len(view.issued_plans)}", reason=f"cannot plan: {error}")
+        return untuned_plan(view.plan_id(f"unprofiled-{len(view.issued_plans)}"), reason=f"cannot plan: {error}")
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         slower_s = max(0.0, _profiling_excess_s(view, model)) + CHANCE_MARGIN * view.baseline.iteration_sigma_s
@@ -185,7 +185,7 @@ def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why:
     chosen = _chosen(view, model, cautious, solved)
     waiting_j = model.fitted.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
     return ClockPlan(
-        plan_id=f"tuned-{number}",
+        plan_id=view.plan_id(f"tuned-{number}"),
         purpose=PlanPurpose.TUNED,
         ranks=tuple(
             RankClocks(pp_rank, tuple(chosen.clock_of[i] for i in order), chosen.changes[pp_rank])

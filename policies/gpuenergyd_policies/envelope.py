@@ -106,7 +106,7 @@ def _tuned_plan(
         switch_latency_s=max(gpu.switch_latency_s for gpu in view.gpus),
     )
     return ClockPlan(
-        plan_id=f"envelope-{len(tuned) + 1}",
+        plan_id=view.plan_id(f"envelope-{len(tuned) + 1}"),
         purpose=PlanPurpose.TUNED,
         ranks=tuple(
             RankClocks(pp_rank, tuple(clocks[i] for i in order), changes[pp_rank])

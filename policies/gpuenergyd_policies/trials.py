@@ -30,7 +30,7 @@ def common_clocks_mhz(view: JobView) -> list[int]:
 def uniform_plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, *, policy: str, reason: str) -> ClockPlan:
     """Return the plan that holds all ranks at one clock."""
     return ClockPlan(
-        plan_id=f"{policy}-{purpose}-{sm_clock_mhz}",
+        plan_id=view.plan_id(f"{policy}-{purpose}-{sm_clock_mhz}"),
         purpose=purpose,
         ranks=tuple(
             RankClocks(pp_rank, (sm_clock_mhz,) * len(order), constant_clock_changes(order, sm_clock_mhz))

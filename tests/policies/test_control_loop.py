@@ -1,10 +1,11 @@
 """The whole loop in virtual time: real job state machine, real policy, an arithmetic pipeline."""
 
+from itertools import pairwise
 from statistics import median
 
 import pytest
 
-from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.job import PROOF_PLAN_ID, JobRules
 from gpuenergyd.core.messages import (
     ControlLost,
     EndJob,
@@ -12,6 +13,7 @@ from gpuenergyd.core.messages import (
     LeaseGpus,
     RankLost,
     RankReleased,
+    RecordPhase,
     RestoreGpus,
     SendPlan,
     TargetChanged,
@@ -155,16 +157,68 @@ class _Reckless:
         return ClockPlan(f"reckless-{number}", PlanPurpose.TUNED, ranks)
 
 
+def fallbacks(run: VirtualTraining) -> list[int]:
+    """Return the iterations from which the job ran at full speed after a fault."""
+    return [
+        c.apply_at_iteration
+        for c in run.commands
+        if isinstance(c, SendPlan) and c.plan.plan_id.startswith("full-speed")
+    ]
+
+
 @pytest.mark.fault(45)
 def test_the_guard_takes_a_slow_plan_back_and_gives_up_on_its_policy() -> None:
     run = training(_Reckless(), rules=JobRules(max_faults=2))
 
     run.run(90)
 
-    assert run.job.phase is JobPhase.FALLBACK
+    assert run.job.is_given_up
     assert run.job.num_faults == 3
     assert run.history[-1][0] == pytest.approx(run.job.baseline.iteration_time_s, rel=1e-6)  # type: ignore[union-attr]
     assert sum(isinstance(c, RestoreGpus) for c in run.commands) == 3
+
+
+def test_each_fault_doubles_the_time_at_full_speed() -> None:
+    run = training(_Reckless(), rules=JobRules(max_faults=4, fallback_iterations=5))
+
+    run.run(140)
+
+    begun = fallbacks(run)
+    between = [later - earlier for earlier, later in pairwise(begun)]
+    assert len(begun) == 5
+    assert [later - earlier for earlier, later in pairwise(between)] == [5, 10, 20]
+
+
+def test_what_was_learned_is_not_believed_after_two_slow_plans_in_a_row() -> None:
+    run = training(BubbleAware(), slow_factor_when_tuned=1.3)
+
+    run.run(90)
+
+    reasons = [c.reason for c in run.commands if isinstance(c, RecordPhase)]
+    plan_ids = [c.plan.plan_id for c in run.commands if isinstance(c, SendPlan)]
+    assert "2 plans in a row were slow: profiling again" in reasons
+    assert "profile-1.1@2" in plan_ids
+    assert len(run.job.view().observations) < 90  # type: ignore[union-attr]
+    assert len({plan_id for plan_id in plan_ids if plan_id != PROOF_PLAN_ID}) == len(
+        {c.plan_epoch for c in run.commands if isinstance(c, SendPlan) and c.plan.plan_id != PROOF_PLAN_ID}
+    )
+
+
+def test_a_plan_that_holds_makes_up_for_the_faults_before_it() -> None:
+    slow = (range(30, 40), range(60, 64))
+
+    run = training(
+        BubbleAware(),
+        slowdown_of=lambda _, iteration: 1.1 if any(iteration in span for span in slow) else 1.0,
+        rules=JobRules(redeeming_iterations=20, proof_iterations=0),
+    )
+    run.run(70)
+    faults_then = run.job.num_faults
+    run.run(60)
+
+    assert faults_then > 0
+    assert run.job.num_faults == 0
+    assert run.job.phase is JobPhase.TUNED
 
 
 class _Failing:

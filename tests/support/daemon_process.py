@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -173,9 +174,10 @@ class DaemonProcess:
 
     def trainer(self, *, iterations: int, arguments: Sequence[str] = ()) -> "Training":
         """Start a fake training run."""
+        last_when = Path(tempfile.mkdtemp(dir=self.folder)) / "enough"
         command = [sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(self.socket_path)]
-        command += ["--world", str(self.world_path), "--iterations", str(iterations), *arguments]
-        return Training(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
+        command += ["--world", str(self.world_path), "--iterations", str(iterations), "--last-when", str(last_when)]
+        return Training(subprocess.Popen([*command, *arguments], cwd=ROOT, start_new_session=True), last_when)
 
 
 @dataclass(slots=True)
@@ -183,6 +185,13 @@ class Training:
     """A fake training run: a launcher and one process per rank, in a session of their own."""
 
     process: subprocess.Popen[bytes]
+    last_when: Path
+    """Once this file exists, the next iteration is the last."""
+
+    def finish(self, timeout_s: float = 60) -> int:
+        """Let the run end in order, however far it is; return the exit status."""
+        self.last_when.touch()
+        return self.wait(timeout_s)
 
     def wait(self, timeout_s: float) -> int:
         """Return the exit status."""

@@ -1,6 +1,7 @@
 """A pipeline of training processes without torch: 1F1B through pipes, each instruction as slow as its simulated GPU.
 
 Run `python -m tests.support.fake_trainer --socket PATH --world PATH --ranks 4 --microbatches 8 --iterations 50`.
+With `--last-when FILE` the iteration that begins after FILE exists is the last one, on all ranks.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
 
 FORWARD = InstructionWork(memory_time_s=0.001, compute_time_s=0.004, power_coefficient_w_per_mhz=0.2)
 BACKWARD = InstructionWork(memory_time_s=0.002, compute_time_s=0.008, power_coefficient_w_per_mhz=0.2)
+
+_MORE, _LAST = b".", b"!"
 
 
 def scaled(work: InstructionWork, ratio: float) -> InstructionWork:
@@ -46,18 +49,24 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
         max_slowdown_ratio=options.max_slowdown,
         socket_path=str(options.socket),
     )
-    for _ in range(options.iterations):
+    for iteration in range(options.iterations):
+        is_last = iteration + 1 == options.iterations
+        if pp_rank == 0 and options.last_when is not None:
+            is_last = is_last or options.last_when.exists()
         client.begin_iteration()
         for instruction in order:
             is_forward = instruction.kind is InstructionKind.F
-            _receive(pipes.get("from_previous" if is_forward else "from_next"))
+            # Each rank learns with its first forward from the rank before it whether this iteration is the last.
+            is_last = _receive(pipes.get("from_previous" if is_forward else "from_next")) == _LAST or is_last
             slot = client.begin_instruction(str(instruction.kind), instruction.microbatch_index)
             host.begin_work(gpu_uuid, work[instruction.kind])
             host.hold(gpu_uuid)
             host.finish_work(gpu_uuid)
             client.end_instruction(slot)
-            _send(pipes.get("to_next" if is_forward else "to_previous"))
+            _send(pipes.get("to_next" if is_forward else "to_previous"), _LAST if is_last else _MORE)
         client.end_iteration()
+        if is_last:
+            break
     client.release()
     host.detach_process(gpu_uuid, os.getpid())
     host.close()
@@ -89,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first-gpu", type=int, default=0)
     parser.add_argument("--microbatches", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--last-when", type=Path, default=None)
     parser.add_argument("--job", default="fake")
     parser.add_argument("--run-key", default="run-1")
     parser.add_argument("--policy", default=None)
@@ -107,14 +117,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _receive(fd: int | None) -> None:
-    if fd is not None and not os.read(fd, 1):
+def _receive(fd: int | None) -> bytes:
+    if fd is None:
+        return _MORE
+    said = os.read(fd, 1)
+    if not said:
         raise EOFError
+    return said
 
 
-def _send(fd: int | None) -> None:
+def _send(fd: int | None, said: bytes) -> None:
     if fd is not None:
-        os.write(fd, b".")
+        os.write(fd, said)
 
 
 if __name__ == "__main__":
