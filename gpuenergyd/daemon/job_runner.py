@@ -29,7 +29,7 @@ from gpuenergyd.core.messages import (
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
 from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.telemetry import ObservedSpan, iteration_window, observe_iteration
+from gpuenergyd.core.telemetry import ObservedSpan, RankIteration, iteration_window, observe_iteration
 from gpuenergyd.daemon.gpus import Gpu, utc_at
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
@@ -58,7 +58,8 @@ class _Pending:
 class JobRunner:
     """Owns one `Job`; everything here runs on the event loop.
 
-    `slices[r]` are the plans that rank r has not been given yet. Clock records of rank r count while `accepts(epoch)`.
+    `slices[r]` are the plans that rank r has not been given yet, `given[r]` is the newest that it was given. Clock
+    records of rank r count while `accepts(epoch)`.
     """
 
     job: Job
@@ -69,6 +70,7 @@ class JobRunner:
     last_report_mono_ns: int | None = None
     last_epoch: int = 0
     slices: dict[int, list[PlanSlice]] = field(default_factory=dict)
+    given: dict[int, PlanSlice] = field(default_factory=dict)
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The last observed iteration and its spans."""
@@ -113,6 +115,23 @@ class JobRunner:
     def is_suspended(self) -> bool:
         """Whether the job fell silent and its GPUs run at full speed until it speaks."""
         return self._is_suspended
+
+    def plans_for(self, iteration: RankIteration) -> tuple[PlanSlice, ...]:
+        """Return what the reply to a rank's report carries: the plans it has not been given yet, oldest first.
+
+        A reply may be lost on its way. So the newest plan that was given is given again to a rank that ran an iteration
+        of it by an older one; taking a plan twice changes nothing.
+        """
+        given = self.given.get(iteration.pp_rank)
+        new = tuple(self.slices.pop(iteration.pp_rank, ()))
+        if new:
+            self.given[iteration.pp_rank] = new[-1]
+        is_lost = (
+            given is not None
+            and iteration.plan_epoch < given.plan_epoch
+            and iteration.iteration_index >= given.apply_at_iteration
+        )
+        return (given, *new) if given is not None and is_lost else new
 
     def tuned_medians(self) -> tuple[float | None, float | None]:
         """Return median time and energy over the last regular tuned iterations."""

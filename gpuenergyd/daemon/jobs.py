@@ -171,7 +171,7 @@ class Jobs:
     # --- what ranks say ---
 
     def report(self, report: IterationReport, peer: Peer) -> IterationReply | None:
-        """Take an iteration and return the plans that the rank has not been given; None for an unknown token.
+        """Take an iteration and return the plans that the rank does not have; None for an unknown token.
 
         Raises:
             ProtocolError: instants or instructions that cannot be.
@@ -186,8 +186,7 @@ class Jobs:
             runner.take(RankReported(iteration))
             if runner.is_suspended:
                 self._spawn(runner.resume())
-        plans = tuple(runner.slices.pop(session.pp_rank, ()))
-        return IterationReply(plans)
+        return IterationReply(runner.plans_for(iteration))
 
     def release(self, rank_token: str, peer: Peer) -> bool:
         """Let a rank go; return whether the token was known."""

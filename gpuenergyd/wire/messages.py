@@ -90,7 +90,7 @@ class PlanSlice:
 
 @dataclass(frozen=True, slots=True)
 class IterationReply:
-    """Plans this rank has not been given yet, oldest first; usually none or one."""
+    """Plans this rank does not have, oldest first; usually none or one. It may be given one again: replies get lost."""
 
     plans: tuple[PlanSlice, ...] = ()
 

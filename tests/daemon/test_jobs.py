@@ -269,6 +269,26 @@ def test_a_plan_is_leased_for_before_it_is_sent_and_followed_by_what_the_ranks_w
     play(scenario)
 
 
+def test_a_plan_is_given_again_while_a_rank_runs_its_iterations_by_an_older_one() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=2)
+        (lost,), (kept,) = await stage.iterate()
+        before = await stage.iterate(times=lost.apply_at_iteration - stage.next_index)
+        at = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index, 0), ME)
+        still = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index + 1, 0), ME)
+        other = stage.jobs.report(report(stage.tokens[1], 1, stage.next_index, kept.plan_epoch), ME)
+        taken = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index + 2, lost.plan_epoch), ME)
+        await stage.jobs.close("test over")
+
+        assert before == [(), ()]
+        assert [reply.plans for reply in (at, still, other, taken) if reply] == [(lost,), (lost,), (), ()]
+
+    play(scenario)
+
+
 def test_a_job_that_ends_has_its_gpus_restored_before_another_may_claim_them() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
