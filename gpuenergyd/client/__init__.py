@@ -1,7 +1,8 @@
 """What lives inside a training process: the standard library only, and never in the way of a step.
 
 environment  where the daemon, the run and the GPU are, from arguments and the environment
-connection   HTTP over the daemon's Unix socket, and the control client of the command line
+exchange     one HTTP request and its reply, lean enough for a training process
+connection   a connection to the daemon's Unix socket, and the control client of the command line
 breaker      when to leave a silent daemon alone
 recorder     when each instruction began and ended, in preallocated memory
 following    plan slices as a training thread follows them

@@ -1,33 +1,15 @@
 """HTTP over the daemon's Unix socket with the standard library: kept alive, limited in time and size."""
 
-import http.client
 import json
 import os
 import socket
 from typing import Any
 
+from gpuenergyd.client.exchange import exchange
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 
 CONNECT_LIMIT_S = 0.05
-MAX_REPLY_BYTES = 4_194_304
 _CONTROL_LIMIT_S = 10.0
-
-
-class _UnixHttpConnection(http.client.HTTPConnection):
-    def __init__(self, socket_path: str) -> None:
-        super().__init__("localhost")
-        self.socket_path = socket_path
-
-    def connect(self) -> None:
-        """Connect to the Unix socket; the sockets Python makes are close-on-exec."""
-        unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            unix_socket.settimeout(CONNECT_LIMIT_S)
-            unix_socket.connect(self.socket_path)
-        except BaseException:
-            unix_socket.close()
-            raise
-        self.sock = unix_socket
 
 
 class DaemonConnection:
@@ -35,7 +17,7 @@ class DaemonConnection:
 
     def __init__(self, socket_path: str) -> None:
         self.socket_path = socket_path
-        self._http = _UnixHttpConnection(socket_path)
+        self._socket: socket.socket | None = None
 
     def request(self, method: str, path: str, body: bytes | None = None, *, limit_s: float) -> tuple[int, bytes]:
         """Return the status and body of a reply; `limit_s` bounds each wait for the daemon.
@@ -46,7 +28,7 @@ class DaemonConnection:
             OSError: nobody listens, or no reply in time (TimeoutError).
             ProtocolError: the reply is not HTTP, or too large.
         """
-        was_open = self._http.sock is not None
+        was_open = self._socket is not None
         try:
             return self._exchange(method, path, body, limit_s)
         except ConnectionError:
@@ -56,36 +38,45 @@ class DaemonConnection:
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
-        self._http.close()
+        held, self._socket = self._socket, None
+        if held is not None:
+            held.close()
 
     def close_in_child(self) -> None:
-        """Close a forked child's copy of the socket, past the buffers: the parent's thread may have held their lock."""
-        if self._http.sock is not None:
-            close_past_buffers(self._http.sock)
+        """Close a forked child's copy of the socket."""
+        if self._socket is not None:
+            close_descriptor(self._socket)
 
     def _exchange(self, method: str, path: str, body: bytes | None, limit_s: float) -> tuple[int, bytes]:
         try:
-            if self._http.sock is None:
-                self._http.connect()
-            assert self._http.sock is not None
-            self._http.sock.settimeout(limit_s)
-            headers = {} if body is None else {"Content-Type": "application/json"}
-            self._http.request(method, path, body, headers)
-            response = self._http.getresponse()
-            data = response.read(MAX_REPLY_BYTES + 1)
-        except OSError:  # http.client.RemoteDisconnected among them
+            if self._socket is None:
+                self._socket = _connect(self.socket_path)
+            self._socket.settimeout(limit_s)
+            status, data, may_serve_another = exchange(self._socket, method, path, body)
+        except OSError:
             self.close()
             raise
-        except (http.client.HTTPException, ValueError) as error:
+        except ValueError as error:
             self.close()
-            raise ProtocolError(f"the daemon's reply is not HTTP: {error!r}") from None
-        if len(data) > MAX_REPLY_BYTES:
+            raise ProtocolError(f"the daemon's reply is not as expected: {error}") from None
+        if not may_serve_another:
             self.close()
-            raise ProtocolError(f"the daemon's reply is larger than {MAX_REPLY_BYTES} bytes")
-        return response.status, data
+        return status, data
 
 
-def close_past_buffers(held: socket.socket) -> None:
+def _connect(socket_path: str) -> socket.socket:
+    """Connect to the Unix socket; the sockets Python makes are close-on-exec."""
+    unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        unix_socket.settimeout(CONNECT_LIMIT_S)
+        unix_socket.connect(socket_path)
+    except BaseException:
+        unix_socket.close()
+        raise
+    return unix_socket
+
+
+def close_descriptor(held: socket.socket) -> None:
     """Close a socket's descriptor and nothing else: takes no lock, so it is safe in a forked child."""
     descriptor = held.detach()
     if descriptor >= 0:

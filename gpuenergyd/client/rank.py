@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 
@@ -14,7 +14,7 @@ from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedP
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.clock_record import ClockRecord, encode_record
+from gpuenergyd.wire.clock_record import pack_record
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
@@ -66,11 +66,12 @@ class RankClient:
         )
         self._socket_path = socket_path
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
+        self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = PlanQueue()
         self._plan: PreparedPlan = UNTUNED
+        self._wishes: Mapping[OrderRow, ClockWish] = UNTUNED.wishes
         self._reporter: Reporter | None = None
         self._sequence = itertools.count(1)
-        self._pid = os.getpid()
         self._is_inert = gpu_uuid is None
         self._is_in_iteration = False
         self._iteration_index = -1
@@ -99,6 +100,16 @@ class RankClient:
         return self._reporter is not None
 
     @property
+    def pp_rank(self) -> int:
+        """Which rank of its pipeline this is."""
+        return self._registration.pp_rank
+
+    @property
+    def plan_epoch(self) -> int:
+        """The plan that the current iteration follows; 0 while un-tuned."""
+        return self._plan_epoch
+
+    @property
     def iteration_index(self) -> int:
         """The iteration that runs or ran last; -1 before the first."""
         return self._iteration_index
@@ -124,6 +135,7 @@ class RankClient:
             self._begin_mono_ns = now_mono_ns
             plan = self._plans.plan_for(self._iteration_index)
             self._plan = plan
+            self._wishes = plan.wishes
             can_send = self._reporter is not None and self._reporter.clock_socket is not None
             self._plan_epoch = plan.plan_epoch if can_send or not plan.wishes else 0
             self._is_in_iteration = True
@@ -174,11 +186,9 @@ class RankClient:
             return NOT_RECORDED
         try:
             key = (kind, microbatch_index, chunk_index)
-            slot = self._timer.begin(key)
-            plan = self._plan
-            wish = plan.wishes.get(key)
-            if wish is not None:
-                self._timer.when_begun(slot, partial(self._send, plan, wish))
+            slot = self._begin(key)
+            if key in self._wishes:
+                self._timer.when_begun(slot, partial(self._send, self._plan, self._wishes[key]))
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
             return NOT_RECORDED
@@ -187,7 +197,7 @@ class RankClient:
     def end_instruction(self, slot: int) -> None:
         """Mark the end of an instruction; a later call for the same slot moves it."""
         try:
-            self._timer.end(slot)
+            self._end(slot)
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
 
@@ -199,7 +209,7 @@ class RankClient:
             self._hand_over(0)
             self._is_inert = True
             self._is_in_iteration = False
-            self._plan = UNTUNED
+            self._plan, self._wishes = UNTUNED, UNTUNED.wishes
             if self._reporter is not None:
                 self._reporter.stop(shall_wait=shall_wait)
         except Exception:  # noqa: BLE001  never into a training process
@@ -209,7 +219,7 @@ class RankClient:
         """Make a forked child's copy inert: a data-loader worker is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
-        self._plan = UNTUNED
+        self._plan, self._wishes = UNTUNED, UNTUNED.wishes
         if self._reporter is not None:
             self._reporter.close_in_child()
 
@@ -238,20 +248,22 @@ class RankClient:
     def _send(self, plan: PreparedPlan, wish: ClockWish) -> None:
         now_mono_ns = monotonic_ns()
         clock_socket = self._reporter.clock_socket if self._reporter is not None else None
-        if clock_socket is None or self._pid != os.getpid():
+        if clock_socket is None:
             self._num_records_dropped += 1
             return
-        record = ClockRecord(
-            sequence=next(self._sequence),
-            token=plan.token,
-            plan_epoch=plan.plan_epoch,
-            sm_clock_mhz=wish.sm_clock_mhz,
-            later_sm_clock_mhz=wish.later_sm_clock_mhz,
-            later_at_mono_ns=now_mono_ns + wish.later_delay_ns if wish.later_sm_clock_mhz else 0,
-            sent_mono_ns=now_mono_ns,
+        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns = wish
+        later_at_mono_ns = now_mono_ns + later_delay_ns if later_sm_clock_mhz else 0
+        record = pack_record(
+            next(self._sequence) & 0xFFFFFFFF,
+            plan.token,
+            plan.plan_epoch,
+            sm_clock_mhz,
+            later_sm_clock_mhz,
+            later_at_mono_ns,
+            now_mono_ns,
         )
         try:
-            clock_socket.send(encode_record(record), _SEND_FLAGS)
+            clock_socket.send(record, _SEND_FLAGS)
         except BlockingIOError:
             self._num_records_dropped += 1
         except OSError:

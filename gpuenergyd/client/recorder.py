@@ -1,7 +1,6 @@
-"""When each instruction began and ended: two array writes per instruction, in memory allocated beforehand."""
+"""When each instruction began and ended: three list items set per instruction, in memory allocated beforehand."""
 
 import itertools
-from array import array
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Protocol
@@ -53,28 +52,27 @@ class InstructionTimer(Protocol):
 
 
 class _Generation:
+    __slots__ = ("begin_ns", "capacity", "end_ns", "is_free", "keys", "next_slot")
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.keys = [_UNUSED] * capacity
-        self.begin_ns = array("q", bytes(8 * capacity))
-        self.end_ns = array("q", bytes(8 * capacity))
-        self.slots = itertools.count()
+        self.keys = [_UNUSED] * (capacity + 1)  # the last one stays unused, so that a search for the first finds one
+        self.begin_ns = [0] * capacity  # lists, since an array's items are converted at each access
+        self.end_ns = [0] * capacity
+        self.next_slot = itertools.count().__next__
         self.is_free = True
 
     def order(self) -> tuple[OrderRow, ...]:
-        return tuple(itertools.takewhile(lambda key: key is not _UNUSED, self.keys))
+        return tuple(self.keys[: self.keys.index(_UNUSED)])
 
     def rows(self) -> tuple[InstructionRow, ...]:
-        return tuple(
-            (*key, self.begin_ns[slot], self.end_ns[slot])
-            for slot, key in enumerate(self.order())
-            if self.end_ns[slot] >= self.begin_ns[slot]
-        )
+        marks = zip(self.keys[: self.keys.index(_UNUSED)], self.begin_ns, self.end_ns, strict=False)
+        return tuple([(*key, begin_ns, end_ns) for key, begin_ns, end_ns in marks if end_ns >= begin_ns])
 
     def free(self) -> None:
-        num_used = len(self.order())
+        num_used = self.keys.index(_UNUSED)
         self.keys[:num_used] = [_UNUSED] * num_used
-        self.slots = itertools.count()
+        self.next_slot = itertools.count().__next__
         self.is_free = True
 
 
@@ -93,7 +91,7 @@ class HostRecorder:
     def begin(self, key: OrderRow) -> int:
         """Mark the begin of an instruction and return its slot."""
         current = self._current
-        slot = next(current.slots)
+        slot = current.next_slot()
         if slot >= current.capacity:
             return NOT_RECORDED
         current.keys[slot] = key

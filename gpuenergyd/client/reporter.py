@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from gpuenergyd.client.breaker import CircuitBreaker
-from gpuenergyd.client.connection import CONNECT_LIMIT_S, DaemonConnection, close_past_buffers
+from gpuenergyd.client.connection import CONNECT_LIMIT_S, DaemonConnection, close_descriptor
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.following import PlanQueue, prepare
 from gpuenergyd.client.recorder import RecordedIteration
@@ -89,7 +89,7 @@ class Reporter:
             if self._connection is not None:
                 self._connection.close_in_child()
             if self.clock_socket is not None:
-                close_past_buffers(self.clock_socket)
+                close_descriptor(self.clock_socket)
 
     def retire_clock_socket(self) -> None:
         """Use the clock socket no more; never blocks.

@@ -1,6 +1,5 @@
 """Messages to bytes and back inside a training process: the standard library and nothing else."""
 
-import dataclasses
 import json
 from typing import Any
 
@@ -14,11 +13,13 @@ from gpuenergyd.wire.messages import (
     RankRelease,
 )
 
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # made once: `dumps` makes it anew
+
 
 def encode(message: RankRegistration | IterationReport | RankRelease) -> bytes:
     """Return the JSON body of a message."""
-    body = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    return json.dumps(body, separators=(",", ":")).encode()
+    body = {name: getattr(message, name) for name in message.__dataclass_fields__}
+    return _to_json(body).encode()
 
 
 def decode_registered(body: bytes) -> RankRegistered:

@@ -6,6 +6,7 @@ wish for later: a raise ahead of need, timed by the receiver so that the sender 
 
 import struct
 from dataclasses import dataclass
+from functools import partial
 
 from gpuenergyd.errors import ProtocolError
 
@@ -13,6 +14,8 @@ _RECORD = struct.Struct("<HBxI16sIHHQQ")
 _MAGIC = 0x6745
 _VERSION = 1
 RECORD_BYTES = _RECORD.size
+pack_record = partial(_RECORD.pack, _MAGIC, _VERSION)
+"""The fields of a ClockRecord in their order, as bytes: for the training thread, which makes no object of them."""
 TOKEN_BYTES = 16
 
 
@@ -31,9 +34,7 @@ class ClockRecord:
 
 def encode_record(record: ClockRecord) -> bytes:
     """Return the record's bytes."""
-    return _RECORD.pack(
-        _MAGIC,
-        _VERSION,
+    return pack_record(
         record.sequence & 0xFFFFFFFF,
         record.token,
         record.plan_epoch,

@@ -1,5 +1,6 @@
 """The client's parts by themselves: breaker, recorder, plan queue, environment, control client, import."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import gpuenergyd
 from gpuenergyd.client.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
+from gpuenergyd.client.exchange import exchange
 from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.recorder import HostRecorder
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
@@ -197,3 +199,48 @@ def test_import_and_use_load_the_standard_library_only() -> None:
     )
 
     assert done.stdout.strip() == "['gpuenergyd']"
+
+
+def reply_of(*pieces: bytes) -> tuple[int, bytes, bool]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(WAIT_LIMIT_S)
+        for piece in pieces:
+            theirs.sendall(piece)
+        theirs.shutdown(socket.SHUT_WR)
+        return exchange(ours, "POST", "/v1/iterations", b"{}")
+
+
+def test_reply_is_read_however_it_is_cut_and_says_whether_the_connection_stays() -> None:
+    head = b"HTTP/1.1 404 Not Found\r\ncontent-LENGTH: 5\r\nX: y\r\n"
+
+    assert reply_of(head + b"\r\nhello") == (404, b"hello", True)
+    assert reply_of(*(bytes([byte]) for byte in head + b"Connection: Close\r\n\r\nhello")) == (404, b"hello", False)
+
+
+@pytest.mark.parametrize(
+    ("reply", "wrong"),
+    [
+        (b"SSH-2.0-x\r\n\r\n", "status line"),
+        (b"HTTP/1.1 \xff00 OK\r\n\r\n", "status line"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", "without Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "without Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", "at most"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nabc", "2 bytes after the end"),
+        (b"x" * 70_000, "no end of the head"),
+    ],
+)
+def test_reply_that_is_not_understood_is_an_error_and_never_half_read(reply: bytes, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        reply_of(reply)
+
+
+def test_reply_that_ends_too_early_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionResetError):
+        reply_of(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
+
+
+def test_path_that_would_be_more_than_a_path_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ValueError, match="printable"):
+        exchange(ours, "GET", "/v1/status\r\nX: y", None)

@@ -77,18 +77,19 @@ class PipelineHandle(Handle):
         return step_in_job
 
     def _around(self, stage: Any, chunk_index: int, kind: str) -> Any:
-        client = self._active_rank.client
-        is_last_forward = kind == "F" and stage.is_last
+        begin, end = self._active_rank.client.begin_instruction, self._active_rank.client.end_instruction
+        is_forward = kind == "F"
+        is_last_forward = is_forward and stage.is_last
 
         def make(compute: Call) -> Call:
             def compute_in_job(*args: Any, **kwargs: Any) -> Any:
                 slot = NOT_RECORDED
-                if kind == "F" or stage.has_backward:
-                    slot = client.begin_instruction(kind, _microbatch_index(args, kwargs), chunk_index)
+                if is_forward or stage.has_backward:
+                    slot = begin(kind, args[0] if args else _named_index(kwargs), chunk_index)
                 try:
                     return compute(*args, **kwargs)
                 finally:
-                    client.end_instruction(slot)
+                    end(slot)
                     if is_last_forward:
                         self._last_forward_slot = slot
 
@@ -97,20 +98,18 @@ class PipelineHandle(Handle):
         return make
 
     def _around_backward(self, stage: Any, chunk_index: int) -> Any:
-        client = self._active_rank.client
+        begin, end = self._active_rank.client.begin_instruction, self._active_rank.client.end_instruction
 
         def make(compute: Call) -> Call:
             def backward_in_job(*args: Any, **kwargs: Any) -> Any:
                 slot = NOT_RECORDED
                 if stage.has_backward:
                     is_full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
-                    slot = client.begin_instruction(
-                        "B" if is_full else "I", _microbatch_index(args, kwargs), chunk_index
-                    )
+                    slot = begin("B" if is_full else "I", args[0] if args else _named_index(kwargs), chunk_index)
                 try:
                     return compute(*args, **kwargs)
                 finally:
-                    client.end_instruction(slot)
+                    end(slot)
 
             return backward_in_job
 
@@ -220,6 +219,7 @@ def _dp_rank(stage: Any) -> int:
     return min(members) // len(members) if is_contiguous else min(members)
 
 
-def _microbatch_index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    value = args[0] if args else kwargs.get("fwd_chunk_id", kwargs.get("bwd_chunk_id", -1))
+def _named_index(kwargs: dict[str, Any]) -> int:
+    """Return the microbatch of a call without positional arguments; -1, which no order holds, where there is none."""
+    value = kwargs.get("fwd_chunk_id", kwargs.get("bwd_chunk_id", -1))
     return value if isinstance(value, int) else -1

@@ -1,0 +1,148 @@
+"""A daemon stopped by SIGSTOP in the middle of an iteration: steps go on as if it were not there, and reports later."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.wire.messages import OrderRow
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice, wait_for_report
+from tests.support.daemon_process import running_daemon, training
+from tests.support.waiting import wait_until
+
+ORDER: tuple[OrderRow, ...] = (("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0))
+NUM_STEPS = 400
+
+
+def be_the_daemon(folder: Path, pipe: Connection) -> None:
+    with FakeDaemon(folder) as daemon:
+        daemon.plans = [plan_slice(1, 0, [(kind, m, c, 0, 1200) for kind, m, c in ORDER])]
+        pipe.send("ready")
+        dropped = 0
+        while pipe.recv() == "how many records were dropped":
+            while not daemon.reports.empty():
+                dropped += daemon.reports.get()["num_records_dropped"]
+            pipe.send(dropped)
+
+
+@contextmanager
+def daemon_elsewhere(folder: Path) -> Iterator[tuple[int, Connection]]:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=be_the_daemon, args=(folder, theirs))
+    process.start()
+    assert process.pid is not None
+    try:
+        assert ours.poll(WAIT_LIMIT_S)
+        ours.recv()
+        yield process.pid, ours
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+        theirs.close()
+
+
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for what a process does: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+
+
+@pytest.fixture
+def blocking_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record every socket call of the training thread, which is this one, that could wait for a peer."""
+    seen: list[str] = []
+    training_thread = threading.get_ident()
+
+    def watched(name: str) -> Callable[..., Any]:
+        original = getattr(socket.socket, name)
+
+        def call(connected: socket.socket, *args: Any) -> Any:
+            if threading.get_ident() == training_thread and connected.getblocking():
+                seen.append(name)
+            return original(connected, *args)
+
+        return call
+
+    class Watched(socket.socket):
+        pass
+
+    for name in ("connect", "recv", "recv_into", "send", "sendall"):
+        setattr(Watched, name, watched(name))
+    monkeypatch.setattr(socket, "socket", Watched)
+    return seen
+
+
+def step(client: RankClient, *, in_the_middle: Callable[[], None] = lambda: None) -> tuple[OrderRow, ...]:
+    client.begin_iteration()
+    for position, (kind, microbatch_index, chunk_index) in enumerate(ORDER):
+        slot = client.begin_instruction(kind, microbatch_index, chunk_index)
+        if position == len(ORDER) // 2:
+            in_the_middle()
+        client.end_instruction(slot)
+    return client.end_iteration()
+
+
+@pytest.mark.kill
+def test_steps_go_on_while_the_daemon_is_stopped_and_nothing_waits_for_it(
+    tmp_path: Path, blocking_calls: list[str]
+) -> None:
+    socket_path = str(tmp_path / "daemon.sock")
+    with daemon_elsewhere(tmp_path) as (pid, pipe):
+        client = RankClient(
+            job_name="gpt",
+            run_key="r",
+            gpu_uuid="GPU-1",
+            schedule_name="gpipe",
+            num_microbatches=2,
+            order=ORDER,
+            socket_path=socket_path,
+        )
+        while client.plan_epoch != 1:
+            step(client)
+        blocking_calls.clear()
+        orders = [step(client, in_the_middle=lambda: os.kill(pid, signal.SIGSTOP))]
+        orders += [step(client) for _ in range(NUM_STEPS)]
+        state_after = state_of(pid)
+        waited_in = list(blocking_calls)
+
+        os.kill(pid, signal.SIGCONT)
+        step(client)
+        step(client)
+        wait_for_report(socket_path, 0, client.iteration_index - 1)
+        pipe.send("how many records were dropped")
+        assert pipe.poll(WAIT_LIMIT_S)
+        num_dropped = pipe.recv()
+        client.release()
+
+    assert state_after == "T"
+    assert orders == [ORDER] * (1 + NUM_STEPS)
+    assert waited_in == []
+    assert client.total_errors == 0
+    assert num_dropped > 0
+
+
+@pytest.mark.kill
+def test_a_pipeline_under_a_plan_ends_in_order_while_the_daemon_is_stopped(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon, training(daemon, iterations=60, arguments=("--policy", "uniform")) as run:
+        wait_until(daemon.is_lowered, 60)
+
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            assert run.wait(120) == 0
+            state_after = state_of(daemon.pid)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        wait_until(lambda: daemon.job() is None, 30)
+
+        assert state_after == "T"
+        assert daemon.is_as_found()
