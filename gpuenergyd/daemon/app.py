@@ -1,13 +1,11 @@
 """The daemon put together: started in order, watched over, and stopped so that no GPU stays slowed down."""
 
 import asyncio
-import contextlib
 import logging
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 from gpuenergyd.core.job import JobRules
@@ -17,16 +15,17 @@ from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.jobs import Jobs
-from gpuenergyd.daemon.listening import InstanceLock, listen
-from gpuenergyd.daemon.notify import notify, watchdog_period_s
+from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.plugins import check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.server import Server
 from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.daemon.starting import starters
 from gpuenergyd.daemon.status import daemon_status, job_detail
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange
+from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterStatus
 
 log = logging.getLogger("gpuenergyd")
@@ -43,11 +42,12 @@ class Daemon:
         self.settings = settings
         self.started_mono_s = time.monotonic()
         self.gpus = Gpus()
-        self.worker = GpuWorker(settings, lambda: self)
+        start = starters(settings)
+        self.worker = GpuWorker(settings, start.worker, lambda: self)
         self.policy = PolicyLink(
+            start.policy_host,
             time_limit_s=settings.policy_time_limit_s,
             first_time_limit_s=settings.policy_first_time_limit_s,
-            memory_limit_bytes=settings.policy_memory_limit_bytes,
         )
         self._history = HistoryWriter(settings.database_url)
         self.jobs = Jobs(
@@ -101,16 +101,16 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         # Both sockets first: a client that comes early waits in the queue instead of being refused.
-        clock_listener = listen(settings.clock_socket_path, SOCK_SEQPACKET, group=settings.socket_group)
-        listener = listen(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
+        clock_listener = open_listener(settings.clock_socket_path, SOCK_SEQPACKET, group=settings.socket_group)
+        listener = open_listener(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
         try:
             self._history.start()
             self._loading = asyncio.create_task(self.policy.start(settings.policy), name="load the policy")
             await self.worker.start()
             self._clock_socket = ClockSocket(
-                clock_listener, self.jobs, max_connections_per_user=settings.max_connections_per_user
+                clock_listener.socket, self.jobs, max_connections_per_user=settings.max_connections_per_user
             )
-            await self._server.start(listener)
+            await self._server.start(listener.socket)
             self._looking_after = asyncio.create_task(self._look_after(), name="look after")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
             notify("READY=1")
@@ -138,8 +138,6 @@ class Daemon:
         await self.worker.close()
         await self.policy.close()
         await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
-        for path in (self.settings.socket_path, self.settings.clock_socket_path):
-            _remove_socket(path)
 
     async def _look_after(self) -> None:
         """Do what time asks for, and tell the service manager that we do.
@@ -147,17 +145,15 @@ class Daemon:
         The watchdog hears from us only while this loop runs, the history's thread moves, and the worker answers or is
         being replaced: our own hang is noticed, a driver's is the worker's to bear.
         """
-        watchdog_s = watchdog_period_s()
-        fed_at_s = 0.0
+        watchdog = Watchdog()
         while True:
             try:
                 self.jobs.look_after()
             except Exception:
                 log.exception("looking after the jobs failed")
-            if watchdog_s is not None and time.monotonic() - fed_at_s >= watchdog_s and self._history.is_moving():
-                notify("WATCHDOG=1")
-                fed_at_s = time.monotonic()
-            await asyncio.sleep(min(_LOOK_AFTER_S, watchdog_s or _LOOK_AFTER_S))
+            if self._history.is_moving():
+                watchdog.feed()
+            await asyncio.sleep(min(_LOOK_AFTER_S, watchdog.period_s or _LOOK_AFTER_S))
 
     # --- what the worker says ---
 
@@ -210,9 +206,3 @@ async def _serve(settings: Settings) -> None:
 
 def _control_rule(settings: Settings) -> ControlRule:
     return ControlRule(settings.control_groups, settings.control_users)
-
-
-def _remove_socket(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.is_socket():
-            path.unlink()

@@ -1,14 +1,14 @@
-"""The GPU worker as a child of the core: started, watched, replaced when it dies; the next restores what it left."""
+"""The one GPU worker of this daemon: started or reached, watched, replaced when it dies; the next restores."""
 
 import asyncio
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.daemon.starting import WorkerProcess
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
@@ -52,11 +52,11 @@ class WorkerListener(Protocol):
 class GpuWorker:
     """The one worker of this daemon, whichever process that is now."""
 
-    def __init__(self, settings: Settings, listener: Callable[[], WorkerListener]) -> None:
+    def __init__(self, settings: Settings, process: WorkerProcess, listener: Callable[[], WorkerListener]) -> None:
         self._settings = settings
+        self._process = process
         self._listener = listener
         self._link: WorkerLink | None = None
-        self._process: asyncio.subprocess.Process | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._is_closing = False
         self._lost = asyncio.Event()
@@ -69,13 +69,12 @@ class GpuWorker:
     @property
     def pid(self) -> int | None:
         """The worker's process id, None when there is none."""
-        process = self._process
-        return process.pid if process is not None and process.returncode is None else None
+        return self._link.worker_pid if self._link is not None and self.is_alive else None
 
     @property
     def is_alive(self) -> bool:
         """Whether a worker runs and can be reached."""
-        return self.pid is not None and self._link is not None and self._link.is_open
+        return self._process.is_running and self._link is not None and self._link.is_open
 
     @property
     def heartbeat_age_s(self) -> float | None:
@@ -177,14 +176,14 @@ class GpuWorker:
         self._is_hung = False
         self._early_states = []
         try:
-            self._process = await asyncio.create_subprocess_exec(*self._command(), start_new_session=True)
+            await self._process.start()
             connecting = asyncio.create_task(self._connect())
             dying = asyncio.create_task(self._process.wait())
             await asyncio.wait({connecting, dying}, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
                 connecting.cancel()
                 await asyncio.gather(connecting, return_exceptions=True)
-                self._say(f"the GPU worker ended with status {dying.result()}; its last lines say why")
+                self._say(dying.result())
                 return
             dying.cancel()
             self._link = connecting.result()
@@ -212,18 +211,7 @@ class GpuWorker:
         link, self._link = self._link, None
         if link is not None:
             await link.close()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _HUNG_LIMIT_S if self._is_hung else _RESTORE_AND_EXIT_LIMIT_S)
-        except TimeoutError:
-            log.warning("GPU worker %d does not end; it is killed, and the next one restores", process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await self._process.end(_HUNG_LIMIT_S if self._is_hung else _RESTORE_AND_EXIT_LIMIT_S)
 
     def _on_gpu_state(self, change: GpuStateChange) -> None:
         if self._early_states is None:
@@ -246,14 +234,3 @@ class GpuWorker:
             else:
                 log.warning("%s", trouble)
         self.trouble = trouble
-
-    def _command(self) -> list[str]:
-        settings = self._settings
-        command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker", "--exit-with-core"]
-        command += ["--link", str(settings.worker_link_path), "--journal", str(settings.journal_path)]
-        command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]
-        if settings.world_path is not None:
-            command += ["--world", str(settings.world_path)]
-        if settings.mode is Mode.OBSERVE:
-            command.append("--observe-only")
-        return command

@@ -1,5 +1,6 @@
 """Unix sockets to listen on: one daemon per folder, stale files replaced, anything else left alone."""
 
+import contextlib
 import errno
 import fcntl
 import grp
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.service_manager import inherited_socket
 
 _BACKLOG = 256
 
@@ -49,6 +51,37 @@ class InstanceLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening, non-blocking Unix socket; one that the service manager opened outlives this process."""
+
+    socket: socket.socket
+    path: Path
+    is_inherited: bool = False
+
+    def close(self) -> None:
+        """Stop listening; a socket file of ours goes too."""
+        self.socket.close()
+        if not self.is_inherited:
+            with contextlib.suppress(OSError):
+                if self.path.is_socket():
+                    self.path.unlink()
+
+
+def open_listener(path: Path, kind: socket.SocketKind, *, group: str | None) -> Listener:
+    """Return the service manager's socket at `path` if it handed us one, else one of our own. Hold the instance lock.
+
+    Who may connect to an inherited one is the service manager's to say (`SocketGroup=`).
+
+    Raises:
+        GpuEnergyError, UsageError: as `listen`.
+    """
+    inherited = inherited_socket(path, kind)
+    if inherited is not None:
+        return Listener(inherited, path, is_inherited=True)
+    return Listener(listen(path, kind, group=group), path)
 
 
 def listen(path: Path, kind: socket.SocketKind, *, group: str | None, backlog: int = _BACKLOG) -> socket.socket:

@@ -17,6 +17,8 @@ SYSTEM_CONFIG_PATH = Path("/etc/gpuenergyd/config.toml")
 DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
 """The commented file that documents every key; `gpuenergyd install` copies it."""
 ENVIRONMENT_PREFIX = "GPUENERGYD_"
+WORKER_UNIT_DIR = Path("/run/gpuenergyd-gpu")
+"""Where a worker that is a unit of its own keeps socket and journal; no setting moves what units say."""
 
 
 class Mode(StrEnum):
@@ -24,6 +26,13 @@ class Mode(StrEnum):
 
     CONTROL = "control"
     OBSERVE = "observe"
+
+
+class Processes(StrEnum):
+    """How GPU worker and policy host come to be."""
+
+    CHILDREN = "children"
+    UNITS = "units"
 
 
 class Driver(StrEnum):
@@ -34,7 +43,12 @@ class Driver(StrEnum):
 
 
 def default_runtime_dir() -> Path:
-    """Return where sockets and the journal live: gone with the boot, as the driver's clock locks are."""
+    """Return where sockets and the journal live: gone with the boot, as the driver's clock locks are.
+
+    A unit is told its folders by the service manager (`RuntimeDirectory=`, `StateDirectory=`).
+    """
+    if given := os.environ.get("RUNTIME_DIRECTORY"):
+        return Path(given)
     if os.geteuid() == 0:
         return Path("/run/gpuenergyd")
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -44,6 +58,8 @@ def default_runtime_dir() -> Path:
 
 def default_state_dir() -> Path:
     """Return where the history lives: it survives a boot."""
+    if given := os.environ.get("STATE_DIRECTORY"):
+        return Path(given)
     if os.geteuid() == 0:
         return Path("/var/lib/gpuenergyd")
     state = os.environ.get("XDG_STATE_HOME")
@@ -52,6 +68,17 @@ def default_state_dir() -> Path:
 
 def _in_runtime_dir(name: str) -> Any:
     return Field(default_factory=lambda known: known.get("runtime_dir", Path()) / name)
+
+
+def _of_worker(name: str) -> Any:
+    """Return a path in the worker's folder: a worker that is a unit has one of its own."""
+    return Field(
+        default_factory=lambda known: (
+            WORKER_UNIT_DIR / name
+            if known.get("processes") is Processes.UNITS
+            else known.get("runtime_dir", Path()) / name
+        )
+    )
 
 
 PositiveSeconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -63,14 +90,16 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
     mode: Mode = Mode.CONTROL
+    processes: Processes = Processes.CHILDREN
     driver: Driver = Driver.NVML
     world_path: Path | None = None
     runtime_dir: Path = Field(default_factory=default_runtime_dir)
     state_dir: Path = Field(default_factory=default_state_dir)
     socket_path: Path = _in_runtime_dir("gpuenergyd.sock")
     clock_socket_path: Path = _in_runtime_dir("clock.sock")
-    worker_link_path: Path = _in_runtime_dir("worker.sock")
-    journal_path: Path = _in_runtime_dir("journal.json")
+    worker_link_path: Path = _of_worker("worker.sock")
+    journal_path: Path = _of_worker("journal.json")
+    policy_socket_path: Path = _in_runtime_dir("policy.sock")
     database_url: str = Field(
         default_factory=lambda known: f"sqlite:///{known.get('state_dir', Path()) / 'history.sqlite3'}"
     )

@@ -1,22 +1,25 @@
-"""The worker's end of the link: one core at a time, nothing blocks, what cannot be sent now is kept or counted."""
+"""The worker's end of the link: one core at a time, nothing blocks, what cannot be sent now is kept or counted.
+
+A core that says nothing for longer than it may is as good as gone, whatever its socket says: the link is cut.
+"""
 
 import contextlib
 import os
 import selectors
 import socket
-import struct
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from gpuenergyd.errors import ProtocolError, UsageError
-from gpuenergyd.gpu.link_messages import MAX_DATAGRAM_BYTES, decode, encode
+from gpuenergyd.gpu.link_messages import MAX_DATAGRAM_BYTES, PEERCRED, decode, encode
+from gpuenergyd.service_manager import inherited_socket
 
 _MAX_WAITING_DATAGRAMS = 2_000
-_PEERCRED = struct.Struct("3i")
 
 
 class CoreConnection:
@@ -29,6 +32,7 @@ class CoreConnection:
         *,
         on_message: Callable[[dict[str, Any]], None],
         on_lost: Callable[[], None],
+        silence_limit_s: float,
     ) -> None:
         self.num_dropped = 0
         self._path = path
@@ -38,7 +42,11 @@ class CoreConnection:
         self._core: socket.socket | None = None
         self._waiting: deque[bytes] = deque()
         self._guard = threading.Lock()
-        self._listener = _listen(path)
+        self._silence_limit_s = silence_limit_s
+        self._heard_mono_s = 0.0
+        inherited = inherited_socket(None, socket.SOCK_SEQPACKET)
+        self._is_socket_ours = inherited is None
+        self._listener = inherited or _listen(path)
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -61,6 +69,9 @@ class CoreConnection:
         for key, events in self._selector.select(timeout_s):
             key.data(events)
         self._flush()
+        if self._core is not None and time.monotonic() - self._heard_mono_s > self._silence_limit_s:
+            log(f"the core has said nothing for {self._silence_limit_s:g} s; it is taken for dead")
+            self._lose()
 
     def send(self, message: dict[str, Any]) -> None:
         """Queue a message; without a core, or when samples pile up, it is dropped."""
@@ -77,8 +88,9 @@ class CoreConnection:
     def close(self) -> None:
         """Send what can be sent at once and stop listening."""
         self._flush()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        if self._is_socket_ours:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
 
     def _drain_wakeups(self, _events: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -87,7 +99,7 @@ class CoreConnection:
 
     def _accept(self, _events: int) -> None:
         connection, _ = self._listener.accept()
-        _, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        _, uid, _ = PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size))
         refusal = None
         if uid not in self._core_uids:
             refusal = f"uid {uid} may not command this worker; uids {sorted(self._core_uids)} may"
@@ -102,6 +114,7 @@ class CoreConnection:
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._core = connection
+        self._heard_mono_s = time.monotonic()
         self._selector.register(connection, selectors.EVENT_READ, self._receive)
 
     def _receive(self, events: int) -> None:
@@ -115,6 +128,7 @@ class CoreConnection:
             if not datagram:
                 self._lose()
                 return
+            self._heard_mono_s = time.monotonic()
             try:
                 self._on_message(decode(datagram))
             except (ProtocolError, KeyError, TypeError, ValueError, OverflowError) as error:

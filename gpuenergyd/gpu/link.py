@@ -1,9 +1,10 @@
 """The core's side of the GPU worker: leases, wishes, restores out; samples and clock changes in."""
 
 import asyncio
-import contextlib
 import itertools
+import os
 import socket
+from asyncio.trsock import TransportSocket
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpuenergyd.gpu.journal import Control
 from gpuenergyd.gpu.link_messages import (
     LINK_VERSION,
     MAX_DATAGRAM_BYTES,
+    PEERCRED,
     ClockSet,
     GpuHealth,
     GpuSample,
@@ -46,6 +48,7 @@ class WorkerLink:
     """A connection to the worker. Callbacks run on the event loop; `on_lost` gets the reason, once."""
 
     identities: tuple[GpuIdentity, ...]
+    worker_pid: int | None
     num_wants_delayed: int
     """Wishes the socket did not take at once; the newest of each GPU is sent as soon as it does."""
 
@@ -59,6 +62,7 @@ class WorkerLink:
         on_lost: Callable[[str], None],
     ) -> None:
         self.identities = ()
+        self.worker_pid = None
         self.num_wants_delayed = 0
         self._socket = connection
         self._loop = asyncio.get_running_loop()
@@ -101,6 +105,7 @@ class WorkerLink:
         if reply["link_version"] != LINK_VERSION:
             await link.close()
             raise DriverError(f"the GPU worker speaks version {reply['link_version']}; {LINK_VERSION} is expected")
+        link.worker_pid = int(reply["pid"])
         link.identities = tuple(identity_from_row(row) for row in reply["identities"])
         for uuid, health, detail in reply["health"]:
             if health != GpuHealth.OK:
@@ -304,10 +309,22 @@ class WorkerLink:
                 reply.set_exception(GpuError(reason))
 
 
+def require_trusted_listener(connection: socket.socket | TransportSocket, path: Path) -> None:
+    """Check that who listens is the service manager or a process of our own user.
+
+    Raises:
+        DriverError: somebody else has put a socket there.
+    """
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
+    _, uid, _ = PEERCRED.unpack(peer)
+    if uid not in {0, os.geteuid()}:
+        raise DriverError(f"uid {uid} listens on {path}; root or uid {os.geteuid()} must")
+
+
 async def _connect(path: Path, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     failure = "it does not exist"
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
@@ -316,9 +333,14 @@ async def _connect(path: Path, timeout_s: float) -> socket.socket:
                     failure = str(error.strerror)
                     await asyncio.sleep(_CONNECT_PAUSE_S)
                 except OSError as error:
-                    connection.close()
                     raise DriverError(f"cannot reach the GPU worker at {path}: {error.strerror}") from None
                 else:
-                    return connection
-    connection.close()
-    raise DriverError(f"no GPU worker at {path} within {timeout_s:g} s: {failure}")
+                    break
+        require_trusted_listener(connection, path)
+    except TimeoutError:
+        connection.close()
+        raise DriverError(f"no GPU worker at {path} within {timeout_s:g} s: {failure}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -5,6 +5,7 @@ worker -> core    reply, samples, clock_set, gpu_state
 """
 
 import json
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,6 +15,8 @@ from gpuenergyd.gpu.device import GpuIdentity
 
 LINK_VERSION = 1
 MAX_DATAGRAM_BYTES = 131_072
+PEERCRED = struct.Struct("3i")
+"""What SO_PEERCRED gives: pid, uid, gid."""
 
 
 @dataclass(frozen=True, slots=True)

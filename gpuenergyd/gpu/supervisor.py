@@ -34,6 +34,7 @@ from gpuenergyd.gpu.restore_orders import RestoreOrders, Restoring
 from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult
 from gpuenergyd.gpu.sampling import Sampler
 from gpuenergyd.gpu.xid_watch import XidSource, watch_xids
+from gpuenergyd.service_manager import Watchdog, notify
 
 _SAMPLES_EVERY_NS = 100_000_000
 _MAX_SAMPLES_PER_DATAGRAM = 256
@@ -62,6 +63,7 @@ class WorkerOptions:
     baseline_sm_clock_mhz: int | None
     read_deadline_s: float
     set_deadline_s: float
+    core_silence_limit_s: float
 
 
 class Worker:
@@ -91,6 +93,7 @@ class Worker:
             {0, os.geteuid() if options.core_uid is None else options.core_uid},
             on_message=self._handle,
             on_lost=self._on_core_lost,
+            silence_limit_s=options.core_silence_limit_s,
         )
         self._sampler = Sampler(
             controller,
@@ -133,11 +136,16 @@ class Worker:
         if isinstance(self._controller, XidSource):
             watch_xids(self._controller, self._set_health)
         self._restore(self._uuids, "what an earlier run left behind")
+        watchdog = Watchdog()
+        notify("READY=1")
         while not self._is_stopping:
-            self._core.serve(_TICK_S)
+            self._core.serve(min(_TICK_S, watchdog.period_s or _TICK_S))
             self._watch()
+            # A driver that hangs is the threads' trouble and ours to report: only our own hang is to be killed.
+            watchdog.feed()
             if self._options.exits_with_core and not self._core.is_connected and os.getppid() != self._parent_pid:
                 break
+        notify("STOPPING=1")
         self._actuator.drop_wishes(self._uuids)
         self._restore(self._uuids, "the worker stops")
         self._is_ending = True
@@ -170,6 +178,7 @@ class Worker:
                     message,
                     link_version=LINK_VERSION,
                     driver=self._options.driver,
+                    pid=os.getpid(),
                     identities=[identity_row(i) for i in self._identities],
                     health=[[uuid, health, detail] for uuid, (health, detail) in self._health.items()],
                 )

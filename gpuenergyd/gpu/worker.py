@@ -6,6 +6,7 @@ Standard library and the driver only.
 """
 
 import argparse
+import pwd
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from gpuenergyd.gpu.core_connection import log
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.drivers import DRIVERS, open_driver
 from gpuenergyd.gpu.supervisor import Worker, WorkerOptions
+from gpuenergyd.service_manager import Watchdog, notify
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
@@ -29,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--driver", choices=DRIVERS, required=True)
     parser.add_argument("--world", type=Path, help="file with the simulated GPUs")
     parser.add_argument("--sample-period-s", type=float, default=0.02)
-    parser.add_argument("--core-uid", type=int, help="uid of the core where it is not our own")
+    parser.add_argument("--core-user", help="user or uid of the core where it is not our own")
+    parser.add_argument("--core-silence-limit-s", type=float, default=10.0, help="a core silent for longer is dead")
     parser.add_argument("--exit-with-core", action="store_true", help="end when the core or the parent is gone")
     parser.add_argument("--observe-only", action="store_true", help="read GPUs and change none")
     parser.add_argument("--baseline-sm-clock-mhz", type=int, help="lock to put back instead of none")
@@ -48,12 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 link_path=options.link,
                 journal_path=options.journal,
                 sample_period_s=options.sample_period_s,
-                core_uid=options.core_uid,
+                core_uid=None if options.core_user is None else _uid(options.core_user),
                 exits_with_core=options.exit_with_core,
                 observes_only=options.observe_only,
                 baseline_sm_clock_mhz=options.baseline_sm_clock_mhz,
                 read_deadline_s=options.read_deadline_s,
                 set_deadline_s=options.set_deadline_s,
+                core_silence_limit_s=options.core_silence_limit_s,
             ),
         ).run()
     except GpuEnergyError as error:
@@ -62,9 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _uid(user: str) -> int:
+    if user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise UsageError(f"--core-user {user}: no such user on this host") from None
+
+
 def _open_patiently(options: argparse.Namespace) -> GpuController:
     """Return the driver; a unit of its own waits for a driver that is not there yet, a child fails at once."""
     pause_s = _FIRST_RETRY_S
+    watchdog = Watchdog()
     while True:
         try:
             return open_driver(options.driver, options.world)
@@ -72,7 +86,12 @@ def _open_patiently(options: argparse.Namespace) -> GpuController:
             if options.exit_with_core or options.driver != "nvml":
                 raise
             log(f"{error}; tried again in {pause_s:g} s")
-            time.sleep(pause_s)
+            # Nothing is wrong with this process: it is ready, and says what it waits for.
+            notify(f"READY=1\nSTATUS={error}")
+            until_mono_s = time.monotonic() + pause_s
+            while (left_s := until_mono_s - time.monotonic()) > 0:
+                watchdog.feed()
+                time.sleep(min(left_s, watchdog.period_s or left_s))
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
 
 

@@ -18,6 +18,7 @@ from gpuenergyd.core.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.daemon.plugins import InstalledPolicy, check_policy_name, installed_policies, load_policy
 from gpuenergyd.daemon.policy_link import PolicyFailure, PolicyLink
+from gpuenergyd.daemon.starting import start_policy_child
 from gpuenergyd.errors import UnknownPolicyError
 
 
@@ -50,10 +51,9 @@ async def policy_link(
     command: tuple[str, ...], *, time_limit_s: float = 20.0, memory_limit_bytes: int | None = None
 ) -> AsyncIterator[PolicyLink]:
     link = PolicyLink(
+        lambda: start_policy_child(memory_limit_bytes, command),
         time_limit_s=time_limit_s,
         first_time_limit_s=20.0,
-        memory_limit_bytes=memory_limit_bytes,
-        command=command,
     )
     try:
         yield link

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.daemon.notify import notify, watchdog_period_s
+from gpuenergyd.service_manager import notify, watchdog_period_s
 from tests.support.daemon_process import DaemonProcess
 
 
