@@ -49,7 +49,7 @@ class Daemon:
             time_limit_s=settings.policy_time_limit_s,
             first_time_limit_s=settings.policy_first_time_limit_s,
         )
-        self._history = HistoryWriter(settings.database_url)
+        self._history = HistoryWriter(settings.database_url, reserve_bytes=settings.history_reserve_bytes)
         self.jobs = Jobs(
             services=JobServices(
                 worker=self.worker,

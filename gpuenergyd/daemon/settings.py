@@ -103,6 +103,7 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default_factory=lambda known: f"sqlite:///{known.get('state_dir', Path()) / 'history.sqlite3'}"
     )
+    history_reserve_bytes: int = Field(default=32 * 2**20, ge=0, le=2**40)
     socket_group: str | None = None
     control_groups: tuple[str, ...] = ()
     control_users: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 records     what is written, as frozen values
 writer      the one thread that writes; its trouble never reaches the control of GPUs
+space       a full disk, and the reserve kept for it
 queries     what is read, while the daemon runs and after it
 schema      the tables
 upgrade     bringing a database to this version's schema, by the revisions in migrations/

@@ -10,13 +10,15 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.schema import APPLICATION_ID, SCHEMA_REVISION
 
 MIGRATIONS = Path(__file__).with_name("migrations")
+_WRITE_AHEAD_KEPT_BYTES = 16 * 2**20
+"""What is left of a write-ahead log that a long reader made grow, once that reader has gone."""
 
 
 class Contents(StrEnum):
@@ -69,7 +71,13 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
     def _on_connect(connection: Any, _record: Any) -> None:
         # Transactions are ours to begin, tables included: a half-made schema never becomes visible.
         connection.isolation_level = None
-        for pragma in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL"):
+        if connection.execute("PRAGMA page_count").fetchone() == (0,):
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # a write, even where it changes nothing
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+            f"journal_size_limit={_WRITE_AHEAD_KEPT_BYTES}",
+        ):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -140,6 +148,28 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
+
+
+def check_after_unclean_stop(engine: Engine, path: Path) -> None:
+    """Look through a database whose last writer did not end in order, so that damage shows now and not in a month.
+
+    Raises:
+        DatabaseError: it is damaged.
+    """
+    if write_ahead_bytes(path) == 0:
+        return
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if found != "ok":
+        raise DatabaseError(None, None, sqlite3.DatabaseError(f"database disk image is malformed: {found}"))
+
+
+def write_ahead_bytes(path: Path) -> int:
+    """Return the size of a database's write-ahead log, 0 without one."""
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except OSError:
+        return 0
 
 
 def set_aside(path: Path) -> Path:

@@ -1,7 +1,8 @@
 """The one thread that writes the history. Its trouble is counted, retried and shown, and never reaches GPU control.
 
 Records wait in a bounded queue and go out in batches, one transaction each. When the database cannot keep up
-the queue sheds rollups and timelines first, then everything, and counts what it shed.
+the queue sheds rollups and timelines first, then everything, and counts what it shed. On a full disk a reserve is given
+up, and what it makes room for is jobs, plans and control events.
 """
 
 import logging
@@ -18,10 +19,21 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLAlchemyError
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.database import Contents, contents, one_line, set_aside, sqlite_path, upgrade, writing_engine
+from gpuenergyd.store.database import (
+    Contents,
+    check_after_unclean_stop,
+    contents,
+    one_line,
+    reading_engine,
+    set_aside,
+    sqlite_path,
+    upgrade,
+    writing_engine,
+)
 from gpuenergyd.store.records import IterationRecord, Record, RollupRecord
 from gpuenergyd.store.retention import forget_old, give_back_space
 from gpuenergyd.store.rows import close_abandoned_jobs, insert_records
+from gpuenergyd.store.space import SpaceWatch
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +68,8 @@ class HistoryWriter:
         busy_timeout_s: float = 1.0,
         max_waiting: int = 50_000,
         tidy_period_s: float = 3600.0,
+        reserve_bytes: int = 0,
+        max_write_ahead_bytes: int = 256 * 2**20,
     ) -> None:
         self._path_or_url = path_or_url
         self._batch_s = batch_s
@@ -63,6 +77,9 @@ class HistoryWriter:
         self._busy_timeout_s = busy_timeout_s
         self._max_waiting = max_waiting
         self._tidy_period_s = tidy_period_s
+        self._reserve_bytes = reserve_bytes
+        self._max_write_ahead_bytes = max_write_ahead_bytes
+        self._space: SpaceWatch | None = None
         self._tidy_at_mono_s = time.monotonic() + min(_FIRST_TIDY_S, tidy_period_s)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque()
@@ -72,6 +89,7 @@ class HistoryWriter:
         self._num_written = 0
         self._num_dropped = 0
         self._reason: str | None = None
+        self._damage: str | None = None
         self._is_closing = False
         self._is_hurried = False
         self._is_refused = False
@@ -89,7 +107,7 @@ class HistoryWriter:
             if self._is_refused or self._is_closing or num_waiting >= self._max_waiting:
                 self._num_dropped += 1
                 return
-            if num_waiting >= self._max_waiting // 2:
+            if num_waiting >= self._max_waiting // 2 or self._is_short_of_space():
                 if isinstance(record, RollupRecord):
                     self._num_dropped += 1
                     return
@@ -135,13 +153,14 @@ class HistoryWriter:
     def status(self) -> WriterStatus:
         """Return how the writer is."""
         path = sqlite_path(self._path_or_url)
+        notices = self._space.notices if self._space is not None else ()
         with self._changed:
             return WriterStatus(
                 path=str(path) if path is not None else str(self._path_or_url).split("://")[0],
                 num_rows_written=self._num_written,
                 num_rows_dropped=self._num_dropped,
                 num_records_waiting=len(self._waiting) + self._in_hand,
-                reason=self._reason,
+                reason="; ".join(r for r in (self._reason, *notices, self._damage) if r) or None,
             )
 
     # --- the thread ---
@@ -177,12 +196,26 @@ class HistoryWriter:
                 self._in_hand = 0
                 self._changed.notify_all()
             self._say(f"{num_bad} records did not fit the database" if num_bad else None)
+            if self._space is not None:
+                self._space.look()
             self._tidy()
         self._dispose()
 
+    def _await_records(self) -> None:
+        while True:
+            limit_s = self._retry_s if self._space is not None and self._space.notices else None
+            with self._changed:
+                if self._changed.wait_for(lambda: self._waiting or self._is_closing, limit_s):
+                    return
+            if self._space is not None:
+                self._space.look()
+
+    def _is_short_of_space(self) -> bool:
+        return self._space is not None and self._space.is_short
+
     def _take(self) -> list[Record]:
+        self._await_records()
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
             while not (self._is_closing or self._is_hurried or len(self._waiting) >= _MAX_BATCH):
                 left_s = self._due_mono_s - time.monotonic()
                 if left_s <= 0:
@@ -217,6 +250,8 @@ class HistoryWriter:
         path = sqlite_path(self._path_or_url)
         if path is not None and any(sign in str(error) for sign in _DAMAGE):
             self._replace_damaged(path)
+        elif self._space is not None and self._space.is_full():
+            self._space.give_up_reserve()
         while not self._ensure_open():
             if self._pause():
                 return True
@@ -269,7 +304,10 @@ class HistoryWriter:
             return True
         path = sqlite_path(self._path_or_url)
         try:
+            self._refuse_strangers(path)
             engine = writing_engine(self._path_or_url, busy_timeout_s=self._busy_timeout_s)
+            if path is not None:
+                check_after_unclean_stop(engine, path)
             with engine.begin() as connection:
                 self._prepare(connection)
         except DatabaseError as error:
@@ -282,21 +320,34 @@ class HistoryWriter:
             return False
         self._engine = engine
         self._say(None)
+        if path is not None and self._space is None:
+            self._space = SpaceWatch(path, self._reserve_bytes, self._max_write_ahead_bytes, self._retry_s)
+            self._space.reserve.hold()
         return True
 
+    def _refuse_strangers(self, path: Path | None) -> None:
+        """Look before anything is touched: what is not ours, or newer than us, stays as it is to the last byte."""
+        if path is not None and path.is_file() and path.stat().st_size > 0:
+            with reading_engine(path).connect() as connection:
+                self._require_ours(contents(connection))
+
     def _prepare(self, connection: Connection) -> None:
-        match contents(connection):
-            case Contents.CURRENT:
+        held = contents(connection)
+        self._require_ours(held)
+        if held is not Contents.CURRENT:
+            upgrade(connection)
+        close_abandoned_jobs(connection)
+
+    def _require_ours(self, held: Contents) -> None:
+        match held:
+            case Contents.CURRENT | Contents.NOTHING | Contents.OLDER:
                 pass
-            case Contents.NOTHING | Contents.OLDER:
-                upgrade(connection)
             case Contents.NEWER:
                 self._is_refused = True
                 raise StoreError("the history was written by a newer gpuenergyd; nothing is recorded")
             case Contents.FOREIGN:
                 self._is_refused = True
                 raise StoreError(f"{self._path_or_url} belongs to another program; nothing is recorded")
-        close_abandoned_jobs(connection)
 
     def _replace_damaged(self, path: Path) -> None:
         try:
@@ -305,6 +356,9 @@ class HistoryWriter:
             self._say(one_line(error))
             return
         log.error("history: %s was damaged; it lies at %s now, and a new one begins", path, kept)
+        remedy = f"`sqlite3 {kept} .recover` shows what can be saved"
+        with self._changed:
+            self._damage = f"the database was damaged and set aside, a new one has begun; {remedy}"
 
     def _dispose(self) -> None:
         if self._engine is not None:

@@ -1,7 +1,5 @@
 """The writer in trouble: killed, out of space, locked out, overrun. It loses nothing it took and never raises."""
 
-import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +16,7 @@ from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
+from tests.support.small_disk import fill, small_disk
 from tests.support.waiting import wait_until
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -85,35 +84,19 @@ def test_a_killed_writer_leaves_an_intact_database_with_all_it_acknowledged(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount_point = tmp_path / "disk"
-    mount_point.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root and mount(8)")
-    made = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount_point)], capture_output=True, text=True, check=False
-    )
-    if made.returncode != 0:
-        pytest.skip(f"mount is refused here: {made.stderr.strip()}")
-    yield mount_point
-    subprocess.run(["umount", "-l", str(mount_point)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        yield disk
 
 
 @pytest.mark.fault(18)
-def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(small_disk: Path) -> None:
-    path = small_disk / "history.sqlite3"
+def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(disk: Path) -> None:
+    path = disk / "history.sqlite3"
     writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05)
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
-    ballast = small_disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * 4096)
-        except OSError:
-            pass
+    ballast = fill(disk)
 
     for index in range(1, 3000):
         writer.write(event(index))
@@ -128,6 +111,95 @@ def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(small
     assert recovered
     assert writer.status().reason is None
     assert reasons(path) == [str(i) for i in range(3000)]
+
+
+@pytest.mark.fault(18)
+def test_on_a_full_disk_the_reserve_takes_what_matters_and_sheds_readings(disk: Path) -> None:
+    path = disk / "history.sqlite3"
+    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05, reserve_bytes=2**20)
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+    reserved_bytes = Path(f"{path}.reserve").stat().st_size
+    ballast = fill(disk)
+
+    for index in range(1, 1000):
+        writer.write(event(index))
+    assert writer.flush(20)
+    full = writer.status()
+    writer.write(rollup(0))
+    shed = writer.status()
+    ballast.unlink()
+    wait_until(lambda: writer.status().reason is None)
+    writer.write(rollup(1))
+    writer.close()
+
+    assert reserved_bytes == 2**20
+    assert full.reason is not None
+    assert "the disk is full" in full.reason
+    assert shed.num_rows_dropped == full.num_rows_dropped + 1
+    assert Path(f"{path}.reserve").stat().st_size == 2**20
+    assert reasons(path) == [str(i) for i in range(1000)]
+    with open_history(path) as history:
+        assert len(history.rollups(bucket_s=1)) == 1
+
+
+@pytest.mark.fault(21)
+def test_a_write_ahead_log_that_a_long_reader_makes_grow_is_told_and_cut_once_the_reader_is_gone(path: Path) -> None:
+    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.01, max_write_ahead_bytes=2**20)
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM control_events").fetchone()
+    num_events = 1
+
+    while writer.status().reason is None:
+        for _ in range(500):
+            writer.write(event(num_events))
+            num_events += 1
+        assert writer.flush(20)
+    told = writer.status().reason
+    reader.execute("ROLLBACK")
+    reader.close()
+    writer.write(event(num_events))
+    wait_until(lambda: writer.status().reason is None)
+    writer.close()
+
+    assert told is not None
+    assert "write-ahead log has grown beyond 1 MiB" in told
+    assert not Path(f"{path}-wal").exists()
+    assert len(reasons(path)) == num_events + 1
+
+
+@pytest.mark.fault(20)
+def test_damage_after_an_unclean_stop_is_found_at_the_start_and_told_until_the_next_one(path: Path) -> None:
+    writer = HistoryWriter(path, batch_s=0.0)
+    writer.start()
+    for index in range(2000):
+        writer.write(event(index))
+    assert writer.flush(20)
+    writer.close()
+    reader = sqlite3.connect(path)  # what a killed writer leaves: a database with its write-ahead log
+    reader.execute("CREATE TABLE t (i)")
+    Path(f"{path}-wal").write_bytes(Path(f"{path}-wal").read_bytes())
+    with path.open("r+b") as file:
+        file.seek(16 * 4096)
+        file.write(b"\xa5" * 20 * 4096)
+
+    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.01)
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+    told = writer.status().reason
+    writer.close()
+    reader.close()
+
+    (kept,) = [p for p in path.parent.glob("history.sqlite3.corrupt-*") if not p.name.endswith(("-wal", "-shm"))]
+    assert told is not None
+    assert f"sqlite3 {kept} .recover" in told
+    assert reasons(path) == ["0"]
 
 
 @pytest.mark.fault(19)

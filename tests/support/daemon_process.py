@@ -95,6 +95,7 @@ class DaemonProcess:
             "sample_period_s": 0.02,
             "warmup_iterations": 1,
             "baseline_iterations": 3,
+            "history_reserve_bytes": 0,
             **self.overrides,
         }
         with (self.folder / "log").open("ab") as log:

@@ -1,0 +1,54 @@
+"""A disk that can be filled and made read-only: a tmpfs of its own."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+
+@contextmanager
+def small_disk(mount_point: Path, size: str) -> Iterator[Path]:
+    """Mount a disk of this size for the length of a block; skip the test where that is refused."""
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root and mount(8)")
+    mount_point.mkdir()
+    command = [mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(mount_point)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"mount is refused here: {made.stderr.strip()}")
+    try:
+        yield mount_point
+    finally:
+        subprocess.run(["umount", "-l", str(mount_point)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Write until nothing more fits, to the last page; return the file that takes the room."""
+    ballast = disk / "ballast"
+    with ballast.open("ab", buffering=0) as file:
+        for size in (2**20, 4096, 1):
+            try:
+                while True:
+                    file.write(b"\0" * size)
+            except OSError:
+                continue
+    return ballast
+
+
+def remount(disk: Path, mode: str) -> None:
+    """Make it "ro" or "rw"; while somebody has a file open for writing, the kernel refuses "ro"."""
+
+    def is_done() -> bool:
+        return (
+            subprocess.run(["mount", "-o", f"remount,{mode}", str(disk)], capture_output=True, check=False).returncode
+            == 0
+        )
+
+    wait_until(is_done, 60)
