@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 from gpuenergyd.core.job import JobRules
-from gpuenergyd.daemon.access import ControlRule
+from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
@@ -77,7 +77,8 @@ class Daemon:
             self.leases,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
-            control_rule=_control_rule(settings),
+            access=_access_rules(settings),
+            gpu_users=self.worker.users,
             max_connections_per_user=settings.max_connections_per_user,
             max_requests_per_user_per_s=settings.max_requests_per_user_per_s,
         )
@@ -191,7 +192,7 @@ def serve(settings: Settings) -> int:
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
     check_policy_name(settings.policy)
-    _control_rule(settings).check_names()
+    _access_rules(settings)
     lock = InstanceLock(settings.lock_path).acquire()
     try:
         asyncio.run(_serve(settings))
@@ -204,5 +205,10 @@ async def _serve(settings: Settings) -> None:
     await Daemon(settings).run()
 
 
-def _control_rule(settings: Settings) -> ControlRule:
-    return ControlRule(settings.control_groups, settings.control_users)
+def _access_rules(settings: Settings) -> AccessRules:
+    return AccessRules.named(
+        control_groups=settings.control_groups,
+        control_users=settings.control_users,
+        admin_groups=settings.admin_groups,
+        requires_gpu_use=settings.requires_gpu_use,
+    )

@@ -11,7 +11,7 @@ from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.daemon.starting import WorkerProcess
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
+from gpuenergyd.gpu.link import ClockSet, GpuLook, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,22 @@ class GpuWorker:
             GpuError: no worker; its successor restores.
         """
         return await self._reachable().restore(gpu_uuids, reason)
+
+    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the host pids of the processes that compute on a GPU.
+
+        Raises:
+            GpuError: the driver does not tell, or no worker.
+        """
+        return await self._reachable().users(gpu_uuid)
+
+    async def look(self, gpu_uuid: str) -> GpuLook:
+        """Return how a GPU is set and what it reads right now.
+
+        Raises:
+            GpuError: the driver does not tell, or no worker.
+        """
+        return await self._reachable().look(gpu_uuid)
 
     def want(
         self,

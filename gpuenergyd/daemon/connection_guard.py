@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuenergyd.daemon.access import ConnectionCounts
+from gpuenergyd.daemon.limits import ConnectionCounts
 from gpuenergyd.daemon.peers import Peer, peer_of
 
 log = logging.getLogger(__name__)

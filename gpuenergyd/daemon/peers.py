@@ -1,5 +1,6 @@
 """Who is at the other end of a Unix socket, as the kernel says, and a handle that tells when that process dies."""
 
+import functools
 import os
 import select
 import socket
@@ -17,6 +18,7 @@ _SO_PEERPIDFD = 77
 _GROUPS_BYTES = (256, 65_536 * 4)
 _START_TIME_FIELD = 19
 """Of /proc/PID/stat, counted after the process name's closing parenthesis."""
+_WHOLE_UID_MAP = [b"0", b"0", b"4294967295"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +42,31 @@ def peer_of(connection: socket.socket | TransportSocket) -> Peer:
 
 
 def is_host_root(peer: Peer) -> bool:
-    """Return whether the peer is root here: root of a container, or of a user namespace, is not."""
-    if peer.uid != 0 or peer.pid <= 0:
-        return False
-    theirs, ours = Path(f"/proc/{peer.pid}"), Path("/proc/self")
+    """Return whether the peer is root here: root of a container, or of a user namespace, is not.
+
+    What is read of a process by its number counts only while its pidfd says that it lives: check that afterwards.
+    """
+    return peer.uid == 0 and is_in_our_namespaces(peer)
+
+
+def is_in_our_namespaces(peer: Peer) -> bool:
+    """Return whether the peer lives in the user and pid namespaces of this daemon, and not in a container."""
+    return peer.pid > 0 and namespaces_of(peer.pid) == _our_namespaces()
+
+
+def namespaces_of(pid: int) -> tuple[bytes, int] | None:
+    """Return what tells the user and pid namespaces of a process from ours, None when it cannot be looked at."""
+    process = Path(f"/proc/{pid}")
     try:
         # The namespace links of another user's process cannot be read, these can.
-        return (theirs / "uid_map").read_bytes() == (ours / "uid_map").read_bytes() and _pid_depth(
-            theirs
-        ) == _pid_depth(ours)
+        return (process / "uid_map").read_bytes(), _pid_depth(process)
     except OSError:
-        return False
+        return None
+
+
+def is_unmapped(peer: Peer) -> bool:
+    """Return whether the uid is the one that the kernel shows for all whom our user namespace does not map."""
+    return peer.uid == _overflow_uid() and _our_namespaces()[0].split() != _WHOLE_UID_MAP
 
 
 def open_pidfd(connection: socket.socket | TransportSocket, peer: Peer) -> int:
@@ -63,13 +79,24 @@ def open_pidfd(connection: socket.socket | TransportSocket, peer: Peer) -> int:
         # The kernel hands out a handle of the very process that connected: no pid can be mistaken for another.
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:
-        pass
+        return open_pidfd_by_number(peer)
+
+
+def open_pidfd_by_number(peer: Peer) -> int:
+    """Return a pidfd of the process that has the peer's number now, as kernels before 6.5 need it.
+
+    The number may have passed to another process since the peer connected: one that began at another time while this
+    looked, or that runs as another user, is told apart; one of the same user that began before is not.
+
+    Raises:
+        JobError: the process is gone, or lives where this daemon cannot see it.
+    """
     started = _start_time(peer.pid)
     try:
         pidfd = os.pidfd_open(peer.pid)
     except (OSError, ValueError, OverflowError):
         raise JobError(f"process {peer.pid} is gone, or in a namespace that this daemon cannot see") from None
-    if started is None or _start_time(peer.pid) != started:
+    if started is None or _start_time(peer.pid) != started or not _runs_as(peer.pid, peer.uid):
         os.close(pidfd)
         raise JobError(f"process {peer.pid} is gone")
     return pidfd
@@ -92,10 +119,21 @@ def _groups_of(connection: socket.socket | TransportSocket) -> tuple[int, ...]:
     return ()
 
 
+@functools.cache
+def _our_namespaces() -> tuple[bytes, int]:
+    ours = namespaces_of(os.getpid())
+    return ours if ours is not None else (b"", 0)
+
+
+@functools.cache
+def _overflow_uid() -> int:
+    return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+
+
 def _pid_depth(process: Path) -> int:
     for line in (process / "status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("NSpid:"):
-            return len(line.split())
+            return len(line.split()) - 1
     return 0
 
 
@@ -105,3 +143,12 @@ def _start_time(pid: int) -> str | None:
     except OSError:
         return None
     return stat.rpartition(")")[2].split()[_START_TIME_FIELD]
+
+
+def _runs_as(pid: int, uid: int) -> bool:
+    """Return whether any of a process's uids is this one: it may have changed some since it connected."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return str(uid) in status.partition("\nUid:")[2].partition("\n")[0].split()

@@ -10,18 +10,21 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpuenergyd.daemon.access import ConnectionCounts, ControlRule, RequestRates, require_administrator
+from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.api_description import api_description
 from gpuenergyd.daemon.connection_guard import GuardedProtocol, Guards
+from gpuenergyd.daemon.gpu_use import ProofOfUse
 from gpuenergyd.daemon.jobs import Jobs
+from gpuenergyd.daemon.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.metrics import metrics_text
-from gpuenergyd.daemon.peers import Peer, open_pidfd
+from gpuenergyd.daemon.peers import Peer, is_dead, open_pidfd
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
@@ -50,7 +53,8 @@ class Server:
         *,
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
-        control_rule: ControlRule,
+        access: AccessRules,
+        gpu_users: Callable[[str], Awaitable[Sequence[int]]],
         max_connections_per_user: int,
         max_requests_per_user_per_s: float,
     ) -> None:
@@ -58,7 +62,8 @@ class Server:
         self._leases = leases
         self._status = status
         self._job_detail = job_detail
-        self._control_rule = control_rule
+        self._access = access
+        self._proof_of_use = ProofOfUse(access, gpu_users)
         self._rates = RequestRates(max_requests_per_user_per_s)
         self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S)
         self._runner: web.AppRunner | None = None
@@ -97,18 +102,16 @@ class Server:
 
     async def _register(self, request: web.Request) -> web.Response:
         registration = await self._body(request, RankRegistration, MAX_CONTROL_MESSAGE_BYTES)
-        peer = self._peer(request)
-        self._control_rule.require(peer)
-        connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-        if connection is None:
-            raise JobError("the client left before it was registered")
-        pidfd = open_pidfd(connection, peer)
-        try:
-            answer = self._jobs.register(registration, peer, pidfd)
-        except BaseException:
-            os.close(pidfd)
-            raise
-        return _json(answer)
+        with self._living_peer(request) as (peer, pidfd):
+            self._access.require_control(peer)
+            await self._proof_of_use.require(peer, self._jobs.services.gpus[registration.gpu_uuid].identity.gpu_uuid)
+            _require_alive(peer, pidfd)
+            kept = os.dup(pidfd)
+            try:
+                return _json(self._jobs.register(registration, peer, kept))
+            except BaseException:
+                os.close(kept)
+                raise
 
     async def _report(self, request: web.Request) -> web.Response:
         report = await self._body(request, IterationReport, MAX_ITERATION_REPORT_BYTES)
@@ -122,15 +125,11 @@ class Server:
 
     async def _grant_lease(self, request: web.Request) -> web.Response:
         message = await self._body(request, LeaseRequest, MAX_CONTROL_MESSAGE_BYTES)
-        peer = self._peer(request)
-        require_administrator(peer)
-        return _json(await self._leases.grant(message, peer))
+        return _json(await self._leases.grant(message, self._administrator(request)))
 
     async def _release_lease(self, request: web.Request) -> web.Response:
         message = await self._body(request, LeaseRelease, MAX_CONTROL_MESSAGE_BYTES)
-        peer = self._peer(request)
-        require_administrator(peer)
-        return _json(await self._leases.release(message, peer))
+        return _json(await self._leases.release(message, self._administrator(request)))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         del request
@@ -200,6 +199,25 @@ class Server:
             log.exception("%s %s failed", request.method, request.path)
             return _error(500, "the daemon failed to answer; its log says why")
 
+    def _administrator(self, request: web.Request) -> Peer:
+        with self._living_peer(request) as (peer, pidfd):
+            self._access.require_administrator(peer)
+            _require_alive(peer, pidfd)
+            return peer
+
+    @contextmanager
+    def _living_peer(self, request: web.Request) -> Iterator[tuple[Peer, int]]:
+        """Yield who asks and a pidfd of that process."""
+        peer = self._peer(request)
+        connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+        if connection is None:
+            raise JobError("the client left")
+        pidfd = open_pidfd(connection, peer)
+        try:
+            yield peer, pidfd
+        finally:
+            os.close(pidfd)
+
     def _peer(self, request: web.Request) -> Peer:
         guard = self._guards.of(request.transport)
         if guard is None:
@@ -213,6 +231,12 @@ class Server:
         async with asyncio.timeout(FRAME_LIMIT_S):
             body = await request.read()
         return decode(body, message_type, max_bytes=max_bytes)
+
+
+def _require_alive(peer: Peer, pidfd: int) -> None:
+    """Check that what was just read of a process by its number was read of this one, and of no heir of the number."""
+    if is_dead(pidfd):
+        raise JobError(f"{peer} has ended")
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     socket_group: str | None = None
     control_groups: tuple[str, ...] = ()
     control_users: tuple[str, ...] = ()
+    admin_groups: tuple[str, ...] = ()
+    requires_gpu_use: bool = True
     policy: str = Field(default="bubble-aware", min_length=1, max_length=256)
     max_slowdown_ratio: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
     warmup_iterations: int = Field(default=2, ge=0, le=10_000)

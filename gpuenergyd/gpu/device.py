@@ -48,6 +48,8 @@ class GpuDetails:
     max_power_limit_w: float | None = None
     is_mig_enabled: bool | None = None
     is_persistent: bool | None = None
+    pci_address: str | None = None
+    """Domain, bus, device, function: 0000:01:00.0."""
 
 
 class GpuReader(Protocol):

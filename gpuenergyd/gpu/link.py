@@ -26,11 +26,13 @@ from gpuenergyd.gpu.link_messages import (
     encode,
     identity_from_row,
 )
+from gpuenergyd.gpu.questions import GpuLook, look_from_answer
 from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult
 
 __all__ = [
     "ClockSet",
     "GpuHealth",
+    "GpuLook",
     "GpuSample",
     "GpuStateChange",
     "LeaseOwner",
@@ -198,6 +200,23 @@ class WorkerLink:
             RestoreOutcome(uuid, Control(control), RestoreResult(result), detail)
             for uuid, control, result, detail in reply["outcomes"]
         )
+
+    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the host pids of the processes that compute on a GPU.
+
+        Raises:
+            GpuError: the driver does not tell, or the worker is gone.
+        """
+        reply = await self._request("users", _REPLY_LIMIT_S, gpu_uuid=gpu_uuid)
+        return tuple(int(pid) for pid in reply["pids"])
+
+    async def look(self, gpu_uuid: str) -> GpuLook:
+        """Return how a GPU is set and what it reads right now.
+
+        Raises:
+            GpuError: the driver does not tell, or the worker is gone.
+        """
+        return look_from_answer(await self._request("look", _REPLY_LIMIT_S, gpu_uuid=gpu_uuid))
 
     async def ping(self) -> dict[str, int]:
         """Return the worker's counters; its main thread answers without touching the driver.

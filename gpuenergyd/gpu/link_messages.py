@@ -1,6 +1,7 @@
 """What the core and the GPU worker say to each other: one JSON object per datagram.
 
-core -> worker    hello, ping, lease, restore (answered by `reply` with the same request_id), want (unanswered)
+core -> worker    hello, ping, lease, limit, restore, users, look (answered by `reply` with the same request_id),
+                  want (unanswered)
 worker -> core    reply, samples, clock_set, gpu_state
 """
 

@@ -110,6 +110,7 @@ class NvmlHost:
             max_power_limit_w=_watts(limits_mw[1]),
             is_mig_enabled=None if mig is None else bool(mig[0]),
             is_persistent=None if persistence is None else bool(persistence),
+            pci_address=_pci_address(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo")),
         )
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
@@ -319,6 +320,14 @@ class NvmlHost:
             default_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")),
             blocking_power_w=published_blocking_power_w(model_name),
         )
+
+
+def _pci_address(info: Any) -> str | None:
+    """Return an address as the kernel writes it: NVML gives the domain eight digits."""
+    if info is None:
+        return None
+    bus_id = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+    return bus_id[-12:].lower()
 
 
 def _watts(milliwatts: int | None) -> float | None:

@@ -30,6 +30,7 @@ from gpuenergyd.gpu.link_messages import (
     sample_row,
 )
 from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.gpu.questions import QUESTIONS, answer
 from gpuenergyd.gpu.restore_orders import RestoreOrders, Restoring
 from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult
 from gpuenergyd.gpu.sampling import Sampler
@@ -207,6 +208,12 @@ class Worker:
                     self._leases.pop(uuid, None)
                 self._actuator.drop_wishes(uuids)
                 self._restore(uuids, str(message["reason"]), message)
+            case question if question in QUESTIONS:
+                (uuid,) = self._known([message["gpu_uuid"]])
+                if uuid in self._wedged:
+                    self._reply(message, error=self._refusal(uuid))
+                else:
+                    self._actuator.order(uuid, partial(self._ask_and_reply, message))
             case other:
                 self._reply(message, error=f"no message type {other!r}")
 
@@ -342,6 +349,12 @@ class Worker:
             self._reply(message, error=str(error))
             return
         self._reply(message)
+
+    def _ask_and_reply(self, message: dict[str, Any]) -> None:
+        try:
+            self._reply(message, **answer(self._controller, message))
+        except GpuEnergyError as error:
+            self._reply(message, error=str(error))
 
     def _limit_and_reply(self, message: dict[str, Any], uuid: str, power_limit_w: float) -> None:
         """Set a power limit under a lease; what was there before is journalled first."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.daemon.access import require_administrator
+from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.errors import AccessError
 from gpuenergyd.gpu.journal import Journal
@@ -280,10 +280,11 @@ def test_another_user_who_may_connect_is_refused(daemon: DaemonProcess, route: s
 
 def test_only_root_and_the_daemons_own_user_are_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-    require_administrator(Peer(os.getpid(), NOBODY, NOBODY))
+    rules = AccessRules()
+    rules.require_administrator(Peer(os.getpid(), NOBODY, NOBODY))
 
-    with pytest.raises(AccessError, match=r"root of this host and user nobody, who runs this daemon, may"):
-        require_administrator(Peer(os.getpid(), NOBODY - 1, NOBODY))
+    with pytest.raises(AccessError, match=rf"root of this host and uid {NOBODY}, who runs this daemon may"):
+        rules.require_administrator(Peer(os.getpid(), NOBODY - 1, NOBODY))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(AccessError, match=r"outside a job; root of this host may"):
-        require_administrator(Peer(os.getpid(), NOBODY, NOBODY))
+        rules.require_administrator(Peer(os.getpid(), NOBODY, NOBODY))

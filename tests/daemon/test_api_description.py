@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.daemon.access import ControlRule
+from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.api_description import api_description
 from gpuenergyd.daemon.server import Server
@@ -28,6 +28,11 @@ class UnusedWorker(FakeWorker):
         return power_limit_w
 
 
+async def no_users(gpu_uuid: str) -> tuple[int, ...]:
+    del gpu_uuid
+    return ()
+
+
 def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
     async def scenario() -> frozenset[tuple[str, str]]:
         stage = Stage()
@@ -36,7 +41,8 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
             AdministratorLeases(UnusedWorker(), stage.jobs.services.gpus, stage.jobs.services.history),
             status=dict,
             job_detail=lambda _: None,
-            control_rule=ControlRule(),
+            access=AccessRules(),
+            gpu_users=no_users,
             max_connections_per_user=1,
             max_requests_per_user_per_s=1.0,
         )

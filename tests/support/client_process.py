@@ -1,0 +1,120 @@
+"""A client of the daemon in a process of its own: as another user, in a session or in namespaces of its own."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import http.client, json, os, socket, sys
+
+path, uid, gid, groups = sys.argv[1:5]
+if groups != "keep":
+    os.setgroups([int(g) for g in groups.split(",") if g])
+os.setgid(int(gid))
+os.setuid(int(uid))
+connection = http.client.HTTPConnection("localhost")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(path)
+print("connected", flush=True)
+for line in sys.stdin:
+    method, route, body = json.loads(line)
+    if method == "fork":
+        until_parent_ends, held = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(held)
+            os.read(until_parent_ends, 1)
+            os._exit(0)
+        print(json.dumps([child, None]), flush=True)
+        continue
+    connection.request(method, route, body)
+    response = connection.getresponse()
+    print(json.dumps([response.status, response.read().decode()]), flush=True)
+"""
+
+
+def needs_root() -> None:
+    """Skip a test that has to become another user."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+
+
+def needs_namespaces(*namespaces: str) -> None:
+    """Skip a test where `unshare` with these options is refused."""
+    probe = subprocess.run(["unshare", *namespaces, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"namespaces are refused here: {probe.stderr.strip()}")
+
+
+@dataclass(slots=True)
+class ClientProcess:
+    """A connected client that asks what it is told to."""
+
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        """The client's pid on the host, whatever it is called in its own namespace."""
+        pid = self.process.pid
+        while Path(f"/proc/{pid}/comm").read_text().strip() == "unshare" and (
+            below := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ):
+            pid = int(below[0])
+        return pid
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Return status and body of an answer; JSON is decoded."""
+        status, text = self._exchange([method, path, None if body is None else json.dumps(body)])
+        with contextlib.suppress(ValueError):
+            return status, json.loads(text)
+        return status, text
+
+    def fork(self) -> int:
+        """Let the client have a child that lives as long as the client; return its pid."""
+        pid, _ = self._exchange(["fork", None, None])
+        return int(pid)
+
+    def _exchange(self, request: list[Any]) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, "the client died"
+        return json.loads(line)
+
+
+@contextlib.contextmanager
+def client_process(
+    socket_path: Path,
+    *,
+    uid: int,
+    gid: int,
+    groups: Sequence[int] | None = (),
+    unshare: Sequence[str] = (),
+    has_own_session: bool = True,
+) -> Iterator[ClientProcess]:
+    """Run a client for the length of a block; `groups` None keeps those of this process."""
+    told = "keep" if groups is None else ",".join(map(str, groups))
+    command = [sys.executable, "-I", "-c", PROGRAM, str(socket_path), str(uid), str(gid), told]
+    process = subprocess.Popen(
+        ["unshare", *unshare, *command] if unshare else command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=has_own_session,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        yield ClientProcess(process)
+    finally:
+        process.communicate(timeout=20)
