@@ -7,6 +7,7 @@ import typer
 from gpuenergyd import __version__
 from gpuenergyd.cli.carbon import carbon
 from gpuenergyd.cli.demo import demo
+from gpuenergyd.cli.doctor import doctor
 from gpuenergyd.cli.explain import explain
 from gpuenergyd.cli.leases import limit, lock
 from gpuenergyd.cli.plan import plan
@@ -42,6 +43,6 @@ def _root(
     """Make GPU training use less energy at the same speed."""
 
 
-for _command in (demo, serve, status, report, plan, explain, policies, lock, limit, restore):
+for _command in (demo, serve, status, report, plan, explain, policies, lock, limit, restore, doctor):
     app.command()(_command)
 app.add_typer(carbon)

@@ -13,4 +13,6 @@ carbon_replay  what is asked of a replay of past traces and what it answers
 policy       the plugin API: Protocols and the frozen views they get
 messages     what happens to a job (events) and what shall be done about it (commands)
 job          the life of one job as a pure state machine
+host         what was looked up about a host that is to run the daemon
+diagnosis    what is wrong with that host, and the fix
 """

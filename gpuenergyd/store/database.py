@@ -87,8 +87,10 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
     return engine
 
 
-def reading_engine(path_or_url: str | Path) -> Engine:
+def reading_engine(path_or_url: str | Path, *, nobody_writes: bool = False) -> Engine:
     """Return an engine that cannot write; it works beside the writer and after it.
+
+    Where nobody writes, not even the files are made that SQLite needs beside a writer.
 
     Raises:
         StoreError: no file there, or no such kind of database.
@@ -103,6 +105,8 @@ def reading_engine(path_or_url: str | Path) -> Engine:
         # In a folder that cannot be written SQLite cannot make the files that WAL needs; without a -wal file
         # nobody is writing, and the file may be read as it lies.
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+        if nobody_writes and not path.with_name(path.name + "-wal").exists():
+            return sqlite3.connect(uri + "&immutable=1", uri=True, check_same_thread=False)
         connection = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
         try:
             connection.execute("SELECT count(*) FROM sqlite_master")

@@ -216,6 +216,19 @@ class History:
         with self._reading() as connection:
             return tuple(ControlEvent(*row) for row in connection.execute(query))
 
+    def last_recorded_at(self) -> datetime | None:
+        """Return when the newest control event was recorded, None before the first.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        table = schema.control_events
+        with self._reading() as connection:
+            newest: datetime | None = connection.execute(
+                select(table.c.at).order_by(table.c.event_id.desc()).limit(1)
+            ).scalar()
+        return newest
+
     def rollups(
         self,
         *,
@@ -256,14 +269,14 @@ class History:
             raise StoreError(f"the history cannot be read: {one_line(error)}") from None
 
 
-def open_history(path_or_url: str | Path) -> History:
-    """Open a history for reading.
+def open_history(path_or_url: str | Path, *, nobody_writes: bool = False) -> History:
+    """Open a history for reading; where nobody writes, its folder is not touched at all.
 
     Raises:
         StoreError: nothing there, damaged, not ours, or written by another version.
     """
     try:
-        engine = reading_engine(path_or_url)
+        engine = reading_engine(path_or_url, nobody_writes=nobody_writes)
         with engine.connect() as connection:
             held = contents(connection)
     except SQLAlchemyError as error:

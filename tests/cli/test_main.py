@@ -11,7 +11,7 @@ from gpuenergyd import __version__
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import GpuEnergyError
 
-COMMANDS = ("demo", "serve", "status", "report", "plan", "explain", "policies", "restore")
+COMMANDS = ("demo", "serve", "status", "report", "plan", "explain", "policies", "restore", "doctor")
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,10 @@ class FakeNvmlControl:
         """Switch MIG of one GPU."""
         struct.pack_into("<q", self._map, _MIG_AT + 8 * gpu_index, int(is_on))
 
+    def set_persistence(self, gpu_index: int, *, is_on: bool) -> None:
+        """Switch persistence mode of one GPU."""
+        struct.pack_into("<q", self._map, _PERSISTENCE_AT + 8 * gpu_index, int(is_on))
+
     def reload_driver(self) -> None:
         """Make every handle and every initialisation invalid; the world forgets locks by itself."""
         (epoch,) = struct.unpack_from("<q", self._map, 8)

@@ -1,0 +1,277 @@
+"""What `gpuenergyd doctor` looks up on this host. It only looks: nothing is made, locked, written or set."""
+
+import contextlib
+import ctypes
+import grp
+import json
+import os
+import pwd
+import subprocess
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpuenergyd.core.host import (
+    CallerFacts,
+    CarbonFacts,
+    DaemonFacts,
+    DiskFacts,
+    DriverFacts,
+    GpuFacts,
+    HistoryFacts,
+    HostFacts,
+    JournalFacts,
+    SocketState,
+    UnitFacts,
+)
+from gpuenergyd.daemon.settings import Driver, Settings, load_settings
+from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
+
+T = TypeVar("T")
+
+_DRIVER_LIMIT_S = 10.0
+_SYSTEMCTL_LIMIT_S = 5.0
+_CAP_SYS_ADMIN = 1 << 21
+_TIMEX_BYTES = 1024
+"""More than any kernel's struct timex; zeroes in it ask and set nothing."""
+_CLOCK_UNSYNCHRONISED = 5
+_RIVALS = ("zeusd.service", "geopm.service")
+_UNITS = ("gpuenergyd.service", "gpuenergyd-gpu.service", "gpuenergyd-carbon.service", "gpuenergyd-restore.service")
+
+
+def look_at_host(config: Path | None, socket: str | None) -> HostFacts:
+    """Return the facts about this host, for its daemon and for whoever asks."""
+    settings: Settings | None = None
+    settings_trouble: str | None = None
+    try:
+        settings = load_settings(config)
+    except UsageError as error:
+        settings_trouble = str(error)
+    status, daemon = _daemon(_socket_path(socket, settings))
+    now = datetime.now(tz=UTC)
+    history = _history(settings, status)
+    return HostFacts(
+        now=now,
+        driver=_driver(settings, status),
+        caller=_caller(settings),
+        daemon=daemon,
+        units=_units(),
+        is_time_synchronised=_is_time_synchronised(),
+        settings_trouble=settings_trouble,
+        journal=None if settings is None or status is not None else _journal(settings.journal_path),
+        history=history,
+        disk=None if history is None else _disk(Path(history.path).parent),
+        carbon=None if settings is None else _carbon(settings),
+    )
+
+
+def _socket_path(socket: str | None, settings: Settings | None) -> str:
+    from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  start fast
+
+    found = find_socket_path(socket)
+    if socket is None and settings is not None and (_is_there(settings.socket_path) or not _is_there(Path(found))):
+        return str(settings.socket_path)
+    return found
+
+
+def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
+    from gpuenergyd.client.connection import DaemonConnection  # noqa: PLC0415
+
+    group = None
+    with contextlib.suppress(OSError, KeyError):
+        group = grp.getgrgid(Path(path).stat().st_gid).gr_name
+    connection = DaemonConnection(path)
+    try:
+        code, body = connection.request("GET", "/v1/status", limit_s=10.0)
+        status = json.loads(body)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, DaemonFacts(path, SocketState.ABSENT)
+    except PermissionError:
+        return None, DaemonFacts(path, SocketState.DENIED, group)
+    except ConnectionRefusedError:
+        return None, DaemonFacts(path, SocketState.STALE, group)
+    except (OSError, ValueError, GpuEnergyError) as error:
+        return None, DaemonFacts(path, SocketState.SILENT, group, detail=str(error) or type(error).__name__)
+    finally:
+        connection.close()
+    if code != 200 or not isinstance(status, dict):
+        return None, DaemonFacts(path, SocketState.SILENT, group, detail=f"its status is HTTP {code}")
+    return status, DaemonFacts(
+        path,
+        SocketState.ANSWERS,
+        group,
+        is_observing=status.get("mode") == "observe",
+        degraded_reasons=tuple(status.get("degraded_reasons", ())),
+        uncontrolled_gpus=tuple(g["gpu_uuid"] for g in status.get("gpus", ()) if g["state"] == "observe_only"),
+    )
+
+
+def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverFacts:
+    configured = settings.driver if settings is not None else Driver.NVML
+    kind = str(status["driver"] if status is not None else configured)
+    world = settings.world_path if settings is not None else None
+    if kind == Driver.SIMULATED and world is None:
+        gpus = status.get("gpus", ()) if status is not None else ()
+        return DriverFacts(kind, tuple(GpuFacts(f"{g['model_name']} {g['gpu_uuid']}", 0, None, None) for g in gpus))
+    try:
+        gpus_found = _within(_DRIVER_LIMIT_S, lambda: _gpus(kind, world))
+    except GpuEnergyError as error:
+        return DriverFacts(kind, trouble=str(error))
+    if gpus_found is None:
+        hang = f"the driver has not answered for {_DRIVER_LIMIT_S:g} s; `dmesg | grep Xid` says why, a reboot helps"
+        return DriverFacts(kind, trouble=hang)
+    return DriverFacts(kind, gpus_found)
+
+
+def _gpus(kind: str, world: Path | None) -> tuple[GpuFacts, ...]:
+    from gpuenergyd.gpu.drivers import open_driver  # noqa: PLC0415  the driver binding is slow to load
+
+    host = open_driver(kind, world)
+    try:
+        reasons = host.observe_only_reasons()
+        return tuple(
+            GpuFacts(
+                name=f"{gpu.model_name} {gpu.gpu_uuid}",
+                num_clocks=len(gpu.supported_sm_clocks_mhz),
+                observe_only_reason=reasons.get(gpu.gpu_uuid),
+                is_persistent=host.details(gpu.gpu_uuid).is_persistent,
+            )
+            for gpu in host.identities()
+        )
+    finally:
+        host.close()
+
+
+def _caller(settings: Settings | None) -> CallerFacts:
+    uid = os.geteuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = f"uid {uid}"
+    is_simulated = settings is not None and settings.driver is Driver.SIMULATED
+    effective = 0
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("CapEff:"):
+            effective = int(line.split()[1], 16)
+    return CallerFacts(user, may_change_gpus=is_simulated or bool(effective & _CAP_SYS_ADMIN))
+
+
+def _journal(path: Path) -> JournalFacts:
+    from gpuenergyd.gpu.journal import DamagedJournalError, Journal  # noqa: PLC0415
+
+    try:
+        journal = Journal(path)
+        entries = journal.read().entries if journal.is_of_this_boot else ()
+    except DamagedJournalError as error:
+        return JournalFacts(str(path), damage=str(error))
+    except JournalError as error:
+        return JournalFacts(str(path), unreadable=str(error))
+    return JournalFacts(str(path), tuple(sorted({entry.gpu_uuid for entry in entries})))
+
+
+def _history(settings: Settings | None, status: dict[str, Any] | None) -> HistoryFacts | None:
+    from gpuenergyd.store import open_history  # noqa: PLC0415  SQLAlchemy is slow to load
+
+    where = settings.database_url.removeprefix("sqlite:///") if settings is not None else None
+    if status is not None:
+        where = str(status["store"]["path"])
+    if where is None or "://" in where or not where.startswith("/"):
+        return None
+    path = Path(where)
+    try:
+        if not path.exists():
+            return HistoryFacts(where, is_there=False)
+        kept = tuple(
+            sorted(str(p) for p in path.parent.glob(f"{path.name}.corrupt-*") if not p.name.endswith(("-wal", "-shm")))
+        )
+        with open_history(path, nobody_writes=status is None) as history:
+            newest = history.last_recorded_at()
+    except PermissionError as error:
+        return HistoryFacts(where, is_there=True, trouble=f"{path}: {error.strerror}")
+    except StoreError as error:
+        return HistoryFacts(where, is_there=True, trouble=str(error), set_aside=kept)
+    return HistoryFacts(where, is_there=True, last_record_at=newest, set_aside=kept)
+
+
+def _disk(folder: Path) -> DiskFacts | None:
+    for candidate in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            found = os.statvfs(candidate)
+            free_bytes = found.f_bavail * found.f_frsize
+            return DiskFacts(str(folder), free_bytes, is_read_only=bool(found.f_flag & os.ST_RDONLY))
+    return None
+
+
+def _is_time_synchronised() -> bool | None:
+    """Ask the kernel; None where it may not be asked."""
+    with contextlib.suppress(OSError, AttributeError):
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+        if state >= 0:
+            return bool(state != _CLOCK_UNSYNCHRONISED)
+    return None
+
+
+def _carbon(settings: Settings) -> CarbonFacts | None:
+    from gpuenergyd.carbon.fetched_file import FetchState, read_fetched  # noqa: PLC0415
+
+    zone: str | None = getattr(settings, "carbon_zone", None)
+    if zone is None:
+        return None
+    try:
+        fetched = read_fetched(settings.runtime_dir / "carbon.json")
+    except CarbonSourceError as error:
+        return CarbonFacts(zone, trouble=str(error))
+    status = fetched.status
+    newest = max((sample.valid_to_at for sample in fetched.samples), default=None)
+    if status.state is FetchState.FAILED:
+        return CarbonFacts(zone, trouble=f"{status.problem}: {status.message}", newest_at=newest)
+    return CarbonFacts(zone, newest_at=newest)
+
+
+def _units() -> UnitFacts:
+    if not Path("/run/systemd/system").is_dir():
+        return UnitFacts(is_managed=False, active_states={}, enabled_states={})
+    command = ["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState", *_UNITS, *_RIVALS]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_LIMIT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return UnitFacts(is_managed=False, active_states={}, enabled_states={})
+    shown: list[dict[str, str]] = [
+        {key: value for key, _, value in (line.partition("=") for line in block.splitlines())}
+        for block in said.split("\n\n")
+    ]
+    loaded = [unit for unit in shown if unit.get("LoadState") == "loaded"]
+    return UnitFacts(
+        is_managed=True,
+        active_states={u["Id"]: u["ActiveState"] for u in loaded if u["Id"] in _UNITS},
+        enabled_states={u["Id"]: u["UnitFileState"] for u in loaded if u["Id"] in _UNITS},
+        rivals=tuple(u["Id"] for u in loaded if u["Id"] in _RIVALS and u["ActiveState"] == "active"),
+    )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
+def _within(limit_s: float, look: Callable[[], T]) -> T | None:
+    """Return what `look` does, or None when it takes too long: a driver that hangs must not hang who asks why."""
+    answer: list[T] = []
+    failure: list[GpuEnergyError] = []
+
+    def run() -> None:
+        try:
+            answer.append(look())
+        except GpuEnergyError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="look at the driver", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failure:
+        raise failure[0]
+    return answer[0] if answer else None
