@@ -77,6 +77,11 @@ class GpuWorker:
         return self._process.is_running and self._link is not None and self._link.is_open
 
     @property
+    def keeper_pid(self) -> int | None:
+        """The process that restores when the worker is killed."""
+        return self._link.keeper_pid if self._link is not None and self.is_alive else None
+
+    @property
     def heartbeat_age_s(self) -> float | None:
         """How long ago the worker was last heard of."""
         return None if self._heard_mono_s is None else time.monotonic() - self._heard_mono_s
@@ -161,16 +166,17 @@ class GpuWorker:
         return self._link
 
     async def _supervise(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = 0.0
         while True:
             up_since_s = time.monotonic()
             if self.is_alive:
                 await self._watch()
             if time.monotonic() - up_since_s > _STEADY_AFTER_S:
-                pause_s = _FIRST_PAUSE_S
+                pause_s = 0.0
             await self._bring_down()
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            # The first successor comes at once: GPUs may be waiting for it.
+            pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LAST_PAUSE_S)
             self.num_restarts += 1
             await self._bring_up()
 

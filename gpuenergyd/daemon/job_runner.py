@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import assert_never
 
@@ -69,6 +69,8 @@ class JobRunner:
     created_mono_ns: int = field(default_factory=time.monotonic_ns)
     last_report_mono_ns: int | None = None
     last_epoch: int = 0
+    pidfds: dict[int, int] = field(default_factory=dict)
+    """Of the processes that are in the job now, by rank; owned by `Jobs`."""
     slices: dict[int, list[PlanSlice]] = field(default_factory=dict)
     given: dict[int, PlanSlice] = field(default_factory=dict)
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
@@ -249,7 +251,8 @@ class JobRunner:
 
     async def _lease(self, gpu_uuids: tuple[str, ...]) -> None:
         try:
-            await self.services.worker.lease(self.job_id, gpu_uuids, self.owner)
+            owner = replace(self.owner, pidfds=tuple(self.pidfds.values()))
+            await self.services.worker.lease(self.job_id, gpu_uuids, owner)
         except GpuError as error:
             log.warning("job %s: no lease: %s", self.job_id, error)
             self._record("lease", self._owner_text, str(error), after="refused")

@@ -153,6 +153,7 @@ class Jobs:
             supported_sm_clocks_mhz=frozenset(gpu.identity.supported_sm_clocks_mhz),
         )
         self._sessions[session.token] = session
+        runner.pidfds[session.pp_rank] = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._process_died, session)
         self.services.history.write(
             RankRecord(
@@ -370,6 +371,7 @@ class Jobs:
 
     def _forget(self, session: RankSession) -> None:
         if self._sessions.pop(session.token, None) is not None:
+            session.runner.pidfds.pop(session.pp_rank, None)
             asyncio.get_running_loop().remove_reader(session.pidfd)
             os.close(session.pidfd)
 

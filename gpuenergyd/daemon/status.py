@@ -55,6 +55,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "mode": daemon.settings.mode,
         "worker": {
             "pid": daemon.worker.pid,
+            "keeper_pid": daemon.worker.keeper_pid,
             "is_alive": daemon.worker.is_alive,
             "heartbeat_age_s": daemon.worker.heartbeat_age_s,
             "num_restarts": daemon.worker.num_restarts,

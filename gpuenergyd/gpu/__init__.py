@@ -7,7 +7,7 @@ simulated          GPUs that exist as a model in a file that daemon and training
                    (simulated_world the file, device_model the formulas, device_parameters the numbers)
 worker             the privileged process: the only one that changes a GPU
                    (supervisor its main thread, core_connection its socket, actuator sets, sampling reads,
-                   restore_orders, xid_watch)
+                   leases, restore_orders, xid_watch); its keeper restores when it is killed
 energy_edges       when a counter was updated
 link               the core's side of the worker; link_messages is what they say
 journal            what to restore, on disk before the first change; restoring puts it back

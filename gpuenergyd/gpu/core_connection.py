@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpuenergyd.errors import ProtocolError, UsageError
-from gpuenergyd.gpu.link_messages import MAX_DATAGRAM_BYTES, PEERCRED, decode, encode
+from gpuenergyd.gpu.link_messages import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
 from gpuenergyd.service_manager import inherited_socket
 
 _MAX_WAITING_DATAGRAMS = 2_000
@@ -30,10 +30,15 @@ class CoreConnection:
         path: Path,
         core_uids: Collection[int],
         *,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[dict[str, Any], Sequence[int]], None],
         on_lost: Callable[[], None],
         silence_limit_s: float,
     ) -> None:
+        """Begin to listen; `on_message` gets each message and the file descriptors beside it, which are then its own.
+
+        Raises:
+            UsageError: the path cannot be listened on.
+        """
         self.num_dropped = 0
         self._path = path
         self._core_uids = core_uids
@@ -85,6 +90,14 @@ class CoreConnection:
         with contextlib.suppress(BlockingIOError):
             self._wake_in.send(b"\0")
 
+    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Call back during `serve` when a file descriptor can be read, until `unwatch`."""
+        self._selector.register(fd, selectors.EVENT_READ, lambda _events: on_readable())
+
+    def unwatch(self, fd: int) -> None:
+        """Stop to watch a file descriptor."""
+        self._selector.unregister(fd)
+
     def close(self) -> None:
         """Send what can be sent at once and stop listening."""
         self._flush()
@@ -119,8 +132,11 @@ class CoreConnection:
 
     def _receive(self, events: int) -> None:
         while self._core is not None and events & selectors.EVENT_READ:
+            fds: list[int] = []
             try:
-                datagram = self._core.recv(MAX_DATAGRAM_BYTES)
+                datagram, fds, _, _ = socket.recv_fds(
+                    self._core, MAX_DATAGRAM_BYTES, MAX_PIDFDS, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return
             except OSError:
@@ -130,7 +146,14 @@ class CoreConnection:
                 return
             self._heard_mono_s = time.monotonic()
             try:
-                self._on_message(decode(datagram))
+                message = decode(datagram)
+            except ProtocolError as error:
+                log(f"ignored a malformed message: {error!r}")
+                for fd in fds:
+                    os.close(fd)
+                continue
+            try:
+                self._on_message(message, fds)
             except (ProtocolError, KeyError, TypeError, ValueError, OverflowError) as error:
                 log(f"ignored a malformed message: {error!r}")
 

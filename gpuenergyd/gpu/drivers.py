@@ -1,11 +1,23 @@
 """Opening the driver that a worker or a restore is told to use, importing nothing else."""
 
+import importlib
 from pathlib import Path
 
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.device import GpuController
 
 DRIVERS = ("simulated", "nvml")
+
+
+def preload(driver: str) -> None:
+    """Import what a driver needs, so that opening it later takes no longer than the driver itself.
+
+    Raises:
+        UsageError: no such driver.
+    """
+    if driver not in DRIVERS:
+        raise UsageError(f"no driver {driver!r}; there are: {', '.join(DRIVERS)}")
+    importlib.import_module(f"gpuenergyd.gpu.{driver}")
 
 
 def open_driver(driver: str, world_path: Path | None) -> GpuController:

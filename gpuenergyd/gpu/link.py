@@ -7,6 +7,7 @@ import socket
 from asyncio.trsock import TransportSocket
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from gpuenergyd.gpu.journal import Control
 from gpuenergyd.gpu.link_messages import (
     LINK_VERSION,
     MAX_DATAGRAM_BYTES,
+    MAX_PIDFDS,
     PEERCRED,
     ClockSet,
     GpuHealth,
@@ -51,6 +53,8 @@ class WorkerLink:
 
     identities: tuple[GpuIdentity, ...]
     worker_pid: int | None
+    keeper_pid: int | None
+    """The process that restores when the worker is killed."""
     num_wants_delayed: int
     """Wishes the socket did not take at once; the newest of each GPU is sent as soon as it does."""
 
@@ -65,6 +69,7 @@ class WorkerLink:
     ) -> None:
         self.identities = ()
         self.worker_pid = None
+        self.keeper_pid = None
         self.num_wants_delayed = 0
         self._socket = connection
         self._loop = asyncio.get_running_loop()
@@ -74,7 +79,7 @@ class WorkerLink:
         self._on_lost = on_lost
         self._request_ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._requests: deque[bytes] = deque()
+        self._requests: deque[_Request] = deque()
         self._wants: dict[str, bytes] = {}
         self._is_open = True
         self._loop.add_reader(connection, self._read)
@@ -108,6 +113,7 @@ class WorkerLink:
             await link.close()
             raise DriverError(f"the GPU worker speaks version {reply['link_version']}; {LINK_VERSION} is expected")
         link.worker_pid = int(reply["pid"])
+        link.keeper_pid = int(reply["keeper_pid"])
         link.identities = tuple(identity_from_row(row) for row in reply["identities"])
         for uuid, health, detail in reply["health"]:
             if health != GpuHealth.OK:
@@ -128,6 +134,7 @@ class WorkerLink:
         await self._request(
             "lease",
             _REPLY_LIMIT_S,
+            pidfds=owner.pidfds,
             lease_id=lease_id,
             gpu_uuids=list(gpu_uuids),
             job_id=owner.job_id,
@@ -233,13 +240,17 @@ class WorkerLink:
             self._is_open = False
             self._release("the link is closed")
 
-    async def _request(self, message_type: str, limit_s: float, **content: Any) -> dict[str, Any]:
+    async def _request(
+        self, message_type: str, limit_s: float, *, pidfds: Sequence[int] = (), **content: Any
+    ) -> dict[str, Any]:
         if not self._is_open:
             raise GpuError("the GPU worker is gone")
         request_id = next(self._request_ids)
         reply: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._replies[request_id] = reply
-        self._requests.append(encode({"type": message_type, "request_id": request_id, **content}))
+        datagram = encode({"type": message_type, "request_id": request_id, **content})
+        # Our own copies: the process may be forgotten, and its pidfd closed, before a full socket takes the datagram.
+        self._requests.append(_Request(datagram, [os.dup(fd) for fd in pidfds[:MAX_PIDFDS]]))
         self._write()
         try:
             async with asyncio.timeout(limit_s):
@@ -260,8 +271,9 @@ class WorkerLink:
     def _write(self) -> None:
         try:
             while self._requests:
-                self._socket.send(self._requests[0])
-                self._requests.popleft()
+                request = self._requests[0]
+                socket.send_fds(self._socket, [request.datagram], request.pidfds)
+                self._requests.popleft().close_pidfds()
             while self._wants:
                 uuid = next(iter(self._wants))
                 self._socket.send(self._wants[uuid])
@@ -323,6 +335,8 @@ class WorkerLink:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
+        while self._requests:
+            self._requests.popleft().close_pidfds()
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(GpuError(reason))
@@ -338,6 +352,18 @@ def require_trusted_listener(connection: socket.socket | TransportSocket, path: 
     _, uid, _ = PEERCRED.unpack(peer)
     if uid not in {0, os.geteuid()}:
         raise DriverError(f"uid {uid} listens on {path}; root or uid {os.geteuid()} must")
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A datagram that waits to be sent, and the pidfds that go with it."""
+
+    datagram: bytes
+    pidfds: Sequence[int]
+
+    def close_pidfds(self) -> None:
+        for fd in self.pidfds:
+            os.close(fd)
 
 
 async def _connect(path: Path, timeout_s: float) -> socket.socket:

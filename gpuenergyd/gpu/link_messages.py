@@ -2,6 +2,7 @@
 
 core -> worker    hello, ping, lease, limit, restore, users, look (answered by `reply` with the same request_id),
                   want (unanswered)
+                  a lease carries pidfds beside the datagram
 worker -> core    reply, samples, clock_set, gpu_state
 """
 
@@ -18,6 +19,8 @@ LINK_VERSION = 1
 MAX_DATAGRAM_BYTES = 131_072
 PEERCRED = struct.Struct("3i")
 """What SO_PEERCRED gives: pid, uid, gid."""
+MAX_PIDFDS = 128
+"""With one datagram; the kernel takes 253."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class LeaseOwner:
     job_id: str
     pid: int
     uid: int
+    pidfds: tuple[int, ...] = ()
+    """Of the processes whose death ends the lease: the worker then restores by itself, waiting for nobody."""
 
 
 @dataclass(frozen=True, slots=True)

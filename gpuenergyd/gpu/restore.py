@@ -1,9 +1,13 @@
 """What `gpuenergyd restore` does: standard library and the driver only, ready in milliseconds.
 
-It needs no daemon and no database, may run beside a living worker (who then drops its leases on what was restored),
-and may run twice at once.
+    python -I -m gpuenergyd.gpu.restore --journal PATH
+
+is what a service manager runs after a crash: nothing else that is installed can break it. It needs no daemon and no
+database, may run beside a living worker (who then drops its leases on what was restored), and may run twice at once.
 """
 
+import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +16,9 @@ from gpuenergyd.gpu.drivers import open_driver
 from gpuenergyd.gpu.journal import DamagedJournalError, Journal, JournalEntry
 from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
 
-__all__ = ["RestoreOutcome", "RestoreResult", "reset_all", "restore"]
+__all__ = ["RestoreOutcome", "RestoreResult", "main", "reset_all", "restore"]
+
+_EXIT_DEGRADED = 4
 
 
 def restore(journal_path: Path, *, is_dry_run: bool = False) -> tuple[RestoreOutcome, ...]:
@@ -51,6 +57,21 @@ def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...
         controller.close()
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Restore, say what became of each GPU, and return 4 when something could not be put back."""
+    parser = argparse.ArgumentParser(prog="gpuenergyd-restore", description="Put every journalled GPU back.")
+    parser.add_argument("--journal", type=Path, required=True, help="what to put back")
+    options = parser.parse_args(arguments)
+    try:
+        outcomes = restore(options.journal)
+    except GpuEnergyError as error:
+        sys.stderr.write(f"gpuenergyd: {error}\n")
+        return error.exit_code
+    for outcome in outcomes:
+        sys.stdout.write(f"{outcome.gpu_uuid} {outcome.control}: {outcome.result}: {outcome.detail}\n")
+    return _EXIT_DEGRADED if any(outcome.result is RestoreResult.FAILED for outcome in outcomes) else 0
+
+
 def _restore_through(
     journal: Journal, driver: str, world: str | None, entries: Sequence[JournalEntry], *, is_dry_run: bool
 ) -> tuple[RestoreOutcome, ...]:
@@ -63,3 +84,7 @@ def _restore_through(
         return restore_from_journal(journal, controller, driver=driver, gpu_uuids=uuids, is_dry_run=is_dry_run)
     finally:
         controller.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,10 +14,12 @@ from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult, reset_every_
 
 @dataclass(slots=True, eq=False)
 class Restoring:
-    """One order; `message` is whom to answer, None is nobody."""
+    """One order; `message` is whom to answer, None is nobody. `is_awaited`: nobody asked yet, but somebody will."""
 
     why: str
     message: dict[str, Any] | None
+    gpu_uuids: tuple[str, ...]
+    is_awaited: bool
     left: set[str]
     outcomes: list[RestoreOutcome] = field(default_factory=list)
 
@@ -46,9 +48,11 @@ class RestoreOrders:
         self._open: list[Restoring] = []
         self._guard = threading.Lock()
 
-    def open(self, why: str, uuids: Sequence[str], message: dict[str, Any] | None) -> Restoring:
+    def open(
+        self, why: str, uuids: Sequence[str], message: dict[str, Any] | None, *, is_awaited: bool = False
+    ) -> Restoring:
         """Return a new order; one without GPUs is complete at once."""
-        restoring = Restoring(why, message, set(uuids))
+        restoring = Restoring(why, message, tuple(uuids), is_awaited, set(uuids))
         if restoring.left:
             with self._guard:
                 self._open.append(restoring)

@@ -81,6 +81,10 @@ def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
 def _restore_entry(journal: Journal, controller: GpuController, entry: JournalEntry) -> RestoreOutcome:
     try:
         with journal.gpu_lock(entry.gpu_uuid):
+            if entry not in journal.read().entries:
+                return RestoreOutcome(
+                    entry.gpu_uuid, entry.control, RestoreResult.RESTORED, "somebody else has just put it back"
+                )
             result, detail = _put_back(controller, entry)
             controller.read(entry.gpu_uuid)
             journal.remove({entry.key})

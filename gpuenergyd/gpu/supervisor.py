@@ -20,6 +20,7 @@ from gpuenergyd.gpu.actuator import Actuator
 from gpuenergyd.gpu.core_connection import CoreConnection, log
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.journal import Control, Journal, JournalEntry, KnownBy
+from gpuenergyd.gpu.leases import Leases
 from gpuenergyd.gpu.link_messages import (
     LINK_VERSION,
     ClockSet,
@@ -65,6 +66,7 @@ class WorkerOptions:
     read_deadline_s: float
     set_deadline_s: float
     core_silence_limit_s: float
+    keeper_pid: int
 
 
 class Worker:
@@ -77,7 +79,6 @@ class Worker:
         self._parent_pid = os.getppid()
         self._identities = controller.identities()
         self._uuids = tuple(i.gpu_uuid for i in self._identities)
-        self._leases: dict[str, str] = {}
         self._health: dict[str, tuple[GpuHealth, str]] = dict.fromkeys(self._uuids, (GpuHealth.OK, ""))
         self._wedged: set[str] = set()
         self._returned: deque[str] = deque()
@@ -96,6 +97,8 @@ class Worker:
             on_lost=self._on_core_lost,
             silence_limit_s=options.core_silence_limit_s,
         )
+        self._leases = Leases(self._core, self._on_process_died)
+        self._restored_unasked: dict[str, tuple[RestoreOutcome, ...]] = {}
         self._sampler = Sampler(
             controller,
             self._uuids,
@@ -164,13 +167,22 @@ class Worker:
 
     def _on_core_lost(self) -> None:
         """Put everything back at once: nobody is left who could."""
-        self._leases.clear()
+        self._leases.end_all()
         self._actuator.drop_wishes(self._uuids)
         self._restore(self._uuids, "the core is gone")
         if self._options.exits_with_core:
             self._stop()
 
-    def _handle(self, message: dict[str, Any]) -> None:
+    def _on_process_died(self, lease_id: str, uuids: Sequence[str]) -> None:
+        """Give a dead job's GPUs back; the core will ask for the same, and is then told what became of them."""
+        self._actuator.drop_wishes(uuids)
+        self._restore(uuids, f"a process of {lease_id} died", is_awaited=True)
+
+    def _handle(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        if message["type"] == "lease":
+            self._lease(message, fds)
+            return
+        _close_all(fds)
         match message["type"]:
             case "want":
                 self._want(message)
@@ -181,6 +193,7 @@ class Worker:
                     driver=self._options.driver,
                     pid=os.getpid(),
                     identities=[identity_row(i) for i in self._identities],
+                    keeper_pid=self._options.keeper_pid,
                     health=[[uuid, health, detail] for uuid, (health, detail) in self._health.items()],
                 )
             case "ping":
@@ -190,12 +203,10 @@ class Worker:
                     num_samples_dropped=self._core.num_dropped,
                     num_sets_skipped=self._actuator.num_skipped,
                 )
-            case "lease":
-                self._lease(message)
             case "limit":
                 (uuid,) = self._known([message["gpu_uuid"]])
                 refusal = self._refusal(uuid)
-                if self._leases.get(uuid) != str(message["lease_id"]):
+                if self._leases.of(uuid) != str(message["lease_id"]):
                     refusal = f"lease {message['lease_id']} does not cover {uuid}"
                 if refusal is not None:
                     self._reply(message, error=refusal)
@@ -204,8 +215,7 @@ class Worker:
                     self._actuator.order(uuid, partial(self._limit_and_reply, message, uuid, watts))
             case "restore":
                 uuids = self._known(message["gpu_uuids"])
-                for uuid in uuids:
-                    self._leases.pop(uuid, None)
+                self._leases.end(uuids)
                 self._actuator.drop_wishes(uuids)
                 self._restore(uuids, str(message["reason"]), message)
             case question if question in QUESTIONS:
@@ -222,7 +232,7 @@ class Worker:
         clock_mhz, later_mhz = int(message["sm_clock_mhz"]), int(message["later_sm_clock_mhz"])
         asked_ns, later_ns = int(message["asked_mono_ns"]), int(message["later_at_mono_ns"])
         refusal = self._refusal(uuid)
-        if uuid not in self._leases:
+        if self._leases.of(uuid) is None:
             refusal = "refused: no lease on this GPU"
         if refusal is not None:
             self._queue_clock_set(ClockSet(uuid, clock_mhz or later_mhz, asked_ns, 0, 0, None, None, refusal))
@@ -231,20 +241,34 @@ class Worker:
             uuid, clock_mhz, later_sm_clock_mhz=later_mhz, later_at_mono_ns=later_ns, asked_mono_ns=asked_ns
         )
 
-    def _lease(self, message: dict[str, Any]) -> None:
-        lease_id, uuids = str(message["lease_id"]), self._known(message["gpu_uuids"])
-        _ = str(message["job_id"]), int(message["pid"]), int(message["uid"])  # malformed ones end here
+    def _lease(self, message: dict[str, Any], pidfds: Sequence[int]) -> None:
+        try:
+            lease_id, uuids = str(message["lease_id"]), self._known(message["gpu_uuids"])
+            _ = str(message["job_id"]), int(message["pid"]), int(message["uid"])  # malformed ones end here
+            refusal = self._lease_refusal(lease_id, uuids)
+        except BaseException:
+            _close_all(pidfds)
+            raise
+        if refusal is not None:
+            _close_all(pidfds)
+            self._reply(message, error=refusal)
+            return
+        self._leases.grant(lease_id, uuids, pidfds)
         for uuid in uuids:
-            refusal = self._refusal(uuid)
-            if self._leases.get(uuid, lease_id) != lease_id:
-                refusal = f"{uuid} is leased to {self._leases[uuid]}"
-            if refusal is not None:
-                self._reply(message, error=refusal)
-                return
-        for uuid in uuids:
-            self._leases[uuid] = lease_id
             self._num_above[uuid] = 0
+            self._restored_unasked.pop(uuid, None)
         self._actuator.order("", partial(self._journal_and_reply, message, uuids))
+
+    def _lease_refusal(self, lease_id: str, uuids: Sequence[str]) -> str | None:
+        """Return why these GPUs cannot be leased now, if so."""
+        for uuid in uuids:
+            holder = self._leases.of(uuid)
+            if holder not in {None, lease_id}:
+                return f"{uuid} is leased to {holder}"
+            refusal = self._refusal(uuid)
+            if refusal is not None:
+                return refusal
+        return None
 
     def _refusal(self, uuid: str) -> str | None:
         """Return why this GPU cannot be changed now, if so."""
@@ -262,9 +286,11 @@ class Worker:
     def _reply(self, message: dict[str, Any], **answer: Any) -> None:
         self._core.send({"type": "reply", "request_id": message.get("request_id"), **answer})
 
-    def _restore(self, uuids: Sequence[str], why: str, message: dict[str, Any] | None = None) -> None:
+    def _restore(
+        self, uuids: Sequence[str], why: str, message: dict[str, Any] | None = None, *, is_awaited: bool = False
+    ) -> None:
         """Order GPU by GPU, so that one that hangs holds up no other."""
-        restoring = self._restores.open(why, uuids, message)
+        restoring = self._restores.open(why, uuids, message, is_awaited=is_awaited)
         for uuid in uuids:
             if uuid in self._wedged:
                 self._restores.note_unreachable(uuid)
@@ -283,7 +309,9 @@ class Worker:
                 self._give_up_on(stuck, thread, deadline_s)
         while self._returned:
             self._take_back(self._returned.popleft())
-        unrestored = [u for u in self._uuids if self._health[u][0] is GpuHealth.UNRESTORED and u not in self._leases]
+        unrestored = [
+            u for u, (health, _) in self._health.items() if health is GpuHealth.UNRESTORED and not self._leases.of(u)
+        ]
         if not unrestored:
             self._retry_pause_s = _FIRST_RETRY_S
             self._retry_at_ns = now_ns + round(self._retry_pause_s * _NS_PER_S)
@@ -296,7 +324,7 @@ class Worker:
         """Leave a GPU alone whose call does not return; the other GPUs get new threads."""
         self._wedged.add(uuid)
         self._set_health(uuid, GpuHealth.WEDGED, f"a driver call has not returned for {deadline_s:g} s")
-        self._leases.pop(uuid, None)
+        self._leases.end([uuid])
         if isinstance(thread, Sampler):
             self._sampler = thread.succeed(uuid)
             self._sampler.start()
@@ -344,8 +372,7 @@ class Worker:
         try:
             self._journal.add(entries)
         except JournalError as error:
-            for uuid in uuids:
-                self._leases.pop(uuid, None)
+            self._leases.drop(uuids)
             self._reply(message, error=str(error))
             return
         self._reply(message)
@@ -385,11 +412,19 @@ class Worker:
 
     def _answer_restore(self, restoring: Restoring) -> None:
         """Tell who asked, or the log, what became of every GPU."""
+        outcomes = list(restoring.outcomes)
         if restoring.message is not None:
-            rows = [[o.gpu_uuid, o.control, o.result, o.detail] for o in restoring.outcomes]
+            done = {o.gpu_uuid for o in outcomes}
+            for uuid in restoring.gpu_uuids:
+                earlier = self._restored_unasked.pop(uuid, ())
+                outcomes += earlier if uuid not in done else ()
+            rows = [[o.gpu_uuid, o.control, o.result, o.detail] for o in outcomes]
             self._reply(restoring.message, outcomes=rows)
             return
-        for outcome in restoring.outcomes:
+        if restoring.is_awaited:
+            for uuid in restoring.gpu_uuids:
+                self._restored_unasked[uuid] = tuple(o for o in outcomes if o.gpu_uuid == uuid)
+        for outcome in outcomes:
             log(f"{restoring.why}: {outcome.gpu_uuid} {outcome.control} {outcome.result}: {outcome.detail}")
 
     def _note_restored(self, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
@@ -432,7 +467,7 @@ class Worker:
 
     def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None) -> None:
         """Give a GPU up that somebody else changed; on the actuator's thread."""
-        self._leases.pop(uuid, None)
+        self._leases.drop([uuid])
         self._actuator.drop_wishes([uuid])
         try:
             self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
@@ -453,3 +488,8 @@ class Worker:
             rows, self._samples = self._samples, []
             self._samples_sent_ns = now_ns
             self._core.send({"type": "samples", "rows": rows})
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -15,12 +15,15 @@ from pathlib import Path
 from gpuenergyd.errors import DriverError, GpuEnergyError, UsageError
 from gpuenergyd.gpu.core_connection import log
 from gpuenergyd.gpu.device import GpuController
-from gpuenergyd.gpu.drivers import DRIVERS, open_driver
+from gpuenergyd.gpu.drivers import DRIVERS, open_driver, preload
+from gpuenergyd.gpu.keeper import start_keeper
 from gpuenergyd.gpu.supervisor import Worker, WorkerOptions
 from gpuenergyd.service_manager import Watchdog, notify
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may compute while another waits: a restore must not wait for a round of readings."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,9 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--read-deadline-s", type=float, default=10.0, help="a GPU that takes longer to read is wedged")
     parser.add_argument("--set-deadline-s", type=float, default=30.0, help="a GPU that takes longer to set is wedged")
     options = parser.parse_args(arguments)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         if not 0.001 <= options.sample_period_s <= 10.0:
             raise UsageError(f"--sample-period-s {options.sample_period_s} must be between 0.001 and 10")
+        preload(options.driver)
+        keeper_pid = start_keeper(options.journal)
         controller = _open_patiently(options)
         Worker(
             controller,
@@ -58,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 read_deadline_s=options.read_deadline_s,
                 set_deadline_s=options.set_deadline_s,
                 core_silence_limit_s=options.core_silence_limit_s,
+                keeper_pid=keeper_pid,
             ),
         ).run()
     except GpuEnergyError as error:

@@ -229,7 +229,7 @@ def test_a_worker_that_dies_is_replaced_and_the_lease_set_again(daemon: DaemonPr
     worker = daemon.status()["worker"]
 
     os.kill(worker["pid"], signal.SIGKILL)
-    wait_until(lambda: "what an earlier run left behind: GPU-" in daemon.log, 30)
+    wait_until(lambda: "after the worker: GPU-" in daemon.log, 30)
 
     wait_until(lambda: daemon.locks_mhz()[0] == 1200 and power_limits_w(daemon)[0] == 250.0, 30)
     assert lease_of(daemon, 0) is not None

@@ -11,7 +11,7 @@ from tests.support.kill_rig import VICTIMS, KillRig
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
 def test_two_hundred_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
-    rig = KillRig(tmp_path, random.Random(20), weights=(84, 4, 4, 4, 4))
+    rig = KillRig(tmp_path, random.Random(20), weights=(80, 4, 4, 4, 4, 4))
     try:
         trials = list(rig.run(200))
     finally:

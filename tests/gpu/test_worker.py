@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -274,6 +277,67 @@ def test_second_core_is_refused_while_one_is_connected(site: Site) -> None:
 
 
 @pytest.mark.kill
+def test_keeper_gives_clocks_back_when_the_worker_is_killed(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            worker.kill()
+            await until(lambda: site.locks() == [None, None, None])
+            await until(lambda: site.journalled() == set())
+
+    run(main())
+
+
+def test_keeper_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            assert link.keeper_pid is not None
+            pidfd = os.pidfd_open(link.keeper_pid)
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            assert (await link.ping())["num_late_ticks"] >= 0
+            assert select.select([pidfd], [], [], 0)[0] == []
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, 20) == 0
+            assert (await asyncio.to_thread(select.select, [pidfd], [], [], 20))[0] == [pidfd]
+            os.close(pidfd)
+
+    run(main())
+
+
+def test_death_of_a_process_gives_its_gpus_back_without_a_word_of_the_core(site: Site) -> None:
+    """Of any process of the job; the other lease stays, and the core is told afterwards what became of it."""
+    site.start_worker()
+    dying, living = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    pidfds = {process: os.pidfd_open(process.pid) for process in (dying, living)}
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus[:2], replace(OWNER, pidfds=(pidfds[living], pidfds[dying])))
+            await link.lease("L2", site.gpus[2:], replace(OWNER, pidfds=(pidfds[living],)))
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            dying.kill()
+            await until(lambda: site.locks() == [None, None, 900])
+            outcomes = await link.restore(site.gpus[:2], "the core has heard of it too")
+            assert [(o.gpu_uuid, o.result) for o in outcomes] == [(g, RestoreResult.RESTORED) for g in site.gpus[:2]]
+            await link.lease("L3", site.gpus[:2], OWNER)
+
+    run(main())
+    for process, pidfd in pidfds.items():
+        os.close(pidfd)
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.kill
 def test_killed_worker_leaves_clocks_lowered_and_restore_brings_them_back(site: Site) -> None:
     worker = site.start_worker()
 
@@ -283,7 +347,7 @@ def test_killed_worker_leaves_clocks_lowered_and_restore_brings_them_back(site: 
             for gpu in site.gpus:
                 want(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
-            worker.kill()
+            site.kill(worker, link)
             await until(lambda: bool(heard.lost))
             with pytest.raises(GpuError, match="gone"):
                 await link.ping()
@@ -311,7 +375,7 @@ def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
             await link.lease("L1", site.gpus, OWNER)
             want(link, site.gpus[2], 900)
             await until(lambda: site.locks()[2] == 900)
-            worker.kill()
+            site.kill(worker, link)
 
     run(main())
     worker.wait()

@@ -59,7 +59,7 @@ def test_killed_worker_is_made_good_by_restore_through_nvml(site: Site, monkeypa
             await link.lease("L1", site.gpus, OWNER)
             want(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
-            worker.kill()
+            site.kill(worker, link)
 
     run(main())
     worker.wait()

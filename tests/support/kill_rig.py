@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import select
 import signal
 import sqlite3
 import subprocess
@@ -19,12 +20,12 @@ from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.waiting import wait_until
 
-Victim = Literal["client", "core", "worker", "policy_host", "all"]
+Victim = Literal["client", "core", "worker", "worker_and_keeper", "policy_host", "all"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
 NUM_GPUS = 4
+"""With a job on each; one more has none."""
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
 GIVE_UP_S = 10.0
-RESTORE = "import sys; from pathlib import Path; from gpuenergyd.gpu.restore import restore; restore(Path(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class KillRig:
 
     folder: Path
     rng: random.Random
-    weights: Sequence[int] = (60, 10, 10, 10, 10)
+    weights: Sequence[int] = (60, 8, 8, 8, 8, 8)
     """How often each of `VICTIMS` dies."""
     daemon: DaemonProcess = field(init=False)
     host: SimulatedHost = field(init=False)
@@ -54,7 +55,7 @@ class KillRig:
     def __post_init__(self) -> None:
         self.daemon = DaemonProcess(
             self.folder,
-            NUM_GPUS,
+            NUM_GPUS + 1,
             {"policy": "uniform", "max_slowdown_ratio": 1.0, "warmup_iterations": 0, "baseline_iterations": 2},
         )
         self.host = SimulatedHost.open(self.daemon.world_path)
@@ -67,7 +68,11 @@ class KillRig:
 
     def lowered(self) -> set[int]:
         """Return the GPUs that are locked below their maximum."""
-        return {index for index, gpu in enumerate(self.gpus) if (self.host.locked_sm_clock_mhz(gpu) or 1410) < 1410}
+        return {
+            index
+            for index, gpu in enumerate(self.gpus[:NUM_GPUS])
+            if (self.host.locked_sm_clock_mhz(gpu) or 1410) < 1410
+        }
 
     def _is_any_lowered(self, indices: set[int]) -> bool:
         return bool(self.lowered() & indices)
@@ -83,6 +88,19 @@ class KillRig:
                 wait_until(partial(self._is_any_lowered, awaited))
             time.sleep(self.rng.uniform(0.0, 0.06))
             yield self._kill(victim, target)
+
+    def time_bare_restore(self) -> float:
+        """Return how long the least that anybody could do takes now: hear of a death, then one call of the driver."""
+        pid = _fork(signal.pause)
+        pidfd = os.pidfd_open(pid)
+        begun_s = time.monotonic()
+        _kill(pid)
+        select.select([pidfd], [], [])
+        self.host.reset_sm_clock(self.gpus[NUM_GPUS])
+        took_s = time.monotonic() - begun_s
+        os.close(pidfd)
+        os.waitpid(pid, 0)
+        return took_s
 
     def close(self) -> None:
         """End everything."""
@@ -103,6 +121,10 @@ class KillRig:
                 self._kill_core()
             case "worker":
                 _kill(self._children()["worker"])
+            case "worker_and_keeper":  # its successor is the only one left who can
+                children = self._children()
+                _kill(children["keeper"])
+                _kill(children["worker"])
             case "policy_host":
                 _kill(self._children()["policy_host"])
                 for index in range(NUM_GPUS):  # a plan outlives its policy; it must not outlive its job
@@ -110,15 +132,19 @@ class KillRig:
             case "all":
                 children = self._children()
                 os.kill(self.daemon.pid, signal.SIGSTOP)  # so that it cannot replace what dies first
+                for name in ("keeper", "worker", "policy_host"):
+                    _kill(children[name])
                 for index in range(NUM_GPUS):
                     self._kill_trainer(index)
-                for pid in children.values():
-                    _kill(pid)
                 self._kill_core()
                 lowered = self.lowered()
                 begun_s = time.monotonic()
+                restore = [sys.executable, "-I", "-m", "gpuenergyd.gpu.restore"]
                 subprocess.run(
-                    [sys.executable, "-I", "-c", RESTORE, str(self.daemon.journal_path)], check=False, timeout=60
+                    [*restore, "--journal", str(self.daemon.journal_path)],
+                    check=False,
+                    timeout=60,
+                    stdout=subprocess.DEVNULL,
                 )
         left = set(lowered)
         while left and time.monotonic() < begun_s + GIVE_UP_S:
@@ -169,7 +195,12 @@ class KillRig:
 
     def _children(self) -> dict[str, int]:
         status = self.daemon.status()
-        return {name: status[name]["pid"] for name in ("worker", "policy_host") if status[name]["pid"]}
+        pids = {
+            "keeper": status["worker"]["keeper_pid"],
+            "worker": status["worker"]["pid"],
+            "policy_host": status["policy_host"]["pid"],
+        }
+        return {name: pid for name, pid in pids.items() if pid}
 
     def _kill_trainer(self, index: int) -> None:
         pid = self.trainers.pop(index)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,12 @@ class Site:
         )
         self.processes.append(process)
         return process
+
+    def kill(self, worker: subprocess.Popen[bytes], link: WorkerLink) -> None:
+        """Kill a worker and its keeper: nobody is left who could restore."""
+        assert link.keeper_pid is not None
+        os.kill(link.keeper_pid, signal.SIGKILL)
+        worker.kill()
 
     def end_workers(self) -> None:
         """Kill what still runs."""
