@@ -3,6 +3,7 @@
 from importlib.metadata import version
 from typing import Any
 
+from gpuenergyd.daemon.zeusd_description import zeusd_paths, zeusd_schemas
 from gpuenergyd.wire.daemon_codec import json_schemas
 from gpuenergyd.wire.messages import (
     IterationReply,
@@ -18,12 +19,14 @@ from gpuenergyd.wire.messages import (
 
 _ERRORS = {
     "400": "The message is malformed, or asks for what does not exist.",
-    "403": "The peer's user may not have that changed.",
-    "404": "No such GPU, job or token.",
+    "403": "The peer may not have that changed, or its job does not run on the GPU.",
+    "404": "No such GPU, job, token or resource.",
+    "405": "The resource takes another method.",
     "408": "The body was not complete in time.",
     "409": "It contradicts the job it belongs to, or the GPU works for another job or is leased.",
     "413": "The message is too large.",
     "429": "Too many requests of one user; Retry-After says how many seconds to wait.",
+    "500": "The daemon or the driver failed.",
     "503": "The daemon cannot do that now.",
 }
 
@@ -39,6 +42,7 @@ def api_description() -> dict[str, Any]:
         "properties": {"error": {"type": "string", "description": "One line."}},
         "required": ["error"],
     }
+    schemas |= zeusd_schemas()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -56,6 +60,7 @@ def api_description() -> dict[str, Any]:
             "/v1/jobs/{job_id}": _get("One running job: plan, predictions, last measured timeline.", "job_id"),
             "/v1/metrics": _get("The status for Prometheus.", content_type="text/plain"),
             "/v1/openapi.json": _get("This document."),
+            **zeusd_paths(_ERRORS),
         },
         "components": {"schemas": schemas},
     }
@@ -79,7 +84,7 @@ def _get(summary: str, parameter: str | None = None, *, content_type: str = "app
     schema = {"type": "object"} if content_type == "application/json" else {"type": "string"}
     operation: dict[str, Any] = {
         "summary": summary,
-        "responses": {"200": _content("As asked.", schema, content_type), **_errors("404", "429")},
+        "responses": {"200": _content("As asked.", schema, content_type), **_errors(*_ERRORS)},
     }
     if parameter is not None:
         operation["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}]

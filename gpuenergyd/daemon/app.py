@@ -13,6 +13,7 @@ from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
+from gpuenergyd.daemon.gpu_leases import GpuLeases
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
@@ -23,6 +24,7 @@ from gpuenergyd.daemon.server import Server
 from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.daemon.starting import starters
 from gpuenergyd.daemon.status import daemon_status, job_detail
+from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange
 from gpuenergyd.service_manager import Watchdog, notify
@@ -69,16 +71,15 @@ class Daemon:
             max_ranks_per_user=settings.max_ranks_per_user,
             silence_limit_s=settings.silence_limit_s,
         )
-        self.leases = AdministratorLeases(
-            self.worker, self.gpus, self._history, is_observing=settings.mode is Mode.OBSERVE
-        )
+        self.leases = GpuLeases(self.worker, self.gpus, self._history)
         self._server = Server(
             self.jobs,
-            self.leases,
+            AdministratorLeases(self.leases, self.gpus, is_observing=settings.mode is Mode.OBSERVE),
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             access=_access_rules(settings),
-            gpu_users=self.worker.users,
+            worker=self.worker,
+            zeusd_wishes=ZeusdWishes(self.leases, self.worker),
             max_connections_per_user=settings.max_connections_per_user,
             max_requests_per_user_per_s=settings.max_requests_per_user_per_s,
         )

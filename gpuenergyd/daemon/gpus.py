@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.telemetry import ClockHistory, EnergyCounter
@@ -27,6 +28,16 @@ BUCKET_S = 1
 LONG_BUCKET_S = 60
 
 
+class ClaimKind(StrEnum):
+    """For whom a GPU is taken."""
+
+    JOB = "job"
+    ADMINISTRATOR = "administrator"
+    """Locked or limited by hand."""
+    ZEUSD_CLIENT = "zeusd-client"
+    """Set by a program written for zeusd, for as long as that lives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Who a GPU works for."""
@@ -35,8 +46,15 @@ class Claim:
     job_name: str
     uid: int
     since_mono_ns: int
-    is_administrators: bool = False
-    """Nobody's job: an administrator has locked or limited it, and `job_id` is the lease."""
+    kind: ClaimKind = ClaimKind.JOB
+    """Unless it is a job's, `job_id` is the lease."""
+    pid: int | None = None
+    """The process that a lease ends with."""
+
+    @property
+    def is_lease(self) -> bool:
+        """Whether it is nobody's job."""
+        return self.kind is not ClaimKind.JOB
 
 
 @dataclass(slots=True)
@@ -120,7 +138,7 @@ class Gpu:
         self.clocks.record(mono_ns, self.max_sm_clock_mhz)
 
     def _fill_bucket(self, sample: GpuSample) -> None:
-        job_id = self.claim.job_id if self.claim is not None and not self.claim.is_administrators else ""
+        job_id = self.claim.job_id if self.claim is not None and not self.claim.is_lease else ""
         now = utc_at(sample.read_mono_ns)
         started_at = now.replace(microsecond=0)
         last = self._buckets[-1] if self._buckets else None
@@ -233,9 +251,10 @@ class Gpus:
         if gpu.claim is None:
             return gpu
         claim, age_s = gpu.claim, (time.monotonic_ns() - gpu.claim.since_mono_ns) / _NS_PER_S
-        if claim.is_administrators:
+        if claim.is_lease:
+            process = "" if claim.pid is None else f" pid {claim.pid}"
             raise JobError(
-                f"GPU {gpu_uuid} is leased to the administrator, uid {claim.uid}, since {age_s:.0f} s;"
+                f"GPU {gpu_uuid} is leased to the {claim.kind}, uid {claim.uid}{process}, since {age_s:.0f} s;"
                 f" `gpuenergyd lock --release {gpu_uuid}` ends that"
             )
         raise JobError(

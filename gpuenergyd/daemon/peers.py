@@ -109,6 +109,16 @@ def is_dead(pidfd: int) -> bool:
     return bool(poller.poll(0))
 
 
+def require_alive(peer: Peer, pidfd: int) -> None:
+    """Check that what was just read of a process by its number was read of this one, and of no heir of the number.
+
+    Raises:
+        JobError: the process has ended.
+    """
+    if is_dead(pidfd):
+        raise JobError(f"{peer} has ended")
+
+
 def _groups_of(connection: socket.socket | TransportSocket) -> tuple[int, ...]:
     for size in _GROUPS_BYTES:
         try:

@@ -8,7 +8,7 @@ from gpuenergyd.core.plan import ClockPlan
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.policy_link import PolicyFailure
-from gpuenergyd.gpu.link import LeaseOwner, RestoreOutcome
+from gpuenergyd.gpu.link import GpuLook, LeaseOwner, RestoreOutcome
 from gpuenergyd.store.records import Record
 
 
@@ -53,6 +53,26 @@ class LimitingWorkerPort(WorkerPort, Protocol):
 
         Raises:
             GpuError: refused, or no worker.
+        """
+        ...
+
+
+class AskableWorker(Protocol):
+    """A worker that answers questions about a GPU."""
+
+    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the host pids of the processes that compute on a GPU.
+
+        Raises:
+            GpuError: the driver does not tell, or no worker.
+        """
+        ...
+
+    async def look(self, gpu_uuid: str) -> GpuLook:
+        """Return how a GPU is set and what it reads right now.
+
+        Raises:
+            GpuError: the driver does not tell, or no worker.
         """
         ...
 

@@ -4,13 +4,14 @@ POST /v1/ranks, /v1/iterations, /v1/release    training processes, see wire/mess
 POST /v1/leases, /v1/leases/release            an administrator's clock locks and power limits
 GET  /v1/status                                the whole daemon, see daemon/status.py
 GET  /v1/jobs/{job_id}                         one job: plan, predictions, last measured timeline
+/discover, /time, /auth, /gpu, /cpu            what programs written for zeusd ask, see daemon/zeusd.py
 """
 
 import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -24,7 +25,10 @@ from gpuenergyd.daemon.gpu_use import ProofOfUse
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.metrics import metrics_text
-from gpuenergyd.daemon.peers import Peer, is_dead, open_pidfd
+from gpuenergyd.daemon.peers import Peer, open_pidfd, require_alive
+from gpuenergyd.daemon.ports import AskableWorker
+from gpuenergyd.daemon.zeusd import ZeusdRoutes
+from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
@@ -54,7 +58,8 @@ class Server:
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
         access: AccessRules,
-        gpu_users: Callable[[str], Awaitable[Sequence[int]]],
+        worker: AskableWorker,
+        zeusd_wishes: ZeusdWishes,
         max_connections_per_user: int,
         max_requests_per_user_per_s: float,
     ) -> None:
@@ -63,7 +68,16 @@ class Server:
         self._status = status
         self._job_detail = job_detail
         self._access = access
-        self._proof_of_use = ProofOfUse(access, gpu_users)
+        self._proof_of_use = ProofOfUse(access, worker.users)
+        self._zeusd = ZeusdRoutes(
+            jobs.services.gpus,
+            worker,
+            zeusd_wishes,
+            access,
+            self._proof_of_use,
+            self._living_peer,
+            is_observing=jobs.services.is_observing,
+        )
         self._rates = RequestRates(max_requests_per_user_per_s)
         self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S)
         self._runner: web.AppRunner | None = None
@@ -82,6 +96,7 @@ class Server:
         app.router.add_get("/v1/jobs/{job_id}", self._get_job)
         app.router.add_get("/v1/metrics", self._get_metrics)
         app.router.add_get("/v1/openapi.json", self._get_description)
+        self._zeusd.add_to(app)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S, lingering_time=_LINGER_LIMIT_S
         )
@@ -105,7 +120,7 @@ class Server:
         with self._living_peer(request) as (peer, pidfd):
             self._access.require_control(peer)
             await self._proof_of_use.require(peer, self._jobs.services.gpus[registration.gpu_uuid].identity.gpu_uuid)
-            _require_alive(peer, pidfd)
+            require_alive(peer, pidfd)
             kept = os.dup(pidfd)
             try:
                 return _json(self._jobs.register(registration, peer, kept))
@@ -202,7 +217,7 @@ class Server:
     def _administrator(self, request: web.Request) -> Peer:
         with self._living_peer(request) as (peer, pidfd):
             self._access.require_administrator(peer)
-            _require_alive(peer, pidfd)
+            require_alive(peer, pidfd)
             return peer
 
     @contextmanager
@@ -231,12 +246,6 @@ class Server:
         async with asyncio.timeout(FRAME_LIMIT_S):
             body = await request.read()
         return decode(body, message_type, max_bytes=max_bytes)
-
-
-def _require_alive(peer: Peer, pidfd: int) -> None:
-    """Check that what was just read of a process by its number was read of this one, and of no heir of the number."""
-    if is_dead(pidfd):
-        raise JobError(f"{peer} has ended")
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.savings import Interval
 from gpuenergyd.daemon.children import GpuWorker
-from gpuenergyd.daemon.gpus import Claim, Gpu, Gpus
+from gpuenergyd.daemon.gpus import Claim, ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.policy_link import PolicyLink
@@ -118,15 +118,16 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "total_energy_j": sample.total_energy_j if sample else None,
         "temperature_celsius": sample.temperature_celsius if sample else None,
         "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
-        "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_administrators else None,
-        "administrator_lease": _administrator_lease(gpu.claim),
+        "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
+        "administrator_lease": _lease(gpu.claim, ClaimKind.ADMINISTRATOR),
+        "zeusd_client_lease": _lease(gpu.claim, ClaimKind.ZEUSD_CLIENT),
     }
 
 
-def _administrator_lease(claim: Claim | None) -> dict[str, Any] | None:
-    if claim is None or not claim.is_administrators:
+def _lease(claim: Claim | None, kind: ClaimKind) -> dict[str, Any] | None:
+    if claim is None or claim.kind is not kind:
         return None
-    return {"lease_id": claim.job_id, "uid": claim.uid, "age_s": _age_s(claim.since_mono_ns)}
+    return {"lease_id": claim.job_id, "uid": claim.uid, "pid": claim.pid, "age_s": _age_s(claim.since_mono_ns)}
 
 
 def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:

@@ -12,8 +12,11 @@ import pytest
 from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.api_description import api_description
+from gpuenergyd.daemon.gpu_leases import GpuLeases
 from gpuenergyd.daemon.server import Server
-from gpuenergyd.gpu.link import LeaseOwner
+from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
+from gpuenergyd.gpu.device import GpuDetails
+from gpuenergyd.gpu.link import GpuLook, LeaseOwner
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
 from tests.daemon.test_jobs import FakeWorker, Stage, registration, report
 
@@ -27,22 +30,29 @@ class UnusedWorker(FakeWorker):
         self.calls.append(("limit", (gpu_uuid,)))
         return power_limit_w
 
+    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Note it."""
+        self.calls.append(("users", (gpu_uuid,)))
+        return ()
 
-async def no_users(gpu_uuid: str) -> tuple[int, ...]:
-    del gpu_uuid
-    return ()
+    async def look(self, gpu_uuid: str) -> GpuLook:
+        """Note it."""
+        self.calls.append(("look", (gpu_uuid,)))
+        return GpuLook(None, None, GpuDetails())
 
 
 def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
     async def scenario() -> frozenset[tuple[str, str]]:
         stage = Stage()
+        leases = GpuLeases(UnusedWorker(), stage.gpus, stage.history)
         server = Server(
             stage.jobs,
-            AdministratorLeases(UnusedWorker(), stage.jobs.services.gpus, stage.jobs.services.history),
+            AdministratorLeases(leases, stage.gpus),
             status=dict,
             job_detail=lambda _: None,
             access=AccessRules(),
-            gpu_users=no_users,
+            worker=UnusedWorker(),
+            zeusd_wishes=ZeusdWishes(leases, UnusedWorker()),
             max_connections_per_user=1,
             max_requests_per_user_per_s=1.0,
         )

@@ -1,11 +1,8 @@
 """Unmodified tools of other projects see the same GPUs as we do, through the fake driver library."""
 
-import hashlib
 import json
 import os
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from bisect import bisect
@@ -20,9 +17,9 @@ from gpuenergyd.gpu.device_parameters import A40, A100_SXM, V100_SXM2
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd.gpu.simulated_world import create_world
 from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.tools_environment import tools_environment
 from tests.support.waiting import wait_until
 
-TOOLS = ("zeus==0.16.0", "nvitop==1.7.2", "gpustat==1.1.1", "codecarbon==3.3.2")
 SAME = 0.02
 _WINDOW_NS = 400_000_000
 
@@ -30,21 +27,7 @@ _WINDOW_NS = 400_000_000
 @pytest.fixture(scope="session")
 def tools() -> Path:
     """An environment of their own with the tools in it, made once per list of versions."""
-    digest = hashlib.sha256(f"{TOOLS}{sys.version}".encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"gpuenergyd-tools-{os.getuid()}-{digest}"
-    if not (folder / "complete").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=120)
-        done = subprocess.run(
-            [str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", *TOOLS],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"cannot install {', '.join(TOOLS)}: {done.stderr.strip().splitlines()[-1]}")
-        (folder / "complete").touch()
-    return folder / "bin"
+    return tools_environment()
 
 
 @dataclass(slots=True)

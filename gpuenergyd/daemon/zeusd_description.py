@@ -1,0 +1,93 @@
+"""The OpenAPI description of the routes that programs written for zeusd ask; all parameters are query parameters."""
+
+from typing import Any
+
+_UNSIGNED = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+_BOOLEAN = {"type": "string", "enum": ["true", "false"]}
+_INDICES = {"type": "string", "description": "NVML indices of this host, separated by commas.", "example": "0,1"}
+_PER_GPU = {"type": "object", "description": "By GPU index."}
+_CLOCK_RANGE = {"min_clock_mhz": _UNSIGNED, "max_clock_mhz": _UNSIGNED}
+
+_CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "set_power_limit": ("Limit power.", {"power_limit_mw": _UNSIGNED}),
+    "set_persistence_mode": ("Accepted, recorded, not carried out.", {"enabled": _BOOLEAN}),
+    "set_gpu_locked_clocks": ("Cap the SM clock at the maximum given.", _CLOCK_RANGE),
+    "set_mem_locked_clocks": ("Accepted, recorded, not carried out.", _CLOCK_RANGE),
+    "reset_gpu_locked_clocks": ("Let the SM clock rise again.", {}),
+    "reset_mem_locked_clocks": ("Accepted, recorded, not carried out.", {}),
+    "reset_locked_clocks": ("Let the SM clock rise again.", {}),
+}
+_READINGS = {
+    "get_cumulative_energy": "Energy counters in mJ.",
+    "get_power": "Power in mW.",
+    "get_power_limit": "Power limits in mW.",
+    "get_power_limit_constraints": "Lowest and highest power limits in mW.",
+    "get_persistence_mode": "Persistence modes.",
+}
+
+
+def zeusd_schemas() -> dict[str, Any]:
+    """Return the schemas that the paths refer to."""
+    return {
+        "ZeusdRefusal": {
+            "type": "object",
+            "properties": {
+                "error": {"type": "string", "description": "One line about the request."},
+                "errors": {
+                    "type": "object",
+                    "additionalProperties": {"type": "string"},
+                    "description": "One line per GPU that failed, by index; the status is the highest of theirs.",
+                },
+            },
+            "minProperties": 1,
+            "additionalProperties": False,
+        }
+    }
+
+
+def zeusd_paths(errors: dict[str, str]) -> dict[str, Any]:
+    """Return the paths; `errors` are the meanings of statuses everywhere."""
+    paths = {
+        "/discover": _operation("get", "GPUs, and what may be asked.", {}, _json({"type": "object"}), errors),
+        "/time": _operation("get", "The wall clock in ms.", {}, _json({"type": "object"}), errors),
+        "/auth/whoami": _operation("get", "Always 404: authentication is off.", {}, None, errors),
+        "/gpu/stream_power": _operation(
+            "get",
+            "Server-sent events: the power of each GPU now, then as it changes.",
+            {"gpu_ids": (_INDICES, False)},
+            {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+            errors,
+        ),
+    }
+    for name, (summary, parameters) in _CHANGES.items():
+        asked = {key: (schema, True) for key, schema in {"gpu_ids": _INDICES, "block": _BOOLEAN, **parameters}.items()}
+        paths[f"/gpu/{name}"] = _operation("post", summary, asked, {"description": "Done; no body."}, errors)
+    for name, summary in _READINGS.items():
+        paths[f"/gpu/{name}"] = _operation("get", summary, {"gpu_ids": (_INDICES, False)}, _json(_PER_GPU), errors)
+    for name in ("get_cumulative_energy", "get_power", "stream_power"):
+        paths[f"/cpu/{name}"] = _operation("get", "Always 404: no CPU is read.", {}, None, errors)
+    return paths
+
+
+def _operation(
+    method: str,
+    summary: str,
+    parameters: dict[str, tuple[dict[str, Any], bool]],
+    success: dict[str, Any] | None,
+    errors: dict[str, str],
+) -> dict[str, Any]:
+    refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/ZeusdRefusal"}}}
+    responses = {code: {"description": meaning, "content": refusal} for code, meaning in errors.items()}
+    if success is not None:
+        responses = {"200": success, **responses}
+    described: dict[str, Any] = {"summary": summary, "responses": responses}
+    if parameters:
+        described["parameters"] = [
+            {"name": name, "in": "query", "required": is_required, "schema": schema}
+            for name, (schema, is_required) in parameters.items()
+        ]
+    return {method: described}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": "As asked.", "content": {"application/json": {"schema": schema}}}
