@@ -1,0 +1,27 @@
+"""What the GPU worker's unit starts: it reads the settings, as the core does, and becomes the worker.
+
+    python -I -m gpuenergyd.daemon.worker_unit --core-user gpuenergyd
+
+Nothing of what reads settings stays in the process that may change GPUs: it is replaced, sockets and pid kept.
+"""
+
+import os
+import sys
+
+from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.daemon.starting import worker_command
+from gpuenergyd.errors import GpuEnergyError
+
+
+def main() -> int:
+    """Become the worker; return only when the settings make no sense."""
+    try:
+        command = [*worker_command(load_settings()), *sys.argv[1:]]
+    except GpuEnergyError as error:
+        print(f"gpuenergyd-worker: {error}", file=sys.stderr)  # noqa: T201  a command's own voice
+        return error.exit_code
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The daemon as its units run it, on a host of its own with simulated GPUs."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.gpu.simulated import SimulatedHost
+from tests.support.systemd_host import INSTALLED, ROOT, SystemdHost, systemd_host
+from tests.support.waiting import wait_until
+
+CORE, WORKER = "gpuenergyd.service", "gpuenergyd-gpu.service"
+SOCKETS = ("gpuenergyd.socket", "gpuenergyd-gpu.socket", "gpuenergyd-policy.socket")
+_CONFIG = """
+driver = "simulated"
+world_path = "/mnt/world"
+sample_period_s = 0.02
+warmup_iterations = 1
+baseline_iterations = 3
+"""
+_EARLY = "[Unit]\nDefaultDependencies=no\n"
+"""Nothing else boots on this host, so nothing can be waited for."""
+
+
+@dataclass(slots=True)
+class InstalledDaemon:
+    """Units, their processes, and the GPUs they control."""
+
+    host: SystemdHost
+    world: SimulatedHost
+    num_gpus: int
+
+    def client(self) -> DaemonClient:
+        """Return a connection to the daemon, through the other root folder."""
+        return DaemonClient(f"/proc/{self.host.init_pid}/root/run/gpuenergyd/gpuenergyd.sock")
+
+    def status(self) -> dict[str, Any]:
+        """Return the daemon's state."""
+        client = self.client()
+        try:
+            return client.get_status()
+        finally:
+            client.close()
+
+    def job(self) -> dict[str, Any] | None:
+        """Return the only job there is, None without one."""
+        with contextlib.suppress(GpuEnergyError):
+            jobs: list[dict[str, Any]] = self.status()["jobs"]
+            return jobs[0] if jobs else None
+        return None
+
+    def is_ready(self) -> bool:
+        """Return whether the daemon answers and has a worker."""
+        with contextlib.suppress(GpuEnergyError):
+            return bool(self.status()["worker"]["is_alive"])
+        return False
+
+    def locks_mhz(self) -> list[int | None]:
+        """Return the clock lock of every GPU, None where there is none."""
+        return [self.world.locked_sm_clock_mhz(identity.gpu_uuid) for identity in self.world.identities()]
+
+    def is_lowered(self) -> bool:
+        """Return whether any GPU is locked below its maximum."""
+        return any(lock is not None and lock < 1410 for lock in self.locks_mhz())
+
+    def is_as_found(self) -> bool:
+        """Return whether no GPU has a lock."""
+        return all(lock is None for lock in self.locks_mhz())
+
+    def seconds_until_restored(self, since_ns: int, limit_s: float = 30.0) -> float:
+        """Wait until every GPU is as it was found; return how long that took from an instant."""
+        wait_until(self.is_as_found, limit_s)
+        return (time.monotonic_ns() - since_ns) / 1e9
+
+    def kill(self, unit: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Signal a unit's main process; return the instant just before."""
+        return self.host.signal(unit, number)
+
+    @contextmanager
+    def training(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a fake training on the host for the length of a block."""
+        command = self.host.command(
+            *("sh", "-c", 'cd /opt/tree && exec "$@"', "-", str(INSTALLED / "bin/python"), "-m"),
+            *("tests.support.fake_trainer", "--socket", "/run/gpuenergyd/gpuenergyd.sock", "--world", "/mnt/world"),
+            *("--iterations", "1000000", "--ranks", str(self.num_gpus), *arguments),
+        )
+        with (self.host.folder / "training").open("ab") as log:
+            process = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(20)
+            self.host.run("sh", "-c", "pkill -KILL -f '[t]ests.support.fake_trainer' || true")
+
+    @contextmanager
+    def lowered(self) -> Iterator[None]:
+        """Train until a job's clocks are lowered, and go on for the length of a block."""
+        with self.training("--policy", "uniform", "--max-slowdown", "1.0"):
+            wait_until(lambda: (job := self.job()) is not None and job["phase"] == "tuned", 120)
+            wait_until(self.is_lowered, 60)
+            yield
+
+
+@contextmanager
+def installed_daemon(folder: Path, *, config: str = "", num_gpus: int = 2) -> Iterator[InstalledDaemon]:
+    """Boot a host on which the daemon's units are installed and running."""
+    sources = ROOT / "systemd"
+    units = {path.name: path.read_text(encoding="utf-8") for path in sources.iterdir() if path.is_file()}
+    for name in list(units):
+        sandbox = "[Service]\nReadWritePaths=/mnt\nStandardError=append:/mnt/log\n" if name.endswith(".service") else ""
+        units[f"{name}.d/test.conf"] = _EARLY + sandbox
+    etc = folder / "etc-given"
+    for kind in ("sysusers.d", "tmpfiles.d"):
+        (etc / kind).mkdir(parents=True)
+        (etc / kind / "gpuenergyd.conf").write_bytes((sources / kind / "gpuenergyd.conf").read_bytes())
+    (etc / "gpuenergyd").mkdir()
+    (etc / "gpuenergyd" / "config.toml").write_text(_CONFIG + config, encoding="utf-8")
+    with systemd_host(folder / "host", units=units, etc=etc) as host:
+        world_path = host.shared / "world"
+        SimulatedHost.create(world_path, ["a100-sxm"] * num_gpus, seed=7).close()
+        world_path.chmod(0o666)
+        world = SimulatedHost.open(world_path)
+        host.systemctl("start", *SOCKETS, CORE)
+        daemon = InstalledDaemon(host, world, num_gpus)
+        try:
+            wait_until(daemon.is_ready, 60)
+            yield daemon
+        finally:
+            world.close()

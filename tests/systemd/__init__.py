@@ -1,0 +1,1 @@
+"""Units and installation: checked by systemd itself."""
