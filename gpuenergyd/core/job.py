@@ -384,6 +384,10 @@ class Job:
         self._is_policy_asked = True
         return (AskPolicy(view),)
 
+    def forget_question(self) -> None:
+        """Await no answer any more: whoever was asked is gone."""
+        self._is_policy_asked = self._is_answer_outdated = False
+
     def view(self) -> JobView | None:
         """Return what a policy may know; None until there is a baseline."""
         if self.schedule is None or self.baseline is None:

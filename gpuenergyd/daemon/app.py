@@ -1,7 +1,9 @@
 """The daemon put together: started in order, watched over, and stopped so that no GPU stays slowed down."""
 
 import asyncio
+import contextlib
 import logging
+import secrets
 import signal
 import sys
 import time
@@ -15,16 +17,18 @@ from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
 from gpuenergyd.daemon.gpu_leases import GpuLeases
 from gpuenergyd.daemon.gpus import Gpus
+from gpuenergyd.daemon.hand_over import take_hand_over, write_hand_over
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.plugins import check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.server import Server
-from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.daemon.starting import starters
 from gpuenergyd.daemon.status import daemon_status, job_detail
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
+from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange
 from gpuenergyd.service_manager import Watchdog, notify
@@ -35,6 +39,7 @@ log = logging.getLogger("gpuenergyd")
 _LOOK_AFTER_S = 0.5
 _OBSERVATION_LIMIT_S = 1.0
 _FLUSH_LIMIT_S = 5.0
+_TOKEN_BYTES = 32
 
 
 class Daemon:
@@ -108,7 +113,7 @@ class Daemon:
         try:
             self._history.start()
             self._loading = asyncio.create_task(self.policy.start(settings.policy), name="load the policy")
-            await self.worker.start()
+            await self._take_over()
             self._clock_socket = ClockSocket(
                 clock_listener.socket, self.jobs, max_connections_per_user=settings.max_connections_per_user
             )
@@ -117,7 +122,7 @@ class Daemon:
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
             notify("READY=1")
             await stop.wait()
-            log.info("stopping: every GPU goes back to how it was found")
+            log.info("stopping")
         finally:
             notify("STOPPING=1")
             await self._stop()
@@ -134,12 +139,47 @@ class Daemon:
         await self._server.close()
         if self._clock_socket is not None:
             self._clock_socket.close()
-        await self.jobs.close("the daemon was stopped")
         await self.leases.close("the daemon was stopped")
+        if not await self._hand_over():
+            log.info("every GPU goes back to how it was found")
+            await self.jobs.close("the daemon was stopped")
         # Cutting the link makes the worker restore whatever is left: a job that did not end in time, say.
         await self.worker.close()
         await self.policy.close()
         await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
+
+    async def _hand_over(self) -> bool:
+        """Leave the jobs to the next daemon, where the worker lives on; return whether that has been done."""
+        settings = self.settings
+        if settings.processes is not Processes.UNITS or not settings.keep_on_restart_s or not list(self.jobs):
+            return False
+        token = secrets.token_hex(_TOKEN_BYTES)
+        try:
+            handed = await self.jobs.hand_over()
+            write_hand_over(settings.hand_over_path, token, handed)
+            await self.worker.hand_over(token, settings.keep_on_restart_s)
+        except (GpuEnergyError, TypeError, ValueError) as error:
+            log.warning("nothing is handed over: %s", error)
+            settings.hand_over_path.unlink(missing_ok=True)
+            return False
+        log.info("%d jobs are handed over; the worker waits %g s", len(handed), settings.keep_on_restart_s)
+        return True
+
+    async def _take_over(self) -> None:
+        """Start the worker, and go on with what an earlier daemon left."""
+        try:
+            handed = take_hand_over(self.settings.hand_over_path)
+        except GpuEnergyError as error:
+            log.warning("nothing is taken over: %s", error)
+            handed = None
+        await self.worker.start(handed.worker_token if handed is not None else "")
+        for job in handed.jobs if handed is not None else ():
+            try:
+                self.jobs.take_over(job, holds_leases=self.worker.has_taken_over)
+            except GpuEnergyError as error:
+                log.warning("job %s is not taken over: %s", job.description.job_id, error)
+                with contextlib.suppress(GpuError):
+                    await self.worker.restore([s.gpu_uuid for s in job.sessions], f"not taken over: {error}")
 
     async def _look_after(self) -> None:
         """Do what time asks for, and tell the service manager that we do.

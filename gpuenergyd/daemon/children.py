@@ -65,6 +65,9 @@ class GpuWorker:
         self._heard_mono_s: float | None = None
         self.trouble: str | None = "the GPU worker has not started yet"
         self.num_restarts = 0
+        self.has_taken_over = False
+        """Whether the worker kept the leases of an earlier core for this one."""
+        self._token = ""
 
     @property
     def pid(self) -> int | None:
@@ -86,9 +89,14 @@ class GpuWorker:
         """How long ago the worker was last heard of."""
         return None if self._heard_mono_s is None else time.monotonic() - self._heard_mono_s
 
-    async def start(self) -> None:
-        """Start a worker, then keep one running; returns when the first one is ready or has failed."""
+    async def start(self, token: str = "") -> None:
+        """Start a worker, then keep one running; returns when the first one is ready or has failed.
+
+        With the token that an earlier core left, leases that the worker kept are taken over.
+        """
+        self._token = token
         await self._bring_up()
+        self._token = ""
         self._supervision = asyncio.create_task(self._supervise(), name="worker supervision")
 
     async def close(self) -> None:
@@ -98,6 +106,14 @@ class GpuWorker:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self._bring_down()
+
+    async def hand_over(self, token: str, keep_s: float) -> None:
+        """Have the worker keep all leases for so long after `close`, for the core that shows the token.
+
+        Raises:
+            GpuError: refused, or no worker.
+        """
+        await self._reachable().hand_over(token, keep_s)
 
     async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
         """Get the right to change GPUs.
@@ -212,6 +228,7 @@ class GpuWorker:
         except (GpuError, OSError) as error:
             self._say(str(error))
             return
+        self.has_taken_over = self._link.has_taken_over
         self._heard_mono_s = time.monotonic()
         self._say(None)
         self._listener().worker_ready(self._link.identities)
@@ -227,6 +244,7 @@ class GpuWorker:
             on_gpu_state=self._on_gpu_state,
             on_lost=self._on_lost,
             timeout_s=_CONNECT_LIMIT_S,
+            token=self._token,
         )
 
     async def _bring_down(self) -> None:

@@ -31,6 +31,7 @@ from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan, RankIteration, iteration_window, observe_iteration
 from gpuenergyd.daemon.gpus import Gpu, utc_at
+from gpuenergyd.daemon.hand_over import HandedRunner
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
@@ -181,6 +182,41 @@ class JobRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    # --- from one daemon to the next ---
+
+    async def pause(self, limit_s: float) -> HandedRunner:
+        """Carry out what is queued, then nothing more, and return what the next daemon has to know."""
+        if self._task is not None:
+            queue = asyncio.create_task(self._commands.join())
+            await asyncio.wait({queue, self._task}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            queue.cancel()
+        await self.finish(0.0)
+        return HandedRunner(
+            owner=self.owner,
+            created_mono_ns=self.created_mono_ns,
+            last_report_mono_ns=self.last_report_mono_ns,
+            last_epoch=self.last_epoch,
+            slices=self.slices,
+            given=self.given,
+            num_iterations_for=dict(self.num_iterations_for),
+            timeline=self.timeline,
+            tuned_figures=tuple(self._tuned_figures),
+            wants_from_epoch=self._wants_from_epoch,
+            is_suspended=self._is_suspended,
+        )
+
+    def recall(self, handed: HandedRunner) -> None:
+        """Know what the runner of this job knew in an earlier daemon."""
+        self.created_mono_ns = handed.created_mono_ns
+        self.last_report_mono_ns = handed.last_report_mono_ns
+        self.last_epoch = handed.last_epoch
+        self.slices, self.given = handed.slices, handed.given
+        self.num_iterations_for.update(handed.num_iterations_for)
+        self.timeline = handed.timeline
+        self._tuned_figures.extend(handed.tuned_figures)
+        self._wants_from_epoch = handed.wants_from_epoch
+        self._is_suspended = handed.is_suspended
+
     # --- commands ---
 
     async def _carry_out_all(self) -> None:
@@ -191,6 +227,8 @@ class JobRunner:
             except Exception:
                 log.exception("job %s: %s failed", self.job_id, type(command).__name__)
                 self.control_lost(f"{type(command).__name__} failed in the daemon")
+            finally:
+                self._commands.task_done()
             if isinstance(command, EndJob):
                 return
 

@@ -18,12 +18,14 @@ from gpuenergyd.core.pipeline import Instruction, InstructionKind
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.daemon.gpus import Claim, utc_at
+from gpuenergyd.daemon.hand_over import HandedJob, HandedSession, memory_of, recalled
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.errors import JobError, ProtocolError, UnknownPolicyError
+from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError, UnknownPolicyError
 from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
-from gpuenergyd.store.records import JobRecord, RankRecord
+from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.store.records import JobRecord, JobResumedRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_record import TOKEN_BYTES, ClockRecord
 from gpuenergyd.wire.messages import (
@@ -300,6 +302,96 @@ class Jobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- from one daemon to the next ---
+
+    async def hand_over(self) -> tuple[HandedJob, ...]:
+        """Stop working on every job without ending it; return what the next daemon goes on with."""
+        runners = [runner for runner in self if not runner.job.is_ended]
+        handed = await asyncio.gather(*(runner.pause(_LAST_COMMANDS_LIMIT_S) for runner in runners))
+        jobs = []
+        for runner, memory in zip(runners, handed, strict=True):
+            if runner.job.is_ended:
+                continue
+            jobs.append(
+                HandedJob(
+                    description=runner.job.description,
+                    memory=memory_of(runner.job),
+                    registration=self._registrations[runner.job_id],
+                    runner=memory,
+                    sessions=tuple(self._handed(session) for session in self.sessions_of(runner.job_id)),
+                )
+            )
+        return tuple(jobs)
+
+    def take_over(self, handed: HandedJob, *, holds_leases: bool) -> None:
+        """Go on with a job of an earlier daemon; whoever took part in it and is dead by now is lost to it.
+
+        Raises:
+            GpuEnergyError: it cannot be gone on with.
+        """
+        job = recalled(handed.description, self.rules, handed.memory)
+        job.forget_question()
+        runner = JobRunner(job, self.services, handed.runner.owner, self._job_ended)
+        runner.recall(handed.runner)
+        job_id, first = runner.job_id, handed.registration
+        for known in handed.sessions:
+            claim = Claim(job_id, first.job_name, known.peer.uid, time.monotonic_ns())
+            try:
+                self.services.gpus.claim(known.gpu_uuid, claim)
+            except GpuEnergyError:
+                self.services.gpus.release(job_id)
+                raise
+        uid = handed.sessions[0].peer.uid if handed.sessions else runner.owner.uid
+        self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
+        self._registrations[job_id] = first
+        self.services.history.write(JobResumedRecord(job_id))
+        runner.start()
+        dead = [known for known in handed.sessions if not self._readmit(runner, known)]
+        log.info("job %s: taken over in phase %s, %d ranks", job_id, job.phase, len(handed.sessions) - len(dead))
+        if not holds_leases:
+            runner.control_lost("its GPUs were given back while the daemon was away")
+        for known in dead:
+            runner.take(RankLost(known.pp_rank, f"process {known.peer.pid} died"))
+
+    def _handed(self, session: RankSession) -> HandedSession:
+        return HandedSession(
+            token=session.token,
+            pp_rank=session.pp_rank,
+            gpu_uuid=session.gpu_uuid,
+            peer=session.peer,
+            start_ticks=process_start_ticks(session.peer.pid) or 0,
+            last_sequence=session.last_sequence,
+            requested_sm_clock_mhz=self.services.gpus[session.gpu_uuid].requested_sm_clock_mhz,
+        )
+
+    def _readmit(self, runner: JobRunner, known: HandedSession) -> bool:
+        """Know a training process again by its token; return whether it still lives."""
+        try:
+            pidfd = os.pidfd_open(known.peer.pid)
+        except OSError:
+            return False
+        if not known.is_alive:
+            os.close(pidfd)
+            return False
+        gpu = self.services.gpus[known.gpu_uuid]
+        if known.requested_sm_clock_mhz is not None:
+            gpu.requested_sm_clock_mhz = known.requested_sm_clock_mhz
+            gpu.clocks.record(time.monotonic_ns(), known.requested_sm_clock_mhz)
+        session = RankSession(
+            token=known.token,
+            runner=runner,
+            pp_rank=known.pp_rank,
+            gpu_uuid=known.gpu_uuid,
+            peer=known.peer,
+            pidfd=pidfd,
+            supported_sm_clocks_mhz=frozenset(gpu.identity.supported_sm_clocks_mhz),
+            last_sequence=known.last_sequence,
+        )
+        self._sessions[session.token] = session
+        runner.pidfds[session.pp_rank] = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._process_died, session)
+        return True
 
     # --- inside ---
 

@@ -100,6 +100,7 @@ class Settings(BaseSettings):
     worker_link_path: Path = _of_worker("worker.sock")
     journal_path: Path = _of_worker("journal.json")
     policy_socket_path: Path = _in_runtime_dir("policy.sock")
+    keep_on_restart_s: float = Field(default=10.0, ge=0, le=60, allow_inf_nan=False)
     database_url: str = Field(
         default_factory=lambda known: f"sqlite:///{known.get('state_dir', Path()) / 'history.sqlite3'}"
     )
@@ -127,6 +128,11 @@ class Settings(BaseSettings):
         if self.driver is Driver.SIMULATED and self.world_path is None:
             raise ValueError("driver = 'simulated' needs world_path, the file that holds the simulated GPUs")
         return self
+
+    @property
+    def hand_over_path(self) -> Path:
+        """What a daemon that is restarted leaves to the next one."""
+        return self.runtime_dir / "hand-over.json"
 
     @property
     def lock_path(self) -> Path:

@@ -13,15 +13,15 @@ from gpuenergyd.daemon.starting import worker_command
 from gpuenergyd.errors import GpuEnergyError
 
 
-def main() -> int:
-    """Become the worker; return only when the settings make no sense."""
+def main() -> None:
+    """Become the worker, or say which setting makes no sense."""
     try:
         command = [*worker_command(load_settings()), *sys.argv[1:]]
     except GpuEnergyError as error:
         print(f"gpuenergyd-worker: {error}", file=sys.stderr)  # noqa: T201  a command's own voice
-        return error.exit_code
-    os.execv(command[0], command)
+        sys.exit(error.exit_code)
+    os.execv(command[0], command)  # noqa: S606  a fixed interpreter and our own module
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

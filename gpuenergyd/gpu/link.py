@@ -55,6 +55,8 @@ class WorkerLink:
     worker_pid: int | None
     keeper_pid: int | None
     """The process that restores when the worker is killed."""
+    has_taken_over: bool
+    """Whether the leases of an earlier core are ours."""
     num_wants_delayed: int
     """Wishes the socket did not take at once; the newest of each GPU is sent as soon as it does."""
 
@@ -70,6 +72,7 @@ class WorkerLink:
         self.identities = ()
         self.worker_pid = None
         self.keeper_pid = None
+        self.has_taken_over = False
         self.num_wants_delayed = 0
         self._socket = connection
         self._loop = asyncio.get_running_loop()
@@ -94,8 +97,11 @@ class WorkerLink:
         on_gpu_state: Callable[[GpuStateChange], None],
         on_lost: Callable[[str], None],
         timeout_s: float = 5.0,
+        token: str = "",
     ) -> Self:
         """Connect to the worker, waiting for it to begin to listen, and learn which GPUs there are.
+
+        With the token of a core that handed over, its leases are ours, if the worker has kept them.
 
         Raises:
             DriverError: nobody answers in time, or the worker refuses.
@@ -105,13 +111,14 @@ class WorkerLink:
             connection, on_samples=on_samples, on_clock_set=on_clock_set, on_gpu_state=on_gpu_state, on_lost=on_lost
         )
         try:
-            reply = await link._request("hello", _REPLY_LIMIT_S, link_version=LINK_VERSION)
+            reply = await link._request("hello", _REPLY_LIMIT_S, link_version=LINK_VERSION, token=token)
         except BaseException:
             await link.close()
             raise
         if reply["link_version"] != LINK_VERSION:
             await link.close()
             raise DriverError(f"the GPU worker speaks version {reply['link_version']}; {LINK_VERSION} is expected")
+        link.has_taken_over = bool(reply["has_taken_over"])
         link.worker_pid = int(reply["pid"])
         link.keeper_pid = int(reply["keeper_pid"])
         link.identities = tuple(identity_from_row(row) for row in reply["identities"])
@@ -234,8 +241,16 @@ class WorkerLink:
         reply = await self._request("ping", _REPLY_LIMIT_S)
         return {name: value for name, value in reply.items() if name.startswith("num_")}
 
+    async def hand_over(self, token: str, keep_s: float) -> None:
+        """Have the worker keep all leases for so long when this link ends, for the core that shows the token.
+
+        Raises:
+            GpuError: it does not; it restores at once then.
+        """
+        await self._request("hand_over", _REPLY_LIMIT_S, token=token, keep_s=keep_s)
+
     async def close(self) -> None:
-        """Cut the link; the worker then restores every GPU."""
+        """Cut the link; the worker then restores every GPU, unless they were handed over."""
         if self._is_open:
             self._is_open = False
             self._release("the link is closed")

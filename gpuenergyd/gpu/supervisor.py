@@ -20,6 +20,7 @@ from gpuenergyd.gpu.actuator import Actuator
 from gpuenergyd.gpu.core_connection import CoreConnection, log
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.journal import Control, Journal, JournalEntry, KnownBy
+from gpuenergyd.gpu.keeping import Claim, Keeping
 from gpuenergyd.gpu.leases import Leases
 from gpuenergyd.gpu.link_messages import (
     LINK_VERSION,
@@ -90,6 +91,7 @@ class Worker:
         self._is_ending = False
         self._retry_pause_s = _FIRST_RETRY_S
         self._retry_at_ns = 0
+        self._keeping = Keeping()
         self._core = CoreConnection(
             options.link_path,
             {0, os.geteuid() if options.core_uid is None else options.core_uid},
@@ -166,12 +168,25 @@ class Worker:
         self._is_stopping = True
 
     def _on_core_lost(self) -> None:
-        """Put everything back at once: nobody is left who could."""
-        self._leases.end_all()
-        self._actuator.drop_wishes(self._uuids)
-        self._restore(self._uuids, "the core is gone")
+        """Put everything back at once: nobody is left who could; a core that handed over is waited for."""
+        if not self._options.exits_with_core and self._keeping.begin(time.monotonic()):
+            log("the core is being restarted; leases are kept for the next one")
+            return
+        self._give_all_back("the core is gone")
         if self._options.exits_with_core:
             self._stop()
+
+    def _give_all_back(self, why: str) -> None:
+        self._leases.end_all()
+        self._actuator.drop_wishes(self._uuids)
+        self._restore(self._uuids, why)
+
+    def _take_over(self, token: str) -> bool:
+        """Return whether a new core goes on with the leases of the one before."""
+        claim = self._keeping.claim(token)
+        if claim is Claim.WRONG_TOKEN:
+            self._give_all_back("another core came than the one that was waited for")
+        return claim is Claim.TAKEN_OVER
 
     def _on_process_died(self, lease_id: str, uuids: Sequence[str]) -> None:
         """Give a dead job's GPUs back; the core will ask for the same, and is then told what became of them."""
@@ -192,10 +207,14 @@ class Worker:
                     link_version=LINK_VERSION,
                     driver=self._options.driver,
                     pid=os.getpid(),
+                    has_taken_over=self._take_over(str(message.get("token", ""))),
                     identities=[identity_row(i) for i in self._identities],
                     keeper_pid=self._options.keeper_pid,
                     health=[[uuid, health, detail] for uuid, (health, detail) in self._health.items()],
                 )
+            case "hand_over":
+                self._keeping.promise(str(message["token"]), float(message["keep_s"]))
+                self._reply(message)
             case "ping":
                 self._reply(
                     message,
@@ -300,6 +319,8 @@ class Worker:
     def _watch(self) -> None:
         """Replace threads that do not return, take GPUs back whose call did, retry what could not be restored."""
         now_ns = time.monotonic_ns()
+        if self._keeping.has_run_out(now_ns / _NS_PER_S):
+            self._give_all_back("no core came back in time")
         for thread, deadline_s in (
             (self._sampler, self._options.read_deadline_s),
             (self._actuator, self._options.set_deadline_s),

@@ -39,6 +39,13 @@ class JobEndRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class JobResumedRecord:
+    """A job that was taken for ended with its daemon goes on under the next."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """A training process joined a job."""
 
@@ -106,7 +113,16 @@ class RollupRecord:
     num_samples: int
 
 
-Record = JobRecord | JobEndRecord | RankRecord | IterationRecord | PlanRecord | ControlEventRecord | RollupRecord
+Record = (
+    JobRecord
+    | JobEndRecord
+    | JobResumedRecord
+    | RankRecord
+    | IterationRecord
+    | PlanRecord
+    | ControlEventRecord
+    | RollupRecord
+)
 
 
 def fields_of(record: Record) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gpuenergyd.store.records import (
     IterationRecord,
     JobEndRecord,
     JobRecord,
+    JobResumedRecord,
     PlanRecord,
     RankRecord,
     Record,
@@ -54,6 +55,8 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
             case JobEndRecord():
                 row = fields_of(record)
                 ends.append({**row, "of_job": row.pop("job_id"), "end_reason": record.end_reason[:MAX_REASON_CHARS]})
+            case JobResumedRecord():
+                ends.append({"of_job": record.job_id, "ended_at": None, "end_reason": None})
     num_rows = len(ends)
     for name, rows in by_table.items():
         _upsert(connection, schema.metadata.tables[name], rows)

@@ -52,6 +52,23 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
     return message
 
 
+def encode_member(value: object) -> str:
+    """Return one value of a larger whole as JSON text."""
+    return _encoder.encode(value).decode()
+
+
+def decode_member(text: str, member_type: Any) -> Any:
+    """Return a value of the given type, which may be any that a dataclass field can have.
+
+    Raises:
+        ProtocolError: not that type.
+    """
+    try:
+        return msgspec.json.decode(text, type=member_type)
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+        raise ProtocolError(f"malformed {member_type}: {error}") from None
+
+
 def json_schemas(*message_types: Any) -> dict[str, Any]:
     """Return the JSON schemas of messages by name, as an OpenAPI document holds them."""
     _, schemas = msgspec.json.schema_components(message_types, ref_template="#/components/schemas/{name}")
