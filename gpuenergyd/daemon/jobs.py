@@ -348,7 +348,7 @@ class Jobs:
         self.services.history.write(JobResumedRecord(job_id))
         runner.start()
         dead = [known for known in handed.sessions if not self._readmit(runner, known)]
-        log.info("job %s: taken over in phase %s, %d ranks", job_id, job.phase, len(handed.sessions) - len(dead))
+        log.info("job %s: taken over in phase %s with plan %s", job_id, job.phase, job.current_plan.plan_id)
         if not holds_leases:
             runner.control_lost("its GPUs were given back while the daemon was away")
         for known in dead:

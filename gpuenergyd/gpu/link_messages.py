@@ -1,8 +1,7 @@
 """What the core and the GPU worker say to each other: one JSON object per datagram.
 
-core -> worker    hello, hand_over, ping, lease, limit, restore, users, look (answered by `reply` with the same request_id),
-                  want (unanswered)
-                  a lease carries pidfds beside the datagram
+core -> worker    hello, hand_over, ping, lease, limit, restore, users, look (answered by `reply` with the same
+                  request_id), want (unanswered); a lease carries pidfds beside the datagram
 worker -> core    reply, samples, clock_set, gpu_state
 """
 

@@ -213,8 +213,11 @@ class Worker:
                     health=[[uuid, health, detail] for uuid, (health, detail) in self._health.items()],
                 )
             case "hand_over":
-                self._keeping.promise(str(message["token"]), float(message["keep_s"]))
-                self._reply(message)
+                try:
+                    self._keeping.promise(str(message["token"]), float(message["keep_s"]))
+                    self._reply(message)
+                except ValueError as error:
+                    self._reply(message, error=str(error))
             case "ping":
                 self._reply(
                     message,

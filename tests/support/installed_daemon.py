@@ -24,7 +24,24 @@ world_path = "/mnt/world"
 sample_period_s = 0.02
 warmup_iterations = 1
 baseline_iterations = 3
+keep_on_restart_s = 60
 """
+_POLICY = {
+    "always_low.py": """
+from dataclasses import replace
+
+from gpuenergyd.core.plan import PlanPurpose, full_speed_plan
+
+
+class AlwaysLow:
+    def next_plan(self, view):
+        plan = full_speed_plan("always-low", view.schedule, [(705,)] * len(view.gpus), reason="always low")
+        return replace(plan, purpose=PlanPurpose.TUNED)
+""",
+    "always_low-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: always-low\nVersion: 1.0\n",
+    "always_low-1.0.dist-info/entry_points.txt": "[gpuenergyd.policies]\nalways-low = always_low:AlwaysLow\n",
+}
+"""One plan, whatever is measured: a busy machine must not make a test's clocks rise."""
 _EARLY = "[Unit]\nDefaultDependencies=no\n"
 """Nothing else boots on this host, so nothing can be waited for."""
 
@@ -40,6 +57,11 @@ class InstalledDaemon:
     def client(self) -> DaemonClient:
         """Return a connection to the daemon, through the other root folder."""
         return DaemonClient(f"/proc/{self.host.init_pid}/root/run/gpuenergyd/gpuenergyd.sock")
+
+    @property
+    def log(self) -> str:
+        """What the services said so far."""
+        return (self.host.shared / "log").read_text(encoding="utf-8")
 
     def status(self) -> dict[str, Any]:
         """Return the daemon's state."""
@@ -67,8 +89,8 @@ class InstalledDaemon:
         return [self.world.locked_sm_clock_mhz(identity.gpu_uuid) for identity in self.world.identities()]
 
     def is_lowered(self) -> bool:
-        """Return whether any GPU is locked below its maximum."""
-        return any(lock is not None and lock < 1410 for lock in self.locks_mhz())
+        """Return whether every GPU is locked below its maximum."""
+        return all(lock is not None and lock < 1410 for lock in self.locks_mhz())
 
     def is_as_found(self) -> bool:
         """Return whether no GPU has a lock."""
@@ -103,9 +125,8 @@ class InstalledDaemon:
     @contextmanager
     def lowered(self) -> Iterator[None]:
         """Train until a job's clocks are lowered, and go on for the length of a block."""
-        with self.training("--policy", "uniform", "--max-slowdown", "1.0"):
-            wait_until(lambda: (job := self.job()) is not None and job["phase"] == "tuned", 120)
-            wait_until(self.is_lowered, 60)
+        with self.training("--policy", "always-low", "--max-slowdown", "10"):
+            wait_until(self.is_lowered, 120)
             yield
 
 
@@ -123,7 +144,7 @@ def installed_daemon(folder: Path, *, config: str = "", num_gpus: int = 2) -> It
         (etc / kind / "gpuenergyd.conf").write_bytes((sources / kind / "gpuenergyd.conf").read_bytes())
     (etc / "gpuenergyd").mkdir()
     (etc / "gpuenergyd" / "config.toml").write_text(_CONFIG + config, encoding="utf-8")
-    with systemd_host(folder / "host", units=units, etc=etc) as host:
+    with systemd_host(folder / "host", units=units, etc=etc, site=_POLICY) as host:
         world_path = host.shared / "world"
         SimulatedHost.create(world_path, ["a100-sxm"] * num_gpus, seed=7).close()
         world_path.chmod(0o666)

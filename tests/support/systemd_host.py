@@ -49,6 +49,7 @@ printf '/opt/tree\n/opt/tree/policies\n/opt/tree/trainers\n/opt/site\n' \
   > "opt/gpuenergyd/lib/$name/site-packages/tree.pth"
 rm -rf etc/gpuenergyd etc/systemd/system/*.wants
 cp -r "$work/etc/." etc/
+cp -r "$work/site/." "opt/gpuenergyd/lib/$name/site-packages/"
 mkdir -p etc/systemd/system.conf.d
 # An interpreter that was built elsewhere finds its own library first.
 printf '[Manager]\nDefaultEnvironment=LD_LIBRARY_PATH=/opt/base/lib\n' > etc/systemd/system.conf.d/library.conf
@@ -136,10 +137,10 @@ class SystemdHost:
 
 @contextmanager
 def systemd_host(
-    folder: Path, *, units: dict[str, str], etc: Path, wanted: Sequence[str] = ()
+    folder: Path, *, units: dict[str, str], etc: Path, site: dict[str, str], wanted: Sequence[str] = ()
 ) -> Iterator[SystemdHost]:
-    """Boot a host with these unit files and what `etc` holds under its /etc; switch it off at the end."""
-    for name in ("fs", "shared", "units", "cgroup"):
+    """Boot a host with these unit files, what `etc` holds under its /etc, and modules beside the installed ones."""
+    for name in ("fs", "shared", "units", "cgroup", "site"):
         (folder / name).mkdir(parents=True)
     (folder / "shared").chmod(0o777)
     shutil.copytree(etc, folder / "etc")
@@ -147,6 +148,9 @@ def systemd_host(
     for name, text in {**units, "test.target": "\n".join(target) + "\n"}.items():
         (folder / "units" / name).parent.mkdir(exist_ok=True)
         (folder / "units" / name).write_text(text, encoding="utf-8")
+    for name, text in site.items():
+        (folder / "site" / name).parent.mkdir(exist_ok=True)
+        (folder / "site" / name).write_text(text, encoding="utf-8")
     (folder / "prepare").write_text(_PREPARE, encoding="utf-8")
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     arguments = [str(folder), str(ROOT), sys.base_prefix, sysconfig.get_path("purelib"), name, SYSTEMD]

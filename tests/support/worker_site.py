@@ -83,7 +83,7 @@ class Site:
             process.communicate()
 
     @contextlib.asynccontextmanager
-    async def linked(self) -> AsyncIterator[tuple[WorkerLink, Heard]]:
+    async def linked(self, token: str = "") -> AsyncIterator[tuple[WorkerLink, Heard]]:
         """Connect as the core does."""
         heard = Heard()
         link = await WorkerLink.connect(
@@ -93,6 +93,7 @@ class Site:
             on_gpu_state=heard.states.append,
             on_lost=heard.lost.append,
             timeout_s=20.0,
+            token=token,
         )
         try:
             yield link, heard

@@ -1,0 +1,139 @@
+"""The installed units under a real systemd, process 1 of namespaces of its own: simulated GPUs, real everything else.
+
+Time limits here are generous; `benchmarks/systemd_faults.py` measures them.
+"""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.installed_daemon import CORE, WORKER, InstalledDaemon, installed_daemon
+from tests.support.systemd_host import why_not
+from tests.support.waiting import wait_until
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
+    # One host for all of them: booting one for each would cost minutes.
+    pytest.mark.xdist_group("real-systemd"),
+]
+ALL_CAPABILITIES_GONE = "0000000000000000"
+SYS_ADMIN_ALONE = "0000000000200000"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledDaemon]:
+    """A host on which the daemon is installed and runs."""
+    folder = tmp_path_factory.mktemp("systemd")
+    for parent in (folder, folder.parent, folder.parent.parent):
+        parent.chmod(0o755)
+    with installed_daemon(folder) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _whole_before_each(daemon: InstalledDaemon) -> None:
+    daemon.host.systemctl("reset-failed")
+    wait_until(lambda: daemon.is_ready() and daemon.is_as_found(), 60)
+
+
+def capabilities(daemon: InstalledDaemon, unit: str) -> str:
+    """Return the effective capabilities of a unit's main process."""
+    status = daemon.host.run("cat", f"/proc/{daemon.host.main_pid(unit)}/status")
+    return next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+
+
+def test_every_process_is_ready_with_no_more_rights_than_it_needs(daemon: InstalledDaemon) -> None:
+    assert daemon.host.property_of(CORE, "ActiveState") == "active"
+    assert daemon.host.property_of(WORKER, "ActiveState") == "active"
+    assert capabilities(daemon, CORE) == ALL_CAPABILITIES_GONE
+    assert capabilities(daemon, WORKER) == SYS_ADMIN_ALONE
+    assert daemon.host.property_of(CORE, "User") == "gpuenergyd"
+    assert daemon.host.run("stat", "-c", "%U %G %a", "/run/gpuenergyd/gpuenergyd.sock").split() == [
+        *("gpuenergyd", "gpuenergy", "660")
+    ]
+
+
+def test_a_policy_plans_in_a_unit_of_its_own_that_ends_with_the_core(daemon: InstalledDaemon) -> None:
+    with daemon.lowered():
+        units = daemon.host.systemctl("list-units", "--no-legend", "--plain", "gpuenergyd-policy@*.service")
+
+        assert units.count("running") == 1
+
+
+def test_clocks_come_back_when_the_core_is_killed(daemon: InstalledDaemon) -> None:
+    with daemon.lowered():
+        worker = daemon.host.main_pid(WORKER)
+
+        daemon.seconds_until_restored(daemon.kill(CORE))
+
+        assert daemon.host.main_pid(WORKER) == worker
+    wait_until(daemon.is_ready, 60)
+
+
+def test_clocks_come_back_when_the_worker_is_killed(daemon: InstalledDaemon) -> None:
+    with daemon.lowered():
+        daemon.seconds_until_restored(daemon.kill(WORKER))
+    wait_until(daemon.is_ready, 60)
+
+
+@pytest.mark.parametrize("unit", [CORE, WORKER])
+def test_clocks_come_back_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
+    with daemon.lowered():
+        daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP), 60)
+    wait_until(daemon.is_ready, 60)
+
+
+def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon) -> None:
+    with daemon.lowered():
+        wait_until(lambda: (job := daemon.job()) is not None and job["phase"] == "tuned", 60)
+        before = daemon.job()
+        restart = subprocess.Popen(daemon.host.command("systemctl", "restart", CORE))
+        locks = [daemon.locks_mhz()]
+        while restart.poll() is None:
+            locks.append(daemon.locks_mhz())
+        wait_until(daemon.is_ready, 60)
+        after = daemon.job()
+
+        assert before is not None
+        assert after is not None
+        assert restart.returncode == 0
+        assert all(lock is not None for each in locks for lock in each), daemon.log[-3000:]
+        assert f"job {before['job_id']}: taken over in phase tuned with plan always-low" in daemon.log
+        assert (after["job_id"], after["plan_id"]) == (before["job_id"], before["plan_id"])
+        assert after["ranks"] == before["ranks"]
+        wait_until(lambda: (job := daemon.job()) is not None and job["num_iterations"] > after["num_iterations"], 60)
+
+
+def test_nobody_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon) -> None:
+    restart = subprocess.Popen(daemon.host.command("systemctl", "restart", CORE))
+    num_answers = 0
+    while restart.poll() is None or num_answers == 0:
+        daemon.status()  # raises when it is refused
+        num_answers += 1
+
+    assert restart.returncode == 0
+
+
+def test_whoever_connects_starts_a_daemon_that_was_not_running(daemon: InstalledDaemon) -> None:
+    daemon.host.systemctl("stop", CORE)
+    assert daemon.host.property_of(WORKER, "ActiveState") in {"inactive", "deactivating"}
+
+    status = daemon.status()
+
+    assert status["mode"] == "control"
+    assert daemon.host.property_of(CORE, "ActiveState") == "active"
+
+
+def test_a_stop_gives_clocks_back_and_ends_core_and_worker(daemon: InstalledDaemon) -> None:
+    with daemon.lowered():
+        started_ns = time.monotonic_ns()
+        daemon.host.systemctl("stop", "gpuenergyd.socket", CORE)
+        daemon.seconds_until_restored(started_ns)
+
+        assert daemon.host.property_of(CORE, "ActiveState") == "inactive"
+        wait_until(lambda: daemon.host.property_of(WORKER, "ActiveState") == "inactive", 60)
+    daemon.host.systemctl("start", "gpuenergyd.socket", CORE)
