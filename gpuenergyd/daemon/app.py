@@ -178,8 +178,10 @@ class Daemon:
                 self.jobs.take_over(job, holds_leases=self.worker.has_taken_over)
             except GpuEnergyError as error:
                 log.warning("job %s is not taken over: %s", job.description.job_id, error)
-                with contextlib.suppress(GpuError):
-                    await self.worker.restore([s.gpu_uuid for s in job.sessions], f"not taken over: {error}")
+        if self.worker.has_taken_over:
+            nobodys = [gpu.identity.gpu_uuid for gpu in self.gpus if gpu.claim is None]
+            with contextlib.suppress(GpuError):
+                await self.worker.restore(nobodys, "nobody's after the restart")
 
     async def _look_after(self) -> None:
         """Do what time asks for, and tell the service manager that we do.
