@@ -15,6 +15,7 @@ from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan
 from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.switching import SwitchLatency, constant_latency
 from gpuenergyd.core.target import PerformanceTarget
 
 
@@ -26,9 +27,16 @@ class GpuView:
     model_name: str
     supported_sm_clocks_mhz: tuple[int, ...]
     switch_latency_s: float
-    """Time from asking for a clock until it is effective, 90th percentile as measured on this host so far."""
+    """Time from asking for a faster clock until it is effective, 90th percentile as measured on this host so far."""
     blocking_power_w: float | None = None
     """Power while waiting for a peer, as published for this model; None when nothing is known."""
+    switching: SwitchLatency | None = None
+    """The same by direction and by clocks; None when only that one figure is known."""
+
+    @property
+    def switch_latency(self) -> SwitchLatency:
+        """How long clock changes of this GPU take, as far as that is known."""
+        return self.switching or constant_latency(self.switch_latency_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class GpuLeases:
     def take_clock_set(self, change: ClockSet) -> None:
         """Note a clock change that somebody waits for."""
         asked_mono_ns, heard = self._awaited.get(change.gpu_uuid, (0, None))
-        if heard is not None and change.asked_mono_ns == asked_mono_ns and not heard.done():
+        if heard is not None and change.due_mono_ns == asked_mono_ns and not heard.done():
             heard.set_result(change)
 
     def take_gpu_state(self, change: GpuStateChange) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from gpuenergyd.core.policy import GpuView
+from gpuenergyd.core.switching import LatencyBasis, ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.telemetry import ClockHistory, EnergyCounter
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity
@@ -17,12 +18,10 @@ from gpuenergyd.store.records import RollupRecord
 _NS_PER_S = 1_000_000_000
 _KEPT_S = 900
 """How long clock changes and counter edges are kept: longer than any iteration that is worth a plan."""
-_LATENCIES_KEPT = 256
-_LATENCIES_NEEDED = 16
-_LATENCY_QUANTILE = 0.9
-"""Leading by more buys little time and costs energy at every raise; what is still late is corrected by measuring."""
 _ASSUMED_SWITCH_LATENCY_S = 0.03
-"""Until enough clock changes were seen on this host: above what an A100 needs."""
+"""Until enough clock changes were seen on this host, where nobody published a figure: above what an A100 needs."""
+_SAME_CLOCK_MHZ = 16
+"""One step of a GPU's clocks: what is read further away from what was asked for came about by something else."""
 _ENERGY_GRACE_NS = 2 * _NS_PER_S
 BUCKET_S = 1
 LONG_BUCKET_S = 60
@@ -81,10 +80,19 @@ class Gpu:
     detail: str = ""
     requested_sm_clock_mhz: int | None = None
     claim: Claim | None = None
-    _latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
-    _switch_latency_s: float = _ASSUMED_SWITCH_LATENCY_S
+    switching: SwitchCalibration = field(init=False)
+    """What was learned about its clock changes; kept from job to job."""
     _buckets: deque[_Bucket] = field(default_factory=deque)
     _forgotten_until_ns: int = 0
+
+    def __post_init__(self) -> None:
+        published_s = self.identity.switch_latency_s
+        prior = (
+            constant_latency(_ASSUMED_SWITCH_LATENCY_S)
+            if published_s is None
+            else constant_latency(published_s, LatencyBasis.PUBLISHED)
+        )
+        self.switching = SwitchCalibration(self.max_sm_clock_mhz, prior)
 
     @property
     def max_sm_clock_mhz(self) -> int:
@@ -97,8 +105,9 @@ class Gpu:
             gpu_uuid=self.identity.gpu_uuid,
             model_name=self.identity.model_name,
             supported_sm_clocks_mhz=self.identity.supported_sm_clocks_mhz,
-            switch_latency_s=self._switch_latency_s,
+            switch_latency_s=self.switching.latency.raise_s,
             blocking_power_w=self.identity.blocking_power_w,
+            switching=self.switching.latency,
         )
 
     def take_sample(self, sample: GpuSample) -> tuple[RollupRecord, ...]:
@@ -118,19 +127,12 @@ class Gpu:
         """Note a clock change; return whether the latency to plan with has changed by it."""
         if change.error is not None:
             return False
-        effective_ns = change.effective_mono_ns
-        self.clocks.record(effective_ns or change.returned_mono_ns, change.requested_sm_clock_mhz)
-        if effective_ns is None or effective_ns < change.asked_mono_ns:
-            return False
-        self._latencies_s.append((effective_ns - change.asked_mono_ns) / _NS_PER_S)
-        if len(self._latencies_s) < _LATENCIES_NEEDED:
-            return False
-        ordered = sorted(self._latencies_s)
-        latency_s = ordered[round(_LATENCY_QUANTILE * (len(ordered) - 1))]
-        if abs(latency_s - self._switch_latency_s) <= 0.25 * self._switch_latency_s:
-            return False
-        self._switch_latency_s = latency_s
-        return True
+        effective_ns = change.returned_mono_ns
+        if change.effective_mono_ns is not None:
+            effective_ns = (change.effective_mono_ns + (change.unseen_until_mono_ns or change.returned_mono_ns)) // 2
+        self.clocks.record(effective_ns, change.requested_sm_clock_mhz)
+        switch = observed_switch(change)
+        return switch is not None and self.switching.observe(switch)
 
     def note_restored(self, mono_ns: int) -> None:
         """Note that the GPU is un-tuned from now on."""
@@ -266,6 +268,31 @@ class Gpus:
         for gpu in self._gpus.values():
             if gpu.claim is not None and gpu.claim.job_id == job_id:
                 gpu.claim = None
+
+
+def observed_switch(change: ClockSet) -> ObservedSwitch | None:
+    """Return what a clock change says about latency; None when what was read is not what was asked for."""
+    before_mhz, wanted_mhz, actual_mhz = (
+        change.previous_sm_clock_mhz,
+        change.requested_sm_clock_mhz,
+        change.actual_sm_clock_mhz,
+    )
+    if before_mhz is None or abs(before_mhz - wanted_mhz) <= _SAME_CLOCK_MHZ:
+        return None
+    is_seen = change.effective_mono_ns is not None
+    if is_seen and (actual_mhz is None or abs(actual_mhz - wanted_mhz) > _SAME_CLOCK_MHZ):
+        return None
+    if not is_seen and change.unseen_until_mono_ns is None:
+        return None
+    seen_ns, unseen_ns = change.effective_mono_ns, change.unseen_until_mono_ns or change.returned_mono_ns
+    return ObservedSwitch(
+        from_sm_clock_mhz=before_mhz,
+        to_sm_clock_mhz=wanted_mhz,
+        handover_s=max(0, change.called_mono_ns - change.due_mono_ns - change.blocked_ns) / _NS_PER_S,
+        call_s=(change.returned_mono_ns - change.called_mono_ns) / _NS_PER_S,
+        settle_low_s=(unseen_ns - change.returned_mono_ns) / _NS_PER_S,
+        settle_high_s=None if seen_ns is None else (seen_ns - change.returned_mono_ns) / _NS_PER_S,
+    )
 
 
 def utc_at(mono_ns: int) -> datetime:

@@ -17,6 +17,8 @@ from gpuenergyd.gpu.journal import Control, Journal
 from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth
 
 _NS_PER_S = 1_000_000_000
+_CALLS_KEPT = 64
+"""More than one wish can wait for: each GPU has one call at most between two of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,6 @@ class Wish:
 
     sm_clock_mhz: int
     due_mono_ns: int
-    asked_mono_ns: int
 
 
 @dataclass(slots=True)
@@ -39,6 +40,10 @@ class _Slot:
     set_mono_ns: int = 0
     is_failing: bool = False
 
+    def is_raised_by(self, wish: Wish) -> bool:
+        """Return whether a wish makes the GPU faster, as far as we know."""
+        return self.in_force_mhz is not None and wish.sm_clock_mhz > self.in_force_mhz
+
 
 @dataclass(slots=True)
 class DriverCall:
@@ -46,6 +51,15 @@ class DriverCall:
 
     gpu_uuid: str | None = None
     since_mono_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedCall:
+    """A call that set a clock: which GPU's, and when it began and returned."""
+
+    gpu_uuid: str
+    called_mono_ns: int
+    returned_mono_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,7 @@ class Actuator:
         self._on_returned = on_returned
         self._slots = {i.gpu_uuid: _Slot(i.supported_sm_clocks_mhz) for i in identities}
         self._orders: deque[_Order] = deque()
+        self._finished: deque[_FinishedCall] = deque(maxlen=_CALLS_KEPT)
         self._wakeup = threading.Condition()
         self._is_closing = False
         self._stuck_gpu_uuid: str | None = None
@@ -135,10 +150,10 @@ class Actuator:
         with self._wakeup:
             slot = self._slots[gpu_uuid]
             if sm_clock_mhz:
-                slot.now = Wish(sm_clock_mhz, asked_mono_ns, asked_mono_ns)
+                slot.now = Wish(sm_clock_mhz, asked_mono_ns)
                 slot.later = None
             if later_sm_clock_mhz:
-                slot.later = Wish(later_sm_clock_mhz, later_at_mono_ns, asked_mono_ns)
+                slot.later = Wish(later_sm_clock_mhz, later_at_mono_ns)
             self._wakeup.notify()
 
     def drop_wishes(self, gpu_uuids: Sequence[str]) -> None:
@@ -188,17 +203,19 @@ class Actuator:
                 self._wakeup.wait(self._until_next_s())
 
     def _take_due(self) -> tuple[str, Wish] | None:
-        """Return the wish that has been due longest, and take it out."""
+        """Return the wish to carry out next, and take it out: raises first, a late one costs time; then by age."""
         now_ns = time.monotonic_ns()
-        best: tuple[str, Wish] | None = None
+        due: list[tuple[bool, int, str, Wish]] = []
         for uuid, slot in self._slots.items():
             if slot.later is not None and slot.later.due_mono_ns <= now_ns:
                 slot.now, slot.later = slot.later, None
-            if slot.now is not None and (best is None or slot.now.due_mono_ns < best[1].due_mono_ns):
-                best = (uuid, slot.now)
-        if best is not None:
-            self._slots[best[0]].now = None
-        return best
+            if slot.now is not None:
+                due.append((not slot.is_raised_by(slot.now), slot.now.due_mono_ns, uuid, slot.now))
+        if not due:
+            return None
+        _, _, uuid, wish = min(due, key=lambda entry: entry[:3])
+        self._slots[uuid].now = None
+        return uuid, wish
 
     def _until_next_s(self) -> float | None:
         dues = [slot.later.due_mono_ns for slot in self._slots.values() if slot.later is not None]
@@ -228,17 +245,28 @@ class Actuator:
             slot.is_failing = False
             self._on_health(uuid, GpuHealth.OK, "its clock can be set again")
         slot.in_force_mhz, slot.set_mono_ns = None if error else sm_clock_mhz, returned_ns
+        blocked_ns = self._blocked_ns(uuid, wish.due_mono_ns, called_ns)
+        self._finished.append(_FinishedCall(uuid, called_ns, returned_ns))
         self._on_set(
             ClockSet(
                 gpu_uuid=uuid,
                 requested_sm_clock_mhz=sm_clock_mhz,
-                asked_mono_ns=wish.asked_mono_ns,
+                due_mono_ns=wish.due_mono_ns,
                 called_mono_ns=called_ns,
                 returned_mono_ns=returned_ns,
                 effective_mono_ns=None,
                 actual_sm_clock_mhz=None,
                 error=error,
+                blocked_ns=blocked_ns,
             )
+        )
+
+    def _blocked_ns(self, uuid: str, due_ns: int, called_ns: int) -> int:
+        """Return how long, between these instants, calls for other GPUs kept the driver."""
+        return sum(
+            max(0, min(call.returned_mono_ns, called_ns) - max(call.called_mono_ns, due_ns))
+            for call in self._finished
+            if call.gpu_uuid != uuid
         )
 
 

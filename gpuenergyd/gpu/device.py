@@ -17,6 +17,8 @@ class GpuIdentity:
     default_power_limit_w: float | None = None
     blocking_power_w: float | None = None
     """Published power while waiting for a peer at the maximum clock, where there is a figure for this model."""
+    switch_latency_s: float | None = None
+    """Published time from asking for a clock until it is effective, where there is a figure for this model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.device import GpuIdentity
 
-LINK_VERSION = 1
+LINK_VERSION = 2
 MAX_DATAGRAM_BYTES = 131_072
 PEERCRED = struct.Struct("3i")
 """What SO_PEERCRED gives: pid, uid, gid."""
@@ -59,12 +59,19 @@ class ClockSet:
 
     gpu_uuid: str
     requested_sm_clock_mhz: int
-    asked_mono_ns: int
+    due_mono_ns: int
+    """When it was to be asked for: the instant the wish was sent, or the later one it named."""
     called_mono_ns: int
     returned_mono_ns: int
     effective_mono_ns: int | None
     actual_sm_clock_mhz: int | None
     error: str | None
+    previous_sm_clock_mhz: int | None = None
+    """The clock last read before the change."""
+    blocked_ns: int = 0
+    """Of the time from due to called, how much went into calls for other GPUs."""
+    unseen_until_mono_ns: int | None = None
+    """The last look after the call that did not show the new clock."""
 
 
 class GpuHealth(StrEnum):
@@ -117,13 +124,14 @@ def identity_row(identity: GpuIdentity) -> list[Any]:
         identity.is_simulated,
         identity.default_power_limit_w,
         identity.blocking_power_w,
+        identity.switch_latency_s,
     ]
 
 
 def identity_from_row(row: list[Any]) -> GpuIdentity:
     """Return the identity in a row."""
-    uuid, index, name, clocks, is_simulated, limit_w, blocking_w = row
-    return GpuIdentity(uuid, index, name, tuple(clocks), is_simulated, limit_w, blocking_w)
+    uuid, index, name, clocks, is_simulated, limit_w, blocking_w, switch_s = row
+    return GpuIdentity(uuid, index, name, tuple(clocks), is_simulated, limit_w, blocking_w, switch_s)
 
 
 def sample_row(sample: GpuSample) -> list[Any]:
@@ -145,10 +153,13 @@ def clock_set_row(change: ClockSet) -> list[Any]:
     return [
         change.gpu_uuid,
         change.requested_sm_clock_mhz,
-        change.asked_mono_ns,
+        change.due_mono_ns,
         change.called_mono_ns,
         change.returned_mono_ns,
         change.effective_mono_ns,
         change.actual_sm_clock_mhz,
         change.error,
+        change.previous_sm_clock_mhz,
+        change.blocked_ns,
+        change.unseen_until_mono_ns,
     ]

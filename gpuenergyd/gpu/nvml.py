@@ -19,7 +19,7 @@ import pynvml
 
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
-from gpuenergyd.gpu.device_parameters import published_blocking_power_w
+from gpuenergyd.gpu.device_parameters import published_blocking_power_w, published_switch_latency_s
 from gpuenergyd.gpu.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
 
 _NUM_TRIES = 3
@@ -319,6 +319,7 @@ class NvmlHost:
             is_simulated=False,
             default_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")),
             blocking_power_w=published_blocking_power_w(model_name),
+            switch_latency_s=published_switch_latency_s(model_name),
         )
 
 

@@ -6,35 +6,32 @@ Like the actuator it is abandoned when a call does not return, and a successor r
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.actuator import DriverCall, health_after
-from gpuenergyd.gpu.device import GpuReader, GpuReading
+from gpuenergyd.gpu.clock_effect import EffectWatch
+from gpuenergyd.gpu.device import GpuReader
 from gpuenergyd.gpu.energy_edges import EnergyEdges
 from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth, GpuSample
 
 _NS_PER_S = 1_000_000_000
-_SETTLE_POLL_NS = 1_000_000
-_SETTLE_LIMIT_NS = 15_000_000
 _FAILED_READ_PAUSE_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One GPU: its counter, and the clock changes whose effect is awaited."""
+    """One GPU: its counter, and the clock change whose effect is awaited."""
 
     gpu_uuid: str
     edges: EnergyEdges = field(default_factory=EnergyEdges)
-    settling: ClockSet | None = None
-    was_at_mhz: int | None = None
-    next_settle_ns: int = 0
+    effect: EffectWatch = field(default_factory=EffectWatch)
     paused_until_ns: int = 0
     is_failing: bool = False
 
     def next_look_ns(self) -> int:
         """When this GPU wants an extra reading; 0 for never."""
-        wanted = [t for t in (self.edges.next_look_ns, self.next_settle_ns) if t]
+        wanted = [t for t in (self.edges.next_look_ns, self.effect.next_look_ns) if t]
         return max(min(wanted), self.paused_until_ns) if wanted else 0
 
 
@@ -114,16 +111,15 @@ class Sampler:
             self._wakeup.notify()
 
     def await_effect(self, change: ClockSet) -> None:
-        """Look at the GPU every millisecond until the clock shows, then report the change; a newer one replaces it."""
+        """Look at the GPU until the clock shows, then report the change; a newer one replaces it."""
         with self._wakeup:
             watched = self._watched.get(change.gpu_uuid)
             if watched is None:
                 self._on_settled(change)
                 return
-            if watched.settling is not None:
-                self._on_settled(watched.settling)
-            watched.settling = change
-            watched.next_settle_ns = change.returned_mono_ns
+            overtaken = watched.effect.await_effect(change)
+            if overtaken is not None:
+                self._on_settled(overtaken)
             self._wakeup.notify()
 
     def _run(self) -> None:
@@ -186,7 +182,10 @@ class Sampler:
         edges.observe(reading.read_mono_ns, reading.total_energy_j)
         if edges.num_resets > num_resets:
             self._on_counter_reset(watched.gpu_uuid)
-        self._check_effect(watched, reading)
+        with self._wakeup:
+            settled = watched.effect.take(reading)
+        if settled is not None:
+            self._on_settled(settled)
         return GpuSample(
             gpu_uuid=reading.gpu_uuid,
             read_mono_ns=reading.read_mono_ns,
@@ -197,37 +196,3 @@ class Sampler:
             temperature_celsius=reading.temperature_celsius,
             is_power_capped=reading.is_power_capped,
         )
-
-    def _check_effect(self, watched: _Watched, reading: GpuReading) -> None:
-        """Report the awaited change once this reading shows it, or when it has had its time."""
-        with self._wakeup:
-            change = watched.settling
-            if change is None:
-                watched.was_at_mhz = reading.sm_clock_mhz
-                return
-            if reading.read_mono_ns < change.returned_mono_ns:
-                return
-            if _shows(reading, change.requested_sm_clock_mhz, watched.was_at_mhz):
-                settled = replace(
-                    change, effective_mono_ns=reading.read_mono_ns, actual_sm_clock_mhz=reading.sm_clock_mhz
-                )
-            elif reading.read_mono_ns > change.returned_mono_ns + _SETTLE_LIMIT_NS:
-                settled = replace(change, actual_sm_clock_mhz=reading.sm_clock_mhz)
-            else:
-                watched.next_settle_ns = reading.read_mono_ns + _SETTLE_POLL_NS
-                return
-            watched.settling = None
-            watched.next_settle_ns = 0
-            watched.was_at_mhz = reading.sm_clock_mhz
-        self._on_settled(settled)
-
-
-def _shows(reading: GpuReading, requested_mhz: int, was_at_mhz: int | None) -> bool:
-    """Return whether a reading shows the requested clock, as far as the GPU will ever show it."""
-    actual_mhz = reading.sm_clock_mhz
-    if actual_mhz is None:
-        return False
-    if was_at_mhz is None or was_at_mhz > requested_mhz:
-        return actual_mhz <= requested_mhz
-    has_risen_to_cap = bool(reading.is_power_capped) and actual_mhz > was_at_mhz
-    return actual_mhz >= requested_mhz or has_risen_to_cap

@@ -18,7 +18,7 @@ from gpuenergyd.gpu.device_model import (
     is_power_capped,
     remaining_s,
 )
-from gpuenergyd.gpu.device_parameters import device_parameters
+from gpuenergyd.gpu.device_parameters import device_parameters, published_switch_latency_s
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.simulated_world import MAX_PROCESSES, World, create_world
 
@@ -54,6 +54,7 @@ class SimulatedHost:
                 is_simulated=True,
                 default_power_limit_w=model.default_power_limit_w,
                 blocking_power_w=model.blocking_power_w if model.is_blocking_power_published else None,
+                switch_latency_s=published_switch_latency_s(model.model_name),
             )
             for index, (uuid, model) in enumerate(zip(self._world.uuids, self._world.models, strict=True))
         )

@@ -551,7 +551,10 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
         assumed_s = stage.gpus["GPU-0"].view().switch_latency_s
         for k in range(40):
             asked_ns = 10**12 + k * 10**9
-            change = ClockSet("GPU-0", 1200, asked_ns, asked_ns, asked_ns + 10**6, asked_ns + 4_000_000, 1200, None)
+            change = ClockSet(
+                *("GPU-0", 1200, asked_ns, asked_ns, asked_ns + 3_500_000, asked_ns + 4_500_000, 1200, None),
+                previous_sm_clock_mhz=900,
+            )
             stage.jobs.take_clock_set(change)
         await stage.iterate(times=2)
         (view, *_) = stage.policy.views

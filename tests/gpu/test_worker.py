@@ -46,7 +46,7 @@ def test_wish_is_carried_out_and_its_effect_reported(site: Site) -> None:
             change = heard.clock_sets[0]
             assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
             assert change.effective_mono_ns is not None
-            assert change.asked_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
+            assert change.due_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
             assert change.actual_sm_clock_mhz == 1110
             assert site.locks() == [None, 1110, None]
 
