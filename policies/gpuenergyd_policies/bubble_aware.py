@@ -23,6 +23,7 @@ from gpuenergyd.core.plan import (
 )
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.switching import SwitchLatency
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
@@ -224,14 +225,14 @@ def _profiling_excess_s(view: JobView, model: _Model) -> float:
     changes); at full speed little of it shows, in a plan that uses all slack all of it does.
     """
     changes_of = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE}
-    latency_s = max(gpu.switch_latency_s for gpu in view.gpus)
+    latencies = tuple(gpu.switch_latency for gpu in view.gpus)
     excesses_s = []
     for observation in view.observations:
         plan = changes_of.get(observation.plan_id or "")
         if plan is None or not observation.is_regular:
             continue
         changes = tuple(plan.changes_of(r) for r in range(model.graph.num_ranks))
-        simulated = simulate_switching(model.graph, model.fitted.profile, changes, switch_latency_s=latency_s)
+        simulated = simulate_switching(model.graph, model.fitted.profile, changes, latency=latencies)
         excesses_s.append(observation.iteration_time_s - simulated.iteration_time_s - model.bias_s)
     return median(excesses_s) if excesses_s else 0.0
 
@@ -251,12 +252,12 @@ class _Candidate:
 
 
 def _candidates(
-    view: JobView, model: _Model, cautious: PipelineProfile, solved: SolvedPlan, *, latency_s: float
+    view: JobView, model: _Model, cautious: PipelineProfile, solved: SolvedPlan, *, latencies: tuple[SwitchLatency, ...]
 ) -> list[_Candidate]:
     """Return the plan free to switch at every instruction, and plans with few switches."""
     free = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
     planned = timeline(model.graph, solved.durations_s)
-    found = [(free, clock_changes(planned, free, switch_latency_s=latency_s, profile=cautious))]
+    found = [(free, clock_changes(planned, free, latency=latencies, profile=cautious))]
     for max_segments in MAX_SEGMENTS:
         plan = plan_segments(
             model.graph,
@@ -264,7 +265,7 @@ def _candidates(
             solved,
             deadline_s=solved.iteration_time_s,
             max_segments=max_segments,
-            switch_latency_s=latency_s,
+            latency=latencies,
             forced=view.target.is_forced,
             steps=SEARCH_STEPS,
         )
@@ -274,7 +275,7 @@ def _candidates(
         _Candidate(
             clock_of,
             changes,
-            simulate_switching(model.graph, model.fitted.profile, changes, switch_latency_s=latency_s),
+            simulate_switching(model.graph, model.fitted.profile, changes, latency=latencies),
         )
         for clock_of, changes in found
     ]
@@ -282,8 +283,8 @@ def _candidates(
 
 def _chosen(view: JobView, model: _Model, cautious: PipelineProfile, solved: SolvedPlan) -> _Candidate:
     """Return the candidate with the fewest clock changes among those that cost about the least."""
-    latency_s = max(gpu.switch_latency_s for gpu in view.gpus)
-    candidates = _candidates(view, model, cautious, solved, latency_s=latency_s)
+    latencies = tuple(gpu.switch_latency for gpu in view.gpus)
+    candidates = _candidates(view, model, cautious, solved, latencies=latencies)
     least_j = min(c.simulated.energy_j for c in candidates)
     return min(
         (c for c in candidates if c.simulated.energy_j <= (1 + FEWER_SWITCHES_RATIO) * least_j),

@@ -103,7 +103,7 @@ def _tuned_plan(
     changes = clock_changes(
         judged.timeline,
         clocks,
-        switch_latency_s=max(gpu.switch_latency_s for gpu in view.gpus),
+        latency=tuple(gpu.switch_latency for gpu in view.gpus),
     )
     return ClockPlan(
         plan_id=view.plan_id(f"envelope-{len(tuned) + 1}"),

@@ -63,7 +63,7 @@ def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
         solve(graph, profile, deadline_s=deadline_s),
         deadline_s=deadline_s,
         max_segments=max_segments,
-        switch_latency_s=switch_latency_s,
+        latency=switch_latency_s,
         steps=2000,
     )
 
@@ -81,8 +81,7 @@ def test_same_seed_gives_the_same_plan() -> None:
     solved = solve(graph, profile, deadline_s=deadline_s)
 
     plans = [
-        plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=3, switch_latency_s=0.1)
-        for _ in range(2)
+        plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=3, latency=0.1) for _ in range(2)
     ]
 
     assert plans[0] == plans[1]
@@ -96,9 +95,7 @@ def test_more_segments_save_no_less() -> None:
 
     energies_j = []
     for max_segments in (1, 4, 12):
-        plan = plan_segments(
-            graph, profile, solved, deadline_s=deadline_s, max_segments=max_segments, switch_latency_s=0.1
-        )
+        plan = plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=max_segments, latency=0.1)
         assert plan is not None
         energies_j.append(plan.simulated.energy_j)
 
@@ -140,7 +137,7 @@ def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(
     deadline_s = full_speed.iteration_time_s
     solved = solve(graph, profile, deadline_s=deadline_s)
 
-    plan = plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=8, switch_latency_s=0.025)
+    plan = plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=8, latency=0.025)
 
     assert plan is not None
     assert max(plan.num_segments(r) for r in range(8)) <= 8

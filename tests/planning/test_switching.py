@@ -46,7 +46,7 @@ ONE_RANK_OPTIONS = {
 def _one_rank_changes(clocks_mhz: list[int], switch_latency_s: float) -> list[tuple[str, float, int]]:
     clocks = dict(zip(ONE_RANK.instructions, clocks_mhz, strict=True))
     _, durations_s = _pipeline(ONE_RANK, ONE_RANK_OPTIONS, clocks)
-    (changes,) = clock_changes(timeline(ONE_RANK, durations_s), clocks, switch_latency_s=switch_latency_s)
+    (changes,) = clock_changes(timeline(ONE_RANK, durations_s), clocks, latency=switch_latency_s)
     return [(str(c.instruction), round(c.offset_s, 9), c.sm_clock_mhz) for c in changes]
 
 
@@ -81,7 +81,7 @@ def test_lead_reaches_over_a_bubble_on_the_instruction_before_it() -> None:
     clocks[Instruction(0, F, 0)] = 500
     _, durations_s = _pipeline(graph, options, clocks)
 
-    changes = clock_changes(timeline(graph, durations_s), clocks, switch_latency_s=0.5)
+    changes = clock_changes(timeline(graph, durations_s), clocks, latency=0.5)
 
     assert changes[0] == (
         ClockChange(Instruction(0, F, 0), 0.0, 500),
@@ -135,9 +135,9 @@ def test_with_lead_and_an_exact_latency_an_iteration_is_never_slower_than_planne
     durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
     planned = timeline(graph, durations_s)
 
-    changes = clock_changes(planned, clocks, switch_latency_s=switch_latency_s, profile=profile)
+    changes = clock_changes(planned, clocks, latency=switch_latency_s, profile=profile)
 
-    simulated = simulate_switching(graph, profile, changes, switch_latency_s=switch_latency_s)
+    simulated = simulate_switching(graph, profile, changes, latency=switch_latency_s)
     assert simulated.iteration_time_s <= planned.iteration_time_s * (1 + 1e-9)
 
 
@@ -150,7 +150,7 @@ def test_every_rank_heals_at_its_first_instruction_and_asks_now_and_once_later_p
     durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
     planned = timeline(graph, durations_s)
 
-    changes = clock_changes(planned, clocks, switch_latency_s=switch_latency_s)
+    changes = clock_changes(planned, clocks, latency=switch_latency_s)
 
     for pp_rank, rank_changes in enumerate(changes):
         order = [span.instruction for span in planned.rank_spans(pp_rank)]
@@ -169,9 +169,7 @@ def test_without_latency_the_simulation_is_the_plan() -> None:
     profile, durations_s = _pipeline(ONE_RANK, ONE_RANK_OPTIONS, clocks)
     planned = timeline(ONE_RANK, durations_s)
 
-    simulated = simulate_switching(
-        ONE_RANK, profile, clock_changes(planned, clocks, switch_latency_s=0.0), switch_latency_s=0.0
-    )
+    simulated = simulate_switching(ONE_RANK, profile, clock_changes(planned, clocks, latency=0.0), latency=0.0)
 
     assert simulated.iteration_time_s == pytest.approx(12.0)
     assert simulated.energy_j == pytest.approx(1200.0)
@@ -189,7 +187,7 @@ def test_a_clock_that_arrives_in_mid_flight_changes_speed_and_power_from_there_o
         [ClockChange(Instruction(0, F, 0), 0.0, 1000), ClockChange(Instruction(0, B, 0), 0.0, 500)],
     ]
 
-    simulated = simulate_switching(graph, PipelineProfile(options, 10.0), changes, switch_latency_s=0.5)
+    simulated = simulate_switching(graph, PipelineProfile(options, 10.0), changes, latency=0.5)
 
     assert simulated.iteration_time_s == pytest.approx(1.0 + 0.5 + 0.5 * 2.0)
     assert simulated.energy_j == pytest.approx(100.0 + 0.5 * 100.0 + 0.5 * 60.0)

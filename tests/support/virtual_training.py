@@ -14,6 +14,7 @@ from gpuenergyd.core.messages import (
     AskPolicy,
     Command,
     Event,
+    GpuViewChanged,
     IterationObserved,
     LeaseGpus,
     ObserveIteration,
@@ -27,6 +28,7 @@ from gpuenergyd.core.messages import (
 from gpuenergyd.core.pipeline import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.plan import ClockChange
 from gpuenergyd.core.policy import ClockPolicy, GpuView
+from gpuenergyd.core.switching import ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import (
     ClockHistory,
@@ -80,6 +82,18 @@ def a100_waiting_power_w(sm_clock_mhz: int) -> float:
     return a100_power_w(0.0236, sm_clock_mhz)
 
 
+_LOOK_EVERY_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A clock on its way; restores are asked for by nobody."""
+
+    effective_s: float
+    clock: int
+    asked_s: float | None = None
+
+
 @dataclass
 class VirtualTraining:
     """Runs a job iteration by iteration; `history` holds (iteration time, energy, plan id) of each."""
@@ -89,6 +103,10 @@ class VirtualTraining:
     policy: ClockPolicy
     max_slowdown_ratio: float = 0.0
     switch_latency_s: float = 0.006
+    lower_latency_s: float | None = None
+    """The same for reductions; None: as raises."""
+    assumed_latency_s: float | None = None
+    """What a policy is told of latency until enough changes were seen; None: the truth, from the start."""
     latency_spread_ratio: float = 0.0
     noise_ratio: float = 0.0
     communication_latency_s: float = 0.001
@@ -118,7 +136,9 @@ class VirtualTraining:
         self.clocks = {r: ClockHistory(self.clocks_mhz[0]) for r in range(ranks)}
         self.counters = {r: EnergyCounter() for r in range(ranks)}
         self.total_j = dict.fromkeys(range(ranks), 1000.0)
-        self.pending: dict[int, list[tuple[float, int]]] = {r: [] for r in range(ranks)}
+        self.pending: dict[int, list[_Pending]] = {r: [] for r in range(ranks)}
+        prior = constant_latency(self.switch_latency_s if self.assumed_latency_s is None else self.assumed_latency_s)
+        self.calibrations = {r: SwitchCalibration(self.clocks_mhz[0], prior) for r in range(ranks)}
         self.clock_now = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
         self._last_total_j = dict(self.total_j)
@@ -144,8 +164,11 @@ class VirtualTraining:
             self.rules,
         )
         for r, order in enumerate(self.schedule.orders):
-            gpu = GpuView(f"GPU-{r}", self.model_name, self.clocks_mhz, self.switch_latency_s)
-            self.tell(RankJoined(r, order, gpu))
+            self.tell(RankJoined(r, order, self._gpu(r)))
+
+    def _gpu(self, r: int) -> GpuView:
+        latency = self.calibrations[r].latency
+        return GpuView(f"GPU-{r}", self.model_name, self.clocks_mhz, latency.raise_s, switching=latency)
 
     def tell(self, event: Event) -> None:
         """Give the job an event and carry out what it commands, as the daemon's shell would."""
@@ -184,7 +207,7 @@ class VirtualTraining:
         """Put all clocks back; without a lease the worker refuses further wishes."""
         self.has_lease = False
         for r in self.pending:
-            self.pending[r] = [(self.now_s, self.clocks_mhz[0])]
+            self.pending[r] = [_Pending(self.now_s, self.clocks_mhz[0])]
 
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""
@@ -247,14 +270,33 @@ class VirtualTraining:
             )
             self._wait_until(r, ready_s, spans)
             for change in changes[r].get(instruction, ()) if self.has_lease else ():
-                spread = 1 + self.random.uniform(-1, 1) * self.latency_spread_ratio
-                self.pending[r].append(
-                    (ready_s + change.offset_s + self.switch_latency_s * spread, change.sm_clock_mhz)
-                )
-                self.pending[r].sort(key=lambda p: p[0])
+                self._ask(r, ready_s + change.offset_s, change.sm_clock_mhz)
             spans[instruction] = (ready_s, self._work_from(r, instruction, ready_s))
             self._free_s[r] = spans[instruction][1]
         return spans, max(end for _, end in spans.values())
+
+    def _ask(self, r: int, asked_s: float, clock: int) -> None:
+        own = self.pending[r]
+        before = own[-1].clock if own else self.clock_now[r]
+        latency_s = self.switch_latency_s
+        if clock <= before and self.lower_latency_s is not None:
+            latency_s = self.lower_latency_s
+        latency_s *= 1 + self.random.uniform(-1, 1) * self.latency_spread_ratio
+        # One driver: what was called for last is what holds in the end.
+        effective_s = max([asked_s + latency_s, *(p.effective_s for p in own if p.clock != clock)])
+        own.append(_Pending(effective_s, clock, asked_s))
+        own.sort(key=lambda p: p.effective_s)
+
+    def _learn_latency(self, r: int, change: "_Pending") -> None:
+        """Take the effect of a clock change for the daemon's looks every millisecond, and tell the job of it."""
+        if self.assumed_latency_s is None or change.asked_s is None:
+            return
+        settle_s = change.effective_s - change.asked_s
+        looks = math.ceil(settle_s / _LOOK_EVERY_S)
+        low_s, high_s = max(0, looks - 1) * _LOOK_EVERY_S, looks * _LOOK_EVERY_S
+        switch = ObservedSwitch(self.clock_now[r], change.clock, 0.0, 0.0, low_s, high_s)
+        if self.calibrations[r].observe(switch):
+            self.tell(GpuViewChanged(r, self._gpu(r)))
 
     def _work_from(self, r: int, instruction: Instruction, start_s: float) -> float:
         work = self.work[r, instruction.kind]
@@ -265,7 +307,7 @@ class VirtualTraining:
             time_s = work.time_s(clock) * self.slowdown_of(r, self.iteration_index)
             if self.slow_factor_when_tuned != 1.0 and self._plan_id_is_tuned() and clock < self.clocks_mhz[0]:
                 time_s *= self.slow_factor_when_tuned
-            until_s = min(at_s + left * time_s, self.pending[r][0][0] if self.pending[r] else float("inf"))
+            until_s = min(at_s + left * time_s, self.pending[r][0].effective_s if self.pending[r] else float("inf"))
             self._spend(r, work.power_w(clock), at_s, until_s)
             left -= (until_s - at_s) / time_s
             at_s = until_s
@@ -297,17 +339,18 @@ class VirtualTraining:
         at_s = self._free_s[r]
         while at_s < until_s:
             clock = self._clock_at(r, at_s)
-            next_s = min(until_s, self.pending[r][0][0] if self.pending[r] else float("inf"))
+            next_s = min(until_s, self.pending[r][0].effective_s if self.pending[r] else float("inf"))
             self._spend(r, self.waiting_power_w(clock), at_s, next_s)
             at_s = next_s
         self._free_s[r] = max(self._free_s[r], until_s)
 
     def _clock_at(self, r: int, at_s: float) -> int:
-        while self.pending[r] and self.pending[r][0][0] <= at_s:
-            due_s, clock = self.pending[r].pop(0)
-            if clock != self.clock_now[r]:
-                self.clocks[r].record(self._ns(due_s), clock)
-            self.clock_now[r] = clock
+        while self.pending[r] and self.pending[r][0].effective_s <= at_s:
+            change = self.pending[r].pop(0)
+            if change.clock != self.clock_now[r]:
+                self.clocks[r].record(self._ns(change.effective_s), change.clock)
+                self._learn_latency(r, change)
+            self.clock_now[r] = change.clock
         return self.clock_now[r]
 
     @staticmethod

@@ -65,10 +65,10 @@ def _with_switching(
     """Return the plan as it comes out when clocks take a while, in few segments if so asked."""
     latency_s, profile, forced = request.switch_latency_s, request.profile, request.target.is_forced
     free_changes = clock_changes(
-        timeline(graph, solved.durations_s), plan.sm_clocks_mhz, switch_latency_s=latency_s, profile=profile
+        timeline(graph, solved.durations_s), plan.sm_clocks_mhz, latency=latency_s, profile=profile
     )
-    free = simulate_switching(graph, profile, free_changes, switch_latency_s=latency_s)
-    naive = simulate_switching(graph, profile, naive_changes(graph, plan.sm_clocks_mhz), switch_latency_s=latency_s)
+    free = simulate_switching(graph, profile, free_changes, latency=latency_s)
+    naive = simulate_switching(graph, profile, naive_changes(graph, plan.sm_clocks_mhz), latency=latency_s)
     clocks, changes, simulated = plan.sm_clocks_mhz, free_changes, free
     if request.max_switches is not None:
         segmented = plan_segments(
@@ -77,7 +77,7 @@ def _with_switching(
             solved,
             deadline_s=deadline_s,
             max_segments=request.max_switches,
-            switch_latency_s=latency_s,
+            latency=latency_s,
             forced=forced,
         )
         if segmented is None:

@@ -24,7 +24,13 @@ from gpuenergyd.core.profile import PipelineProfile
 from gpuenergyd.core.timeline import Timeline, timeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, compiled, floats, ints
 from gpuenergyd_policies.planning.frontier import SolvedPlan
-from gpuenergyd_policies.planning.switching import SimulatedIteration, clock_changes, simulate_switching
+from gpuenergyd_policies.planning.switching import (
+    Latency,
+    SimulatedIteration,
+    clock_changes,
+    rank_latencies,
+    simulate_switching,
+)
 from gpuenergyd_policies.planning.tables import FloatArray
 
 RESTARTS = 3
@@ -63,7 +69,7 @@ def plan_segments(
     *,
     deadline_s: float,
     max_segments: int,
-    switch_latency_s: float,
+    latency: Latency,
     forced: bool = False,
     seed: int = 1,
     steps: int = STEPS,
@@ -76,12 +82,12 @@ def plan_segments(
         solved: the plan without such limits for the same deadline: its prices are where the search begins.
         deadline_s: the iteration time owed, with latency.
         max_segments: K.
-        switch_latency_s: time from asking for a clock until it is effective.
+        latency: time from asking for a clock until it is effective.
         forced: the time until the deadline passes anyway, so that waiting is free.
         seed: of the search; the same seed gives the same plan.
         steps: how long to search.
     """
-    search = _Search(graph, profile, switch_latency_s=switch_latency_s)
+    search = _Search(graph, profile, latency=latency)
     constant = search.full_speed_plan(max_segments)
     best = constant if constant.simulated.iteration_time_s <= deadline_s else None
     for restart in range(RESTARTS):
@@ -109,10 +115,12 @@ def plan_segments(
 class _Search:
     """One pipeline in the form that the kernels take; clock c of rank r is the c-th of that rank's, lowest first."""
 
-    def __init__(self, graph: DependencyGraph, profile: PipelineProfile, *, switch_latency_s: float) -> None:
+    def __init__(self, graph: DependencyGraph, profile: PipelineProfile, *, latency: Latency) -> None:
         self._graph = graph
         self._profile = profile
-        self._latency_s = switch_latency_s
+        self._latencies = rank_latencies(latency, graph.num_ranks)
+        # A raise is asked for ahead and comes in time; that reductions come late is what segments are judged with.
+        self._lower_s = floats([own.lower_s for own in self._latencies])
         classes = sorted({i.instruction_class for i in graph.instructions})
         self._grids = [
             _rank_clocks([key for key in classes if key.pp_rank == r], profile) for r in range(graph.num_ranks)
@@ -198,7 +206,7 @@ class _Search:
             max_segments,
             found_bounds,
             found_clocks,
-            self._latency_s,
+            self._lower_s,
             self._profile.blocking_power_w,
             waiting_power_w,
             deadline_s,
@@ -237,7 +245,7 @@ class _Search:
             self._first,
             num_ranks,
             clock_of,
-            self._latency_s,
+            self._lower_s,
             finish,
             ints(np.zeros(num_ranks)),
             ints(np.zeros(num_ranks)),
@@ -250,12 +258,12 @@ class _Search:
         planned = timeline(self._graph, duration)
         sm_clocks_mhz = tuple(self._grids[self._rank[v]][clock_of[v]] for v in range(n))
         by_instruction: dict[Instruction, int] = dict(zip(self._graph.instructions, sm_clocks_mhz, strict=True))
-        changes = clock_changes(planned, by_instruction, switch_latency_s=self._latency_s)
+        changes = clock_changes(planned, by_instruction, latency=self._latencies)
         return SegmentedPlan(
             sm_clocks_mhz,
             planned,
             changes,
-            simulate_switching(self._graph, self._profile, changes, switch_latency_s=self._latency_s),
+            simulate_switching(self._graph, self._profile, changes, latency=self._latencies),
         )
 
 
@@ -304,7 +312,7 @@ def _run(
     first: list[int],
     num_ranks: int,
     clock_of: list[int],
-    latency: float,
+    lower_s: list[float],
     finish: list[float],
     active: list[int],
     num_pending: list[int],
@@ -347,7 +355,7 @@ def _run(
             elif count == 0 or pending_clock[at + count - 1] > wanted:
                 if count == 8:
                     count -= 1
-                pending_at[at + count] = begin + latency
+                pending_at[at + count] = begin + lower_s[r]
                 pending_clock[at + count] = wanted
                 count += 1
         now = begin
@@ -402,7 +410,7 @@ def _anneal(
     num_segments: int,
     best_bounds: list[int],
     best_clocks: list[int],
-    latency: float,
+    lower_s: list[float],
     blocking_power: float,
     waiting_power: float,
     deadline: float,
@@ -482,7 +490,7 @@ def _anneal(
             first,
             num_ranks,
             clock_of,
-            latency,
+            lower_s,
             finish,
             active,
             num_pending,

@@ -18,24 +18,34 @@ the first instruction always carries a change of its own, so that one lost recor
 What carries changes out takes two with one instruction: one now, one later, which replace those of the instruction
 before. So delayed changes of one instruction are merged into the earliest and highest, and one that might replace a
 delayed change still to come says again which clock is due by now.
+
+L is a rank's own: the longest that any raise between clocks of its plan takes. How long reductions take plays no part
+in what is asked for when, only in what comes of it. The driver sets one GPU of a host at a time, so a raise may wait
+for calls that set others; where that happens on the planned timeline, the rank's L grows by the longest such wait.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction
 from gpuenergyd.core.plan import ClockChange
 from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.switching import SwitchLatency, constant_latency
 from gpuenergyd.core.timeline import Span, Timeline, iteration_energy_j
+from gpuenergyd_policies.planning.driver_queue import DriverCall, driver_waits_s
+
+Latency = float | Sequence[SwitchLatency]
+"""Seconds from asking for any clock until it is effective, or what is known of each rank's GPU."""
+_QUEUE_ROUNDS = 3
 
 
 def clock_changes(
     planned: Timeline,
     sm_clocks_mhz: Mapping[Instruction, int],
     *,
-    switch_latency_s: float,
+    latency: Latency,
     profile: PipelineProfile | None = None,
 ) -> tuple[tuple[ClockChange, ...], ...]:
     """Return, per rank, the clock changes that bring a plan about: raises ahead of need, reductions on begin.
@@ -43,19 +53,72 @@ def clock_changes(
     Args:
         planned: when each instruction runs if every clock is there in time.
         sm_clocks_mhz: the plan.
-        switch_latency_s: time from asking for a clock until it is effective.
+        latency: time from asking for a clock until it is effective.
         profile: lets the level avoid clocks that are higher yet slower; without it a higher clock counts as faster.
     """
-    return tuple(
-        _rank_changes(
-            planned.rank_spans(pp_rank),
-            sm_clocks_mhz,
-            iteration_time_s=planned.iteration_time_s,
-            switch_latency_s=switch_latency_s,
-            profile=profile,
+    latencies = rank_latencies(latency, planned.num_ranks)
+    spans_of = [planned.rank_spans(pp_rank) for pp_rank in range(planned.num_ranks)]
+    own_s = [
+        _lead_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
+        for own, spans in zip(latencies, spans_of, strict=True)
+    ]
+    leads_s = own_s
+    for _ in range(_QUEUE_ROUNDS):
+        changes = tuple(
+            _rank_changes(
+                spans, sm_clocks_mhz, iteration_time_s=planned.iteration_time_s, lead_s=lead_s, profile=profile
+            )
+            for spans, lead_s in zip(spans_of, leads_s, strict=True)
         )
-        for pp_rank in range(planned.num_ranks)
-    )
+        waits_s = _longest_raise_waits_s(spans_of, changes, latencies)
+        wanted_s = [
+            max(lead_s, alone_s + wait_s) for lead_s, alone_s, wait_s in zip(leads_s, own_s, waits_s, strict=True)
+        ]
+        if wanted_s == leads_s:
+            break
+        leads_s = wanted_s
+    return changes
+
+
+def rank_latencies(latency: Latency, num_ranks: int) -> tuple[SwitchLatency, ...]:
+    """Return the latency of each rank's clock changes."""
+    if isinstance(latency, Sequence):
+        return tuple(latency)
+    return (constant_latency(latency),) * num_ranks
+
+
+def _lead_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> float:
+    """Return how long ahead any raise between these clocks must be asked for; the last stands in where there is none.
+
+    One lead for all raises of a rank keeps them in order: a longer one could overtake a shorter one before it.
+    """
+    raises_s = [latency.late_s(low, high) for low in sm_clocks_mhz for high in sm_clocks_mhz if high > low]
+    return max(raises_s, default=latency.raise_s)
+
+
+def _longest_raise_waits_s(
+    spans_of: Sequence[Sequence[Span]],
+    changes: Sequence[Sequence[ClockChange]],
+    latencies: Sequence[SwitchLatency],
+) -> list[float]:
+    """Return, per rank, the longest that a raise waits for calls that set other GPUs, on the planned timeline."""
+    longest_s = [0.0] * len(changes)
+    if not any(latency.call_s for latency in latencies):
+        return longest_s
+    calls: list[DriverCall] = []
+    for rank, (spans, own) in enumerate(zip(spans_of, changes, strict=True)):
+        start_s = {span.instruction: span.start_s for span in spans}
+        in_force = own[-1].sm_clock_mhz if own else 0
+        for change in own:
+            if change.sm_clock_mhz != in_force:
+                due_s = start_s[change.instruction] + change.offset_s
+                is_raise = change.sm_clock_mhz > in_force
+                calls.append(DriverCall(due_s, latencies[rank].call_s, rank, is_raise))
+            in_force = change.sm_clock_mhz
+    for call, wait_s in zip(calls, driver_waits_s(calls), strict=True):
+        if call.is_raise:
+            longest_s[call.gpu] = max(longest_s[call.gpu], wait_s)
+    return longest_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +135,7 @@ def _rank_changes(
     sm_clocks_mhz: Mapping[Instruction, int],
     *,
     iteration_time_s: float,
-    switch_latency_s: float,
+    lead_s: float,
     profile: PipelineProfile | None,
 ) -> tuple[ClockChange, ...]:
     if not spans:
@@ -81,7 +144,7 @@ def _rank_changes(
         spans,
         sm_clocks_mhz,
         iteration_time_s=iteration_time_s,
-        switch_latency_s=switch_latency_s,
+        lead_s=lead_s,
         profile=profile,
     )
     return tuple(
@@ -95,21 +158,21 @@ def _levels(
     sm_clocks_mhz: Mapping[Instruction, int],
     *,
     iteration_time_s: float,
-    switch_latency_s: float,
+    lead_s: float,
     profile: PipelineProfile | None,
 ) -> list[_Request]:
     """Return every change of the level within one period, in order; the first hangs on the first begin."""
     # A moment is (position it hangs on, offset) -> planned time until which its level must suit. At a begin the level
     # may fall, a latency ahead of a begin it may rise; leads that reach before the first begin belong to the end.
-    moments = {(k, 0.0): span.start_s + switch_latency_s for k, span in enumerate(spans)}
+    moments = {(k, 0.0): span.start_s + lead_s for k, span in enumerate(spans)}
     first_s = spans[0].start_s
     starts_s = [span.start_s for span in spans]
     last = len(spans) - 1
     for span in spans:
         until_s = span.start_s
-        if until_s - switch_latency_s <= first_s:
+        if until_s - lead_s <= first_s:
             until_s += iteration_time_s
-        moment_s = until_s - switch_latency_s
+        moment_s = until_s - lead_s
         if moment_s <= first_s:
             continue
         position = bisect_right(starts_s, moment_s) - 1
@@ -204,29 +267,52 @@ def simulate_switching(
     profile: PipelineProfile,
     changes: Sequence[Sequence[ClockChange]],
     *,
-    switch_latency_s: float,
+    latency: Latency,
     num_iterations: int = 3,
 ) -> SimulatedIteration:
-    """Return the last of several iterations in a row, each clock effective `switch_latency_s` after it was asked for.
+    """Return the last of several iterations in a row, each clock effective as late as is typical.
 
     An instruction in mid-flight goes on at the speed and power of the new clock. Iterations are joined by a barrier.
-    Every rank starts out at the highest clock of its first instruction.
+    Every rank starts out at the highest clock of its first instruction. Where calls keep the driver, the iterations
+    are run again with the waits for it that the first run shows.
     """
+    latencies = rank_latencies(latency, graph.num_ranks)
+    result, calls = _simulated(graph, profile, changes, latencies, {}, num_iterations)
+    if sum(1 for own in latencies if own.call_s) < 2:
+        return result
+    waits_s = driver_waits_s([call for _, call in calls])
+    wait_of = {key: wait_s for (key, _), wait_s in zip(calls, waits_s, strict=True) if wait_s > 0}
+    return _simulated(graph, profile, changes, latencies, wait_of, num_iterations)[0] if wait_of else result
+
+
+_ChangeKey = tuple[Instruction, float]
+
+
+def _simulated(
+    graph: DependencyGraph,
+    profile: PipelineProfile,
+    changes: Sequence[Sequence[ClockChange]],
+    latencies: Sequence[SwitchLatency],
+    wait_of: Mapping[_ChangeKey, float],
+    num_iterations: int,
+) -> tuple[SimulatedIteration, list[tuple[_ChangeKey, DriverCall]]]:
+    """Return the last iteration, and the calls for clocks made in it."""
     order: list[list[int]] = [[] for _ in range(graph.num_ranks)]
     for node, instruction in enumerate(graph.instructions):
         order[instruction.pp_rank].append(node)
-    asked: list[dict[Instruction, list[tuple[float, int]]]] = []
-    for rank_changes in changes:
-        by_instruction: dict[Instruction, list[tuple[float, int]]] = {}
-        for change in rank_changes:
-            by_instruction.setdefault(change.instruction, []).append((change.offset_s, change.sm_clock_mhz))
-        asked.append(by_instruction)
+    asked: dict[Instruction, list[ClockChange]] = {}
+    for change in (change for rank_changes in changes for change in rank_changes):
+        asked.setdefault(change.instruction, []).append(change)
     clocks = [
-        _RankClock(profile[graph.instructions[nodes[0]].instruction_class].at_max_clock.sm_clock_mhz) if nodes else None
-        for nodes in order
+        _RankClock(profile[graph.instructions[nodes[0]].instruction_class].at_max_clock.sm_clock_mhz, latency)
+        if nodes
+        else None
+        for nodes, latency in zip(order, latencies, strict=True)
     ]
     result = SimulatedIteration(0.0, 0.0)
+    calls: list[tuple[_ChangeKey, DriverCall]] = []
     for _ in range(num_iterations):
+        calls.clear()
         finish_s = [0.0] * len(graph.instructions)
         durations_s = [0.0] * len(graph.instructions)
         energies_j = [0.0] * len(graph.instructions)
@@ -235,8 +321,13 @@ def simulate_switching(
             start_s = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0)
             clock = clocks[instruction.pp_rank]
             assert clock is not None
-            for offset_s, sm_clock_mhz in asked[instruction.pp_rank].get(instruction, ()):
-                clock.ask(start_s + offset_s + switch_latency_s, sm_clock_mhz)
+            for change in asked.get(instruction, ()):
+                key, due_s = (instruction, change.offset_s), start_s + change.offset_s
+                before_mhz = clock.ask(due_s, change.sm_clock_mhz, wait_s=wait_of.get(key, 0.0))
+                if change.sm_clock_mhz != before_mhz:
+                    is_raise = change.sm_clock_mhz > before_mhz
+                    call_s = latencies[instruction.pp_rank].call_s
+                    calls.append((key, DriverCall(due_s, call_s, instruction.pp_rank, is_raise)))
             finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
             durations_s[v] = finish_s[v] - start_s
         iteration_time_s = max(finish_s)
@@ -253,20 +344,29 @@ def simulate_switching(
         for clock in clocks:
             if clock is not None:
                 clock.next_iteration(iteration_time_s)
-    return result
+    return result, calls
 
 
 class _RankClock:
     """The clock of one simulated GPU over time; changes are asked for in program order."""
 
-    def __init__(self, sm_clock_mhz: int) -> None:
+    def __init__(self, sm_clock_mhz: int, latency: SwitchLatency) -> None:
         self._pending: list[tuple[float, int]] = []
         self._sm_clock_mhz = sm_clock_mhz
+        self._asked_mhz = sm_clock_mhz
+        self._latency = latency
 
-    def ask(self, effective_s: float, sm_clock_mhz: int) -> None:
-        """Make a clock effective then; earlier changes that would come after it are overtaken for good."""
-        self._pending = [p for p in self._pending if p[0] < effective_s]
-        self._pending.append((effective_s, sm_clock_mhz))
+    def ask(self, due_s: float, sm_clock_mhz: int, *, wait_s: float = 0.0) -> int:
+        """Ask for a clock and return the one asked for before; what would come after it is overtaken for good.
+
+        A clock that has been asked for already is not asked for again.
+        """
+        before_mhz, self._asked_mhz = self._asked_mhz, sm_clock_mhz
+        if sm_clock_mhz != before_mhz:
+            effective_s = due_s + wait_s + self._latency.typical_s(before_mhz, sm_clock_mhz)
+            self._pending = [p for p in self._pending if p[0] < effective_s]
+            self._pending.append((effective_s, sm_clock_mhz))
+        return before_mhz
 
     def next_iteration(self, iteration_time_s: float) -> None:
         """Count time from the end of an iteration on."""
