@@ -3,9 +3,8 @@
 Theory of operation. A change is asked for, waits for the driver, is called for, and some time after the call has
 returned the new clock is effective. When that was is known only between two looks at the GPU: the last that showed
 the old clock and the first that showed the new one; the middle of the two is taken, and half their distance is what
-cannot be known better. A reduction that was never seen to arrive took at least as long as it was watched: it counts
-as such (Kaplan and Meier, 1958), or slow GPUs would look fast. A raise that was not seen says nothing, since an idle
-GPU never shows one.
+cannot be known better. A change that was never seen to arrive took at least as long as it was watched: it counts as
+such (Kaplan and Meier, 1958), or slow GPUs would look fast.
 
 Latency depends on the GPU, on whether the clock rises or falls, and on both clocks, of which the target matters more
 (arXiv 2502.20075). So changes are sorted by direction and by coarse regions of start and target; where a region has
@@ -200,8 +199,6 @@ class SwitchCalibration:
         is_seen = switch.settle_high_s is not None
         self.num_seen += is_seen
         self.num_unseen += not is_seen
-        if not is_seen and switch.direction is Direction.RAISE:
-            return False
         self._switches.append(switch)
         self._num_new += 1
         is_first = self.latency.basis is not LatencyBasis.MEASURED

@@ -15,9 +15,10 @@ from typing import Any
 from gpuenergyd.core.job import Job, JobDescription, JobRules
 from gpuenergyd.core.messages import RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.pipeline import Instruction, InstructionKind
+from gpuenergyd.core.switching import SwitchLatency
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import MeasuredInstruction, RankIteration
-from gpuenergyd.daemon.gpus import Claim, utc_at
+from gpuenergyd.daemon.gpus import Claim, Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedJob, HandedSession, memory_of, recalled
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.peers import Peer
@@ -25,7 +26,7 @@ from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError, UnknownPolicyError
 from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
 from gpuenergyd.gpu.process_identity import process_start_ticks
-from gpuenergyd.store.records import JobRecord, JobResumedRecord, RankRecord
+from gpuenergyd.store.records import ControlEventRecord, JobRecord, JobResumedRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_record import TOKEN_BYTES, ClockRecord
 from gpuenergyd.wire.messages import (
@@ -252,8 +253,11 @@ class Jobs:
             return
         runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
         if change.error is None:
-            if gpu.take_clock_set(change) and runner is not None:
-                runner.gpu_changed(gpu)
+            before = gpu.switching.latency
+            if gpu.take_clock_set(change):
+                self._record_latency(gpu, before)
+                if runner is not None:
+                    runner.gpu_changed(gpu)
         elif runner is not None:
             runner.control_lost(f"GPU {change.gpu_uuid}: {change.error}")
 
@@ -456,6 +460,21 @@ class Jobs:
             )
         )
 
+    def _record_latency(self, gpu: Gpu, before: SwitchLatency) -> None:
+        """Keep what clock changes are planned with from now on."""
+        self.services.history.write(
+            ControlEventRecord(
+                at=utc_at(time.monotonic_ns()),
+                action="switch_latency",
+                actor="core",
+                job_id=gpu.claim.job_id if gpu.claim is not None else None,
+                gpu_uuid=gpu.identity.gpu_uuid,
+                reason=f"{gpu.switching.num_seen} clock changes seen",
+                before=_latency_text(before),
+                after=_latency_text(gpu.switching.latency),
+            )
+        )
+
     def _process_died(self, session: RankSession) -> None:
         log.info("job %s: rank %d died (%s)", session.runner.job_id, session.pp_rank, session.peer)
         self._forget(session)
@@ -482,6 +501,10 @@ class Jobs:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _latency_text(latency: SwitchLatency) -> str:
+    return f"raise {1000 * latency.raise_s:.3g} ms, lower {1000 * latency.lower_s:.3g} ms, {latency.basis}"
 
 
 def _new_job_id(job_name: str) -> str:

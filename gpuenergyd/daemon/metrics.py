@@ -16,6 +16,7 @@ _OF_GPU = (
     ("temperature_celsius", "temperature_celsius", "Temperature as last read.", 1.0),
     ("reading_age_s", "reading_age_seconds", "Time since the last reading.", 1.0),
 )
+_LATENCY_QUANTILES = (("0.1", "low_s"), ("0.5", "median_s"), ("0.9", "high_s"))
 _OF_JOB = (
     ("baseline_time_s", "baseline_iteration_seconds", "Median iteration time at full speed."),
     ("baseline_energy_j", "baseline_iteration_joules", "Median energy of an iteration at full speed."),
@@ -69,6 +70,32 @@ class _StatusCollector(Collector):
         for gpu, values in gpus:
             state.add_metric([*values, gpu["state"]], 1.0)
         yield state
+        planned = GaugeMetricFamily(
+            "gpuenergyd_gpu_planned_switch_latency_seconds",
+            "What plans allow a clock change until it is effective, by where that comes from.",
+            labels=[*labels, "direction", "basis"],
+        )
+        seen = GaugeMetricFamily(
+            "gpuenergyd_gpu_switch_latency_seconds",
+            "Time from asking for a clock until it was effective, waits for other GPUs left out.",
+            labels=[*labels, "direction", "quantile"],
+        )
+        switches = CounterMetricFamily(
+            "gpuenergyd_gpu_switches", "Clock changes followed to their effect, or given up.", labels=[*labels, "seen"]
+        )
+        for gpu, values in gpus:
+            switching = gpu["switching"]
+            for direction in ("raise", "lower"):
+                planned.add_metric([*values, direction, switching["basis"]], switching[f"{direction}_s"])
+            for estimate in switching["seen"]:
+                for quantile, key in _LATENCY_QUANTILES:
+                    if estimate["from_region"] is None and estimate[key] is not None:
+                        seen.add_metric([*values, estimate["direction"], quantile], estimate[key])
+            switches.add_metric([*values, "true"], switching["num_seen"])
+            switches.add_metric([*values, "false"], switching["num_unseen"])
+        yield planned
+        yield seen
+        yield switches
 
     def _jobs(self) -> Iterator[Metric]:
         labels = ["job_id", "job_name", "policy"]

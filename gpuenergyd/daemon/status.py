@@ -3,11 +3,13 @@
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.savings import Interval
+from gpuenergyd.core.switching import LatencyBasis, SwitchCalibration
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.gpus import Claim, ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.job_runner import JobRunner
@@ -118,9 +120,24 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "total_energy_j": sample.total_energy_j if sample else None,
         "temperature_celsius": sample.temperature_celsius if sample else None,
         "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
+        "switching": _switching(gpu.switching),
         "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
         "administrator_lease": _lease(gpu.claim, ClaimKind.ADMINISTRATOR),
         "zeusd_client_lease": _lease(gpu.claim, ClaimKind.ZEUSD_CLIENT),
+    }
+
+
+def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
+    """Return what clock changes are planned with, and what was seen of them."""
+    latency = calibration.latency
+    return {
+        "basis": latency.basis,
+        "raise_s": latency.raise_s,
+        "lower_s": latency.lower_s,
+        "call_s": latency.call_s if latency.basis is LatencyBasis.MEASURED else None,
+        "num_seen": calibration.num_seen,
+        "num_unseen": calibration.num_unseen,
+        "seen": [asdict(estimate) for estimate in calibration.estimates()],
     }
 
 

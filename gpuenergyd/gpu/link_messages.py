@@ -67,11 +67,11 @@ class ClockSet:
     actual_sm_clock_mhz: int | None
     error: str | None
     previous_sm_clock_mhz: int | None = None
-    """The clock last read before the change."""
+    """The clock last read before the change; None too where an idle GPU did not show when the new one was there."""
     blocked_ns: int = 0
     """Of the time from due to called, how much went into calls for other GPUs."""
     unseen_until_mono_ns: int | None = None
-    """The last look after the call that did not show the new clock."""
+    """The last look after the call at which the change was visibly still on its way."""
 
 
 class GpuHealth(StrEnum):

@@ -1,6 +1,7 @@
 """What the daemon is doing now, drawn for a terminal: health, GPUs, jobs."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -25,7 +26,7 @@ Status = Mapping[str, Any]
 
 def status_view(status: Status) -> RenderableType:
     """Return the whole view: one line of health, then GPUs, then jobs."""
-    return Group(_health(status), _gpus(status), *_jobs(status))
+    return Group(_health(status), _gpus(status), *_switching(status), *_jobs(status))
 
 
 def _health(status: Status) -> Text:
@@ -63,6 +64,22 @@ def _gpus(status: Status) -> RenderableType:
             age_text(gpu["reading_age_s"]),
         )
     return table
+
+
+def _switching(status: Status) -> list[RenderableType]:
+    """One line for all GPUs: how long clock changes take, and how many GPUs have shown that themselves."""
+    known = [gpu["switching"] for gpu in status["gpus"]]
+    if not known:
+        return []
+    raises, lowers = (_span_text([own[key] for own in known]) for key in ("raise_s", "lower_s"))
+    bases = Counter(own["basis"] for own in known)
+    basis = ", ".join(f"{basis} on {count} of {len(known)} GPUs" for basis, count in sorted(bases.items()))
+    return [Text(f"clock changes: raise {raises}, lower {lowers} ({basis})")]
+
+
+def _span_text(times_s: Sequence[float]) -> str:
+    low, high = time_text(min(times_s)), time_text(max(times_s))
+    return low if low == high else f"{low} to {high}"
 
 
 def _jobs(status: Status) -> list[RenderableType]:

@@ -48,6 +48,10 @@ MAX_ATTEMPTS = 3
 """How often a design point is tried until an iteration of it was regular."""
 CAUTION = "caution_ratio"
 """The figure of a tuned plan that its successors start from."""
+SWITCH_LATENCY = "switch_latency_s"
+"""The longest raise latency that a tuned plan was made with."""
+NEW_LATENCY_RATIO = 0.25
+"""A latency that has moved by more of itself asks for another plan: its leads are too short, or cost for nothing."""
 CAUTION_GAIN = 1.5
 """Only part of an iteration runs below the maximum clock, so caution must grow faster than what is missing."""
 MAX_CAUTION_RATIO = 0.2
@@ -200,7 +204,7 @@ def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why:
             baseline_energy_j=model.baseline_energy_j,
         ),
         reason=why,
-        figures=((CAUTION, caution_ratio),),
+        figures=((CAUTION, caution_ratio), (SWITCH_LATENCY, _raise_latency_s(view))),
     )
 
 
@@ -310,16 +314,26 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     chance_s = view.baseline.iteration_sigma_s / math.sqrt(len(measured)) if measured else 0.0
     is_slow = off_s > TIGHTEN_ABOVE_RATIO * owed_s + chance_s
     is_fast = off_s < -LOOSEN_BELOW_RATIO * owed_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
-    if is_in_force and not is_slow and not is_fast:
+    planned_s, latency_s = plan.figure(SWITCH_LATENCY) or 0.0, _raise_latency_s(view)
+    has_new_latency = abs(latency_s - planned_s) > NEW_LATENCY_RATIO * planned_s
+    if is_in_force and not is_slow and not is_fast and not has_new_latency:
         return plan
-    caution_ratio += CAUTION_GAIN * off_s / owed_s
     why = f"measured {median(measured):.4g} s, owed {owed_s:.4g} s"
+    if has_new_latency:
+        # What was slow may have been late: the new leads are tried before more caution is.
+        why += f", clock changes take {1000 * latency_s:.3g} ms, not {1000 * planned_s:.3g} ms"
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
+    caution_ratio += CAUTION_GAIN * off_s / owed_s
     candidate = _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
     is_worth_it = (
         candidate.predicted is not None
         and candidate.predicted.energy_j < (1 - WORTH_A_CHANGE_RATIO) * plan.predicted.energy_j
     )
     return candidate if is_slow or not is_in_force or is_worth_it else plan
+
+
+def _raise_latency_s(view: JobView) -> float:
+    return max(gpu.switch_latency.raise_s for gpu in view.gpus)
 
 
 def _settled_times_s(observations: tuple[IterationObservation, ...], plan_id: str) -> list[float]:

@@ -35,6 +35,7 @@ STATUS: dict[str, Any] = {
             "total_energy_j": 1234.5,
             "temperature_celsius": None,
             "reading_age_s": 0.1,
+            "switching": {"basis": "measured", "raise_s": 0.0061, "lower_s": 0.0053},
             "job_id": "j1",
         }
     ],
@@ -172,3 +173,13 @@ def test_watching_into_a_pipe_prints_a_table_for_every_state(
     assert run(["status", "--watch"]) == 130
     shown = capsys.readouterr().out
     assert [up for up in ("up 75 s", "up 76 s") if up in shown] == ["up 75 s", "up 76 s"]
+
+
+def test_status_says_how_long_clock_changes_take_and_where_that_comes_from() -> None:
+    quick, slow = ({"basis": b, "raise_s": r, "lower_s": 0.005} for b, r in (("measured", 0.006), ("assumed", 0.03)))
+    gpu = STATUS["gpus"][0]
+
+    text = drawn(STATUS | {"gpus": [gpu | {"switching": quick}, gpu | {"index": 1, "switching": slow}]})
+
+    line = "clock changes: raise 6.0 ms to 30.0 ms, lower 5.0 ms (assumed on 1 of 2 GPUs, measured on 1 of 2 GPUs)"
+    assert line in " ".join(text.split())

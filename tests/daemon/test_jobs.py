@@ -561,6 +561,12 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
 
         assert view.gpus[0].switch_latency_s == pytest.approx(0.004)
         assert view.gpus[1].switch_latency_s == assumed_s
+        (calibrated,) = stage.events("switch_latency")
+        assert calibrated.gpu_uuid == "GPU-0"
+        assert (calibrated.before, calibrated.after) == (
+            "raise 30 ms, lower 30 ms, assumed",
+            "raise 4 ms, lower 4 ms, measured",
+        )
         await stage.jobs.close("test over")
 
     play(scenario)

@@ -121,7 +121,7 @@ def test_flood_of_wishes_is_coalesced_to_the_newest(site: Site) -> None:
             clocks = link.identities[0].supported_sm_clocks_mhz
             for k in range(300):
                 for gpu in site.gpus:
-                    want(link, gpu, clocks[k % 40])
+                    want(link, gpu, clocks[k % 20])
             for gpu in site.gpus:
                 want(link, gpu, 1005)
             await until(lambda: site.locks() == [1005, 1005, 1005])
