@@ -16,7 +16,7 @@ _OF_GPU = (
     ("temperature_celsius", "temperature_celsius", "Temperature as last read.", 1.0),
     ("reading_age_s", "reading_age_seconds", "Time since the last reading.", 1.0),
 )
-_LATENCY_QUANTILES = (("0.1", "low_s"), ("0.5", "median_s"), ("0.9", "high_s"))
+_LATENCY_PERCENTILES = (("10", "low_s"), ("50", "median_s"), ("90", "high_s"))
 _OF_JOB = (
     ("baseline_time_s", "baseline_iteration_seconds", "Median iteration time at full speed."),
     ("baseline_energy_j", "baseline_iteration_joules", "Median energy of an iteration at full speed."),
@@ -78,7 +78,7 @@ class _StatusCollector(Collector):
         seen = GaugeMetricFamily(
             "gpuenergyd_gpu_switch_latency_seconds",
             "Time from asking for a clock until it was effective, waits for other GPUs left out.",
-            labels=[*labels, "direction", "quantile"],
+            labels=[*labels, "direction", "percentile"],
         )
         switches = CounterMetricFamily(
             "gpuenergyd_gpu_switches", "Clock changes followed to their effect, or given up.", labels=[*labels, "seen"]
@@ -88,9 +88,9 @@ class _StatusCollector(Collector):
             for direction in ("raise", "lower"):
                 planned.add_metric([*values, direction, switching["basis"]], switching[f"{direction}_s"])
             for estimate in switching["seen"]:
-                for quantile, key in _LATENCY_QUANTILES:
+                for percentile, key in _LATENCY_PERCENTILES:
                     if estimate["from_region"] is None and estimate[key] is not None:
-                        seen.add_metric([*values, estimate["direction"], quantile], estimate[key])
+                        seen.add_metric([*values, estimate["direction"], percentile], estimate[key])
             switches.add_metric([*values, "true"], switching["num_seen"])
             switches.add_metric([*values, "false"], switching["num_unseen"])
         yield planned

@@ -106,15 +106,15 @@ def test_promtool_has_nothing_to_complain_of() -> None:
     assert checked.returncode == 0, checked.stderr.decode()
 
 
-def test_latency_of_clock_changes_is_given_as_planned_and_as_seen_with_unknown_quantiles_left_out() -> None:
+def test_latency_of_clock_changes_is_given_as_planned_and_as_seen_with_unknown_percentiles_left_out() -> None:
     families = {f.name: f for f in text_string_to_metric_families(metrics_text(STATUS).decode())}
 
     planned = families["gpuenergyd_gpu_planned_switch_latency_seconds"].samples
     seen = families["gpuenergyd_gpu_switch_latency_seconds"].samples
     counted = families["gpuenergyd_gpu_switches"].samples
     assert {s.labels["direction"]: s.value for s in planned} == {"raise": 0.006, "lower": 0.005}
-    assert {(s.labels["direction"], s.labels["quantile"]): s.value for s in seen} == {
-        ("raise", "0.1"): 0.004,
-        ("raise", "0.5"): 0.005,
+    assert {(s.labels["direction"], s.labels["percentile"]): s.value for s in seen} == {
+        ("raise", "10"): 0.004,
+        ("raise", "50"): 0.005,
     }
     assert {s.labels["seen"]: s.value for s in counted} == {"true": 90, "false": 2}
