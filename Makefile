@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types layers spelling format unit bench-planner bench-profiling bench-carbon wheel clean
+.PHONY: help install demo test check lint types layers spelling format unit frameworks bench-planner bench-profiling bench-carbon wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -55,6 +55,9 @@ spelling: $(STAMP)  ## codespell
 unit: $(STAMP)  ## pytest; PYTEST_ARGS chooses
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+frameworks: $(STAMP)  ## an environment for each training framework, for the adapters' own tests
+	$(BIN)/python -m tests.support.framework_environments
+
 format: $(STAMP)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -72,4 +75,4 @@ wheel: $(STAMP)  ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove .venv and what tools left behind
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .frameworks dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with our callback; runs where transformers is installed."""
+"""The Hugging Face Trainer with our callback, and a loop under Accelerate; runs where they are installed."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+accelerate = pytest.importorskip("accelerate")
 
-from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402  after the skips
+import gpuenergyd  # noqa: E402  after the skips
+from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
@@ -68,3 +69,38 @@ def test_optimizer_steps_are_iterations_and_evaluation_ends_the_one_before(tmp_p
     assert joined == plain
     assert [report["iteration_index"] for report in reports] == list(range(8))
     assert [report["next_begin_mono_ns"] == 0 for report in reports] == [False, True] * 4
+
+
+def train_under_accelerate(daemon: FakeDaemon | None, reports: list[dict[str, Any]]) -> list[str]:
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = torch.nn.Linear(4, 1)
+    rows = torch.utils.data.TensorDataset(torch.arange(32.0).reshape(8, 4) / 32)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.utils.data.DataLoader(rows, batch_size=1)
+    )
+    losses = []
+    socket_path = daemon.socket_path if daemon else "/none"
+    with gpuenergyd.job("accelerated", gpu_uuid="GPU-1" if daemon else None, socket_path=socket_path) as job:
+        for index, (batch,) in enumerate(loader):
+            with job.iteration(), accelerator.accumulate(model):
+                loss = model(batch).square().mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(float(loss.detach()).hex())
+            if daemon is not None and index > 0:
+                reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
+    return losses
+
+
+def test_loop_under_accelerate_is_a_plain_loop(tmp_path: Path) -> None:
+    reports: list[dict[str, Any]] = []
+    plain = train_under_accelerate(None, reports)
+    with FakeDaemon(tmp_path) as daemon:
+        joined = train_under_accelerate(daemon, reports)
+        daemon.releases.get(timeout=WAIT_LIMIT_S)
+        reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
+
+    assert joined == plain
+    assert [report["iteration_index"] for report in reports] == list(range(8))

@@ -1,0 +1,35 @@
+"""Each adapter's own tests, run with the real framework in the environment that `make frameworks` has built for it."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.support.framework_environments import PACKAGES, ROOT, is_built, python_of
+
+pytestmark = pytest.mark.torch
+
+RUN_LIMIT_S = 500.0
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_adapter_works_with_the_real_framework(name: str) -> None:
+    if not is_built(name):
+        pytest.skip(f"no environment for {name} here; `make frameworks` builds one")
+    tests = f"tests/trainers/test_{name}.py"
+    sources = os.pathsep.join(str(ROOT / folder) for folder in ("", "policies", "trainers"))
+    done = subprocess.run(
+        [python_of(name), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tests],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": sources},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=RUN_LIMIT_S,
+        check=False,
+    )
+    if done.returncode == 0 and " passed" not in done.stdout:
+        pytest.skip(done.stdout.strip().splitlines()[-1])
+
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout.rpartition("\n=")[2]
