@@ -14,6 +14,7 @@ from gpuenergyd.cli.plan import plan
 from gpuenergyd.cli.policies import policies
 from gpuenergyd.cli.report import report
 from gpuenergyd.cli.restore import restore
+from gpuenergyd.cli.run import run
 from gpuenergyd.cli.serve import serve
 from gpuenergyd.cli.status import status
 
@@ -43,6 +44,6 @@ def _root(
     """Make GPU training use less energy at the same speed."""
 
 
-for _command in (demo, serve, status, report, plan, explain, policies, lock, limit, restore, doctor):
+for _command in (demo, serve, run, status, report, plan, explain, policies, lock, limit, restore, doctor):
     app.command()(_command)
 app.add_typer(carbon)

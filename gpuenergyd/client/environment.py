@@ -48,9 +48,10 @@ def find_gpu_uuid(
 ) -> str | None:
     """Return the UUID of this process's GPU: as given, from GPUENERGYD_GPU_UUID, or from CUDA where torch uses it.
 
+    GPUENERGYD_GPU_UUID may name several with commas between; LOCAL_RANK then says which of them is meant.
     Imports nothing and initialises nothing: None when torch is not loaded or has not touched a GPU yet.
     """
-    named = gpu_uuid or environ.get("GPUENERGYD_GPU_UUID")
+    named = gpu_uuid or _of_local_rank(environ.get("GPUENERGYD_GPU_UUID", ""), environ)
     if named:
         return named
     torch = sys.modules.get("torch")
@@ -62,6 +63,14 @@ def find_gpu_uuid(
     except Exception:  # noqa: BLE001  whatever a foreign module raises here, training must not see it
         return None
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _of_local_rank(uuids: str, environ: Mapping[str, str]) -> str | None:
+    listed = [uuid.strip() for uuid in uuids.split(",")]
+    if len(listed) == 1:
+        return listed[0] or None
+    local_rank = environ.get("LOCAL_RANK", "")
+    return listed[int(local_rank)] if local_rank.isdecimal() and int(local_rank) < len(listed) else None
 
 
 def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:

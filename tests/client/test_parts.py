@@ -139,6 +139,14 @@ def test_gpu_uuid_is_given_or_in_the_environment_or_unknown() -> None:
     assert find_gpu_uuid(environ={}) is None
 
 
+def test_of_several_gpus_in_the_environment_a_process_has_that_of_its_local_rank() -> None:
+    several = {"GPUENERGYD_GPU_UUID": "GPU-a, GPU-b"}
+
+    assert find_gpu_uuid(environ={**several, "LOCAL_RANK": "1"}) == "GPU-b"
+    assert find_gpu_uuid(environ={**several, "LOCAL_RANK": "2"}) is None
+    assert find_gpu_uuid(environ=several) is None
+
+
 def test_control_client_names_the_socket_where_nobody_answers(tmp_path: Path) -> None:
     path = str(tmp_path / "nobody.sock")
 

@@ -1,0 +1,49 @@
+"""`gpuenergyd run`: becomes the program, with the wishes in its environment."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SHOWS_ENVIRONMENT = (
+    "import os; print(*(os.environ.get(n) for n in ('GPUENERGYD_JOB', 'GPUENERGYD_JOB_POLICY',"
+    " 'GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO', 'GPUENERGYD_SOCKET')))"
+)
+
+
+def gpuenergyd_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
+    command = [sys.executable, "-m", "gpuenergyd.cli.main", "run", *arguments]
+    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_program_is_run_with_its_own_arguments_and_exit_code_and_the_wishes_in_its_environment(tmp_path: Path) -> None:
+    there = tmp_path / "there.sock"
+    there.touch()
+    options = ["--job", "gpt", "--policy", "uniform", "--max-slowdown", "0.05", "--socket", str(there)]
+    program = SHOWS_ENVIRONMENT + "; import sys; print(sys.argv[1:]); sys.exit(7)"
+
+    done = gpuenergyd_run(*options, "--", sys.executable, "-c", program, "--job", "its own")
+
+    assert done.stdout.splitlines() == [f"gpt uniform 0.05 {there}", "['--job', 'its own']"]
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_without_a_daemon_the_program_runs_and_one_line_says_so(tmp_path: Path) -> None:
+    done = gpuenergyd_run("--socket", str(tmp_path / "nobody.sock"), "--", sys.executable, "-c", "print('trained')")
+
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert "nobody.sock" in done.stderr
+
+
+def test_program_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
+    there = tmp_path / "there.sock"
+    there.touch()
+
+    done = gpuenergyd_run("--socket", str(there), "--", "no-such-program")
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "gpuenergyd: 'no-such-program' cannot be run: No such file or directory; give a program and its arguments"
+    ]
