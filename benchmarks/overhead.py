@@ -40,9 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=30, help="in a block, after its warm-up")
-    parser.add_argument(
-        "--ranks", type=int, default=2, help="processes, fewer than cores"
-    )
+    parser.add_argument("--ranks", type=int, default=2, help="processes, fewer than cores")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, running_daemon(Path(folder) / "daemon", mode="observe") as daemon:

@@ -15,7 +15,7 @@ import pytest
 
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.wire.messages import OrderRow
-from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice, wait_for_report
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
 from tests.support.daemon_process import running_daemon, training
 from tests.support.waiting import wait_until
 
@@ -27,11 +27,13 @@ def be_the_daemon(folder: Path, pipe: Connection) -> None:
     with FakeDaemon(folder) as daemon:
         daemon.plans = [plan_slice(1, 0, [(kind, m, c, 0, 1200) for kind, m, c in ORDER])]
         pipe.send("ready")
-        dropped = 0
-        while pipe.recv() == "how many records were dropped":
+        num_dropped, newest_index = 0, -1
+        while pipe.recv() == "what was reported?":
             while not daemon.reports.empty():
-                dropped += daemon.reports.get()["num_records_dropped"]
-            pipe.send(dropped)
+                report = daemon.reports.get()
+                num_dropped += report["num_records_dropped"]
+                newest_index = max(newest_index, report["iteration_index"])
+            pipe.send((num_dropped, newest_index))
 
 
 @contextmanager
@@ -92,6 +94,15 @@ def step(client: RankClient, *, in_the_middle: Callable[[], None] = lambda: None
     return client.end_iteration()
 
 
+def step_and_ask(client: RankClient, pipe: Connection) -> tuple[int, int]:
+    """Run a step; return how many records all reports so far say were dropped, and the newest reported iteration."""
+    step(client)
+    pipe.send("what was reported?")
+    assert pipe.poll(WAIT_LIMIT_S)
+    said: tuple[int, int] = pipe.recv()
+    return said
+
+
 @pytest.mark.kill
 def test_steps_go_on_while_the_daemon_is_stopped_and_nothing_waits_for_it(
     tmp_path: Path, blocking_calls: list[str]
@@ -115,13 +126,10 @@ def test_steps_go_on_while_the_daemon_is_stopped_and_nothing_waits_for_it(
         state_after = state_of(pid)
         waited_in = list(blocking_calls)
 
+        last_stopped_index = client.iteration_index
         os.kill(pid, signal.SIGCONT)
-        step(client)
-        step(client)
-        wait_for_report(socket_path, 0, client.iteration_index - 1)
-        pipe.send("how many records were dropped")
-        assert pipe.poll(WAIT_LIMIT_S)
-        num_dropped = pipe.recv()
+        wait_until(lambda: step_and_ask(client, pipe)[1] > last_stopped_index, WAIT_LIMIT_S)
+        num_dropped, _ = step_and_ask(client, pipe)
         client.release()
 
     assert state_after == "T"
