@@ -14,6 +14,7 @@ import pytest
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.wire.messages import OrderRow
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
+from tests.support.waiting import wait_until
 
 ORDER: tuple[OrderRow, ...] = (("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0))
 FIRST_TOKEN = f"{0xA0:032x}"
@@ -156,16 +157,20 @@ def test_pause_hands_over_the_iteration_and_returns_to_the_highest_planned_clock
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
     daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 1005)]), plan_slice(2, 0, [("F", 0, 0, 5, 1410)])]
-    for _ in range(3):
-        run_iteration(client)
-        get(daemon.reports)
-    client.pause()
-
-    while get(daemon.reports)["next_begin_mono_ns"] != 0:
+    while run_until_reported(client, daemon)["plan_epoch"] != 2:
         pass
+
+    def is_handed_over_by_a_pause() -> bool:
+        run_iteration(client)  # one that found no memory free is never reported: then the next is
+        client.pause()
+        return get(daemon.reports)["next_begin_mono_ns"] == 0
+
+    wait_until(is_handed_over_by_a_pause, WAIT_LIMIT_S)
+    while (record := get(daemon.records)).sm_clock_mhz != 1410:
+        assert record.sm_clock_mhz in {0, 1005}
+
     client.release()
-    records = [get(daemon.records) for _ in range(daemon.records.qsize())]
-    assert records[-1].sm_clock_mhz == 1410
+    assert record.plan_epoch == 2
 
 
 def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
