@@ -1,5 +1,6 @@
 """A rank's client against a real Unix-socket server: what it says, what it follows, and that it never disturbs."""
 
+import contextlib
 import os
 import queue
 import socket
@@ -163,7 +164,10 @@ def test_pause_hands_over_the_iteration_and_returns_to_the_highest_planned_clock
     def is_handed_over_by_a_pause() -> bool:
         run_iteration(client)  # one that found no memory free is never reported: then the next is
         client.pause()
-        return get(daemon.reports)["next_begin_mono_ns"] == 0
+        with contextlib.suppress(queue.Empty):
+            report: dict[str, Any] = daemon.reports.get(timeout=0.05)
+            return bool(report["next_begin_mono_ns"] == 0)
+        return False
 
     wait_until(is_handed_over_by_a_pause, WAIT_LIMIT_S)
     while (record := get(daemon.records)).sm_clock_mhz != 1410:
