@@ -12,6 +12,7 @@ from gpuenergyd.daemon.starting import WorkerProcess
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuLook, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
+from gpuenergyd.gpu.restore_rules import RestoreRules
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class GpuWorker:
         self._link: WorkerLink | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_leaving = False
         self._lost = asyncio.Event()
         self._is_hung = False
         self._early_states: list[GpuStateChange] | None = None
@@ -99,6 +101,10 @@ class GpuWorker:
         self._token = ""
         self._supervision = asyncio.create_task(self._supervise(), name="worker supervision")
 
+    def leave(self) -> None:
+        """Know that from now on GPUs are restored because the daemon ends: some may be kept for the next one."""
+        self._is_leaving = True
+
     async def close(self) -> None:
         """Cut the link, and wait until the worker has restored every GPU and ended."""
         self._is_closing = True
@@ -137,7 +143,7 @@ class GpuWorker:
         Raises:
             GpuError: no worker; its successor restores.
         """
-        return await self._reachable().restore(gpu_uuids, reason)
+        return await self._reachable().restore(gpu_uuids, reason, is_leaving=self._is_leaving)
 
     async def users(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.
@@ -243,6 +249,7 @@ class GpuWorker:
             on_clock_set=lambda change: self._listener().take_clock_set(change),
             on_gpu_state=self._on_gpu_state,
             on_lost=self._on_lost,
+            rules=RestoreRules(self._settings.restore_policy, self._settings.baseline_sm_clock_mhz),
             timeout_s=_CONNECT_LIMIT_S,
             token=self._token,
         )

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gpuenergyd.errors import UsageError
+from gpuenergyd.gpu.restore_rules import RestorePolicy
 
 SYSTEM_CONFIG_PATH = Path("/etc/gpuenergyd/config.toml")
 DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
@@ -119,6 +120,8 @@ class Settings(BaseSettings):
     policy_first_time_limit_s: PositiveSeconds = 120.0
     policy_memory_limit_bytes: int | None = Field(default=None, ge=64 * 2**20)
     silence_limit_s: PositiveSeconds = 60.0
+    restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
+    baseline_sm_clock_mhz: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
     max_ranks_per_user: int = Field(default=1024, ge=1)
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     max_connections_per_user: int = Field(default=1024, ge=1)

@@ -10,7 +10,7 @@ worker             the privileged process: the only one that changes a GPU
                    leases, restore_orders, xid_watch); its keeper restores when it is killed
 energy_edges       when a counter was updated
 link               the core's side of the worker; link_messages is what they say
-journal            what to restore, on disk before the first change; restoring puts it back
+journal            what to restore, on disk before the first change; restoring puts it back, by the restore_rules
 restore            the same for `gpuenergyd restore`, without a worker
 process_identity   telling processes and boots apart
 """

@@ -23,8 +23,11 @@ from typing import Any
 
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.process_identity import read_boot_id
+from gpuenergyd.gpu.restore_rules import RestorePolicy
 
-_VERSION = 1
+_VERSION = 2
+_READABLE = frozenset({1, 2})
+"""The first version lacks fields that have a default."""
 _MAX_BYTES = 1 << 20
 _LIST_LOCK = 0
 _LOCK_WAIT_S = 5.0
@@ -70,6 +73,7 @@ class JournalEntry:
     world_path: str | None
     recorded_boottime_ns: int
     intended_value: float | None = None
+    restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
 
     @property
     def key(self) -> tuple[str, Control]:
@@ -258,7 +262,7 @@ class Journal:
 def _decode(body: bytes, path: Path) -> JournalContent:
     try:
         document = json.loads(body)
-        if document["version"] != _VERSION:
+        if document["version"] not in _READABLE:
             raise JournalError(f"the journal {path} has version {document['version']}; this program reads {_VERSION}")
         entries = tuple(_entry(fields) for fields in document["entries"])
         boot_id = str(document["boot_id"])
@@ -272,4 +276,6 @@ def _entry(fields: dict[str, Any]) -> JournalEntry:
     fields["saved_value"] = None if saved_value is None else float(saved_value)
     fields["control"] = Control(fields["control"])
     fields["known_by"] = KnownBy(fields["known_by"])
+    if "restore_policy" in fields:
+        fields["restore_policy"] = RestorePolicy(fields["restore_policy"])
     return JournalEntry(**fields)

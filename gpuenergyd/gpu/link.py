@@ -29,6 +29,7 @@ from gpuenergyd.gpu.link_messages import (
     identity_from_row,
 )
 from gpuenergyd.gpu.questions import GpuLook, look_from_answer
+from gpuenergyd.gpu.restore_rules import RestoreRules
 from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult
 
 __all__ = [
@@ -96,6 +97,7 @@ class WorkerLink:
         on_clock_set: Callable[[ClockSet], None],
         on_gpu_state: Callable[[GpuStateChange], None],
         on_lost: Callable[[str], None],
+        rules: RestoreRules | None = None,
         timeout_s: float = 5.0,
         token: str = "",
     ) -> Self:
@@ -111,7 +113,13 @@ class WorkerLink:
             connection, on_samples=on_samples, on_clock_set=on_clock_set, on_gpu_state=on_gpu_state, on_lost=on_lost
         )
         try:
-            reply = await link._request("hello", _REPLY_LIMIT_S, link_version=LINK_VERSION, token=token)
+            reply = await link._request(
+                "hello",
+                _REPLY_LIMIT_S,
+                link_version=LINK_VERSION,
+                token=token,
+                restore_rules=(rules or RestoreRules()).as_row(),
+            )
         except BaseException:
             await link.close()
             raise
@@ -201,15 +209,21 @@ class WorkerLink:
         )
         return float(reply["power_limit_w"])
 
-    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+    async def restore(
+        self, gpu_uuids: Sequence[str], reason: str, *, is_leaving: bool = False
+    ) -> tuple[RestoreOutcome, ...]:
         """Put GPUs back and end their leases; wishes not yet carried out are dropped.
+
+        `is_leaving`: not the job ends but the daemon, so what the rules keep is kept.
 
         Raises:
             GpuError: the worker is gone or does not answer; it restores by itself when the link is cut.
         """
         for uuid in gpu_uuids:
             self._wants.pop(uuid, None)
-        reply = await self._request("restore", _RESTORE_LIMIT_S, gpu_uuids=list(gpu_uuids), reason=reason)
+        reply = await self._request(
+            "restore", _RESTORE_LIMIT_S, gpu_uuids=list(gpu_uuids), reason=reason, is_leaving=is_leaving
+        )
         return tuple(
             RestoreOutcome(uuid, Control(control), RestoreResult(result), detail)
             for uuid, control, result, detail in reply["outcomes"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from gpuenergyd.errors import GpuEnergyError, JournalError
 from gpuenergyd.gpu.drivers import open_driver
 from gpuenergyd.gpu.journal import DamagedJournalError, Journal, JournalEntry
+from gpuenergyd.gpu.restore_rules import RestorePolicy
 from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
 
 __all__ = ["RestoreOutcome", "RestoreResult", "main", "reset_all", "restore"]
@@ -21,8 +22,15 @@ __all__ = ["RestoreOutcome", "RestoreResult", "main", "reset_all", "restore"]
 _EXIT_DEGRADED = 4
 
 
-def restore(journal_path: Path, *, is_dry_run: bool = False) -> tuple[RestoreOutcome, ...]:
+def restore(
+    journal_path: Path,
+    *,
+    is_dry_run: bool = False,
+    policy: RestorePolicy | None = None,
+) -> tuple[RestoreOutcome, ...]:
     """Put back every GPU in the journal, through the driver each entry names; nothing journalled is no outcome.
+
+    What the settings say is kept stays, unless a `policy` overrules them.
 
     Raises:
         JournalError: the journal cannot be read or written; a damaged one is moved aside and the message says where.
@@ -40,7 +48,7 @@ def restore(journal_path: Path, *, is_dry_run: bool = False) -> tuple[RestoreOut
     outcomes: list[RestoreOutcome] = []
     for driver, world in dict.fromkeys((e.driver, e.world_path) for e in content.entries):
         mine = [e for e in content.entries if (e.driver, e.world_path) == (driver, world)]
-        outcomes += _restore_through(journal, driver, world, mine, is_dry_run=is_dry_run)
+        outcomes += _restore_through(journal, driver, world, mine, is_dry_run=is_dry_run, policy=policy)
     return tuple(outcomes)
 
 
@@ -73,7 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _restore_through(
-    journal: Journal, driver: str, world: str | None, entries: Sequence[JournalEntry], *, is_dry_run: bool
+    journal: Journal,
+    driver: str,
+    world: str | None,
+    entries: Sequence[JournalEntry],
+    *,
+    is_dry_run: bool,
+    policy: RestorePolicy | None,
 ) -> tuple[RestoreOutcome, ...]:
     try:
         controller = open_driver(driver, None if world is None else Path(world))
@@ -81,7 +95,15 @@ def _restore_through(
         return tuple(RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FAILED, str(error)) for e in entries)
     try:
         uuids = {e.gpu_uuid for e in entries}
-        return restore_from_journal(journal, controller, driver=driver, gpu_uuids=uuids, is_dry_run=is_dry_run)
+        return restore_from_journal(
+            journal,
+            controller,
+            driver=driver,
+            gpu_uuids=uuids,
+            is_dry_run=is_dry_run,
+            is_leaving=policy is None,
+            policy=policy,
+        )
     finally:
         controller.close()
 

@@ -14,12 +14,16 @@ from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult, reset_every_
 
 @dataclass(slots=True, eq=False)
 class Restoring:
-    """One order; `message` is whom to answer, None is nobody. `is_awaited`: nobody asked yet, but somebody will."""
+    """One order; `message` is whom to answer, None is nobody. `is_awaited`: nobody asked yet, but somebody will.
+
+    `is_leaving`: the daemon ends, not the job.
+    """
 
     why: str
     message: dict[str, Any] | None
     gpu_uuids: tuple[str, ...]
     is_awaited: bool
+    is_leaving: bool
     left: set[str]
     outcomes: list[RestoreOutcome] = field(default_factory=list)
 
@@ -49,10 +53,16 @@ class RestoreOrders:
         self._guard = threading.Lock()
 
     def open(
-        self, why: str, uuids: Sequence[str], message: dict[str, Any] | None, *, is_awaited: bool = False
+        self,
+        why: str,
+        uuids: Sequence[str],
+        message: dict[str, Any] | None,
+        *,
+        is_awaited: bool = False,
+        is_leaving: bool = False,
     ) -> Restoring:
         """Return a new order; one without GPUs is complete at once."""
-        restoring = Restoring(why, message, tuple(uuids), is_awaited, set(uuids))
+        restoring = Restoring(why, message, tuple(uuids), is_awaited, is_leaving, set(uuids))
         if restoring.left:
             with self._guard:
                 self._open.append(restoring)
@@ -64,7 +74,13 @@ class RestoreOrders:
         """Restore one GPU; blocks as long as the driver does."""
         outcomes: Sequence[RestoreOutcome]
         try:
-            outcomes = restore_from_journal(self._journal, self._controller, driver=self._driver, gpu_uuids=[uuid])
+            outcomes = restore_from_journal(
+                self._journal,
+                self._controller,
+                driver=self._driver,
+                gpu_uuids=[uuid],
+                is_leaving=restoring.is_leaving,
+            )
         except DamagedJournalError as error:
             log(f"{error}; it is now {self._journal.set_aside()}, and every GPU is reset")
             outcomes = reset_every_gpu(self._controller)

@@ -8,6 +8,8 @@ from typing import assert_never
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.journal import Control, Journal, JournalEntry
+from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.gpu.restore_rules import RestorePolicy
 
 _LIMIT_TOLERANCE_W = 1.0
 
@@ -19,6 +21,8 @@ class RestoreResult(StrEnum):
     WOULD_RESTORE = "would_restore"
     CHANGED_BY_OTHER = "changed_by_other"
     """Somebody else changed it since: theirs stays."""
+    KEPT = "kept"
+    """It stays as it is for now, as `restore_policy` says, and stays journalled."""
     FORGOTTEN = "forgotten"
     """The host was booted since: the driver has forgotten the change too."""
     FAILED = "failed"
@@ -42,8 +46,12 @@ def restore_from_journal(
     driver: str,
     gpu_uuids: Collection[str] | None = None,
     is_dry_run: bool = False,
+    is_leaving: bool = False,
+    policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
     """Put back what the journal lists for this driver, last change first; what fails stays on the list.
+
+    `is_leaving`: not the job ends but the daemon, so what may be kept is kept. `policy` overrules the journal's.
 
     Raises:
         JournalError: the journal cannot be read or written.
@@ -53,15 +61,36 @@ def restore_from_journal(
         if not is_dry_run:
             journal.remove({e.key for e in content.entries})
         return tuple(
-            RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FORGOTTEN, "the host was booted since")
+            RestoreOutcome(
+                e.gpu_uuid,
+                e.control,
+                RestoreResult.FORGOTTEN,
+                "the host was booted since: the driver has forgotten it too, and the journal's entry is void",
+            )
             for e in content.entries
         )
     outcomes = []
     for entry in reversed(content.entries):
         if entry.driver != driver or (gpu_uuids is not None and entry.gpu_uuid not in gpu_uuids):
             continue
-        outcomes.append(_describe(entry) if is_dry_run else _restore_entry(journal, controller, entry))
+        kept = why_kept(entry) if is_leaving else None
+        if kept is not None:
+            outcomes.append(RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.KEPT, kept))
+        elif is_dry_run:
+            outcomes.append(_describe(entry))
+        else:
+            outcomes.append(_restore_entry(journal, controller, entry, policy or entry.restore_policy))
     return tuple(outcomes)
+
+
+def why_kept(entry: JournalEntry) -> str | None:
+    """Return why a daemon that ends may leave this as it is: never when the process that owned it is gone too."""
+    ticks = entry.owner_start_ticks
+    if ticks is None or process_start_ticks(entry.owner_pid) != ticks:
+        return None
+    if entry.restore_policy is RestorePolicy.KEEP:
+        return f"restore_policy is keep, and job {entry.job_id} (pid {entry.owner_pid}) still runs"
+    return None
 
 
 def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
@@ -78,14 +107,16 @@ def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
     return tuple(outcomes)
 
 
-def _restore_entry(journal: Journal, controller: GpuController, entry: JournalEntry) -> RestoreOutcome:
+def _restore_entry(
+    journal: Journal, controller: GpuController, entry: JournalEntry, policy: RestorePolicy
+) -> RestoreOutcome:
     try:
         with journal.gpu_lock(entry.gpu_uuid):
             if entry not in journal.read().entries:
                 return RestoreOutcome(
                     entry.gpu_uuid, entry.control, RestoreResult.RESTORED, "somebody else has just put it back"
                 )
-            result, detail = _put_back(controller, entry)
+            result, detail = _put_back(controller, entry, policy)
             controller.read(entry.gpu_uuid)
             journal.remove({entry.key})
     except GpuEnergyError as error:
@@ -93,7 +124,7 @@ def _restore_entry(journal: Journal, controller: GpuController, entry: JournalEn
     return RestoreOutcome(entry.gpu_uuid, entry.control, result, detail)
 
 
-def _put_back(controller: GpuController, entry: JournalEntry) -> tuple[RestoreResult, str]:
+def _put_back(controller: GpuController, entry: JournalEntry, policy: RestorePolicy) -> tuple[RestoreResult, str]:
     match entry.control:
         case Control.SM_CLOCK_LOCK:
             if entry.saved_value is None:
@@ -102,22 +133,26 @@ def _put_back(controller: GpuController, entry: JournalEntry) -> tuple[RestoreRe
             controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
             return RestoreResult.RESTORED, f"clock locked at the configured {entry.saved_value:g} MHz"
         case Control.POWER_LIMIT:
-            return _put_power_limit_back(controller, entry)
+            return _put_power_limit_back(controller, entry, policy)
         case _:
             assert_never(entry.control)
 
 
-def _put_power_limit_back(controller: GpuController, entry: JournalEntry) -> tuple[RestoreResult, str]:
-    """A limit can be read, so it is compared: only what is still ours is undone."""
+def _put_power_limit_back(
+    controller: GpuController, entry: JournalEntry, policy: RestorePolicy
+) -> tuple[RestoreResult, str]:
+    """A limit can be read, so it is compared: only what is still ours is undone, unless all is to be."""
     if entry.saved_value is None:
         return RestoreResult.RESTORED, "no power limit was saved"
     now_w = controller.power_limit_w(entry.gpu_uuid)
     if abs(now_w - entry.saved_value) <= _LIMIT_TOLERANCE_W:
         return RestoreResult.RESTORED, f"power limit is {now_w:g} W already"
-    if entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W:
+    is_foreign = entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W
+    if is_foreign and policy is not RestorePolicy.RESTORE:
         return RestoreResult.CHANGED_BY_OTHER, f"somebody else set the power limit to {now_w:g} W; it stays"
     controller.set_power_limit(entry.gpu_uuid, entry.saved_value)
-    return RestoreResult.RESTORED, f"power limit set back to {entry.saved_value:g} W"
+    told = f"power limit set back to {entry.saved_value:g} W"
+    return RestoreResult.RESTORED, f"{told} from {now_w:g} W of somebody else" if is_foreign else told
 
 
 def _describe(entry: JournalEntry) -> RestoreOutcome:

@@ -34,7 +34,8 @@ from gpuenergyd.gpu.link_messages import (
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.questions import QUESTIONS, answer
 from gpuenergyd.gpu.restore_orders import RestoreOrders, Restoring
-from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult
+from gpuenergyd.gpu.restore_rules import RestorePolicy, RestoreRules
+from gpuenergyd.gpu.restoring import RestoreOutcome, RestoreResult, why_kept
 from gpuenergyd.gpu.sampling import Sampler
 from gpuenergyd.gpu.xid_watch import XidSource, watch_xids
 from gpuenergyd.service_manager import Watchdog, notify
@@ -63,7 +64,6 @@ class WorkerOptions:
     core_uid: int | None
     exits_with_core: bool
     observes_only: bool
-    baseline_sm_clock_mhz: int | None
     read_deadline_s: float
     set_deadline_s: float
     core_silence_limit_s: float
@@ -84,6 +84,8 @@ class Worker:
         self._wedged: set[str] = set()
         self._returned: deque[str] = deque()
         self._guard = threading.RLock()
+        self._rules = RestoreRules()
+        self._kept: set[str] = set()
         self._num_above: dict[str, int] = {}
         self._samples: list[list[Any]] = []
         self._samples_sent_ns = 0
@@ -141,7 +143,7 @@ class Worker:
         self._actuator.start()
         if isinstance(self._controller, XidSource):
             watch_xids(self._controller, self._set_health)
-        self._restore(self._uuids, "what an earlier run left behind")
+        self._restore(self._uuids, "what an earlier run left behind", is_leaving=True)
         watchdog = Watchdog()
         notify("READY=1")
         while not self._is_stopping:
@@ -153,7 +155,7 @@ class Worker:
                 break
         notify("STOPPING=1")
         self._actuator.drop_wishes(self._uuids)
-        self._restore(self._uuids, "the worker stops")
+        self._restore(self._uuids, "the worker stops", is_leaving=True)
         self._is_ending = True
         self._actuator.close(timeout_s=0.0)
         while self._actuator.is_running:
@@ -176,16 +178,16 @@ class Worker:
         if self._options.exits_with_core:
             self._stop()
 
-    def _give_all_back(self, why: str) -> None:
+    def _give_all_back(self, why: str, *, is_leaving: bool = True) -> None:
         self._leases.end_all()
         self._actuator.drop_wishes(self._uuids)
-        self._restore(self._uuids, why)
+        self._restore(self._uuids, why, is_leaving=is_leaving)
 
     def _take_over(self, token: str) -> bool:
         """Return whether a new core goes on with the leases of the one before."""
         claim = self._keeping.claim(token)
         if claim is Claim.WRONG_TOKEN:
-            self._give_all_back("another core came than the one that was waited for")
+            self._give_all_back("another core came than the one that was waited for", is_leaving=False)
         return claim is Claim.TAKEN_OVER
 
     def _on_process_died(self, lease_id: str, uuids: Sequence[str]) -> None:
@@ -202,6 +204,10 @@ class Worker:
             case "want":
                 self._want(message)
             case "hello":
+                self._rules = RestoreRules.from_row(message["restore_rules"])
+                kept, self._kept = tuple(self._kept), set()
+                if kept:
+                    self._restore(kept, "the next daemon measures its jobs un-tuned")
                 self._reply(
                     message,
                     link_version=LINK_VERSION,
@@ -239,7 +245,7 @@ class Worker:
                 uuids = self._known(message["gpu_uuids"])
                 self._leases.end(uuids)
                 self._actuator.drop_wishes(uuids)
-                self._restore(uuids, str(message["reason"]), message)
+                self._restore(uuids, str(message["reason"]), message, is_leaving=bool(message.get("is_leaving")))
             case question if question in QUESTIONS:
                 (uuid,) = self._known([message["gpu_uuid"]])
                 if uuid in self._wedged:
@@ -309,10 +315,16 @@ class Worker:
         self._core.send({"type": "reply", "request_id": message.get("request_id"), **answer})
 
     def _restore(
-        self, uuids: Sequence[str], why: str, message: dict[str, Any] | None = None, *, is_awaited: bool = False
+        self,
+        uuids: Sequence[str],
+        why: str,
+        message: dict[str, Any] | None = None,
+        *,
+        is_awaited: bool = False,
+        is_leaving: bool = False,
     ) -> None:
         """Order GPU by GPU, so that one that hangs holds up no other."""
-        restoring = self._restores.open(why, uuids, message, is_awaited=is_awaited)
+        restoring = self._restores.open(why, uuids, message, is_awaited=is_awaited, is_leaving=is_leaving)
         for uuid in uuids:
             if uuid in self._wedged:
                 self._restores.note_unreachable(uuid)
@@ -333,6 +345,8 @@ class Worker:
                 self._give_up_on(stuck, thread, deadline_s)
         while self._returned:
             self._take_back(self._returned.popleft())
+        if self._kept and not self._is_ending:
+            self._end_keeping()
         unrestored = [
             u for u, (health, _) in self._health.items() if health is GpuHealth.UNRESTORED and not self._leases.of(u)
         ]
@@ -343,6 +357,17 @@ class Worker:
             self._retry_pause_s = min(2 * self._retry_pause_s, _LAST_RETRY_S)
             self._retry_at_ns = now_ns + round(self._retry_pause_s * _NS_PER_S)
             self._restore(unrestored, "tried again")
+
+    def _end_keeping(self) -> None:
+        """Restore what was kept for a process that is gone by now."""
+        try:
+            entries = self._journal.read().entries
+        except JournalError:
+            return  # whoever restores says so
+        over = {e.gpu_uuid for e in entries if e.gpu_uuid in self._kept and why_kept(e) is None}
+        if over:
+            self._kept -= over
+            self._restore(tuple(over), "its process has ended")
 
     def _give_up_on(self, uuid: str, thread: Sampler | Actuator, deadline_s: float) -> None:
         """Leave a GPU alone whose call does not return; the other GPUs get new threads."""
@@ -374,7 +399,9 @@ class Worker:
 
     def _entry(self, message: dict[str, Any], uuid: str, control: Control) -> JournalEntry:
         """Return what the journal must know before this control of this GPU is changed."""
-        baseline = self._options.baseline_sm_clock_mhz if control is Control.SM_CLOCK_LOCK else None
+        baseline = None
+        if control is Control.SM_CLOCK_LOCK:
+            baseline = next(self._rules.baseline_of(i) for i in self._identities if i.gpu_uuid == uuid)
         world = self._options.world_path
         return JournalEntry(
             gpu_uuid=uuid,
@@ -389,6 +416,7 @@ class Worker:
             driver=self._options.driver,
             world_path=None if world is None else str(world),
             recorded_boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            restore_policy=self._rules.restore_policy,
         )
 
     def _journal_and_reply(self, message: dict[str, Any], uuids: Sequence[str]) -> None:
@@ -455,6 +483,10 @@ class Worker:
         for outcome in outcomes:
             if outcome.result is RestoreResult.FAILED:
                 self._set_health(outcome.gpu_uuid, GpuHealth.UNRESTORED, outcome.detail)
+        if any(o.result is RestoreResult.KEPT for o in outcomes):
+            self._kept.add(uuid)
+        else:
+            self._kept.discard(uuid)
         has_failed = any(o.result is RestoreResult.FAILED for o in outcomes)
         if self._health[uuid][0] is GpuHealth.UNRESTORED and not has_failed:
             self._set_health(uuid, GpuHealth.OK, "restored at last")
@@ -493,10 +525,11 @@ class Worker:
         """Give a GPU up that somebody else changed; on the actuator's thread."""
         self._leases.drop([uuid])
         self._actuator.drop_wishes([uuid])
-        try:
-            self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
-        except JournalError as error:
-            log(str(error))
+        if self._rules.restore_policy is not RestorePolicy.RESTORE:
+            try:
+                self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
+            except JournalError as error:
+                log(str(error))
         detail = (
             f"somebody else changed its clock lock: it runs at {sm_clock_mhz} MHz, above ours; the lease is dropped"
         )

@@ -38,7 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--core-silence-limit-s", type=float, default=10.0, help="a core silent for longer is dead")
     parser.add_argument("--exit-with-core", action="store_true", help="end when the core or the parent is gone")
     parser.add_argument("--observe-only", action="store_true", help="read GPUs and change none")
-    parser.add_argument("--baseline-sm-clock-mhz", type=int, help="lock to put back instead of none")
     parser.add_argument("--read-deadline-s", type=float, default=10.0, help="a GPU that takes longer to read is wedged")
     parser.add_argument("--set-deadline-s", type=float, default=30.0, help="a GPU that takes longer to set is wedged")
     options = parser.parse_args(arguments)
@@ -60,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 core_uid=None if options.core_user is None else _uid(options.core_user),
                 exits_with_core=options.exit_with_core,
                 observes_only=options.observe_only,
-                baseline_sm_clock_mhz=options.baseline_sm_clock_mhz,
                 read_deadline_s=options.read_deadline_s,
                 set_deadline_s=options.set_deadline_s,
                 core_silence_limit_s=options.core_silence_limit_s,

@@ -99,7 +99,7 @@ def test_damaged_journal_is_named_and_never_taken_for_empty(tmp_path: Path, cont
 def test_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "j").write_text(json.dumps({"version": 9, "boot_id": "x", "entries": []}))
 
-    with pytest.raises(JournalError, match="has version 9; this program reads 1"):
+    with pytest.raises(JournalError, match="has version 9; this program reads 2"):
         Journal(tmp_path / "j").read()
 
 

@@ -40,7 +40,7 @@ def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
 
     async def main() -> None:
         await lower_and_go(site, 60.0)
-        async with site.linked(TOKEN) as (link, heard):
+        async with site.linked(token=TOKEN) as (link, heard):
             assert link.has_taken_over
             assert site.locks() == [1110, None]
             want(link, site.gpus[0], 1050)
@@ -57,7 +57,7 @@ def test_another_core_finds_every_clock_given_back(site: Site, token: str) -> No
 
     async def main() -> None:
         await lower_and_go(site, 60.0)
-        async with site.linked(token) as (link, _):
+        async with site.linked(token=token) as (link, _):
             assert not link.has_taken_over
             await until(lambda: site.locks() == [None, None])
 

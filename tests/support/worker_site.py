@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpuenergyd.gpu.journal import Journal
 from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner, WorkerLink
+from gpuenergyd.gpu.restore_rules import RestoreRules
 from gpuenergyd.gpu.simulated import SimulatedHost
 
 OWNER = LeaseOwner("job-1", os.getpid(), os.getuid())
@@ -83,7 +84,9 @@ class Site:
             process.communicate()
 
     @contextlib.asynccontextmanager
-    async def linked(self, token: str = "") -> AsyncIterator[tuple[WorkerLink, Heard]]:
+    async def linked(
+        self, rules: RestoreRules | None = None, *, token: str = ""
+    ) -> AsyncIterator[tuple[WorkerLink, Heard]]:
         """Connect as the core does."""
         heard = Heard()
         link = await WorkerLink.connect(
@@ -92,6 +95,7 @@ class Site:
             on_clock_set=heard.clock_sets.append,
             on_gpu_state=heard.states.append,
             on_lost=heard.lost.append,
+            rules=rules,
             timeout_s=20.0,
             token=token,
         )
