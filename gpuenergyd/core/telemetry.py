@@ -71,13 +71,19 @@ class EnergyCounter:
     _at_ns: list[int] = field(default_factory=list)
     _energy_j: list[float] = field(default_factory=list)
     _segment: list[int] = field(default_factory=list)
+    _is_interrupted: bool = False
+
+    def begin_anew(self) -> None:
+        """Take no energy across this moment, whatever the counter says: nobody was counting."""
+        self._is_interrupted = True
 
     def record(self, edge_mono_ns: int, total_energy_j: float) -> None:
         """Note an edge; a repeated one changes nothing."""
         if not self._at_ns:
             self._append(edge_mono_ns, total_energy_j, 0)
         elif edge_mono_ns > self._at_ns[-1]:
-            is_new_count = total_energy_j < self._energy_j[-1]
+            is_new_count = self._is_interrupted or total_energy_j < self._energy_j[-1]
+            self._is_interrupted = False
             self._append(edge_mono_ns, total_energy_j, self._segment[-1] + is_new_count)
 
     def covers(self, mono_ns: int) -> bool:

@@ -20,11 +20,13 @@ from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.hand_over import take_hand_over, write_hand_over
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
+from gpuenergyd.daemon.log_flood import FloodGuard
 from gpuenergyd.daemon.plugins import check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.server import Server
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
+from gpuenergyd.daemon.sleep_watch import SleepWatch
 from gpuenergyd.daemon.starting import starters
 from gpuenergyd.daemon.status import daemon_status, job_detail
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
@@ -191,8 +193,12 @@ class Daemon:
         being replaced: our own hang is noticed, a driver's is the worker's to bear.
         """
         watchdog = Watchdog()
+        asleep = SleepWatch()
         while True:
             try:
+                if slept_s := asleep.slept_s():
+                    log.warning("the host slept for %.0f s: every job begins at full speed again", slept_s)
+                    self.jobs.host_slept(slept_s)
                 self.jobs.look_after()
             except Exception:
                 log.exception("looking after the jobs failed")
@@ -235,6 +241,8 @@ def serve(settings: Settings) -> int:
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be made.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(FloodGuard())
     check_policy_name(settings.policy)
     _access_rules(settings)
     lock = InstanceLock(settings.lock_path).acquire()

@@ -1,6 +1,7 @@
 """Around each HTTP connection: who it is, how many that user has, and a time limit on a request that never ends.
 
-aiohttp waits for the rest of a header for ever; here a request must be complete soon after its first byte.
+aiohttp waits for the rest of a header for ever; here a request must be complete soon after its first byte, and its
+answer must be read.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ class Guards:
 
     counts: ConnectionCounts
     header_limit_s: float
+    unread_limit_s: float
     _open: dict[int, "GuardedProtocol"] = field(default_factory=dict)
 
     def factory(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], "GuardedProtocol"]:
@@ -47,6 +49,7 @@ class GuardedProtocol(asyncio.Protocol):
         self._inner = inner
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._is_in_request = False
         self._is_counted = False
         self.peer = Peer(0, 0, 0)
@@ -86,22 +89,41 @@ class GuardedProtocol(asyncio.Protocol):
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Take no further request from who does not read the answers, and hang up on who never does."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+        if self._unread is None:
+            self._unread = asyncio.get_running_loop().call_later(self._guards.unread_limit_s, self._never_reads)
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Go on: the answers are being read."""
+        self._forget_unread()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self.request_begins()
+        self._forget_unread()
         if self._transport is not None:
             self._guards.remove(self._transport)
         if self._is_counted:
             self._is_counted = False
             self._guards.counts.give_back(self.peer.uid)
         self._inner.connection_lost(exc)
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _never_reads(self) -> None:
+        self._unread = None
+        if self._transport is not None:
+            log.warning("%s does not read its answers; its connection is closed", self.peer)
+            self._transport.abort()
 
     def _too_slow(self) -> None:
         self._deadline = None

@@ -149,6 +149,10 @@ class JobRunner:
         while self._pending and (self._is_covered(self._pending[0]) or len(self._pending) > _MAX_PENDING):
             self._observe(self._pending.popleft().command)
 
+    def forget_unobserved(self) -> None:
+        """Observe no iteration that is under way: what was measured of it is not all of it."""
+        self._pending.clear()
+
     def gpu_changed(self, gpu: Gpu) -> None:
         """Tell the job what was learned about one of its GPUs."""
         for pp_rank, view in self.job.gpus.items():

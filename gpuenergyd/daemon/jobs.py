@@ -283,6 +283,14 @@ class Jobs:
 
     # --- time ---
 
+    def host_slept(self, slept_s: float) -> None:
+        """Begin anew after the host has slept: the driver may have forgotten every lock, and energy has a gap."""
+        for gpu in self.services.gpus:
+            gpu.counter.begin_anew()
+        for runner in self:
+            runner.forget_unobserved()
+            runner.control_lost(f"the host slept for {slept_s:.0f} s")
+
     def look_after(self) -> None:
         """Do what time asks for: call it about once a second."""
         now_ns = time.monotonic_ns()

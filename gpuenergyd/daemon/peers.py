@@ -1,5 +1,6 @@
 """Who is at the other end of a Unix socket, as the kernel says, and a handle that tells when that process dies."""
 
+import errno
 import functools
 import os
 import select
@@ -78,8 +79,11 @@ def open_pidfd(connection: socket.socket | TransportSocket, peer: Peer) -> int:
     try:
         # The kernel hands out a handle of the very process that connected: no pid can be mistaken for another.
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        return open_pidfd_by_number(peer)
+    except OSError as error:
+        if error.errno == errno.ENOPROTOOPT:
+            return open_pidfd_by_number(peer)
+        # The kernel knows the call and has no such process any more; whoever has its number now is another.
+        raise JobError(f"process {peer.pid} is gone") from None
 
 
 def open_pidfd_by_number(peer: Peer) -> int:

@@ -41,6 +41,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FRAME_LIMIT_S = 2.0
 """A header, and then a body, must be complete this soon."""
+_UNREAD_LIMIT_S = 5.0
+"""How long a client may leave its answers unread once they fill the socket."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """After an early answer, how long to read on so that the sender gets to see it."""
@@ -79,7 +81,7 @@ class Server:
             is_observing=jobs.services.is_observing,
         )
         self._rates = RequestRates(max_requests_per_user_per_s)
-        self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S)
+        self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
 

@@ -1,6 +1,7 @@
 """What an administrator can set: defaults, then one TOML file, then the environment, then flags."""
 
 import os
+import stat
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -192,6 +193,8 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise UsageError(f"{path}: everybody may write it, so nothing in it is believed; `chmod o-w {path}`")
             content = tomllib.load(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

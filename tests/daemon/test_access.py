@@ -270,6 +270,7 @@ def test_a_dead_client_is_known_by_its_pidfd_though_a_child_keeps_its_socket_ope
         end.close()
 
 
+@pytest.mark.fault(38)
 def test_a_kernel_without_peer_pidfds_is_served_by_number_start_time_and_user() -> None:
     pidfd = open_pidfd_by_number(Peer(os.getpid(), os.getuid(), os.getgid()))
     was_dead = is_dead(pidfd)

@@ -488,6 +488,7 @@ def test_an_iteration_whose_energy_never_shows_is_observed_without_it() -> None:
     play(scenario)
 
 
+@pytest.mark.fault(17)
 def test_energy_comes_from_the_counters_of_all_gpus_of_the_job() -> None:
     stage = Stage()
     now_ns = time.monotonic_ns()
@@ -585,5 +586,45 @@ def test_a_peer_cannot_speak_for_another_uid() -> None:
 
         assert (reported, released, wished) == (None, False, Wish.HOSTILE)
         await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.fault(29)
+def test_a_job_of_which_a_part_runs_on_another_host_is_never_tuned_on_either() -> None:
+    async def scenario() -> None:
+        for pp_rank in range(2):  # one daemon per host, and each sees one rank of two
+            stage = Stage(plan("tuned-1", 1200))
+            registered = stage.jobs.register(registration(pp_rank), ME, os.pidfd_open(os.getpid()))
+            for index in range(20):
+                assert stage.jobs.report(report(registered.rank_token, pp_rank, index, 0), ME) is not None
+                await settle()
+            record = ClockRecord(1, bytes.fromhex(registered.rank_token), 0, 1200, 0, 0, time.monotonic_ns())
+            outcome = stage.jobs.take_clock_record(record, ME)
+
+            assert outcome is Wish.STALE
+            assert (stage.worker.calls, stage.worker.wants, stage.policy.views) == ([], [], [])
+            await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.fault(29)
+def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of_either() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        for r, token in enumerate(stage.tokens):
+            stage.jobs.report(report(token, r, stage.next_index, r), ME)
+        stage.next_index += 1
+        await settle()
+        stage.jobs.take_samples(())
+        await stage.iterate(times=2)
+        mixed = [r for r in stage.history.records if isinstance(r, IterationRecord) and r.iteration_index == 3]
+        await stage.jobs.close("test over")
+
+        assert [(record.plan_id, record.is_regular) for record in mixed] == [(None, False)]
 
     play(scenario)

@@ -132,3 +132,13 @@ def test_the_commented_file_shows_the_real_defaults(monkeypatch: pytest.MonkeyPa
 
     assert load_settings(filled) == load_settings()
     assert set(shown) - not_set_by_default == set(Settings.model_fields) - not_set_by_default
+
+
+@pytest.mark.fault(43)
+def test_a_file_that_everybody_may_write_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('mode = "observe"\n')
+    path.chmod(0o666)
+
+    with pytest.raises(UsageError, match="everybody may write it"):
+        load_settings(path)

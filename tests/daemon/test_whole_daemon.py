@@ -261,6 +261,7 @@ def test_a_restore_by_hand_takes_the_job_to_full_speed_and_it_leases_again(tmp_p
         assert not daemon.status()["is_degraded"]
 
 
+@pytest.mark.fault(18)
 @pytest.mark.kill
 def test_a_daemon_keeps_control_while_its_history_cannot_be_written(tmp_path: Path) -> None:
     blocker = tmp_path / "blocker"

@@ -284,6 +284,7 @@ def test_the_end_of_any_rank_gives_all_clocks_back(event: RankLost | RankRelease
     assert restore.gpu_uuids == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
 
+@pytest.mark.fault(8)
 def test_lost_control_goes_back_to_full_speed_and_tries_again_later() -> None:
     run = training(BubbleAware())
     run.run(40)

@@ -158,6 +158,7 @@ def test_missing_energy_is_said_and_not_guessed() -> None:
         fit_profile([blind], [GPU])
 
 
+@pytest.mark.fault(13)
 def test_a_power_cap_becomes_a_bend_and_its_clock_the_one_that_counts() -> None:
     cap = 1180
 

@@ -1,0 +1,130 @@
+"""Clocks that jump, a host that sleeps, and months that pass: control goes by the monotonic clock, and stays small."""
+
+import time
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpuenergyd.core.telemetry import ClockHistory
+from gpuenergyd.daemon.gpus import Gpu
+from gpuenergyd.daemon.sleep_watch import SleepWatch
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link import GpuSample
+from gpuenergyd.store.records import RollupRecord
+from tests.daemon.test_jobs import Stage, plan, play, settle
+from tests.support.virtual_time import VirtualTime
+
+NS_PER_S = 1_000_000_000
+
+
+def gpu() -> Gpu:
+    return Gpu(GpuIdentity("GPU-a", 0, "A100", (1410, 900), is_simulated=True), ClockHistory(1410))
+
+
+def sample(mono_ns: int, total_energy_j: float) -> GpuSample:
+    return GpuSample(
+        gpu_uuid="GPU-a",
+        read_mono_ns=mono_ns,
+        power_w=100.0,
+        total_energy_j=total_energy_j,
+        energy_edge_mono_ns=mono_ns,
+        sm_clock_mhz=1410,
+        temperature_celsius=40.0,
+        is_power_capped=False,
+    )
+
+
+@pytest.mark.fault(26)
+@pytest.mark.parametrize("jump", [timedelta(days=365), timedelta(days=-365), timedelta(hours=1)], ids=str)
+def test_when_the_wall_clock_jumps_no_job_is_silent_and_no_energy_is_lost_or_negative(
+    monkeypatch: pytest.MonkeyPatch, jump: timedelta
+) -> None:
+    stage, watched = Stage(plan("tuned-1", 1200)), gpu()
+    stage.jobs.silence_limit_s = 60.0
+    real_time_ns, jump_ns = time.time_ns, round(jump.total_seconds()) * NS_PER_S
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        leased = list(stage.worker.calls)
+        monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + jump_ns)
+        stage.jobs.look_after()
+        await settle()
+        await stage.iterate()
+        assert stage.worker.calls == leased == [("lease", ("GPU-0", "GPU-1"))]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+    monkeypatch.setattr(time, "time_ns", real_time_ns)
+    rollups: list[RollupRecord] = []
+    begin_ns = time.monotonic_ns()
+    for tenth in range(200):
+        if tenth == 100:
+            monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + jump_ns)
+        rollups += watched.take_sample(sample(begin_ns + tenth * NS_PER_S // 10, tenth * 10.0))
+
+    seconds = [r for r in rollups if r.bucket_s == 1]
+    days = {(r.started_at - datetime.now(tz=UTC)) // timedelta(days=30) for r in seconds}
+    energies_j = [r.energy_j for r in seconds[1:] if r.energy_j is not None]
+    assert len(energies_j) == len(seconds) - 1  # the counter was first seen within the first second
+    assert sum(energies_j) == pytest.approx(100.0 * len(energies_j), rel=0.1)
+    assert min(energies_j) >= 0
+    assert abs(jump) < timedelta(days=30) or len(days) >= 2
+
+
+@pytest.mark.fault(27)
+def test_a_sleep_is_what_the_boot_clock_counts_and_the_monotonic_clock_does_not() -> None:
+    awake, booted = VirtualTime(), VirtualTime()
+    watch = SleepWatch(booted.mono_ns, awake.mono_ns)
+
+    first = watch.slept_s()
+    for clock in (awake, booted):
+        clock.sleep(3600.0)
+    after_an_hour_awake = watch.slept_s()
+    booted.sleep(7200.0)
+    after_a_nap = watch.slept_s()
+
+    assert (first, after_an_hour_awake) == (0.0, 0.0)
+    assert after_a_nap == pytest.approx(7200.0)
+    assert watch.slept_s() == 0.0
+
+
+@pytest.mark.fault(27)
+def test_after_a_sleep_every_job_begins_at_full_speed_and_no_energy_is_taken_over_the_gap() -> None:
+    stage, watched = Stage(plan("tuned-1", 1200)), gpu()
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        stage.jobs.host_slept(7200.0)
+        await settle()
+        assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1"))
+        assert "the host slept for 7200 s" in stage.events("restore")[-1].reason
+        await stage.jobs.close("test over")
+
+    play(scenario)
+    watched.counter.record(1 * NS_PER_S, 100.0)
+    watched.counter.record(2 * NS_PER_S, 200.0)
+    watched.counter.begin_anew()
+    watched.counter.record(3 * NS_PER_S, 90_000.0)
+    watched.counter.record(4 * NS_PER_S, 90_100.0)
+
+    assert watched.counter.energy_j(1 * NS_PER_S, 2 * NS_PER_S) == pytest.approx(100.0)
+    assert watched.counter.energy_j(2 * NS_PER_S, 3 * NS_PER_S) is None
+    assert watched.counter.energy_j(3 * NS_PER_S, 4 * NS_PER_S) == pytest.approx(100.0)
+
+
+@pytest.mark.fault(52)
+def test_what_is_kept_of_a_gpu_stops_growing_after_a_quarter_of_an_hour() -> None:
+    watched, now_ns, held_bytes = gpu(), time.monotonic_ns(), []
+    tracemalloc.start()
+    try:
+        for second in range(0, 4 * 3600, 4):
+            watched.take_sample(sample(now_ns + second * NS_PER_S, second * 100.0))
+            if second and second % 1800 == 0:
+                held_bytes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+
+    assert max(held_bytes) - held_bytes[0] < 0.25 * 2**20
