@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpuenergyd.core.pipeline import InstructionKind, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 
-LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66)
+LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, 0.56)
 """Levels against the maximum clock, dense where power caps and voltage knees sit; below 0.55 no plan is worth it."""
 SHIFTS = (1, 3)
 

@@ -140,4 +140,4 @@ def _interpolate(clocks_mhz: Sequence[float] | FloatArray, knots_mhz: FloatArray
     clocks = np.clip(np.asarray(clocks_mhz, dtype=float), knots_mhz[0], knots_mhz[-1])
     if len(knots_mhz) == 1:
         return np.full(len(clocks), times_s[0])
-    return np.asarray(np.exp(PchipInterpolator(knots_mhz, np.log(times_s))(clocks)), dtype=np.float64)
+    return np.asarray(np.exp(PchipInterpolator(np.log(knots_mhz), np.log(times_s))(np.log(clocks))), dtype=np.float64)
