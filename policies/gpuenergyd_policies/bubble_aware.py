@@ -30,22 +30,16 @@ from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.segments import plan_segments
 from gpuenergyd_policies.planning.switching import SimulatedIteration, clock_changes, simulate_switching
-from gpuenergyd_policies.profiling.design import (
-    DesignPoint,
-    clock_levels,
-    design_points,
-    kinds_of_ranks,
-    profile_plan,
-)
+from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
+from gpuenergyd_policies.profiling.procedure import Design, Knowledge, Ready
+from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
 
 MAX_SEGMENTS = (4, 8, 12)
 """Clock segments per rank and iteration that are tried beside a free plan."""
 SEARCH_STEPS = 30_000 if IS_COMPILED else 800
 FEWER_SWITCHES_RATIO = 0.002
 """Energy worth giving for fewer clock changes: each may be late, and those of one host queue behind each other."""
-MAX_ATTEMPTS = 3
-"""How often a design point is tried until an iteration of it was regular."""
 CAUTION = "caution_ratio"
 """The figure of a tuned plan that its successors start from."""
 SWITCH_LATENCY = "switch_latency_s"
@@ -59,9 +53,10 @@ CHANCE_MARGIN = 0.5
 """Of the spread of one iteration: what a first plan keeps back."""
 MIN_ITERATIONS_TO_TIGHTEN = 4
 MIN_ITERATIONS_TO_LOOSEN = 8
-TIGHTEN_ABOVE_RATIO = 0.002
+TIGHTEN_ABOVE_RATIO = 0.003
 LOOSEN_BELOW_RATIO = 0.004
-"""Measured against owed iteration time; between the two a plan is left alone."""
+"""Measured against owed iteration time; between the two a plan is left alone, and one that was corrected before is
+left alone twice as far: what is left then is drift and chance, and chasing them costs more than it saves."""
 WORTH_A_CHANGE_RATIO = 0.001
 """A looser plan must be predicted to save at least this much energy, or the present one stays."""
 
@@ -75,56 +70,39 @@ class BubbleAware:
         num_levels = min(len(own) for own in levels)
         if num_levels < 2:
             return _last_issued(view) or untuned_plan(reason="a GPU of this job has a single clock")
-        points = design_points(kinds_of_ranks(view.schedule), num_levels)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
-        if not tuned:
-            step = _profiling_step(view, points)
-            if step is not None:
-                number, attempt = step
-                reason = f"profiling, point {number + 1} of {len(points)}"
-                plan_id = _profile_plan_id(view, number, attempt)
-                return profile_plan(plan_id, points[number], view.schedule, levels, reason=reason)
-            last = view.issued_plans[-1]
-            if last.purpose is PlanPurpose.PROFILE:
-                # Until the last points are known, nobody need be slow.
-                clocks = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
-                plan_id = view.plan_id(f"planning-{len(view.issued_plans)}")
-                return full_speed_plan(plan_id, view.schedule, clocks, reason="profiled, waiting for the last points")
-            if not _is_last_plan_observed(view):
-                return last
+        if tuned:
+            return _correction(view, tuned)
+        design = Design(view, levels)
+        step = design.next_step(lambda: _knowledge(view))
+        if step is Ready.ENOUGH:
             return _tuned_plan(view, caution_ratio=None, number=1, why="first plan from the profile")
-        return _correction(view, tuned)
+        if step is Ready.NOT_YET:
+            last = view.issued_plans[-1]
+            if last.purpose is not PlanPurpose.PROFILE:
+                return last
+            # Until the last points are known, nobody need be slow.
+            clocks = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
+            plan_id = view.plan_id(f"planning-{len(view.issued_plans)}")
+            return full_speed_plan(plan_id, view.schedule, clocks, reason="profiled, waiting for the last points")
+        return profile_plan(
+            design.plan_id(step), design.points[step.number], view.schedule, levels, reason=design.reason(step)
+        )
 
 
 def _last_issued(view: JobView) -> ClockPlan | None:
     return view.issued_plans[-1] if view.issued_plans else None
 
 
-# --- profiling ---
-
-
-def _profile_plan_id(view: JobView, number: int, attempt: int) -> str:
-    return view.plan_id(f"profile-{number + 1}.{attempt + 1}")
-
-
-def _profiling_step(view: JobView, points: tuple[DesignPoint, ...]) -> tuple[int, int] | None:
-    """Return (design point, attempt) to try next, None when all have been issued and none is known to be spoilt."""
-    issued = {plan.plan_id for plan in view.issued_plans}
-    regular = {o.plan_id for o in view.observations if o.is_regular and o.energy_j is not None}
-    for attempt in range(MAX_ATTEMPTS):
-        for number in range(len(points)):
-            if any(_profile_plan_id(view, number, earlier) in regular for earlier in range(attempt)):
-                continue
-            if _profile_plan_id(view, number, attempt) not in issued:
-                return number, attempt
-        if attempt + 1 < MAX_ATTEMPTS and not _is_last_plan_observed(view):
-            return None
-    return None
-
-
-def _is_last_plan_observed(view: JobView) -> bool:
-    last = _last_issued(view)
-    return last is None or any(o.plan_id == last.plan_id for o in view.observations)
+def _knowledge(view: JobView) -> Knowledge:
+    """Return what the iterations so far are worth for planning."""
+    try:
+        model = _model(view)
+    except NotEnoughDataError:
+        return Knowledge(regret_ratio=math.inf, doubtful=frozenset())
+    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    regret_ratio = predicted_regret_ratio(model.fitted, model.graph, deadline_s=owed_s - model.bias_s)
+    return Knowledge(regret_ratio, model.fitted.doubtful)
 
 
 # --- planning ---
@@ -312,8 +290,9 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
         return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why="again after full speed")
     off_s = median(measured) - owed_s
     chance_s = view.baseline.iteration_sigma_s / math.sqrt(len(measured)) if measured else 0.0
-    is_slow = off_s > TIGHTEN_ABOVE_RATIO * owed_s + chance_s
-    is_fast = off_s < -LOOSEN_BELOW_RATIO * owed_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
+    patience = 1 if len(tuned) == 1 else 2
+    is_slow = off_s > patience * TIGHTEN_ABOVE_RATIO * owed_s + chance_s
+    is_fast = off_s < -patience * LOOSEN_BELOW_RATIO * owed_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
     planned_s, latency_s = plan.figure(SWITCH_LATENCY) or 0.0, _raise_latency_s(view)
     has_new_latency = abs(latency_s - planned_s) > NEW_LATENCY_RATIO * planned_s
     if is_in_force and not is_slow and not is_fast and not has_new_latency:

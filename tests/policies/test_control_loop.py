@@ -111,17 +111,18 @@ def test_bubble_aware_needs_no_memory_of_its_own() -> None:
     assert forgetting.history == remembering.history
 
 
-def test_profiling_tries_one_design_point_per_iteration() -> None:
+def test_profiling_tries_one_design_point_per_iteration_and_stops_when_it_knows_enough() -> None:
     run = training(BubbleAware())
 
     run.run(45)
 
     plans = [plan_id for _, _, plan_id in run.history if plan_id and plan_id.startswith("profile")]
-    assert len(plans) == len(set(plans)) == 10
+    assert len(plans) == len(set(plans))
+    assert 6 <= len(plans) <= 15
 
 
-def test_nobody_is_slow_while_the_plan_is_made() -> None:
-    run = training(BubbleAware())
+def test_nobody_is_slow_while_the_last_points_are_awaited() -> None:
+    run = training(BubbleAware(), energy_noise_ratio=0.2)
 
     run.run(45)
 
@@ -205,7 +206,7 @@ def test_what_was_learned_is_not_believed_after_two_slow_plans_in_a_row() -> Non
 
 
 def test_a_plan_that_holds_makes_up_for_the_faults_before_it() -> None:
-    slow = (range(30, 40), range(60, 64))
+    slow = (range(30, 34), range(60, 64))
 
     run = training(
         BubbleAware(),

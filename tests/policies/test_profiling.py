@@ -17,7 +17,14 @@ from gpuenergyd.core.observation import (
 from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, one_forward_one_backward
 from gpuenergyd.core.plan import check_plan
 from gpuenergyd.core.policy import GpuView
-from gpuenergyd_policies.profiling.design import clock_levels, design_points, kinds_of_ranks, profile_plan
+from gpuenergyd_policies.profiling.design import (
+    DesignPoint,
+    clock_levels,
+    design_points,
+    kinds_of_ranks,
+    lost_ratio,
+    profile_plan,
+)
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.times import fit_times, monotone_times_s
 
@@ -61,7 +68,7 @@ def observation(clocks: dict[InstructionKind, int], *, waiting_s: float = 0.4, i
 def fit_of_design() -> FittedProfile:
     levels = clock_levels(CLOCKS)
     observations = [observation({F: levels[0], B: levels[0]}, waiting_s=0.2 + 0.1 * k) for k in range(3)]
-    for number, point in enumerate(design_points([(F, B)], len(levels))):
+    for number, point in enumerate(design_points([(F, B)], len(levels))[: 2 * len(levels)]):
         clocks = {kind: levels[level] for kind, level in point.levels[0].items()}
         observations.append(observation(clocks, waiting_s=0.3 + 0.05 * (number % 4), index=number + 1))
     return fit_profile(observations, [GPU])
@@ -75,20 +82,37 @@ def test_levels_are_supported_clocks_from_the_maximum_down() -> None:
     assert all(a > b for a, b in pairwise(levels))
 
 
-@given(num_levels=st.integers(2, 7), num_ranks=st.integers(1, 5))
-def test_every_level_of_every_kind_appears_equally_often(num_levels: int, num_ranks: int) -> None:
-    points = design_points([(F, B)] * num_ranks, num_levels)
+@given(num_levels=st.integers(2, 7), num_ranks=st.integers(1, 5), seed=st.text(max_size=3))
+def test_every_level_of_every_kind_appears_once_in_each_block(num_levels: int, num_ranks: int, seed: str) -> None:
+    points = design_points([(F, B)] * num_ranks, num_levels, seed=seed)
 
-    for rank in range(num_ranks):
-        for kind in (F, B):
-            counts = [sum(p.levels[rank][kind] == level for p in points) for level in range(num_levels)]
-            assert len(set(counts)) == 1
+    for begin in range(0, len(points), num_levels + 1):
+        block = points[begin : begin + num_levels]
+        for rank in range(num_ranks):
+            for kind in (F, B):
+                assert sorted(p.levels[rank][kind] for p in block) == list(range(num_levels))
 
 
-def test_forward_and_backward_clocks_differ_somewhere_at_every_level() -> None:
-    points = design_points([(F, B)], 5)
+@given(num_levels=st.integers(2, 7), seed=st.text(max_size=3))
+def test_the_whole_design_pairs_every_forward_clock_with_every_backward_clock(num_levels: int, seed: str) -> None:
+    points = design_points([(F, B)], num_levels, seed=seed)
 
-    assert len({(p.levels[0][F], p.levels[0][B]) for p in points}) == len(points)
+    pairs = {(p.levels[0][F], p.levels[0][B]) for p in points}
+    assert len(pairs) == num_levels**2
+
+
+def test_an_iteration_at_full_speed_stands_between_two_blocks() -> None:
+    points = design_points([(F, B), (F, B)], 5, seed="job")
+
+    assert [n for n, p in enumerate(points) if all(set(own.values()) == {0} for own in p.levels)][:2] == [5, 11]
+
+
+def test_the_time_that_a_design_point_loses_is_that_of_its_slowest_rank() -> None:
+    point = DesignPoint(({F: 0, B: 1}, {F: 1, B: 1}))
+    busy_s = {InstructionClass(r, kind): time_s for r in (0, 1) for kind, time_s in ((F, 1.0), (B, 2.0))}
+
+    assert lost_ratio(point, [(1400, 700)] * 2, busy_s) == pytest.approx(1.0)
+    assert lost_ratio(DesignPoint((point.levels[0],)), [(1400, 700)], busy_s) == pytest.approx(2 / 3)
 
 
 def test_a_profile_plan_fits_its_pipeline() -> None:

@@ -1,20 +1,22 @@
 """Which clocks to try: few iterations that still tell what each kind of instruction costs at each clock.
 
 Energy is only known per GPU and iteration, so an iteration in which all instructions share one clock says nothing about
-forward and backward apart. Each kind therefore gets its own clock, in a balanced design: with K levels, shift s runs
-the K pairs (level k, level k + s mod K), so that every level of every kind appears equally often. Ranks start at
-different places, which keeps the iterations about equally long.
+forward and backward apart. Each kind therefore gets its own clock. The design is a complete factorial, run in blocks
+that are balanced each by itself, because profiling may stop after any of them: with K levels, shift s runs the K pairs
+(level k, level k + s mod K), so that every level of every kind appears equally often. Ranks start at different places,
+which keeps the iterations about equally long. Order is random, by a seed, within blocks and between them; an iteration
+at full speed between two blocks shows drift.
 """
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline import InstructionKind, Schedule
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 
 LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, 0.56)
 """Levels against the maximum clock, dense where power caps and voltage knees sit; below 0.55 no plan is worth it."""
-SHIFTS = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,25 @@ def clock_levels(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(nearest, reverse=True))
 
 
-def design_points(kinds_of_rank: Sequence[Sequence[InstructionKind]], num_levels: int) -> tuple[DesignPoint, ...]:
-    """Return the design: per rank the kinds it runs; the first kind walks the levels, each further one is shifted."""
-    points = []
-    for shift in SHIFTS:
-        for step in range(num_levels):
+def design_points(
+    kinds_of_rank: Sequence[Sequence[InstructionKind]], num_levels: int, *, seed: str = ""
+) -> tuple[DesignPoint, ...]:
+    """Return the design, per rank with the kinds it runs: the first kind walks the levels, others are shifted.
+
+    The block without a shift, all kinds at one clock, tells least and comes last.
+    """
+    draw = random.Random(seed)  # noqa: S311  an order, not a secret
+    shifts = list(range(1, num_levels))
+    draw.shuffle(shifts)
+    points: list[DesignPoint] = []
+    for shift in (*shifts, 0):
+        if points:
+            points.append(DesignPoint(tuple(dict.fromkeys(kinds, 0) for kinds in kinds_of_rank)))
+        steps = list(range(num_levels))
+        draw.shuffle(steps)
+        for step in steps:
             levels = tuple(
-                {kind: (step + rank + k * shift) % num_levels for k, kind in enumerate(kinds)}
+                {kind: (step + rank + k * shift + k // 2) % num_levels for k, kind in enumerate(kinds)}
                 for rank, kinds in enumerate(kinds_of_rank)
             )
             points.append(DesignPoint(levels))
@@ -47,6 +61,34 @@ def design_points(kinds_of_rank: Sequence[Sequence[InstructionKind]], num_levels
 def kinds_of_ranks(schedule: Schedule) -> tuple[tuple[InstructionKind, ...], ...]:
     """Return the kinds of instruction that each rank runs, in the order of their first appearance."""
     return tuple(tuple(dict.fromkeys(instruction.kind for instruction in order)) for order in schedule.orders)
+
+
+def lost_ratio(
+    point: DesignPoint, levels_mhz: Sequence[Sequence[int]], busy_s: Mapping[InstructionClass, float]
+) -> float:
+    """Return by how much an iteration under a design point may be longer than one at full speed, as a ratio of it.
+
+    Pessimistic: time goes with 1 / clock, and nothing hides in bubbles. `busy_s` is what each class takes in an
+    iteration at full speed.
+    """
+    return max(
+        sum(
+            _share(rank, kind, levels, busy_s) * (levels_mhz[rank][0] / levels_mhz[rank][level] - 1)
+            for kind, level in levels.items()
+        )
+        for rank, levels in enumerate(point.levels)
+    )
+
+
+def _share(
+    rank: int,
+    kind: InstructionKind,
+    levels: Mapping[InstructionKind, int],
+    busy_s: Mapping[InstructionClass, float],
+) -> float:
+    time_s = {k: sum(t for c, t in busy_s.items() if (c.pp_rank, c.kind) == (rank, k)) for k in levels}
+    total_s = sum(time_s.values())
+    return time_s[kind] / total_s if total_s > 0 else 1 / len(levels)
 
 
 def profile_plan(

@@ -1,0 +1,318 @@
+"""From the energy of whole iterations to the power of every kind of instruction, with how sure that is.
+
+A GPU's energy over an iteration is the sum over what it did of time times power, with
+    v(f) = 1 + (v_max - 1) * max(0, f - f_knee) / (f_max - f_knee)
+    power(kind, f) = P_static + a_kind * v(f)^2 / t_kind(f)
+    power(waiting, f) = P_static + c * f * v(f)^2
+that is, an instruction switches the same transistors at every clock, at the voltage of that clock; where a power cap
+holds the clock down, at the voltage of the clock it is held to. The knee, v_max and P_static are shared by GPUs of
+one model, each GPU has its own a and c. All are found at once: maximum a posteriori, by least squares on relative
+residuals with priors on the shared three, and on waiting power where somebody published it. The curvature there gives
+their covariance. An iteration whose energy lies far off the others' fit was disturbed, and is left out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
+from gpuenergyd.core.policy import GpuView
+from gpuenergyd_policies.profiling.times import TimeCurve
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+_KNEE_RATIO_PRIOR, _KNEE_RATIO_SIGMA = 0.75, 0.06
+_VOLTAGE_PRIOR, _VOLTAGE_SIGMA = 1.3, 0.15
+_STATIC_POWER_PRIOR_W, _STATIC_POWER_SIGMA_W = 50.0, 20.0
+"""Priors over data-centre GPUs: fitted knees lie at 0.70-0.78 of the maximum clock, voltages at 1.21-1.40 of the
+knee's, static power at 32-80 W (V100, A100, A40, H100 as measured or assumed in published sweeps)."""
+_BLOCKING_SIGMA_RATIO = 0.2
+_ENERGY_NOISE_RATIO = 0.01
+_MIN_ENERGY_NOISE_RATIO = 0.001
+"""The first is assumed, then replaced by what the fit leaves over: good data may speak louder than the priors."""
+_DISTURBED_SIGMAS = 5.0
+_MIN_DISTURBED_RATIO = 0.04
+_MAX_DISTURBED_SHARE = 0.25
+"""More than this is no disturbance but a formula that does not fit: then every iteration stays."""
+_ROUNDS = 3
+
+
+class NotEnoughDataError(Exception):
+    """The observations do not determine the profile; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerModel:
+    """Power of one GPU; `dynamic_j[kind, chunk]` is what one instruction adds to the static power below the knee."""
+
+    static_power_w: float
+    knee_mhz: float
+    max_voltage_ratio: float
+    max_sm_clock_mhz: int
+    dynamic_j: Mapping[tuple[InstructionKind, int], float]
+    waiting_w_per_mhz: float
+
+    def energy_j(self, kind: InstructionKind, chunk_index: int, sm_clock_mhz: float, time_s: float) -> float:
+        """Return what one instruction costs that takes `time_s` at a clock."""
+        return self.static_power_w * time_s + self.dynamic_j[kind, chunk_index] * self._voltage_squared(sm_clock_mhz)
+
+    def waiting_power_w(self, sm_clock_mhz: float) -> float:
+        """Return the power while waiting for a peer at a clock."""
+        return self.static_power_w + self.waiting_w_per_mhz * sm_clock_mhz * self._voltage_squared(sm_clock_mhz)
+
+    def _voltage_squared(self, sm_clock_mhz: float) -> float:
+        return float(_voltage(sm_clock_mhz, self.knee_mhz, self.max_voltage_ratio, self.max_sm_clock_mhz) ** 2)
+
+
+What = tuple[int, InstructionKind | None, int]
+"""Rank, kind (None: waiting) and chunk: what a coefficient belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Every share of every GPU iteration, one row per share; `row_of` says which GPU iteration it belongs to."""
+
+    row_of: IntArray
+    rank_of: IntArray
+    what_of: IntArray
+    clock_mhz: FloatArray
+    locked_mhz: FloatArray
+    amount: FloatArray
+    """Instructions done (time over time per instruction), or MHz seconds of waiting: times a coefficient, joules."""
+    time_s: FloatArray
+    energy_j: FloatArray
+    """One per GPU iteration: what the counter said."""
+    index_of: Mapping[What, int]
+
+    def without(self, disturbed: BoolArray) -> "Shares":
+        """Return the shares without those of some GPU iterations."""
+        kept = ~disturbed[self.row_of]
+        number_of = np.cumsum(~disturbed) - 1
+        return Shares(
+            number_of[self.row_of[kept]],
+            self.rank_of[kept],
+            self.what_of[kept],
+            self.clock_mhz[kept],
+            self.locked_mhz[kept],
+            self.amount[kept],
+            self.time_s[kept],
+            self.energy_j[~disturbed],
+            self.index_of,
+        )
+
+
+def shares_of(observations: Sequence[IterationObservation], curves: Mapping[InstructionClass, TimeCurve]) -> Shares:
+    """Return what every GPU did in every iteration whose energy is known."""
+    index_of: dict[What, int] = {}
+    columns: list[tuple[float, ...]] = []
+    energies: list[float] = []
+    time_s_at: dict[tuple[InstructionClass, int], float] = {}
+    for observation in observations:
+        for rank in observation.ranks:
+            if rank.energy_j is None or not rank.energy_j > 0:
+                continue
+            for share in rank.time_at:
+                what = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index), len(index_of))
+                clock_mhz, amount = float(share.sm_clock_mhz), share.time_s * share.sm_clock_mhz
+                if share.kind is not None:
+                    key = InstructionClass(rank.pp_rank, share.kind, share.chunk_index)
+                    clock_mhz = curves[key].effective_mhz(share.sm_clock_mhz)
+                    if (key, share.sm_clock_mhz) not in time_s_at:
+                        time_s_at[key, share.sm_clock_mhz] = float(curves[key].times_s([share.sm_clock_mhz])[0])
+                    amount = share.time_s / time_s_at[key, share.sm_clock_mhz]
+                row = (len(energies), rank.pp_rank, what, clock_mhz, share.sm_clock_mhz, amount, share.time_s)
+                columns.append(row)
+            energies.append(rank.energy_j)
+    table = np.array(columns, dtype=float).reshape(-1, 7)
+    row_of, rank_of, what_of = (table[:, k].astype(np.int64) for k in range(3))
+    clocks_mhz, locked_mhz, amounts, times_s = (table[:, k] for k in range(3, 7))
+    joules = np.array(energies)
+    return Shares(row_of, rank_of, what_of, clocks_mhz, locked_mhz, amounts, times_s, joules, index_of)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerFit:
+    """The most probable parameters, their covariance, and what they leave unexplained.
+
+    `parameters` holds knee ratios, voltages and static powers per GPU model, then a coefficient per `Shares.what_of`.
+    """
+
+    parameters: FloatArray
+    covariance: FloatArray
+    shares: Shares
+    residual_ratios: FloatArray
+    """(measured - fitted) / fitted, one per GPU iteration that was believed."""
+    num_disturbed: int
+    _model_of_rank: tuple[int, ...]
+    _top_of_rank: tuple[float, ...]
+
+    @property
+    def energy_error_ratio(self) -> float:
+        """Root mean square of the residuals."""
+        return float(np.sqrt(np.mean(self.residual_ratios**2)))
+
+    def models(self, parameters: FloatArray | None = None) -> tuple[PowerModel, ...]:
+        """Return the power model of each rank; other parameters, such as drawn ones, may stand in."""
+        x = self.parameters if parameters is None else parameters
+        n = 1 + max(self._model_of_rank)
+        coefficients, index_of = x[3 * n :], self.shares.index_of
+        return tuple(
+            PowerModel(
+                static_power_w=float(x[2 * n + model]),
+                knee_mhz=float(x[model] * top),
+                max_voltage_ratio=float(x[n + model]),
+                max_sm_clock_mhz=int(top),
+                dynamic_j={
+                    (kind, chunk): float(coefficients[i])
+                    for (rank, kind, chunk), i in index_of.items()
+                    if rank == r and kind is not None
+                },
+                waiting_w_per_mhz=float(coefficients[index_of[r, None, 0]]) if (r, None, 0) in index_of else 0.0,
+            )
+            for r, (model, top) in enumerate(zip(self._model_of_rank, self._top_of_rank, strict=True))
+        )
+
+    def drawn_models(self, random: np.random.Generator) -> tuple[PowerModel, ...]:
+        """Return power models that are as probable as the data leave them."""
+        n = 1 + max(self._model_of_rank)
+        x = random.multivariate_normal(self.parameters, self.covariance, method="eigh")
+        lower, upper = _bounds(n, len(self.parameters) - 3 * n)
+        return self.models(np.clip(x, lower, upper))
+
+
+def fit_power(shares: Shares, gpus: Sequence[GpuView]) -> PowerFit:
+    """Return the most probable power of every GPU.
+
+    Raises:
+        NotEnoughDataError: some rank's energy was never measured.
+    """
+    missing = sorted(set(range(len(gpus))) - set(shares.rank_of.tolist()))
+    if missing:
+        raise NotEnoughDataError(f"no energy measured for ranks {missing}")
+    whole = _Fit(shares, gpus)
+    x, noise_ratio = whole.solve(whole.start, _ENERGY_NOISE_RATIO), _ENERGY_NOISE_RATIO
+    fit, disturbed = whole, np.zeros(len(shares.energy_j), dtype=np.bool_)
+    for _ in range(_ROUNDS - 1):
+        misfit = whole.misfit(x)
+        spread = 1.4826 * float(np.median(np.abs(misfit - np.median(misfit))))
+        disturbed = np.abs(misfit) > max(_DISTURBED_SIGMAS * spread, _MIN_DISTURBED_RATIO)
+        if disturbed.mean() > _MAX_DISTURBED_SHARE or _leaves_out_a_rank(shares, disturbed):
+            disturbed[:] = False
+        fit = _Fit(shares.without(disturbed), gpus) if disturbed.any() else whole
+        error_ratio = float(np.sqrt(np.mean(fit.misfit(x) ** 2)))
+        noise_ratio = min(max(error_ratio, _MIN_ENERGY_NOISE_RATIO), max(_ENERGY_NOISE_RATIO, error_ratio))
+        x = fit.solve(x, noise_ratio)
+    fitted_j = fit.fitted_j(x)
+    return PowerFit(
+        parameters=x,
+        covariance=fit.covariance(x, noise_ratio),
+        shares=fit.shares,
+        residual_ratios=(fit.shares.energy_j - fitted_j) / fitted_j,
+        num_disturbed=int(disturbed.sum()),
+        _model_of_rank=tuple(int(m) for m in fit.model_of_rank),
+        _top_of_rank=tuple(float(t) for t in fit.top_of_rank),
+    )
+
+
+def _leaves_out_a_rank(shares: Shares, disturbed: BoolArray) -> bool:
+    rank_of_row = np.zeros(len(disturbed), dtype=np.int64)
+    rank_of_row[shares.row_of] = shares.rank_of
+    return set(rank_of_row[~disturbed].tolist()) != set(rank_of_row.tolist())
+
+
+class _Fit:
+    """The least-squares problem of one set of GPU iterations."""
+
+    def __init__(self, shares: Shares, gpus: Sequence[GpuView]) -> None:
+        models = sorted({gpu.model_name for gpu in gpus})
+        self.shares = shares
+        self.model_of_rank = np.array([models.index(gpu.model_name) for gpu in gpus])
+        self.top_of_rank = np.array([max(gpu.supported_sm_clocks_mhz) for gpu in gpus], dtype=float)
+        self._n = n = len(models)
+        self._model, self._top = self.model_of_rank[shares.rank_of], self.top_of_rank[shares.rank_of]
+        self._waiting = [
+            (r, shares.index_of[r, None, 0], gpu.blocking_power_w)
+            for r, gpu in enumerate(gpus)
+            if gpu.blocking_power_w is not None and (r, None, 0) in shares.index_of
+        ]
+        prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
+        self._prior = np.asarray(prior, dtype=np.float64)
+        self._sigma = np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
+        # Coefficients start where each would explain half of the mean power on its own.
+        num_whats = len(shares.index_of)
+        mean_power_w = float(shares.energy_j.sum() / shares.time_s.sum())
+        times_s = np.bincount(shares.what_of, weights=shares.time_s, minlength=num_whats)
+        amounts = np.bincount(shares.what_of, weights=shares.amount, minlength=num_whats)
+        pace = np.divide(times_s, amounts, out=np.zeros(num_whats), where=amounts > 0)
+        self.start = np.concatenate([self._prior, 0.5 * mean_power_w * pace])
+        self._bounds = _bounds(n, num_whats)
+
+    def fitted_j(self, x: FloatArray) -> FloatArray:
+        """Return the energy of every GPU iteration."""
+        shares, n = self.shares, self._n
+        knee_ratio, voltage, static_w, coefficients = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
+        knee_mhz = knee_ratio[self._model] * self._top
+        squared = _voltage(shares.clock_mhz, knee_mhz, voltage[self._model], self._top) ** 2
+        joules = static_w[self._model] * shares.time_s + coefficients[shares.what_of] * shares.amount * squared
+        return np.asarray(np.bincount(shares.row_of, weights=joules, minlength=len(shares.energy_j)), dtype=np.float64)
+
+    def misfit(self, x: FloatArray) -> FloatArray:
+        """Return (fitted - measured) / measured of every GPU iteration."""
+        return (self.fitted_j(x) - self.shares.energy_j) / self.shares.energy_j
+
+    def solve(self, start: FloatArray, noise_ratio: float) -> FloatArray:
+        """Return the most probable parameters."""
+        scale = np.maximum(self.start, 1e-6)
+        fit = least_squares(self._residuals(noise_ratio), start, bounds=self._bounds, loss="soft_l1", x_scale=scale)
+        return np.asarray(fit.x, dtype=np.float64)
+
+    def covariance(self, x: FloatArray, noise_ratio: float) -> FloatArray:
+        """Return the covariance of the parameters, from the curvature at their most probable values."""
+        residuals = self._residuals(noise_ratio)
+        steps = 1e-4 * np.maximum(self.start, 1e-6)
+        at_x = residuals(x)
+        columns = []
+        for k, step in enumerate(steps):
+            moved = x.copy()
+            moved[k] += step
+            columns.append((residuals(moved) - at_x) / step)
+        jacobian = np.array(columns).T * steps
+        return np.asarray(np.linalg.pinv(jacobian.T @ jacobian) * np.outer(steps, steps), dtype=np.float64)
+
+    def _residuals(self, noise_ratio: float) -> Callable[[FloatArray], FloatArray]:
+        def residuals(x: FloatArray) -> FloatArray:
+            shared = (x[: 3 * self._n] - self._prior) / self._sigma
+            return np.concatenate([self.misfit(x) / noise_ratio, shared, self._waiting_misfit(x)])
+
+        return residuals
+
+    def _waiting_misfit(self, x: FloatArray) -> FloatArray:
+        n, off = self._n, []
+        for rank, index, published_w in self._waiting:
+            model, top = self.model_of_rank[rank], self.top_of_rank[rank]
+            waiting_w = x[2 * n + model] + x[3 * n + index] * top * x[n + model] ** 2
+            off.append((waiting_w / published_w - 1) / _BLOCKING_SIGMA_RATIO)
+        return np.array(off, dtype=np.float64)
+
+
+def _bounds(num_models: int, num_whats: int) -> tuple[FloatArray, FloatArray]:
+    lower = np.concatenate([np.repeat([0.5, 1.0, 0.0], num_models), np.zeros(num_whats)])
+    upper = np.concatenate([np.repeat([0.95, 2.0, np.inf], num_models), np.full(num_whats, np.inf)])
+    return lower, upper
+
+
+def _voltage(
+    clock_mhz: float | FloatArray,
+    knee_mhz: float | FloatArray,
+    max_voltage_ratio: float | FloatArray,
+    top_mhz: float | FloatArray,
+) -> FloatArray:
+    """Return the voltage against that below the knee."""
+    above = np.maximum(0.0, np.asarray(clock_mhz) - knee_mhz) / (np.asarray(top_mhz) - knee_mhz)
+    return np.asarray(1.0 + (np.asarray(max_voltage_ratio) - 1.0) * above, dtype=np.float64)

@@ -1,0 +1,48 @@
+"""When enough is known: how much energy a plan from the present fit is expected to lose for what is not known yet.
+
+The fit leaves many profiles probable. A plan made from the most probable one is judged on draws of the others, each
+against the plan that its own draw would have asked for. Time that the plan would take beyond the deadline is charged
+at the deadline's price, since a correction will have to buy it back.
+"""
+
+from statistics import mean
+
+import numpy as np
+
+from gpuenergyd.core.pipeline import DependencyGraph
+from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.profiling.fit import FittedProfile
+
+NUM_DRAWS = 5
+_THIN_TOLERANCE = 5e-3
+_SEED = 5
+
+
+def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, deadline_s: float) -> float:
+    """Return the mean energy lost by planning on the fit now, over the energy of the plans of perfect knowledge."""
+    profile = fitted.profile
+    deadline_s = max(deadline_s, min_iteration_time_s(graph, profile))
+    plan = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+    random = np.random.default_rng(_SEED)
+    losses = []
+    for _ in range(NUM_DRAWS):
+        truth = fitted.drawn(random)
+        options = [
+            truth[i.instruction_class].at_clock(clock)
+            for i, clock in zip(graph.instructions, plan.sm_clocks_mhz, strict=True)
+        ]
+        time_s = timeline(graph, [option.time_s for option in options]).iteration_time_s
+        energy_j = iteration_energy_j(
+            energies_j=[option.energy_j for option in options],
+            durations_s=[option.time_s for option in options],
+            iteration_time_s=time_s,
+            num_ranks=graph.num_ranks,
+            blocking_power_w=truth.blocking_power_w,
+        )
+        owed_s = max(deadline_s, min_iteration_time_s(graph, truth))
+        best = solve(graph, truth, deadline_s=owed_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+        late_j = best.price_w * max(0.0, time_s - owed_s)
+        losses.append((energy_j + late_j) / best.energy_j - 1)
+    return max(0.0, mean(losses))
