@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.cli.app import app
+from gpuenergyd.cli.app import command_line
 from gpuenergyd.core.pipeline import one_forward_one_backward
 from gpuenergyd.core.plan import check_plan
 from gpuenergyd.core.policy import BaselineView, ClockPolicy, GpuView, JobView
@@ -48,6 +48,7 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
 
 
 def test_every_command_stands_in_the_readme() -> None:
+    app = command_line()
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
     commands |= {group.name for group in app.registered_groups if group.name}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

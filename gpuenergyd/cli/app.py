@@ -1,32 +1,52 @@
-"""The commands, by name; each module imports what is heavy only when its command runs."""
+"""The commands, by name; a module is loaded only when its command runs, or when all are to be listed."""
 
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.carbon import carbon
-from gpuenergyd.cli.demo import demo
-from gpuenergyd.cli.doctor import doctor
-from gpuenergyd.cli.explain import explain
-from gpuenergyd.cli.leases import limit, lock
-from gpuenergyd.cli.plan import plan
-from gpuenergyd.cli.policies import policies
-from gpuenergyd.cli.report import report
-from gpuenergyd.cli.restore import restore
-from gpuenergyd.cli.run import run
-from gpuenergyd.cli.serve import serve
-from gpuenergyd.cli.status import status
 
-app = typer.Typer(
-    name="gpuenergyd",
-    help="Make GPU training use less energy at the same speed.",
-    epilog="Exit codes: 0 fine, 1 failed, 2 usage, 3 daemon not running, 4 degraded.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+_MODULES = {
+    "demo": "demo",
+    "serve": "serve",
+    "run": "run",
+    "status": "status",
+    "report": "report",
+    "plan": "plan",
+    "explain": "explain",
+    "policies": "policies",
+    "lock": "leases",
+    "limit": "leases",
+    "restore": "restore",
+    "doctor": "doctor",
+    "carbon": "carbon",
+}
+"""The module of this folder that holds each command, in the order in which help lists them."""
+
+
+def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line: with the one command that the arguments begin with, or with all of them."""
+    app = typer.Typer(
+        name="gpuenergyd",
+        help="Make GPU training use less energy at the same speed.",
+        epilog="Exit codes: 0 fine, 1 failed, 2 usage, 3 daemon not running, 4 degraded.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_root)
+    first = arguments[0] if arguments else None
+    wanted = [first] if first in _MODULES else [] if first == "--version" else [*_MODULES]
+    for name in wanted:
+        command = getattr(import_module(f"gpuenergyd.cli.{_MODULES[name]}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -35,15 +55,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Make GPU training use less energy at the same speed."""
-
-
-for _command in (demo, serve, run, status, report, plan, explain, policies, lock, limit, restore, doctor):
-    app.command()(_command)
-app.add_typer(carbon)

@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
     try:
         import typer  # noqa: PLC0415  a plain install brings the client only, and shall say so
 
-        from gpuenergyd.cli.app import app  # noqa: PLC0415
+        from gpuenergyd.cli.app import command_line  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("gpuenergyd"):
             raise
@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
         return EXIT_FAILED
     click_error: type[Exception] = typer.BadParameter.mro()[2]  # ClickException, which Typer itself does not export
     try:
-        result = app(arguments, prog_name="gpuenergyd", standalone_mode=False)
+        result = command_line(arguments)(arguments, prog_name="gpuenergyd", standalone_mode=False)
     except click_error as error:
         return _usage_error(error)
     except GpuEnergyError as error:

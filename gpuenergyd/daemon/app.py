@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 from gpuenergyd.core.job import JobRules
@@ -35,6 +36,7 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterStatus
+from gpuenergyd.store.retention import Retention
 
 log = logging.getLogger("gpuenergyd")
 
@@ -58,7 +60,17 @@ class Daemon:
             time_limit_s=settings.policy_time_limit_s,
             first_time_limit_s=settings.policy_first_time_limit_s,
         )
-        self._history = HistoryWriter(settings.database_url, reserve_bytes=settings.history_reserve_bytes)
+        self._history = HistoryWriter(
+            settings.database_url,
+            reserve_bytes=settings.history_reserve_bytes,
+            retention=Retention(
+                samples=timedelta(hours=settings.history_samples_kept_hours),
+                seconds=timedelta(days=settings.history_seconds_kept_days),
+                minutes=timedelta(days=settings.history_minutes_kept_days),
+                timelines=timedelta(days=settings.history_timelines_kept_days),
+                max_bytes=settings.history_max_bytes,
+            ),
+        )
         self.jobs = Jobs(
             services=JobServices(
                 worker=self.worker,

@@ -1,19 +1,19 @@
 """What the core knows of each GPU: who it is, how it is, what it was asked for, and what the worker saw of it."""
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.switching import LatencyBasis, ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.telemetry import ClockHistory, EnergyCounter
+from gpuenergyd.daemon.gpu_history import GpuHistory
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth, GpuSample
-from gpuenergyd.store.records import RollupRecord
+from gpuenergyd.store.records import Record
 
 _NS_PER_S = 1_000_000_000
 _KEPT_S = 900
@@ -22,9 +22,6 @@ _ASSUMED_SWITCH_LATENCY_S = 0.03
 """Until enough clock changes were seen on this host, where nobody published a figure: above what an A100 needs."""
 _SAME_CLOCK_MHZ = 16
 """One step of a GPU's clocks: what is read further away from what was asked for came about by something else."""
-_ENERGY_GRACE_NS = 2 * _NS_PER_S
-BUCKET_S = 1
-LONG_BUCKET_S = 60
 
 
 class ClaimKind(StrEnum):
@@ -57,18 +54,6 @@ class Claim:
 
 
 @dataclass(slots=True)
-class _Bucket:
-    """One second of one GPU for one job, while it is being filled."""
-
-    begin_ns: int
-    started_at: datetime
-    job_id: str
-    num_samples: int = 0
-    powers_w: list[float] = field(default_factory=list)
-    clocks_mhz: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Gpu:
     """One GPU as last seen."""
 
@@ -82,7 +67,7 @@ class Gpu:
     claim: Claim | None = None
     switching: SwitchCalibration = field(init=False)
     """What was learned about its clock changes; kept from job to job."""
-    _buckets: deque[_Bucket] = field(default_factory=deque)
+    _history: GpuHistory = field(init=False)
     _forgotten_until_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -93,6 +78,7 @@ class Gpu:
             else constant_latency(published_s, LatencyBasis.PUBLISHED)
         )
         self.switching = SwitchCalibration(self.max_sm_clock_mhz, prior)
+        self._history = GpuHistory(self.identity.gpu_uuid)
 
     @property
     def max_sm_clock_mhz(self) -> int:
@@ -110,18 +96,18 @@ class Gpu:
             switching=self.switching.latency,
         )
 
-    def take_sample(self, sample: GpuSample) -> tuple[RollupRecord, ...]:
-        """Note a reading; return the buckets that are complete now."""
+    def take_sample(self, sample: GpuSample) -> tuple[Record, ...]:
+        """Note a reading; return what the history shall keep of it."""
         self.sample = sample
         if sample.energy_edge_mono_ns is not None and sample.total_energy_j is not None:
             self.counter.record(sample.energy_edge_mono_ns, sample.total_energy_j)
-        self._fill_bucket(sample)
         horizon_ns = sample.read_mono_ns - _KEPT_S * _NS_PER_S
         if horizon_ns > self._forgotten_until_ns + 10 * _NS_PER_S:
             self._forgotten_until_ns = horizon_ns
             self.clocks.forget_before(horizon_ns)
             self.counter.forget_before(horizon_ns)
-        return self._complete_buckets(sample.read_mono_ns)
+        job_id = self.claim.job_id if self.claim is not None and not self.claim.is_lease else ""
+        return tuple(self._history.take(sample, at=utc_at(sample.read_mono_ns), job_id=job_id, counter=self.counter))
 
     def take_clock_set(self, change: ClockSet) -> bool:
         """Note a clock change; return whether the latency to plan with has changed by it."""
@@ -138,48 +124,6 @@ class Gpu:
         """Note that the GPU is un-tuned from now on."""
         self.requested_sm_clock_mhz = None
         self.clocks.record(mono_ns, self.max_sm_clock_mhz)
-
-    def _fill_bucket(self, sample: GpuSample) -> None:
-        job_id = self.claim.job_id if self.claim is not None and not self.claim.is_lease else ""
-        now = utc_at(sample.read_mono_ns)
-        started_at = now.replace(microsecond=0)
-        last = self._buckets[-1] if self._buckets else None
-        if last is None or last.started_at != started_at or last.job_id != job_id:
-            begin_ns = sample.read_mono_ns - now.microsecond * 1000
-            if last is not None and last.started_at == started_at:
-                begin_ns = sample.read_mono_ns
-            last = _Bucket(begin_ns, started_at, job_id)
-            self._buckets.append(last)
-        last.num_samples += 1
-        if sample.power_w is not None:
-            last.powers_w.append(sample.power_w)
-        if sample.sm_clock_mhz is not None:
-            last.clocks_mhz.append(sample.sm_clock_mhz)
-
-    def _complete_buckets(self, now_ns: int) -> tuple[RollupRecord, ...]:
-        done: list[RollupRecord] = []
-        while len(self._buckets) > 1:
-            bucket, end_ns = self._buckets[0], self._buckets[1].begin_ns
-            if not self.counter.covers(end_ns) and now_ns < end_ns + _ENERGY_GRACE_NS:
-                break
-            self._buckets.popleft()
-            energy_j = self.counter.energy_j(bucket.begin_ns, end_ns)
-            for bucket_s in (BUCKET_S, LONG_BUCKET_S):
-                second = bucket.started_at.second
-                done.append(
-                    RollupRecord(
-                        bucket_s=bucket_s,
-                        gpu_uuid=self.identity.gpu_uuid,
-                        started_at=bucket.started_at - timedelta(seconds=second % bucket_s),
-                        job_id=bucket.job_id,
-                        energy_j=energy_j,
-                        mean_power_w=_mean(bucket.powers_w),
-                        max_power_w=max(bucket.powers_w, default=None),
-                        mean_sm_clock_mhz=_mean(bucket.clocks_mhz),
-                        num_samples=bucket.num_samples,
-                    )
-                )
-        return tuple(done)
 
 
 class Gpus:
@@ -298,7 +242,3 @@ def observed_switch(change: ClockSet) -> ObservedSwitch | None:
 def utc_at(mono_ns: int) -> datetime:
     """Return the UTC instant of a host monotonic instant, by the offset that holds now."""
     return datetime.fromtimestamp((time.time_ns() - time.monotonic_ns() + mono_ns) / _NS_PER_S, tz=UTC)
-
-
-def _mean(values: list[float] | list[int]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -241,8 +241,8 @@ class Jobs:
         for sample in samples:
             gpu = self.services.gpus.known(sample.gpu_uuid)
             if gpu is not None:
-                for rollup in gpu.take_sample(sample):
-                    self.services.history.write(rollup)
+                for record in gpu.take_sample(sample):
+                    self.services.history.write(record)
         for runner in self:
             runner.observe_what_is_covered()
 

@@ -107,6 +107,11 @@ class Settings(BaseSettings):
         default_factory=lambda known: f"sqlite:///{known.get('state_dir', Path()) / 'history.sqlite3'}"
     )
     history_reserve_bytes: int = Field(default=32 * 2**20, ge=0, le=2**40)
+    history_max_bytes: int = Field(default=0, ge=0, le=2**50)
+    history_samples_kept_hours: float = Field(default=48, ge=0, le=100_000, allow_inf_nan=False)
+    history_seconds_kept_days: float = Field(default=7, ge=0, le=100_000, allow_inf_nan=False)
+    history_minutes_kept_days: float = Field(default=396, ge=1, le=100_000, allow_inf_nan=False)
+    history_timelines_kept_days: float = Field(default=30, ge=0, le=100_000, allow_inf_nan=False)
     socket_group: str | None = None
     control_groups: tuple[str, ...] = ()
     control_users: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from gpuenergyd.report.figures import energy_text, time_text
-from gpuenergyd.store.queries import IterationRow
+from gpuenergyd.store import IterationRow
 
 _WIDTH = 1000.0
 _LEFT = 64.0

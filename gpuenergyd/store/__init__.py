@@ -2,14 +2,30 @@
 
 records     what is written, as frozen values
 writer      the one thread that writes; its trouble never reaches the control of GPUs
+rows        records to rows of tables
+series      samples and seconds packed a minute at a time, and series_buffer, where they wait for it
 space       a full disk, and the reserve kept for it
-queries     what is read, while the daemon runs and after it
+retention   what is forgotten, and when; compaction of long jobs' iterations
+queries     what is read, while the daemon runs and after it; summaries of jobs
 schema      the tables
 upgrade     bringing a database to this version's schema, by the revisions in migrations/
 blobs       spans and plans as compressed JSON
 """
 
-from gpuenergyd.store.queries import History, IterationRow, JobSummary, PlanRow, open_history
-from gpuenergyd.store.writer import HistoryWriter, WriterStatus
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gpuenergyd.store.queries import History, PlanRow, open_history
+from gpuenergyd.store.summaries import IterationRow, JobSummary
+
+if TYPE_CHECKING:
+    from gpuenergyd.store.writer import HistoryWriter, WriterStatus
 
 __all__ = ["History", "HistoryWriter", "IterationRow", "JobSummary", "PlanRow", "WriterStatus", "open_history"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the writer when somebody writes: who only reads starts without it."""
+    if name in {"HistoryWriter", "WriterStatus"}:
+        return getattr(import_module("gpuenergyd.store.writer"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -97,7 +97,7 @@ def reading_engine(path_or_url: str | Path, *, nobody_writes: bool = False) -> E
     """
     path = sqlite_path(path_or_url)
     if path is None:
-        return _engine(str(path_or_url))
+        return _engine(str(path_or_url), is_read_only=True)
     if not path.is_file():
         raise StoreError(f"no history at {path}")
 
@@ -193,8 +193,22 @@ def one_line(error: Exception) -> str:
     return (str(original).splitlines() or [type(original).__name__])[0]
 
 
-def _engine(url: str) -> Engine:
+def _engine(url: str, *, is_read_only: bool = False) -> Engine:
     try:
-        return create_engine(url, poolclass=NullPool)
-    except (SQLAlchemyError, ImportError) as error:
-        raise StoreError(f"{url!r} is no database URL: {one_line(error)}") from None
+        parsed = make_url(url)
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        options = {"postgresql_readonly": True} if is_read_only and parsed.get_backend_name() == "postgresql" else {}
+        return create_engine(parsed, poolclass=NullPool, execution_options=options)
+    except ImportError as error:
+        raise StoreError(f"{_shown(url)}: {error}; pip install 'gpuenergyd[postgresql]'") from None
+    except SQLAlchemyError as error:
+        raise StoreError(f"{_shown(url)} is no database URL: {one_line(error)}") from None
+
+
+def _shown(url: str) -> str:
+    """Return a URL as a person may see it: without the password."""
+    try:
+        return repr(make_url(url).render_as_string(hide_password=True))
+    except ArgumentError:
+        return "the database URL"

@@ -1,81 +1,25 @@
 """What can be asked of the history, while the daemon runs and after it. Nothing here writes."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, Row, or_, select
+from sqlalchemy import Connection, Engine, Row, Select, Table, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from gpuenergyd.core.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
-from gpuenergyd.core.savings import Interval, measured_saving
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store import schema
 from gpuenergyd.store.blobs import decode_clocks, decode_spans
 from gpuenergyd.store.database import Contents, contents, one_line, reading_engine
-
-
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """One job in figures; None is what was not measured or does not exist yet.
-
-    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline figures
-    are medians over all regular iterations at full speed, later blocks included, tuned ones over those under a tuned
-    plan; predictions are those of the last tuned plan. Intervals hold the ratio with 95 % confidence, drift taken out.
-    """
-
-    job_id: str
-    job_name: str
-    policy: str
-    schedule_name: str
-    is_simulated: bool
-    started_at: datetime
-    ended_at: datetime | None
-    end_reason: str | None
-    num_ranks: int
-    num_microbatches: int
-    max_slowdown_ratio: float
-    uid: int
-    gpu_uuids: tuple[str, ...]
-    num_iterations: int
-    num_measured_iterations: int
-    duration_s: float
-    energy_j: float | None
-    num_baseline_iterations: int
-    baseline_time_s: float | None
-    baseline_energy_j: float | None
-    num_tuned_iterations: int
-    iteration_time_s: float | None
-    energy_per_iteration_j: float | None
-    num_profile_iterations: int
-    profile_energy_j: float | None
-    saving_ratio: float | None
-    slowdown_ratio: float | None
-    predicted_iteration_time_s: float | None
-    predicted_energy_j: float | None
-    lower_bound_j: float | None
-    saving_interval: tuple[float, float] | None = None
-    slowdown_interval: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class IterationRow:
-    """One iteration as recorded."""
-
-    iteration_index: int
-    started_at: datetime
-    iteration_time_s: float
-    energy_j: float | None
-    plan_id: str | None
-    plan_purpose: PlanPurpose | None
-    is_regular: bool
+from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER, series_points
+from gpuenergyd.store.summaries import IterationRow, JobSummary, Typical, baseline_of, iteration_rows, job_summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +48,10 @@ class ControlEvent:
 
 @dataclass(frozen=True, slots=True)
 class Rollup:
-    """What one GPU did in one bucket of time for one job (empty: for nobody)."""
+    """What one GPU did in one bucket of time for one job (empty: for nobody).
+
+    `energy_j` was measured, during `measured_s`; `estimated_j` was not, during `estimated_s`.
+    """
 
     bucket_s: int
     gpu_uuid: str
@@ -115,6 +62,22 @@ class Rollup:
     max_power_w: float | None
     mean_sm_clock_mhz: float | None
     num_samples: int
+    estimated_j: float | None = None
+    measured_s: float = 0.0
+    estimated_s: float = 0.0
+    missing_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One raw sample of one GPU, rounded as it is kept."""
+
+    gpu_uuid: str
+    at: datetime
+    power_w: float | None
+    total_energy_j: float | None
+    sm_clock_mhz: float | None
+    temperature_celsius: float | None
 
 
 class History:
@@ -152,16 +115,16 @@ class History:
         if job is not None:
             query = query.where(or_(jobs.c.job_id == job, jobs.c.job_name == job))
         with self._reading() as connection:
-            return tuple(_summary(connection, row) for row in connection.execute(query).all())
+            return tuple(job_summary(connection, row) for row in connection.execute(query).all())
 
     def iterations(self, job_id: str) -> tuple[IterationRow, ...]:
-        """Return a job's iterations in order.
+        """Return a job's iterations in order; of a long job those that have not become blocks yet.
 
         Raises:
             StoreError: the history cannot be read.
         """
         with self._reading() as connection:
-            return _iterations(connection, job_id)
+            return iteration_rows(connection, job_id)
 
     def spans(self, job_id: str, iteration_index: int) -> tuple[ObservedSpan, ...]:
         """Return the measured timeline of one iteration; empty when none was kept.
@@ -193,7 +156,7 @@ class History:
             StoreError: the history cannot be read.
         """
         with self._reading() as connection:
-            baseline = _baseline(_iterations(connection, job_id))
+            baseline = baseline_of(connection, job_id)
             query = select(schema.plans).where(schema.plans.c.job_id == job_id).order_by(schema.plans.c.plan_epoch)
             return tuple(_plan(row, baseline) for row in connection.execute(query))
 
@@ -243,22 +206,31 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        table = schema.gpu_rollups
-        query = (
-            select(*[table.c[name] for name in Rollup.__dataclass_fields__])
-            .where(table.c.bucket_s == bucket_s)
-            .order_by(table.c.gpu_uuid, table.c.started_at)
-        )
-        if since is not None:
-            query = query.where(table.c.started_at >= since)
-        if until is not None:
-            query = query.where(table.c.started_at < until)
-        if gpu_uuid is not None:
-            query = query.where(table.c.gpu_uuid == gpu_uuid)
-        if job_id is not None:
-            query = query.where(table.c.job_id == job_id)
         with self._reading() as connection:
-            return tuple(Rollup(*row) for row in connection.execute(query))
+            if bucket_s == 1:
+                return _seconds(connection, since, until, gpu_uuid, job_id)
+            table = schema.gpu_rollups
+            query = (
+                select(*[table.c[name] for name in Rollup.__dataclass_fields__])
+                .where(table.c.bucket_s == bucket_s)
+                .order_by(table.c.gpu_uuid, table.c.started_at)
+            )
+            wanted = _within(query, table, since, until, gpu_uuid, job_id)
+            return tuple(Rollup(*row) for row in connection.execute(wanted))
+
+    def samples(
+        self, gpu_uuid: str, *, since: datetime | None = None, until: datetime | None = None
+    ) -> tuple[Sample, ...]:
+        """Return the raw samples of one GPU that are still kept, oldest first.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        with self._reading() as connection:
+            return tuple(
+                Sample(gpu_uuid, at, **values)
+                for _, at, values in _points(connection, RAW_TIER, since, until, gpu_uuid, None)
+            )
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -294,117 +266,85 @@ def open_history(path_or_url: str | Path, *, nobody_writes: bool = False) -> His
             raise StoreError(f"{path_or_url} was written by a newer gpuenergyd; read it with that version")
 
 
-def _iterations(connection: Connection, job_id: str) -> tuple[IterationRow, ...]:
-    table = schema.iterations
-    query = select(*[table.c[name] for name in IterationRow.__dataclass_fields__])
-    rows = connection.execute(query.where(table.c.job_id == job_id).order_by(table.c.iteration_index))
-    return tuple(
-        IterationRow(index, begun, time_s, energy_j, plan_id, PlanPurpose(purpose) if purpose else None, is_regular)
-        for index, begun, time_s, energy_j, plan_id, purpose, is_regular in map(tuple, rows)
+def _within(
+    query: Select[Any],
+    table: Table,
+    since: datetime | None,
+    until: datetime | None,
+    gpu_uuid: str | None,
+    job_id: str | None,
+) -> Select[Any]:
+    if since is not None:
+        query = query.where(table.c.started_at >= since)
+    if until is not None:
+        query = query.where(table.c.started_at < until)
+    if gpu_uuid is not None:
+        query = query.where(table.c.gpu_uuid == gpu_uuid)
+    if job_id is not None:
+        query = query.where(table.c.job_id == job_id)
+    return query
+
+
+def _points(
+    connection: Connection,
+    tier: int,
+    since: datetime | None,
+    until: datetime | None,
+    gpu_uuid: str | None,
+    job_id: str | None,
+) -> Iterator[tuple[Row[Any], datetime, dict[str, Any]]]:
+    """Yield (packed minute, instant, values) of one tier, by GPU and then time."""
+    table = schema.gpu_series
+    query = select(table).where(table.c.tier == tier).order_by(table.c.gpu_uuid, table.c.started_at, table.c.job_id)
+    minute = since - timedelta(minutes=1) if since is not None else None
+    for row in connection.execute(_within(query, table, minute, until, gpu_uuid, job_id)):
+        for at, values in series_points(tier, row.started_at, row.points):
+            if (since is None or at >= since) and (until is None or at < until):
+                yield row, at, values
+
+
+def _seconds(
+    connection: Connection, since: datetime | None, until: datetime | None, gpu_uuid: str | None, job_id: str | None
+) -> tuple[Rollup, ...]:
+    """Return one-second buckets; a job that came, went and came again within one has its parts added up."""
+    parts: dict[tuple[str, datetime, str], list[Rollup]] = defaultdict(list)
+    for row, at, values in _points(connection, SECOND_TIER, since, until, gpu_uuid, job_id):
+        second = at.replace(microsecond=0)
+        named: dict[str, Any] = {name: value or 0.0 if name.endswith("_s") else value for name, value in values.items()}
+        part = Rollup(1, row.gpu_uuid, second, row.job_id, **named)
+        parts[row.gpu_uuid, second, row.job_id].append(part)
+    return tuple(own[0] if len(own) == 1 else _added(own) for own in parts.values())
+
+
+def _added(parts: Sequence[Rollup]) -> Rollup:
+    first, num_samples = parts[0], sum(part.num_samples for part in parts)
+
+    def total(name: str) -> float | None:
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        return sum(known) if known else None
+
+    def mean(name: str) -> float | None:
+        known = [(value, part.num_samples) for part in parts if (value := getattr(part, name)) is not None]
+        weight = sum(num for _, num in known)
+        return sum(value * num for value, num in known) / weight if weight else None
+
+    powers_w = [part.max_power_w for part in parts if part.max_power_w is not None]
+    return Rollup(
+        1,
+        first.gpu_uuid,
+        first.started_at,
+        first.job_id,
+        total("energy_j"),
+        mean("mean_power_w"),
+        max(powers_w, default=None),
+        mean("mean_sm_clock_mhz"),
+        num_samples,
+        total("estimated_j"),
+        *(sum(getattr(part, name) for part in parts) for name in ("measured_s", "estimated_s", "missing_s")),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Typical:
-    num_iterations: int
-    iteration_time_s: float | None
-    energy_j: float | None
-
-
-def _typical(rows: Sequence[IterationRow]) -> _Typical:
-    energies = [row.energy_j for row in rows if row.energy_j is not None]
-    return _Typical(
-        len(rows),
-        median(row.iteration_time_s for row in rows) if rows else None,
-        median(energies) if energies else None,
-    )
-
-
-def _baseline(rows: Sequence[IterationRow]) -> _Typical:
-    return _typical([row for row in rows if row.is_regular and row.plan_purpose is PlanPurpose.BASELINE])
-
-
-def _summary(connection: Connection, job: Row[Any]) -> JobSummary:
-    rows = _iterations(connection, job.job_id)
-    regular = [row for row in rows if row.is_regular]
-    energies = [row.energy_j for row in regular if row.energy_j is not None]
-    baseline = _baseline(rows)
-    tuned = _typical([row for row in regular if row.plan_purpose is PlanPurpose.TUNED])
-    measured = measured_saving(_observations(regular, PlanPurpose.BASELINE), _observations(regular, PlanPurpose.TUNED))
-    profiled = [row for row in rows if row.plan_purpose is PlanPurpose.PROFILE]
-    profile_energies = [row.energy_j for row in profiled if row.energy_j is not None]
-    plans = schema.plans
-    last_tuned = connection.execute(
-        select(plans.c.predicted_iteration_time_s, plans.c.predicted_energy_j, plans.c.lower_bound_j)
-        .where(plans.c.job_id == job.job_id, plans.c.purpose == PlanPurpose.TUNED)
-        .order_by(plans.c.plan_epoch.desc())
-        .limit(1)
-    ).one_or_none() or (None, None, None)
-    ranks = schema.ranks
-    gpu_uuids = connection.execute(
-        select(ranks.c.gpu_uuid).where(ranks.c.job_id == job.job_id).order_by(ranks.c.pp_rank)
-    ).scalars()
-    seen_until = rows[-1].started_at + timedelta(seconds=rows[-1].iteration_time_s) if rows else job.started_at
-    return JobSummary(
-        job_id=job.job_id,
-        job_name=job.job_name,
-        policy=job.policy,
-        schedule_name=job.schedule_name,
-        is_simulated=job.is_simulated,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        end_reason=job.end_reason,
-        num_ranks=job.num_ranks,
-        num_microbatches=job.num_microbatches,
-        max_slowdown_ratio=job.max_slowdown_ratio,
-        uid=job.uid,
-        gpu_uuids=tuple(gpu_uuids),
-        num_iterations=len(rows),
-        num_measured_iterations=len(energies),
-        duration_s=max(0.0, ((job.ended_at or seen_until) - job.started_at).total_seconds()),
-        energy_j=sum(energies) if energies else None,
-        num_baseline_iterations=baseline.num_iterations,
-        baseline_time_s=baseline.iteration_time_s,
-        baseline_energy_j=baseline.energy_j,
-        num_tuned_iterations=tuned.num_iterations,
-        iteration_time_s=tuned.iteration_time_s,
-        energy_per_iteration_j=tuned.energy_j,
-        num_profile_iterations=len(profiled),
-        profile_energy_j=sum(profile_energies) if profile_energies else None,
-        saving_ratio=_change(baseline.energy_j, tuned.energy_j, sign=-1),
-        slowdown_ratio=_change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1),
-        predicted_iteration_time_s=last_tuned[0],
-        predicted_energy_j=last_tuned[1],
-        lower_bound_j=last_tuned[2],
-        saving_interval=_bounds(measured.saving_ratio) if measured else None,
-        slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
-    )
-
-
-def _observations(rows: Sequence[IterationRow], purpose: PlanPurpose) -> list[IterationObservation]:
-    """Return what the statistics of the domain want of iterations: when, how long, how much."""
-    return [
-        IterationObservation(
-            iteration_index=row.iteration_index,
-            plan_id=row.plan_id,
-            iteration_time_s=row.iteration_time_s,
-            instruction_samples=(),
-            ranks=(RankEnergy(0, row.iteration_time_s, row.energy_j, ()),),
-        )
-        for row in rows
-        if row.plan_purpose is purpose
-    ]
-
-
-def _bounds(interval: Interval | None) -> tuple[float, float] | None:
-    return None if interval is None else (interval.low, interval.high)
-
-
-def _change(before: float | None, after: float | None, *, sign: int) -> float | None:
-    return sign * (after / before - 1.0) if before and after is not None else None
-
-
-def _plan(row: Row[Any], baseline: _Typical) -> PlanRow:
+def _plan(row: Row[Any], baseline: Typical) -> PlanRow:
     predicted = None
     if row.predicted_iteration_time_s is not None and row.predicted_energy_j is not None:
         predicted = PlanPrediction(

@@ -100,7 +100,11 @@ class ControlEventRecord:
 
 @dataclass(frozen=True, slots=True)
 class RollupRecord:
-    """What one GPU did in one bucket of time for one job (empty: for nobody)."""
+    """What one GPU did in one bucket of time for one job (empty: for nobody).
+
+    `energy_j` was measured, during `measured_s`; `estimated_j` was not, during `estimated_s`; of `missing_s` nothing is
+    known. Buckets of one second are packed a minute at a time.
+    """
 
     bucket_s: int
     gpu_uuid: str
@@ -111,6 +115,22 @@ class RollupRecord:
     max_power_w: float | None
     mean_sm_clock_mhz: float | None
     num_samples: int
+    estimated_j: float | None = None
+    measured_s: float = 0.0
+    estimated_s: float = 0.0
+    missing_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One raw sample of one GPU; `total_energy_j` is the counter as it stood at its newest update."""
+
+    gpu_uuid: str
+    at: datetime
+    power_w: float | None
+    total_energy_j: float | None
+    sm_clock_mhz: int | None
+    temperature_celsius: float | None
 
 
 Record = (
@@ -122,6 +142,7 @@ Record = (
     | PlanRecord
     | ControlEventRecord
     | RollupRecord
+    | SampleRecord
 )
 
 

@@ -20,6 +20,7 @@ from gpuenergyd.store.records import (
     RankRecord,
     Record,
     RollupRecord,
+    SampleRecord,
     fields_of,
 )
 
@@ -52,6 +53,8 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
                 )
             case RollupRecord():
                 by_table["gpu_rollups"].append(fields_of(record))
+            case SampleRecord():
+                raise TypeError("samples are packed with their minute, never rows of their own")
             case JobEndRecord():
                 row = fields_of(record)
                 ends.append({**row, "of_job": row.pop("job_id"), "end_reason": record.end_reason[:MAX_REASON_CHARS]})
@@ -68,6 +71,12 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
             [{"of_job": e["of_job"], "ended_at": e["ended_at"], "end_reason": e["end_reason"]} for e in ends],
         )
     return num_rows
+
+
+def replace_series(connection: Connection, rows: list[Row]) -> None:
+    """Write packed minutes; one that is already there is replaced."""
+    if rows:
+        _upsert(connection, schema.gpu_series, rows)
 
 
 def close_abandoned_jobs(connection: Connection) -> None:
@@ -134,6 +143,8 @@ def _sum_of_rollups(table: Table, new: Mapping[str, Any]) -> dict[str, Any]:
         "max_power_w": _larger(old.max_power_w, new["max_power_w"]),
         "mean_sm_clock_mhz": mean("mean_sm_clock_mhz"),
         "num_samples": num_samples,
+        "estimated_j": func.coalesce(old.estimated_j + new["estimated_j"], old.estimated_j, new["estimated_j"]),
+        **{name: old[name] + new[name] for name in ("measured_s", "estimated_s", "missing_s")},
     }
 
 

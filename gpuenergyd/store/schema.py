@@ -18,7 +18,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The newest revision in migrations/; revisions are numbered, so text order is age."""
 
 APPLICATION_ID = 0x6745_6E72
@@ -148,5 +148,41 @@ gpu_rollups = Table(
     Column("max_power_w", Float),
     Column("mean_sm_clock_mhz", Float),
     Column("num_samples", Integer, nullable=False),
+    Column("estimated_j", Float),
+    Column("measured_s", Float, nullable=False, server_default="0"),
+    Column("estimated_s", Float, nullable=False, server_default="0"),
+    Column("missing_s", Float, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
+
+gpu_series = Table(
+    "gpu_series",
+    metadata,
+    Column("tier", Integer, primary_key=True),
+    Column("started_at", UtcInstant, primary_key=True),
+    Column("gpu_uuid", String(256), primary_key=True),
+    Column("job_id", String(64), primary_key=True),
+    Column("num_points", Integer, nullable=False),
+    Column("points", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""One minute of one GPU, packed by `store.series`: raw samples (tier 0, for nobody) or seconds (tier 1, per job)."""
+
+iteration_blocks = Table(
+    "iteration_blocks",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("first_iteration_index", Integer, primary_key=True),
+    Column("started_at", UtcInstant, nullable=False),
+    Column("plan_id", String(256)),
+    Column("plan_purpose", String(32)),
+    Column("is_regular", Boolean, nullable=False),
+    Column("num_iterations", Integer, nullable=False),
+    Column("sum_time_s", Float, nullable=False),
+    Column("median_time_s", Float, nullable=False),
+    Column("num_measured", Integer, nullable=False),
+    Column("sum_energy_j", Float),
+    Column("median_energy_j", Float),
+    sqlite_with_rowid=False,
+)
+"""Iterations of long jobs, many to a row: alike in plan and regularity, medians kept, single ones forgotten."""

@@ -10,7 +10,8 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +31,10 @@ from gpuenergyd.store.database import (
     upgrade,
     writing_engine,
 )
-from gpuenergyd.store.records import IterationRecord, Record, RollupRecord
-from gpuenergyd.store.retention import forget_old, give_back_space
-from gpuenergyd.store.rows import close_abandoned_jobs, insert_records
+from gpuenergyd.store.records import IterationRecord, Record, RollupRecord, SampleRecord
+from gpuenergyd.store.retention import Retention, forget_old, give_back_space
+from gpuenergyd.store.rows import close_abandoned_jobs, insert_records, replace_series
+from gpuenergyd.store.series_buffer import SeriesBuffer, is_packed
 from gpuenergyd.store.space import SpaceWatch
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class HistoryWriter:
         tidy_period_s: float = 3600.0,
         reserve_bytes: int = 0,
         max_write_ahead_bytes: int = 256 * 2**20,
+        retention: Retention = Retention(),  # noqa: B008  frozen
     ) -> None:
         self._path_or_url = path_or_url
         self._batch_s = batch_s
@@ -77,13 +80,16 @@ class HistoryWriter:
         self._busy_timeout_s = busy_timeout_s
         self._max_waiting = max_waiting
         self._tidy_period_s = tidy_period_s
+        self._retention = retention
         self._reserve_bytes = reserve_bytes
         self._max_write_ahead_bytes = max_write_ahead_bytes
         self._space: SpaceWatch | None = None
         self._tidy_at_mono_s = time.monotonic() + min(_FIRST_TIDY_S, tidy_period_s)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque()
+        self._series = SeriesBuffer()
         self._in_hand = 0
+        self._has_unpacked = False
         self._taken_mono_s = 0.0
         self._due_mono_s = 0.0
         self._num_written = 0
@@ -108,14 +114,14 @@ class HistoryWriter:
                 self._num_dropped += 1
                 return
             if num_waiting >= self._max_waiting // 2 or self._is_short_of_space():
-                if isinstance(record, RollupRecord):
+                if isinstance(record, RollupRecord | SampleRecord):
                     self._num_dropped += 1
                     return
                 if isinstance(record, IterationRecord) and record.spans:
                     record = replace(record, spans=())
                     self._num_dropped += 1
             self._waiting.append(record)
-            is_sample = isinstance(record, RollupRecord | IterationRecord)
+            is_sample = isinstance(record, RollupRecord | SampleRecord | IterationRecord)
             due_s = time.monotonic() + (self._batch_s if is_sample else min(self._batch_s, _IMPORTANT_WITHIN_S))
             if num_waiting == 0 or due_s < self._due_mono_s:
                 self._due_mono_s = due_s
@@ -128,11 +134,14 @@ class HistoryWriter:
             self._is_hurried = True
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: (not self._waiting and not self._in_hand) or not self._thread.is_alive(),
+                lambda: self._is_all_written() or not self._thread.is_alive(),
                 timeout=max(0.0, until - time.monotonic()),
             )
             self._is_hurried = False
-            return not self._waiting and not self._in_hand
+            return self._is_all_written()
+
+    def _is_all_written(self) -> bool:
+        return not self._waiting and not self._in_hand and not self._has_unpacked
 
     def is_moving(self) -> bool:
         """Return whether the thread lives, or has nothing left to do, and is not stuck with one batch."""
@@ -182,7 +191,7 @@ class HistoryWriter:
         while not self._ensure_open():
             if self._pause():
                 return
-        while batch := self._take():
+        while (batch := self._take()) or self._series.has_unwritten:
             try:
                 num_rows, num_bad = self._store(batch)
             except (OperationalError, InterfaceError, DatabaseError, OSError, StoreError) as error:
@@ -194,6 +203,7 @@ class HistoryWriter:
                 self._num_written += num_rows
                 self._num_dropped += num_bad
                 self._in_hand = 0
+                self._has_unpacked = self._series.has_unwritten
                 self._changed.notify_all()
             self._say(f"{num_bad} records did not fit the database" if num_bad else None)
             if self._space is not None:
@@ -205,10 +215,13 @@ class HistoryWriter:
         while True:
             limit_s = self._retry_s if self._space is not None and self._space.notices else None
             with self._changed:
-                if self._changed.wait_for(lambda: self._waiting or self._is_closing, limit_s):
+                if self._changed.wait_for(self._is_wanted, limit_s):
                     return
             if self._space is not None:
                 self._space.look()
+
+    def _is_wanted(self) -> bool:
+        return bool(self._waiting) or self._is_closing or (self._is_hurried and self._has_unpacked)
 
     def _is_short_of_space(self) -> bool:
         return self._space is not None and self._space.is_short
@@ -260,17 +273,25 @@ class HistoryWriter:
     def _store(self, batch: list[Record]) -> tuple[int, int]:
         """Return rows written and records that no database would take."""
         assert self._engine is not None
+        plain = []
+        for record in batch:
+            if is_packed(record):
+                self._series.take(record)
+            else:
+                plain.append(record)
+        num_packed = len(batch) - len(plain)
         try:
-            with self._engine.begin() as connection:
-                return insert_records(connection, batch), 0
+            with self._packing_series(self._engine) as connection:
+                return num_packed + insert_records(connection, plain), 0
         except OperationalError:
             raise
         except (DatabaseError, ValueError, OverflowError, TypeError) as error:
             if any(sign in str(error) for sign in _DAMAGE):
                 raise
             log.warning("history: a batch was refused (%s), its records are tried one by one", one_line(error))
-        num_rows = num_bad = 0
-        for record in batch:
+        with self._packing_series(self._engine):
+            num_rows, num_bad = num_packed, 0
+        for record in plain:
             try:
                 with self._engine.begin() as connection:
                     num_rows += insert_records(connection, [record])
@@ -279,6 +300,18 @@ class HistoryWriter:
             except (DatabaseError, ValueError, OverflowError, TypeError):
                 num_bad += 1
         return num_rows, num_bad
+
+    @contextmanager
+    def _packing_series(self, engine: Engine) -> Iterator[Connection]:
+        """Begin a transaction that also writes the packed minutes that are due."""
+        mono_s = time.monotonic()
+        with self._changed:
+            is_all = self._is_hurried or self._is_closing
+        keys = self._series.due(mono_s, is_all=is_all)
+        with engine.begin() as connection:
+            yield connection
+            replace_series(connection, list(self._series.rows(connection, keys)))
+        self._series.written(keys, mono_s)
 
     def _tidy(self) -> None:
         """Forget what is too old, now and then, and never while records wait."""
@@ -289,7 +322,7 @@ class HistoryWriter:
             return
         try:
             with self._engine.begin() as connection:
-                has_more = forget_old(connection, datetime.now(tz=UTC))
+                has_more = forget_old(connection, datetime.now(tz=UTC), self._retention)
             give_back_space(self._engine)
         except (SQLAlchemyError, sqlite3.Error) as error:
             # Deleting needs space too: on a full disk the next try comes with the next period.

@@ -1,5 +1,7 @@
 """The history forgets fine detail after a while and hands the space back; what reports need stays."""
 
+import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -8,11 +10,19 @@ from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, JobRecord, RollupRecord
-from gpuenergyd.store.retention import SECONDS_KEPT, TIMELINES_KEPT, forget_old
+from gpuenergyd.store.records import (
+    ControlEventRecord,
+    IterationRecord,
+    JobEndRecord,
+    JobRecord,
+    RollupRecord,
+    SampleRecord,
+)
+from gpuenergyd.store.retention import Retention, forget_old, used_bytes
 from tests.support.waiting import wait_until
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
+KEPT = Retention()
 SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
 
 
@@ -20,7 +30,18 @@ def rollup(started_at: datetime, bucket_s: int) -> RollupRecord:
     return RollupRecord(bucket_s, "GPU-a", started_at, "", 1.0, 1.0, 1.0, 1.0, 1)
 
 
-def write(path: Path, *records: object) -> None:
+def noisy_samples(begin: datetime, num_samples: int) -> list[SampleRecord]:
+    """Return samples that cannot be packed well, one every five seconds."""
+    noise = random.Random(3)
+    return [
+        SampleRecord(
+            "GPU-a", begin + timedelta(seconds=5 * k), noise.uniform(50, 400), noise.uniform(0, 1e9), 1000, 50.0
+        )
+        for k in range(num_samples)
+    ]
+
+
+def write(path: str | Path, *records: object) -> None:
     writer = HistoryWriter(path, batch_s=0.0, tidy_period_s=0.0)
     writer._tidy_at_mono_s = float("inf")
     writer.start()
@@ -30,28 +51,26 @@ def write(path: Path, *records: object) -> None:
     writer.close()
 
 
-def test_old_seconds_go_in_portions_and_minutes_stay(tmp_path: Path) -> None:
-    path = tmp_path / "history.sqlite3"
-    begin = NOW - SECONDS_KEPT - timedelta(hours=10)
+def test_old_seconds_go_in_portions_and_minutes_stay(place: str) -> None:
+    begin = NOW - KEPT.seconds - timedelta(hours=10)
     hours = [begin + timedelta(hours=k) for k in range(20)]
-    write(path, *(rollup(at, bucket_s) for at in hours for bucket_s in (1, 60)))
-    engine = writing_engine(path, busy_timeout_s=1)
+    write(place, *(rollup(at, bucket_s) for at in hours for bucket_s in (1, 60)))
+    engine = writing_engine(place, busy_timeout_s=1)
 
     portions = []
     for _ in range(4):
         with engine.begin() as connection:
-            portions.append(forget_old(connection, NOW))
+            portions.append(forget_old(connection, NOW, KEPT))
     engine.dispose()
 
     assert portions == [True, False, False, False]
-    with open_history(path) as history:
+    with open_history(place) as history:
         assert [r.started_at for r in history.rollups(bucket_s=1)] == hours[10:]
         assert len(history.rollups(bucket_s=60)) == 20
 
 
-def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(tmp_path: Path) -> None:
-    path = tmp_path / "history.sqlite3"
-    ended = {"old": NOW - TIMELINES_KEPT - timedelta(days=1), "recent": NOW - timedelta(days=1), "running": None}
+def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(place: str) -> None:
+    ended = {"old": NOW - KEPT.timelines - timedelta(days=1), "recent": NOW - timedelta(days=1), "running": None}
     records: list[object] = []
     for job_id, ended_at in ended.items():
         start = NOW - timedelta(days=60)
@@ -61,14 +80,14 @@ def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(tmp_path: Pat
         )
         if ended_at is not None:
             records.append(JobEndRecord(job_id, ended_at, "released"))
-    write(path, *records)
-    engine = writing_engine(path, busy_timeout_s=1)
+    write(place, *records)
+    engine = writing_engine(place, busy_timeout_s=1)
 
     with engine.begin() as connection:
-        forget_old(connection, NOW)
+        forget_old(connection, NOW, KEPT)
     engine.dispose()
 
-    with open_history(path) as history:
+    with open_history(place) as history:
         kept = {job_id: history.iterations_with_spans(job_id) for job_id in ended}
         assert kept == {"old": (), "recent": (0,), "running": (0,)}
         assert all(len(history.iterations(job_id)) == 1 for job_id in ended)
@@ -77,7 +96,7 @@ def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(tmp_path: Pat
 def test_the_writer_tidies_by_itself_and_the_file_gets_smaller(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     long_ago = datetime.now(tz=UTC) - timedelta(days=30)
-    write(path, *(rollup(long_ago + timedelta(seconds=k), 1) for k in range(20_000)))
+    write(path, *noisy_samples(long_ago, 20_000))
     size_before = path.stat().st_size
 
     writer = HistoryWriter(path, batch_s=0.0, tidy_period_s=0.0)
@@ -87,10 +106,57 @@ def test_the_writer_tidies_by_itself_and_the_file_gets_smaller(tmp_path: Path) -
         writer.write(ControlEventRecord(NOW, "phase", "test", None, None, "tick"))
         writer.flush(10)
         with open_history(path) as history:
-            return not history.rollups(bucket_s=1)
+            return not history.samples("GPU-a")
 
     wait_until(is_tidy, 20)
     writer.close()
 
     assert path.stat().st_size < size_before / 2
     assert writer.status().reason is None
+
+
+def test_each_tier_goes_at_its_age_and_hours_never(place: str) -> None:
+    ages = {
+        "new": timedelta(hours=1),
+        "days": timedelta(days=3),
+        "weeks": timedelta(days=20),
+        "years": timedelta(days=800),
+    }
+    records: list[object] = []
+    for age in ages.values():
+        at = (NOW - age).replace(minute=0, second=0)
+        records.append(SampleRecord("GPU-a", at, 100.0, 1.0, 1000, 50.0))
+        records += [rollup(at, bucket_s) for bucket_s in (1, 60, 3600)]
+    write(place, *records)
+
+    engine = writing_engine(place, busy_timeout_s=1)
+    with engine.begin() as connection:
+        while forget_old(connection, NOW, KEPT):
+            pass
+    engine.dispose()
+
+    with open_history(place) as history:
+        kept = [len(history.samples("GPU-a")), *(len(history.rollups(bucket_s=bucket_s)) for bucket_s in (1, 60, 3600))]
+    assert kept == [1, 2, 3, 4]
+
+
+def test_a_size_bound_takes_fine_detail_before_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    begin = NOW - timedelta(hours=30)
+    samples = noisy_samples(begin, 20_000)
+    write(path, *samples, *(rollup(begin + timedelta(minutes=k), 60) for k in range(100)))
+    engine = writing_engine(path, busy_timeout_s=1)
+    with engine.begin() as connection:
+        full = used_bytes(connection)
+        bounded = replace(KEPT, max_bytes=full // 2)
+        while forget_old(connection, NOW, bounded):
+            pass
+        left = used_bytes(connection)
+    engine.dispose()
+
+    assert left <= full // 2
+    with open_history(path) as history:
+        kept = history.samples("GPU-a")
+        assert 0 < len(kept) < len(samples)
+        assert kept[-1].at == samples[-1].at
+        assert len(history.rollups(bucket_s=60)) == 100

@@ -1,0 +1,62 @@
+"""What the history keeps of a GPU: every sample, and every piece of its ledger in buckets of three lengths."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from gpuenergyd.core.ledger import GpuLedger, LedgerPiece
+from gpuenergyd.core.telemetry import EnergyCounter
+from gpuenergyd.gpu.link_messages import GpuSample
+from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
+
+BUCKETS_S = (1, 60, 3600)
+
+
+@dataclass(slots=True)
+class GpuHistory:
+    """Turns samples of one GPU into records; pieces come when their energy is known."""
+
+    gpu_uuid: str
+    _ledger: GpuLedger = field(default_factory=GpuLedger)
+
+    def take(self, sample: GpuSample, *, at: datetime, job_id: str, counter: EnergyCounter) -> Iterator[Record]:
+        """Yield what a sample adds: `at` is the wall-clock instant at which it was read."""
+        yield SampleRecord(
+            self.gpu_uuid,
+            at,
+            sample.power_w,
+            sample.total_energy_j,
+            sample.sm_clock_mhz,
+            sample.temperature_celsius,
+        )
+        self._ledger.take(
+            mono_ns=sample.read_mono_ns,
+            at=at,
+            job_id=job_id,
+            power_w=sample.power_w,
+            sm_clock_mhz=sample.sm_clock_mhz,
+        )
+        for piece in self._ledger.complete(sample.read_mono_ns, counter):
+            for bucket_s in BUCKETS_S:
+                yield self._rollup(piece, bucket_s)
+
+    def _rollup(self, piece: LedgerPiece, bucket_s: int) -> RollupRecord:
+        begun_s = int(piece.started_at.timestamp())
+        return RollupRecord(
+            bucket_s=bucket_s,
+            gpu_uuid=self.gpu_uuid,
+            # Seconds keep the instant at which a piece begins, so that two pieces of one second stay apart.
+            started_at=piece.started_at
+            if bucket_s == 1
+            else datetime.fromtimestamp(begun_s - begun_s % bucket_s, tz=UTC),
+            job_id=piece.job_id,
+            energy_j=piece.energy_j,
+            mean_power_w=piece.mean_power_w,
+            max_power_w=piece.max_power_w,
+            mean_sm_clock_mhz=piece.mean_sm_clock_mhz,
+            num_samples=piece.num_samples,
+            estimated_j=piece.estimated_j,
+            measured_s=piece.measured_s,
+            estimated_s=piece.estimated_s,
+            missing_s=piece.missing_s,
+        )

@@ -1,0 +1,112 @@
+"""Iterations of long jobs become blocks: a month of training must not make a report slow, nor its history large.
+
+The first and the last iterations of a job stay single, and so do those whose timeline is kept; between them, runs of
+iterations that are alike in plan and regularity become one row each, with sums and medians.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, func, insert, select
+
+from gpuenergyd.store import schema
+
+BLOCK_ITERATIONS = 200
+"""A block is at most so long: drift within a job stays visible."""
+KEPT_AT_EACH_END = 1000
+"""Single iterations at the begin and at the end of a job that runs, or ended lately."""
+KEPT_LATER = 64
+LATELY = timedelta(days=1)
+_WORTH_IT = 2 * BLOCK_ITERATIONS
+_AT_ONCE = 100_000
+"""Iterations that one transaction takes, so that a long backlog never blocks writing for long."""
+
+
+def compact_iterations(connection: Connection, now: datetime) -> bool:
+    """Turn single iterations into blocks, in the transaction that is open; return whether there is more to do."""
+    jobs, iterations = schema.jobs, schema.iterations
+    counts = (
+        select(iterations.c.job_id, func.count(), jobs.c.ended_at)
+        .join(jobs, jobs.c.job_id == iterations.c.job_id, isouter=True)
+        .group_by(iterations.c.job_id, jobs.c.ended_at)
+        .having(func.count() > 2 * KEPT_LATER + _WORTH_IT)
+    )
+    left = _AT_ONCE
+    for job_id, num_iterations, ended_at in connection.execute(counts).all():
+        is_recent = ended_at is None or ended_at > now - LATELY
+        num_kept = KEPT_AT_EACH_END if is_recent else KEPT_LATER
+        if num_iterations > 2 * num_kept + _WORTH_IT:
+            left -= _compact_job(connection, job_id, num_kept, at_most=left)
+        if left <= 0:
+            return True
+    return False
+
+
+def _compact_job(connection: Connection, job_id: str, num_kept: int, *, at_most: int) -> int:
+    """Return how many iterations were looked at."""
+    table = schema.iterations
+    own = select(table.c.iteration_index).where(table.c.job_id == job_id)
+    first = connection.execute(own.order_by(table.c.iteration_index).offset(num_kept).limit(1)).scalar()
+    last = connection.execute(own.order_by(table.c.iteration_index.desc()).offset(num_kept).limit(1)).scalar()
+    if first is None or last is None or first > last:
+        return 0
+    has_timeline = exists().where(
+        schema.iteration_spans.c.job_id == table.c.job_id,
+        schema.iteration_spans.c.iteration_index == table.c.iteration_index,
+    )
+    between = (table.c.job_id == job_id, table.c.iteration_index >= first, table.c.iteration_index <= last)
+    rows = connection.execute(
+        select(table).where(*between, ~has_timeline).order_by(table.c.iteration_index).limit(at_most)
+    ).all()
+    blocks = list(_blocks(rows))
+    if not blocks:
+        return len(rows)
+    connection.execute(insert(schema.iteration_blocks), blocks)
+    until = rows[-1].iteration_index
+    connection.execute(delete(table).where(*between, table.c.iteration_index <= until, ~has_timeline))
+    return len(rows)
+
+
+def _blocks(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for _, alike in groupby(rows, key=lambda row: (row.plan_id, row.plan_purpose, row.is_regular)):
+        run = list(alike)
+        for begin in range(0, len(run), BLOCK_ITERATIONS):
+            yield _block(run[begin : begin + BLOCK_ITERATIONS])
+
+
+def _block(rows: Sequence[Any]) -> dict[str, Any]:
+    first = rows[0]
+    energies_j = [row.energy_j for row in rows if row.energy_j is not None]
+    return {
+        "job_id": first.job_id,
+        "first_iteration_index": first.iteration_index,
+        "started_at": first.started_at,
+        "plan_id": first.plan_id,
+        "plan_purpose": first.plan_purpose,
+        "is_regular": first.is_regular,
+        "num_iterations": len(rows),
+        "sum_time_s": sum(row.iteration_time_s for row in rows),
+        "median_time_s": median(row.iteration_time_s for row in rows),
+        "num_measured": len(energies_j),
+        "sum_energy_j": sum(energies_j) if energies_j else None,
+        "median_energy_j": median(energies_j) if energies_j else None,
+    }
+
+
+def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
+    """Return the median of values that each count so many times; of two middle ones their mean. None without any."""
+    ordered = sorted((value, weight) for value, weight in values if weight > 0)
+    total = sum(weight for _, weight in ordered)
+    if not total:
+        return None
+    passed = 0
+    for k, (value, weight) in enumerate(ordered):
+        passed += weight
+        if 2 * passed > total:
+            return value
+        if 2 * passed == total:
+            return (value + ordered[k + 1][0]) / 2
+    raise AssertionError

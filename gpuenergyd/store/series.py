@@ -1,0 +1,91 @@
+"""Samples and seconds of one GPU, packed a minute at a time: a few bytes per sample instead of a row each.
+
+A packed series is zlib over one line of JSON (names, number of points) and the columns: every value as a whole
+number of its unit, stored as the difference from the one before, the bytes of equal weight side by side. A column
+with unknown values has a mask before it; what is unknown comes back as None.
+"""
+
+import json
+import sys
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from gpuenergyd.errors import StoreError
+
+Value = float | int | None
+
+_VERSION = 1
+_WIDTH = 8
+_LEVEL = 6
+
+
+def pack_series(columns: Mapping[str, Sequence[Value]], units: Mapping[str, float]) -> bytes:
+    """Return columns of equal length as bytes; `units[name]` is the step that a column's values are rounded to."""
+    num_points = {len(column) for column in columns.values()}
+    assert len(num_points) == 1
+    header = {
+        "version": _VERSION,
+        "points": num_points.pop(),
+        "columns": [[name, units[name], int(None in column)] for name, column in columns.items()],
+    }
+    parts = [json.dumps(header, separators=(",", ":")).encode() + b"\n"]
+    for name, column in columns.items():
+        if None in column:
+            parts.append(bytes(value is not None for value in column))
+        parts.append(_pack_column(column, units[name]))
+    return zlib.compress(b"".join(parts), _LEVEL)
+
+
+def unpack_series(packed: bytes) -> dict[str, list[Value]]:
+    """Return what was packed, rounded to the units.
+
+    Raises:
+        StoreError: damaged, or packed by a newer version.
+    """
+    try:
+        line, _, body = zlib.decompress(packed).partition(b"\n")
+        header = json.loads(line)
+        if header["version"] != _VERSION:
+            raise StoreError(f"a packed series of version {header['version']}; this gpuenergyd reads {_VERSION}")
+        num_points, at = int(header["points"]), 0
+        columns: dict[str, list[Value]] = {}
+        for name, unit, has_mask in header["columns"]:
+            mask = body[at : at + num_points] if has_mask else None
+            at += num_points if has_mask else 0
+            values = _unpack_column(body[at : at + _WIDTH * num_points], num_points, unit)
+            at += _WIDTH * num_points
+            columns[name] = [v if m else None for v, m in zip(values, mask, strict=True)] if mask else list(values)
+    except (zlib.error, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"a packed series is damaged: {error}") from None
+    return columns
+
+
+def _pack_column(column: Sequence[Value], unit: float) -> bytes:
+    last, whole = 0, []
+    for value in column:
+        # An unknown value repeats the one before: no difference costs next to nothing.
+        last = last if value is None else round(value / unit)
+        whole.append(last)
+    raw = _little_endian(array("q", [whole[0], *(b - a for a, b in pairwise(whole))] if whole else [])).tobytes()
+    return b"".join(raw[weight::_WIDTH] for weight in range(_WIDTH))
+
+
+def _unpack_column(planes: bytes, num_points: int, unit: float) -> list[float]:
+    raw = bytearray(_WIDTH * num_points)
+    for weight in range(_WIDTH):
+        raw[weight::_WIDTH] = planes[weight * num_points : (weight + 1) * num_points]
+    differences = array("q")
+    differences.frombytes(bytes(raw))
+    total, values = 0, []
+    for difference in _little_endian(differences):
+        total += difference
+        values.append(total * unit)
+    return values
+
+
+def _little_endian(numbers: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

@@ -1,0 +1,173 @@
+"""The minutes that are being filled: samples and seconds wait here until they are packed and written.
+
+A minute is written every few seconds while it fills and once more when it is over, always whole, so that a crash
+loses a few seconds of fine detail at most. Taking a record twice changes nothing, and a minute that an earlier daemon
+began is continued.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, TypeGuard
+
+from sqlalchemy import Connection, select
+
+from gpuenergyd.store import schema
+from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
+from gpuenergyd.store.series import Value, pack_series, unpack_series
+
+RAW_TIER, SECOND_TIER = 0, 1
+_WRITE_EVERY_S = 10.0
+_MINUTE_S = 60
+_UNITS: Mapping[int, Mapping[str, float]] = {
+    RAW_TIER: {
+        "at_s": 0.001,
+        "power_w": 0.1,
+        "total_energy_j": 0.1,
+        "sm_clock_mhz": 1,
+        "temperature_celsius": 1,
+    },
+    SECOND_TIER: {
+        "at_s": 1,
+        "energy_j": 0.001,
+        "mean_power_w": 0.1,
+        "max_power_w": 0.1,
+        "mean_sm_clock_mhz": 0.1,
+        "num_samples": 1,
+        "estimated_j": 0.001,
+        "measured_s": 0.001,
+        "estimated_s": 0.001,
+        "missing_s": 0.001,
+    },
+}
+
+
+def is_packed(record: Record) -> TypeGuard[SampleRecord | RollupRecord]:
+    """Return whether a record is packed with its minute, instead of a row of its own."""
+    return isinstance(record, SampleRecord) or (isinstance(record, RollupRecord) and record.bucket_s == 1)
+
+
+class SeriesKey(NamedTuple):
+    """Which minute of which GPU, for whom."""
+
+    tier: int
+    started_at: datetime
+    gpu_uuid: str
+    job_id: str
+
+
+Point = tuple[Value, ...]
+
+
+@dataclass(slots=True)
+class _Minute:
+    """Points by their time within the minute, in units of the tier."""
+
+    points: dict[float, Point] = field(default_factory=dict)
+    is_changed: bool = True
+    is_read: bool = False
+    """Whether what the database holds of this minute already is among the points."""
+
+
+@dataclass(slots=True)
+class SeriesBuffer:
+    """Owned by the writer's thread."""
+
+    _minutes: dict[SeriesKey, _Minute] = field(default_factory=dict)
+    _written_mono_s: float = float("-inf")
+    _newest: dict[tuple[int, str], datetime] = field(default_factory=dict)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether anything has changed since it was last written."""
+        return any(minute.is_changed for minute in self._minutes.values())
+
+    def take(self, record: SampleRecord | RollupRecord) -> None:
+        """Note a sample or a second."""
+        key, at_s, point = _placed(record)
+        minute = self._minutes.setdefault(key, _Minute())
+        minute.points[at_s] = point
+        minute.is_changed = True
+        newest = self._newest.get((key.tier, key.gpu_uuid))
+        if newest is None or newest < key.started_at:
+            self._newest[key.tier, key.gpu_uuid] = key.started_at
+
+    def due(self, mono_s: float, *, is_all: bool) -> tuple[SeriesKey, ...]:
+        """Return the minutes to write now: those that are over, and now and then those that are still filling."""
+        is_time = is_all or mono_s >= self._written_mono_s + _WRITE_EVERY_S
+        return tuple(
+            key for key, minute in self._minutes.items() if minute.is_changed and (is_time or self._is_over(key))
+        )
+
+    def rows(self, connection: Connection, keys: tuple[SeriesKey, ...]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of some minutes, continued from what the database holds of them."""
+        for key in keys:
+            minute = self._minutes[key]
+            if not minute.is_read:
+                minute.points = {**_held(connection, key), **minute.points}
+                minute.is_read = True
+            yield {**key._asdict(), "num_points": len(minute.points), "points": _packed(key.tier, minute.points)}
+
+    def written(self, keys: tuple[SeriesKey, ...], mono_s: float) -> None:
+        """Note that rows are in the database for good; minutes that are over are forgotten."""
+        if any(not self._is_over(key) for key in keys):
+            self._written_mono_s = mono_s
+        for key in keys:
+            self._minutes[key].is_changed = False
+            if self._is_over(key):
+                del self._minutes[key]
+
+    def _is_over(self, key: SeriesKey) -> bool:
+        # One minute of grace: a second is known only when the counter has passed its end.
+        return self._newest[key.tier, key.gpu_uuid] > key.started_at + timedelta(seconds=_MINUTE_S)
+
+
+def series_points(tier: int, started_at: datetime, packed: bytes) -> Iterator[tuple[datetime, dict[str, Value]]]:
+    """Yield (instant, values by name) of a packed minute.
+
+    Raises:
+        StoreError: damaged.
+    """
+    columns = unpack_series(packed)
+    names = [name for name in _UNITS[tier] if name in columns and name != "at_s"]
+    for at_s, *values in zip(columns["at_s"], *(columns[name] for name in names), strict=True):
+        assert at_s is not None
+        yield started_at + timedelta(seconds=at_s), dict(zip(names, values, strict=True))
+
+
+def _placed(record: SampleRecord | RollupRecord) -> tuple[SeriesKey, float, Point]:
+    if isinstance(record, SampleRecord):
+        tier, at, job_id = RAW_TIER, record.at, ""
+    else:
+        tier, at, job_id = SECOND_TIER, record.started_at, record.job_id
+    at = at.astimezone(UTC)
+    minute = at.replace(second=0, microsecond=0)
+    at_s = round((at - minute).total_seconds(), 3)
+    values = tuple(_finite(getattr(record, name)) for name in _UNITS[tier] if name != "at_s")
+    return SeriesKey(tier, minute, record.gpu_uuid, job_id), at_s, values
+
+
+def _finite(value: Value) -> Value:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _held(connection: Connection, key: SeriesKey) -> dict[float, Point]:
+    table = schema.gpu_series
+    query = select(table.c.points).where(*(table.c[name] == value for name, value in key._asdict().items()))
+    packed = connection.execute(query).scalar()
+    if packed is None:
+        return {}
+    return {
+        round((at - key.started_at).total_seconds(), 3): tuple(values.values())
+        for at, values in series_points(key.tier, key.started_at, packed)
+    }
+
+
+def _packed(tier: int, points: Mapping[float, Point]) -> bytes:
+    ordered = sorted(points.items())
+    names = [name for name in _UNITS[tier] if name != "at_s"]
+    columns: dict[str, list[Value]] = {"at_s": [at_s for at_s, _ in ordered]}
+    for k, name in enumerate(names):
+        columns[name] = [point[k] for _, point in ordered]
+    return pack_series(columns, _UNITS[tier])

@@ -1,0 +1,244 @@
+"""One job in figures, from its iterations: the single ones and those that have become blocks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from gpuenergyd.core.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.savings import Interval, measured_saving
+from gpuenergyd.store import schema
+from gpuenergyd.store.compaction import weighted_median
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """One job in figures; None is what was not measured or does not exist yet.
+
+    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline figures
+    are medians over all regular iterations at full speed, later blocks included, tuned ones over those under a tuned
+    plan; predictions are those of the last tuned plan. Intervals hold the ratio with 95 % confidence, drift taken out.
+    """
+
+    job_id: str
+    job_name: str
+    policy: str
+    schedule_name: str
+    is_simulated: bool
+    started_at: datetime
+    ended_at: datetime | None
+    end_reason: str | None
+    num_ranks: int
+    num_microbatches: int
+    max_slowdown_ratio: float
+    uid: int
+    gpu_uuids: tuple[str, ...]
+    num_iterations: int
+    num_measured_iterations: int
+    duration_s: float
+    energy_j: float | None
+    num_baseline_iterations: int
+    baseline_time_s: float | None
+    baseline_energy_j: float | None
+    num_tuned_iterations: int
+    iteration_time_s: float | None
+    energy_per_iteration_j: float | None
+    num_profile_iterations: int
+    profile_energy_j: float | None
+    saving_ratio: float | None
+    slowdown_ratio: float | None
+    predicted_iteration_time_s: float | None
+    predicted_energy_j: float | None
+    lower_bound_j: float | None
+    saving_interval: tuple[float, float] | None = None
+    slowdown_interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRow:
+    """One iteration as recorded."""
+
+    iteration_index: int
+    started_at: datetime
+    iteration_time_s: float
+    energy_j: float | None
+    plan_id: str | None
+    plan_purpose: PlanPurpose | None
+    is_regular: bool
+
+
+def iteration_rows(connection: Connection, job_id: str) -> tuple[IterationRow, ...]:
+    """Return the single iterations of a job, in order."""
+    table = schema.iterations
+    query = select(*[table.c[name] for name in IterationRow.__dataclass_fields__])
+    rows = connection.execute(query.where(table.c.job_id == job_id).order_by(table.c.iteration_index))
+    return tuple(
+        IterationRow(index, begun, time_s, energy_j, plan_id, PlanPurpose(purpose) if purpose else None, is_regular)
+        for index, begun, time_s, energy_j, plan_id, purpose, is_regular in map(tuple, rows)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Iterations:
+    """One or many iterations that are alike in plan and regularity; times and energies are medians beside sums."""
+
+    first_index: int
+    started_at: datetime
+    purpose: PlanPurpose | None
+    is_regular: bool
+    num_iterations: int
+    sum_time_s: float
+    median_time_s: float
+    num_measured: int
+    sum_energy_j: float | None
+    median_energy_j: float | None
+
+
+def all_iterations(connection: Connection, job_id: str) -> list[Iterations]:
+    """Return a job's iterations in order, as single as they are still kept."""
+    found = [
+        Iterations(
+            row.iteration_index,
+            row.started_at,
+            row.plan_purpose,
+            row.is_regular,
+            1,
+            row.iteration_time_s,
+            row.iteration_time_s,
+            int(row.energy_j is not None),
+            row.energy_j,
+            row.energy_j,
+        )
+        for row in iteration_rows(connection, job_id)
+    ]
+    blocks = schema.iteration_blocks
+    found += [
+        Iterations(
+            row.first_iteration_index,
+            row.started_at,
+            PlanPurpose(row.plan_purpose) if row.plan_purpose else None,
+            row.is_regular,
+            row.num_iterations,
+            row.sum_time_s,
+            row.median_time_s,
+            row.num_measured,
+            row.sum_energy_j,
+            row.median_energy_j,
+        )
+        for row in connection.execute(select(blocks).where(blocks.c.job_id == job_id))
+    ]
+    return sorted(found, key=lambda own: own.first_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """How many iterations, and their median time and energy; None without any."""
+
+    num_iterations: int
+    iteration_time_s: float | None
+    energy_j: float | None
+
+
+def baseline_of(connection: Connection, job_id: str) -> Typical:
+    """Return what a job's regular full-speed iterations are like."""
+    return _typical(_regular(all_iterations(connection, job_id), PlanPurpose.BASELINE))
+
+
+def job_summary(connection: Connection, job: Row[Any]) -> JobSummary:
+    """Return one row of the table of jobs with all that its iterations and plans say."""
+    every = all_iterations(connection, job.job_id)
+    regular = [own for own in every if own.is_regular]
+    baseline = _typical(_regular(every, PlanPurpose.BASELINE))
+    tuned = _typical(_regular(every, PlanPurpose.TUNED))
+    measured = measured_saving(
+        _observations(_regular(every, PlanPurpose.BASELINE)), _observations(_regular(every, PlanPurpose.TUNED))
+    )
+    profiled = [own for own in every if own.purpose is PlanPurpose.PROFILE]
+    plans = schema.plans
+    last_tuned = connection.execute(
+        select(plans.c.predicted_iteration_time_s, plans.c.predicted_energy_j, plans.c.lower_bound_j)
+        .where(plans.c.job_id == job.job_id, plans.c.purpose == PlanPurpose.TUNED)
+        .order_by(plans.c.plan_epoch.desc())
+        .limit(1)
+    ).one_or_none() or (None, None, None)
+    ranks = schema.ranks
+    gpu_uuids = connection.execute(
+        select(ranks.c.gpu_uuid).where(ranks.c.job_id == job.job_id).order_by(ranks.c.pp_rank)
+    ).scalars()
+    seen_until = every[-1].started_at + timedelta(seconds=every[-1].sum_time_s) if every else job.started_at
+    return JobSummary(
+        job_id=job.job_id,
+        job_name=job.job_name,
+        policy=job.policy,
+        schedule_name=job.schedule_name,
+        is_simulated=job.is_simulated,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        end_reason=job.end_reason,
+        num_ranks=job.num_ranks,
+        num_microbatches=job.num_microbatches,
+        max_slowdown_ratio=job.max_slowdown_ratio,
+        uid=job.uid,
+        gpu_uuids=tuple(gpu_uuids),
+        num_iterations=sum(own.num_iterations for own in every),
+        num_measured_iterations=sum(own.num_measured for own in regular),
+        duration_s=max(0.0, ((job.ended_at or seen_until) - job.started_at).total_seconds()),
+        energy_j=_sum(own.sum_energy_j for own in regular),
+        num_baseline_iterations=baseline.num_iterations,
+        baseline_time_s=baseline.iteration_time_s,
+        baseline_energy_j=baseline.energy_j,
+        num_tuned_iterations=tuned.num_iterations,
+        iteration_time_s=tuned.iteration_time_s,
+        energy_per_iteration_j=tuned.energy_j,
+        num_profile_iterations=sum(own.num_iterations for own in profiled),
+        profile_energy_j=_sum(own.sum_energy_j for own in profiled),
+        saving_ratio=_change(baseline.energy_j, tuned.energy_j, sign=-1),
+        slowdown_ratio=_change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1),
+        predicted_iteration_time_s=last_tuned[0],
+        predicted_energy_j=last_tuned[1],
+        lower_bound_j=last_tuned[2],
+        saving_interval=_bounds(measured.saving_ratio) if measured else None,
+        slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
+    )
+
+
+def _regular(every: Sequence[Iterations], purpose: PlanPurpose) -> list[Iterations]:
+    return [own for own in every if own.is_regular and own.purpose is purpose]
+
+
+def _typical(every: Sequence[Iterations]) -> Typical:
+    return Typical(
+        sum(own.num_iterations for own in every),
+        weighted_median((own.median_time_s, own.num_iterations) for own in every),
+        weighted_median((own.median_energy_j, own.num_measured) for own in every if own.median_energy_j is not None),
+    )
+
+
+def _observations(every: Sequence[Iterations]) -> list[IterationObservation]:
+    """Return what the statistics of the domain want of iterations: when, how long, how much; a block speaks once."""
+    return [
+        IterationObservation(
+            iteration_index=own.first_index + own.num_iterations // 2,
+            plan_id=None,
+            iteration_time_s=own.median_time_s,
+            instruction_samples=(),
+            ranks=(RankEnergy(0, own.median_time_s, own.median_energy_j, ()),),
+        )
+        for own in every
+    ]
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _bounds(interval: Interval | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval.low, interval.high)
+
+
+def _change(before: float | None, after: float | None, *, sign: int) -> float | None:
+    return sign * (after / before - 1.0) if before and after is not None else None

@@ -1,0 +1,111 @@
+"""Blocks say of long jobs what single iterations said: the same sums, and medians that agree."""
+
+from datetime import UTC, datetime, timedelta
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import func, select
+
+from gpuenergyd.core.pipeline import InstructionKind
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.store import HistoryWriter, JobSummary, open_history
+from gpuenergyd.store.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations, weighted_median
+from gpuenergyd.store.database import writing_engine
+from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord
+from gpuenergyd.store.schema import iteration_blocks, iterations
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
+
+
+def write_long_job(path: str, num_iterations: int, *, ended_at: datetime | None) -> None:
+    begun = NOW - timedelta(days=10)
+    writer = HistoryWriter(path, batch_s=0.0)
+    writer._tidy_at_mono_s = float("inf")
+    writer.start()
+    writer.write(JobRecord("j", "long", "1", 0, "p", "1f1b", "", True, 1, 1, 0.0, 0, begun))
+    for k in range(num_iterations):
+        is_baseline = k < 10 or k % 500 < 4
+        purpose = PlanPurpose.BASELINE if is_baseline else PlanPurpose.TUNED
+        writer.write(
+            IterationRecord(
+                "j",
+                k,
+                begun + timedelta(seconds=k),
+                1.0 + 0.001 * (k % 7),
+                None if k % 11 == 0 else (100.0 if is_baseline else 85.0) + 0.01 * (k % 13),
+                f"{purpose}-1",
+                purpose,
+                is_regular=k % 97 != 0,
+                spans=SPANS if k % 1000 == 5 else (),
+            )
+        )
+    if ended_at is not None:
+        writer.write(JobEndRecord("j", ended_at, "released"))
+    assert writer.flush(60)
+    writer.close()
+
+
+def summary_of(path: str) -> JobSummary:
+    with open_history(path) as history:
+        (summary,) = history.job_summaries()
+    return summary
+
+
+def compact(path: str) -> tuple[int, int]:
+    """Return how many single iterations and how many blocks are left."""
+    engine = writing_engine(path, busy_timeout_s=1)
+    with engine.begin() as connection:
+        while compact_iterations(connection, NOW):
+            pass
+        counts = tuple(
+            connection.execute(select(func.count()).select_from(t)).scalar_one() for t in (iterations, iteration_blocks)
+        )
+    engine.dispose()
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize(
+    ("ended_at", "kept"), [(None, KEPT_AT_EACH_END), (NOW - timedelta(days=3), KEPT_LATER)], ids=["running", "ended"]
+)
+def test_a_long_job_keeps_its_figures_and_few_rows(place: str, ended_at: datetime | None, kept: int) -> None:
+    write_long_job(place, 6000, ended_at=ended_at)
+    before = summary_of(place)
+
+    num_single, num_blocks = compact(place)
+
+    after = summary_of(place)
+    with open_history(place) as history:
+        timelines = history.iterations_with_spans("j")
+        singles = {row.iteration_index for row in history.iterations("j")}
+    assert num_single <= 2 * kept + len(timelines)
+    assert num_blocks < 400
+    assert set(timelines) <= singles
+    for name in ("num_iterations", "num_measured_iterations", "num_tuned_iterations", "num_baseline_iterations"):
+        assert getattr(after, name) == getattr(before, name)
+    assert after.energy_j == pytest.approx(before.energy_j, rel=1e-12)
+    assert after.duration_s == pytest.approx(before.duration_s, abs=0.02)
+    assert after.iteration_time_s == pytest.approx(before.iteration_time_s, rel=1e-3)
+    assert after.saving_ratio == pytest.approx(before.saving_ratio, abs=1e-4)
+    assert after.saving_interval is not None
+    assert after.saving_interval[0] < after.saving_ratio < after.saving_interval[1]  # type: ignore[operator]
+
+
+def test_compacting_again_changes_nothing(place: str) -> None:
+    write_long_job(place, 3000, ended_at=NOW - timedelta(days=3))
+
+    assert compact(place) == compact(place)
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 6)), min_size=1, max_size=30))
+def test_a_weighted_median_is_the_median_of_what_it_stands_for(values: list[tuple[float, int]]) -> None:
+    spread = [value for value, weight in values for _ in range(weight)]
+
+    assert weighted_median(values) == pytest.approx(median(spread))
+
+
+def test_there_is_no_median_of_nothing() -> None:
+    assert weighted_median([]) is None
