@@ -1,8 +1,15 @@
-"""What all tests share: a test that provokes one of the 52 faults carries its number in its id."""
+"""What all tests share: the same examples on every run, and fault numbers in the ids of tests that provoke faults."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.faults import fault_id
+
+# A busy machine must not fail what is right: no deadlines, and the same examples each time.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("tests")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
