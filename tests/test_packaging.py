@@ -70,7 +70,8 @@ def test_the_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = (ROOT / "gpuenergyd", ROOT / "policies/gpuenergyd_policies", ROOT / "trainers/gpuenergyd_trainers")
 
-    assert names == set().union(*(files(source) for source in sources))
+    units = {f"gpuenergyd/{name}" for name in files(ROOT / "systemd")}
+    assert names == units.union(*(files(source) for source in sources))
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
 
 

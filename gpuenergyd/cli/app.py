@@ -21,6 +21,8 @@ _MODULES = {
     "limit": "leases",
     "restore": "restore",
     "doctor": "doctor",
+    "install": "install",
+    "uninstall": "install",
     "carbon": "carbon",
 }
 """The module of this folder that holds each command, in the order in which help lists them."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuenergyd.cli.installation import carry_out, plan_install
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.simulated import SimulatedHost
-from tests.support.systemd_host import INSTALLED, ROOT, SystemdHost, systemd_host
+from tests.support.systemd_host import INSTALLED, SystemdHost, systemd_host
 from tests.support.waiting import wait_until
 
 CORE, WORKER = "gpuenergyd.service", "gpuenergyd-gpu.service"
@@ -133,17 +134,16 @@ class InstalledDaemon:
 @contextmanager
 def installed_daemon(folder: Path, *, config: str = "", num_gpus: int = 2) -> Iterator[InstalledDaemon]:
     """Boot a host on which the daemon's units are installed and running."""
-    sources = ROOT / "systemd"
-    units = {path.name: path.read_text(encoding="utf-8") for path in sources.iterdir() if path.is_file()}
-    for name in list(units):
+    root = folder / "image"
+    root.mkdir()
+    carry_out(plan_install(root, INSTALLED / "bin" / "python", replaces_changed=False))
+    etc = root / "etc"
+    units: dict[str, str] = {}
+    for name in (path.name for path in (etc / "systemd" / "system").iterdir()):
         sandbox = "[Service]\nReadWritePaths=/mnt\nStandardError=append:/mnt/log\n" if name.endswith(".service") else ""
         units[f"{name}.d/test.conf"] = _EARLY + sandbox
-    etc = folder / "etc-given"
-    for kind in ("sysusers.d", "tmpfiles.d"):
-        (etc / kind).mkdir(parents=True)
-        (etc / kind / "gpuenergyd.conf").write_bytes((sources / kind / "gpuenergyd.conf").read_bytes())
-    (etc / "gpuenergyd").mkdir()
-    (etc / "gpuenergyd" / "config.toml").write_text(_CONFIG + config, encoding="utf-8")
+    with (etc / "gpuenergyd" / "config.toml").open("a", encoding="utf-8") as file:
+        file.write(_CONFIG + config)
     with systemd_host(folder / "host", units=units, etc=etc, site=_POLICY) as host:
         world_path = host.shared / "world"
         SimulatedHost.create(world_path, ["a100-sxm"] * num_gpus, seed=7).close()

@@ -1,0 +1,180 @@
+"""Installing and removing: what it would do, what it did, and never against an edit by hand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.cli.main import run
+from gpuenergyd.daemon.settings import load_settings
+
+PYTHON = "/opt/elsewhere/bin/python"
+UNITS = "etc/systemd/system"
+
+
+def installed(root: Path) -> dict[str, str]:
+    """Return every file below a folder."""
+    return {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def install(root: Path, *options: str) -> int:
+    """Install below a folder."""
+    return run(["install", "--root", str(root), "--python", PYTHON, *options])
+
+
+def uninstall(root: Path, *options: str) -> int:
+    """Uninstall below a folder."""
+    return run(["uninstall", "--root", str(root), *options])
+
+
+def test_everything_a_host_needs_is_written_with_its_own_interpreter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert install(tmp_path) == 0
+
+    files, said = installed(tmp_path), capsys.readouterr().out
+    services = [name for name in files if name.endswith(".service")]
+    assert len(services) == 5
+    assert {name for name in files if not name.startswith(UNITS)} == {
+        "etc/sysusers.d/gpuenergyd.conf",
+        "etc/tmpfiles.d/gpuenergyd.conf",
+        "etc/gpuenergyd/config.toml",
+    }
+    assert all(f"ExecStart={PYTHON} -I -m gpuenergyd" in files[name] for name in services)
+    assert all(f"write: {tmp_path / name}" in said for name in files)
+
+
+def test_the_configuration_that_is_written_changes_nothing(tmp_path: Path) -> None:
+    install(tmp_path)
+
+    assert load_settings(tmp_path / "etc/gpuenergyd/config.toml") == load_settings()
+
+
+def test_a_second_run_changes_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(tmp_path)
+    before = installed(tmp_path)
+    capsys.readouterr()
+
+    assert install(tmp_path) == 0
+
+    assert installed(tmp_path) == before
+    assert "nothing to change" in capsys.readouterr().out
+
+
+def test_another_interpreter_replaces_units_that_are_still_ours(tmp_path: Path) -> None:
+    install(tmp_path)
+
+    assert run(["install", "--root", str(tmp_path), "--python", "/opt/new/bin/python"]) == 0
+
+    assert "/opt/new/bin/python" in installed(tmp_path)[f"{UNITS}/gpuenergyd.service"]
+
+
+def test_what_was_changed_by_hand_is_kept_until_its_replacement_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path)
+    unit, config = tmp_path / UNITS / "gpuenergyd.service", tmp_path / "etc/gpuenergyd/config.toml"
+    for path in (unit, config):
+        path.write_text(path.read_text() + "# mine\n")
+
+    install(tmp_path)
+    kept = capsys.readouterr().out
+    install(tmp_path, "--force")
+
+    assert f"keep, changed by hand: {unit}" in kept
+    assert "# mine" not in unit.read_text()
+    assert "# mine" in config.read_text()
+
+
+def test_a_dry_run_writes_and_removes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert install(tmp_path, "--dry-run") == 0
+    assert installed(tmp_path) == {}
+    assert "would do, and has not done:" in capsys.readouterr().out
+
+    install(tmp_path)
+    before = installed(tmp_path)
+    assert uninstall(tmp_path, "--dry-run") == 0
+    assert installed(tmp_path) == before
+
+
+def test_uninstalling_leaves_nothing_but_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(tmp_path)
+    history = tmp_path / "var/lib/gpuenergyd/history.sqlite3"
+    history.parent.mkdir(parents=True)
+    history.write_text("precious")
+
+    assert uninstall(tmp_path) == 0
+
+    assert installed(tmp_path) == {"var/lib/gpuenergyd/history.sqlite3": "precious"}
+    assert f"keep: {history.parent}" in capsys.readouterr().out
+    assert uninstall(tmp_path, "--history") == 0
+    assert installed(tmp_path) == {}
+
+
+def test_a_changed_configuration_goes_only_when_that_is_said(tmp_path: Path) -> None:
+    install(tmp_path)
+    config = tmp_path / "etc/gpuenergyd/config.toml"
+    config.write_text('mode = "observe"\n')
+
+    uninstall(tmp_path, "--force")
+    assert installed(tmp_path) == {"etc/gpuenergyd/config.toml": 'mode = "observe"\n'}
+
+    uninstall(tmp_path, "--config")
+    assert not config.parent.exists()
+
+
+def test_a_link_in_the_place_of_a_unit_is_left_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("data")
+    root = tmp_path / "root"
+    (root / UNITS).mkdir(parents=True)
+    (root / UNITS / "gpuenergyd.service").symlink_to(precious)
+
+    install(root, "--force")
+    uninstall(root)
+
+    assert precious.read_text() == "data"
+
+
+def test_scripts_are_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(tmp_path, "--json")
+
+    told = json.loads(capsys.readouterr().out)
+    assert {file["action"] for file in told["files"]} == {"write"}
+    assert (told["commands"], told["next_command"], told["is_dry_run"]) == ([], None, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--root", "/no/such/folder"], "--root /no/such/folder: no such folder"),
+        (["--dry-run", "--python", "bin/python"], "--python bin/python: an absolute path is needed"),
+        (["--dry-run", "--python", "/home/me/venv/bin/python"], "/home/me/venv/bin/python is hidden from the units"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_a_usage_error(
+    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["install", *options]) == 2
+
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_without_root_the_host_is_not_touched_and_the_way_is_named(command: str) -> None:
+    options = ["--python", PYTHON] if command == "install" else []
+    # Its imports come first: the interpreter may lie where nobody else can read it.
+    program = "import os, sys; import gpuenergyd.cli.app; from gpuenergyd.cli.main import run; os.setuid(65534)"
+    program += f"; sys.exit(run({[command, *options]!r}))"
+
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 1
+    assert f"{command} changes this host and takes root: `sudo gpuenergyd {command}`" in result.stderr
+    assert result.stderr.count("\n") == 1
