@@ -132,8 +132,8 @@ class InstalledDaemon:
 
 
 @contextmanager
-def installed_daemon(folder: Path, *, config: str = "", num_gpus: int = 2) -> Iterator[InstalledDaemon]:
-    """Boot a host on which the daemon's units are installed and running."""
+def installed_daemon(folder: Path, *, num_gpus: int = 2, watchdog_s: float | None = None) -> Iterator[InstalledDaemon]:
+    """Boot a host on which the daemon's units are installed and running; core and worker may get another watchdog."""
     root = folder / "image"
     root.mkdir()
     carry_out(plan_install(root, INSTALLED / "bin" / "python", replaces_changed=False))
@@ -141,9 +141,10 @@ def installed_daemon(folder: Path, *, config: str = "", num_gpus: int = 2) -> It
     units: dict[str, str] = {}
     for name in (path.name for path in (etc / "systemd" / "system").iterdir()):
         sandbox = "[Service]\nReadWritePaths=/mnt\nStandardError=append:/mnt/log\n" if name.endswith(".service") else ""
-        units[f"{name}.d/test.conf"] = _EARLY + sandbox
+        watchdog = f"WatchdogSec={watchdog_s:g}\n" if watchdog_s and name in {CORE, WORKER} else ""
+        units[f"{name}.d/test.conf"] = _EARLY + sandbox + watchdog
     with (etc / "gpuenergyd" / "config.toml").open("a", encoding="utf-8") as file:
-        file.write(_CONFIG + config)
+        file.write(_CONFIG)
     with systemd_host(folder / "host", units=units, etc=etc, site=_POLICY) as host:
         world_path = host.shared / "world"
         SimulatedHost.create(world_path, ["a100-sxm"] * num_gpus, seed=7).close()

@@ -30,7 +30,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstalledDaemon
     folder = tmp_path_factory.mktemp("systemd")
     for parent in (folder, folder.parent, folder.parent.parent):
         parent.chmod(0o755)
-    with installed_daemon(folder) as made:
+    with installed_daemon(folder, watchdog_s=4.0) as made:
         yield made
 
 
