@@ -1,5 +1,6 @@
 """The whole daemon on the unmodified NVML binding: training computes on the GPUs that the fake driver library shows."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,28 @@ def test_while_a_driver_call_hangs_status_answers_and_the_other_gpus_go_on(
     assert daemon.status()["worker"]["is_alive"]
     assert daemon.status()["gpus"][0]["reading_age_s"] > status["gpus"][0]["reading_age_s"]
     daemon.stop()
+
+
+def test_while_a_driver_call_hangs_training_goes_on(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
+    """Also on the GPU whose call hangs, and without a clock being set for it any more."""
+    daemon.start()
+
+    with training(daemon, iterations=100_000, arguments=("--policy", "uniform")) as run:
+        wait_until(daemon.is_lowered, 60)
+        control.inject("nvmlDeviceGetFieldValues", gpu_index=0, num_calls=1, delay_s=60.0)
+        wait_until(lambda: daemon.status()["gpus"][0]["state"] == "wedged", 30)
+        wedged_mono_ns = time.monotonic_ns()
+        wait_until(lambda: _reported_since(daemon, wedged_mono_ns), 30)
+
+        assert run.process.poll() is None
+        assert daemon.status()["gpus"][0]["state"] == "wedged"
+
+
+def _reported_since(daemon: DaemonProcess, mono_ns: int) -> bool:
+    job = daemon.job()
+    assert job is not None
+    age_s = job["last_report_age_s"]
+    return age_s is not None and age_s * 1e9 < time.monotonic_ns() - mono_ns - 1e9
 
 
 @pytest.mark.fault(9)

@@ -45,6 +45,21 @@ def test_code_of_a_later_driver_is_still_one_clear_line() -> None:
     )
 
 
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_a_call_can_return_reaches_the_caller_as_a_typed_error_of_that_gpu_alone(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost, code: int
+) -> None:
+    nvml_world.control.inject("nvmlDeviceSetGpuLockedClocks", code, gpu_index=1)
+
+    with pytest.raises(GpuError, match=rf"{nvml_world.gpus[1]}: .+ \(NVML error {code}\)") as caught:
+        nvml_host.lock_sm_clock(nvml_world.gpus[1], 1200)
+    nvml_host.lock_sm_clock(nvml_world.gpus[0], 1200)
+
+    assert type(caught.value) is type(nvml_error(code, ""))
+    assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[0]) == 1200
+    assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[1]) is None
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
@@ -197,6 +212,56 @@ def test_privilege_is_cap_sys_admin_and_not_uid_0(nvml_world: NvmlWorld) -> None
     assert run().returncode == 0
     refused = run(*without)
     assert "GpuPermissionError" in refused.stderr
+
+
+def test_without_persistence_mode_a_lock_ends_with_the_last_client_and_not_before(nvml_world: NvmlWorld) -> None:
+    """The driver is unloaded when nobody holds it; a worker that holds it keeps its locks from being forgotten."""
+    nvml_world.control.set_persistence(0, is_on=False)
+    worker, short_lived = (_Client(nvml_world.environment()) for _ in range(2))
+    worker.lock_all_at(1200)
+
+    short_lived.end()
+    _Client(nvml_world.environment()).end()
+    while_held = [nvml_world.simulated.locked_sm_clock_mhz(gpu) for gpu in nvml_world.gpus[:2]]
+    worker.end()
+    _Client(nvml_world.environment()).end()
+
+    assert while_held == [1200, 1200]
+    assert [nvml_world.simulated.locked_sm_clock_mhz(gpu) for gpu in nvml_world.gpus[:2]] == [None, 1200]
+
+
+class _Client:
+    """Another process that holds the driver, killed in the end."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        code = (
+            "import sys\n"
+            "from gpuenergyd.gpu.nvml import NvmlHost\n"
+            "host = NvmlHost()\n"
+            "print('open', flush=True)\n"
+            "for line in sys.stdin:\n"
+            "    for gpu in host.identities():\n"
+            "        host.lock_sm_clock(gpu.gpu_uuid, int(line))\n"
+            "    print('locked', flush=True)\n"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._answer() == "open"
+
+    def lock_all_at(self, sm_clock_mhz: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{sm_clock_mhz}\n")
+        self._process.stdin.flush()
+        assert self._answer() == "locked"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
 
 
 def test_critical_errors_are_reported_with_their_gpu(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:

@@ -51,7 +51,7 @@ typedef struct {
     int64_t checked_ns;
 } slot;
 
-enum { HEADER_BYTES = 256, RECORD_BYTES = 1536, PARAMETERS_AT = 160, SELECTOR_AT = 448, LOCK_DRIVER = 1, LOCK_GPU = 16 };
+enum { HEADER_BYTES = 256, RECORD_BYTES = 1536, PARAMETERS_AT = 160, SELECTOR_AT = 448, LOCK_DRIVER = 1, LOCK_CLIENT = 2, LOCK_GPU = 16 };
 static const int SLOT_AT[2] = {512, 1024};
 
 /* The control file: see control.py. */
@@ -344,6 +344,25 @@ static int supported_clocks(const parameters *p, unsigned *out) {
 
 /* Library. */
 
+/* Every process that has the library open holds LOCK_CLIENT shared; the kernel drops it when the process dies. Who gets it
+ * alone is the first client since the last one left: without persistence mode the driver was unloaded in between. */
+static void hold_driver(void) {
+    struct flock request = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_CLIENT, .l_len = 1, .l_pid = 0};
+    if (fcntl(world_fd, F_OFD_SETLK, &request) == 0 && ctl)
+        for (int gpu = 0; gpu < num_gpus; gpu++) {
+            if (ctl->persistence[gpu]) continue;
+            slot s;
+            pthread_mutex_unlock(&guard);
+            begin(gpu, &s);
+            s.locked_mhz = 0;
+            s.pending_mhz = -1;
+            s.limit_w = parameters_of(gpu)->default_limit_w;
+            end(gpu, &s);
+            pthread_mutex_lock(&guard);
+        }
+    kernel_lock(F_RDLCK, LOCK_CLIENT);
+}
+
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     pthread_mutex_lock(&guard);
@@ -372,6 +391,7 @@ int nvmlInitWithFlags(unsigned flags) {
     }
     if (code == OK) code = injected("nvmlInitWithFlags", -1);
     if (code == OK) {
+        if (!num_inits) hold_driver();
         num_inits++;
         my_epoch = ctl ? ctl->epoch : 0;
     }
@@ -384,7 +404,7 @@ int nvmlInit(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) {
     pthread_mutex_lock(&guard);
     int code = num_inits > 0 ? OK : UNINITIALIZED;
-    if (num_inits > 0) num_inits--;
+    if (num_inits > 0 && !--num_inits) kernel_lock(F_UNLCK, LOCK_CLIENT);
     pthread_mutex_unlock(&guard);
     return code;
 }
