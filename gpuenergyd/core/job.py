@@ -471,7 +471,7 @@ class Job:
                 return self._enter(JobPhase.PROFILING, plan.reason)
             case PlanPurpose.BASELINE if self.phase is JobPhase.PROFILING and plan.ranks:
                 return self._enter(JobPhase.PROFILING, plan.reason)
-            case PlanPurpose.TUNED | PlanPurpose.BASELINE:
+            case PlanPurpose.TUNED | PlanPurpose.BASELINE | PlanPurpose.WOULD_BE:
                 return self._enter(JobPhase.TUNED, plan.reason)
             case _:
                 assert_never(plan.purpose)

@@ -18,6 +18,8 @@ class PlanPurpose(StrEnum):
     """Tries clocks to learn what they cost."""
     TUNED = "tuned"
     """Saves energy at the owed iteration time."""
+    WOULD_BE = "would_be"
+    """Never carried out: what a policy would aim for if it were allowed to set clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,11 @@ def check_plan(plan: ClockPlan, schedule: Schedule, supported_sm_clocks_mhz: Seq
     """Check that a plan fits its pipeline and its GPUs; `supported_sm_clocks_mhz[r]` belongs to rank r.
 
     Raises:
-        PlanError: a rank, instruction or clock that does not exist, or an offset that is not a time.
+        PlanError: a rank, instruction or clock that does not exist, or an offset that is not a time; a plan that was
+            made for nobody to follow.
     """
+    if plan.purpose is PlanPurpose.WOULD_BE:
+        raise PlanError(f"plan {plan.plan_id!r} is a would-be plan: only where no clock may be set is one asked for")
     for rank in plan.ranks:
         if not 0 <= rank.pp_rank < schedule.num_ranks:
             raise PlanError(f"plan {plan.plan_id!r}: no rank {rank.pp_rank}; the pipeline has {schedule.num_ranks}")

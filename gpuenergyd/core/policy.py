@@ -66,6 +66,9 @@ class JobView:
     """Median time from the end of an instruction to the begin of the one on the next rank that waited for it."""
     launch_gap_s: float = 0.0
     """Median time between two instructions of one rank when the second had everything it needs."""
+    can_set_clocks: bool = True
+    """False where nobody may set clocks (mode observe, MIG, no privilege): what is asked for then is a plan of purpose
+    `WOULD_BE` with a prediction, from the full-speed run and from what a policy assumes or remembers."""
     generation: int = 0
     """How often what was learned of this job has been forgotten; plan ids carry it, so that none is used twice."""
 

@@ -28,14 +28,15 @@ from gpuenergyd.core.messages import (
 )
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.policy import JobView
 from gpuenergyd.core.telemetry import ObservedSpan, RankIteration, iteration_window, observe_iteration
 from gpuenergyd.daemon.gpus import Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedRunner
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link import LeaseOwner, RestoreResult
+from gpuenergyd.gpu.link import GpuHealth, LeaseOwner, RestoreResult
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, PlanRecord
 from gpuenergyd.wire.messages import PlanSlice
 
@@ -45,6 +46,10 @@ _MAX_PENDING = 64
 _TIMELINES_PER_PLAN = 12
 _TIMELINE_EVERY = 100
 _FIGURES_KEPT = 512
+_IMAGINE_EVERY = 50
+"""Iterations between two looks at what would be saved, and at whether clocks may be set by now."""
+_WOULD_BE_EPOCH = -1
+"""No rank ever follows it; each would-be plan of a job takes the place of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,9 @@ class JobRunner:
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The last observed iteration and its spans."""
+    would_be: ClockPlan | None = None
+    """What the policy would aim for where no clock may be set; without a prediction it says why there is none."""
+    _is_policy_waited_for: bool = False
     _wants_from_epoch: int | None = None
     _is_suspended: bool = False
     _tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_FIGURES_KEPT))
@@ -113,6 +121,12 @@ class JobRunner:
     def holds_clocks(self) -> bool:
         """Whether GPUs of this job may be running at clocks of ours."""
         return self._wants_from_epoch is not None and not self._is_suspended
+
+    @property
+    def is_observing(self) -> bool:
+        """Whether clocks of this job's GPUs may not be set, by order or because one of them cannot be controlled."""
+        known = [self.services.gpus.known(view.gpu_uuid) for view in self.job.gpus.values()]
+        return self.services.is_observing or any(gpu and gpu.health is GpuHealth.OBSERVE_ONLY for gpu in known)
 
     @property
     def is_suspended(self) -> bool:
@@ -243,8 +257,8 @@ class JobRunner:
                 self._pending.append(_Pending(command, time.monotonic_ns() + limit_ns))
                 self.observe_what_is_covered()
             case AskPolicy():
-                if not self.services.is_observing:
-                    self._policy_task = asyncio.create_task(self._ask_policy(command))
+                self._is_policy_waited_for = True
+                self._answer(command.view)
             case SendPlan():
                 self._send_plan(command)
             case LeaseGpus():
@@ -261,9 +275,37 @@ class JobRunner:
             case _:
                 assert_never(command)
 
-    async def _ask_policy(self, command: AskPolicy) -> None:
-        answer = await self.services.policy.next_plan(self.job_id, self.job.description.policy, command.view)
+    def _answer(self, view: JobView) -> None:
+        """Let the policy decide; where no clock may be set, let it say what it would aim for while the job waits."""
+        work = self._imagine(view) if self.is_observing else self._ask_policy(view)
+        self._policy_task = asyncio.create_task(work)
+
+    async def _ask_policy(self, view: JobView) -> None:
+        self._is_policy_waited_for = False
+        answer = await self.services.policy.next_plan(self.job_id, self.job.description.policy, view)
         self.take(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
+
+    async def _imagine(self, view: JobView) -> None:
+        policy = self.job.description.policy
+        answer = await self.services.policy.next_plan(self.job_id, policy, replace(view, can_set_clocks=False))
+        if isinstance(answer, PolicyFailure):
+            self.would_be = untuned_plan("would-be", reason=f"policy {policy} failed: {answer.reason}")
+        elif answer.purpose is PlanPurpose.PROFILE:
+            self.would_be = untuned_plan("would-be", reason=f"policy {policy} cannot say without trying clocks")
+        else:
+            self.would_be = answer if answer.predicted is None else replace(answer, purpose=PlanPurpose.WOULD_BE)
+        if self.would_be.purpose is PlanPurpose.WOULD_BE:
+            now = utc_at(time.monotonic_ns())
+            self.services.history.write(
+                PlanRecord(self.job_id, _WOULD_BE_EPOCH, self.would_be, now, self.job.num_iterations)
+            )
+
+    def _imagine_again(self) -> None:
+        """Ask again for what the policy would aim for, or in earnest if clocks may be set by now."""
+        is_busy = self._policy_task is not None and not self._policy_task.done()
+        view = self.job.view()
+        if self._is_policy_waited_for and not is_busy and view is not None:
+            self._answer(view)
 
     def _send_plan(self, command: SendPlan) -> None:
         plan, before = command.plan, self.last_epoch
@@ -369,6 +411,8 @@ class JobRunner:
         self._note(observation, spans, iteration_window(command.ranks[0]).begin_ns)
 
     def _note(self, observation: IterationObservation, spans: tuple[ObservedSpan, ...], begin_ns: int) -> None:
+        if observation.iteration_index % _IMAGINE_EVERY == 0:
+            self._imagine_again()
         purpose = self.job.purpose_of(observation.plan_id)
         self.timeline = (observation.iteration_index, spans)
         if observation.is_regular and purpose is not None:

@@ -25,6 +25,7 @@ _OF_JOB = (
     ("saving_ratio", "plan_saving_ratio", "Energy saved against full speed, measured."),
     ("slowdown_ratio", "plan_slowdown_ratio", "Time lost against full speed, measured."),
     ("max_slowdown_ratio", "max_slowdown_ratio", "Time that may be lost."),
+    ("would_save_ratio", "would_save_ratio", "Energy that would be saved if clocks could be set; predicted."),
     ("last_report_age_s", "last_report_age_seconds", "Time since any rank reported."),
 )
 

@@ -185,6 +185,7 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
+        **_would_be(runner),
         "is_suspended": runner.is_suspended,
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
@@ -192,6 +193,20 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
             {"pp_rank": s.pp_rank, "gpu_uuid": s.gpu_uuid, "pid": s.peer.pid, "uid": s.peer.uid}
             for s in jobs.sessions_of(runner.job_id)
         ],
+    }
+
+
+def _would_be(runner: JobRunner) -> dict[str, Any]:
+    """Return what would be saved if clocks could be set, and what that rests on; None where they can be."""
+    plan = runner.would_be if runner.is_observing else None
+    predicted = plan.predicted if plan else None
+    baseline_j = predicted.baseline_energy_j if predicted else None
+    return {
+        "is_observing": runner.is_observing,
+        "would_save_ratio": 1 - predicted.energy_j / baseline_j if predicted and baseline_j else None,
+        "would_save_low_ratio": plan.figure("saving_low_ratio") if plan else None,
+        "would_save_high_ratio": plan.figure("saving_high_ratio") if plan else None,
+        "would_save_basis": plan.reason if plan else None,
     }
 
 

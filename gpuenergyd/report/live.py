@@ -14,6 +14,7 @@ from gpuenergyd.report.figures import (
     age_text,
     clock_text,
     energy_text,
+    interval_text,
     power_text,
     ratio_text,
     temperature_text,
@@ -121,8 +122,19 @@ def _jobs(status: Status) -> list[RenderableType]:
         if job["lower_bound_j"] is not None:
             table.add_row("lower bound", "", energy_text(job["lower_bound_j"]))
         plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
-        views.extend((title, table, plan))
+        views.extend((title, table, plan, *_would_be(job)))
     return views
+
+
+def _would_be(job: Mapping[str, Any]) -> list[RenderableType]:
+    """What a job would save whose GPUs are only observed: a prediction, never among what was measured."""
+    if not job.get("is_observing") or job["would_save_basis"] is None:
+        return []
+    if job["would_save_ratio"] is None:
+        return [Text(f"would save: not known; {job['would_save_basis']}")]
+    low, high = job["would_save_low_ratio"], job["would_save_high_ratio"]
+    span = f" ({interval_text((low, high))})" if low is not None and high is not None else ""
+    return [Text(f"would save {ratio_text(job['would_save_ratio'])}{span}, predicted: {job['would_save_basis']}")]
 
 
 def _count(number: int | None) -> str:

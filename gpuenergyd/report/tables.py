@@ -21,6 +21,7 @@ from gpuenergyd.report.figures import (
     time_text,
 )
 from gpuenergyd.report.job import JobReport
+from gpuenergyd.store import JobSummary
 
 
 def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
@@ -39,7 +40,7 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
             iterations,
             f"{time_text(job.baseline_time_s)}\n{time_text(job.iteration_time_s)}",
             f"{energy_text(job.baseline_energy_j)}\n{energy_text(job.energy_per_iteration_j)}",
-            f"\n{ratio_text(job.saving_ratio)}",
+            f"\n{_saving_text(job)}",
             f"\n{ratio_text(job.slowdown_ratio)}",
         )
     simulated = sum(report.summary.is_simulated for report in reports)
@@ -47,6 +48,11 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
         return table
     which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
     return Group(table, Text(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE))
+
+
+def _saving_text(job: JobSummary) -> str:
+    """Measured, or said to be what would be."""
+    return ratio_text(job.saving_ratio) if job.would_save_ratio is None else f"would {ratio_text(job.would_save_ratio)}"
 
 
 SIMULATED_NOTE = (
@@ -80,6 +86,8 @@ def job_table(report: JobReport) -> RenderableType:
     lines = [f"saves {ratio_text(job.saving_ratio)} energy"]
     if job.saving_interval:
         lines[0] += f" (95 %, drift taken out: {interval_text(job.saving_interval)})"
+    if job.would_save_ratio is not None:
+        lines = [f"would save {ratio_text(job.would_save_ratio)} energy, predicted: {job.would_save_basis}"]
     plan = report.plan_in_force
     if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
         lines.append(

@@ -55,6 +55,9 @@ class JobSummary:
     lower_bound_j: float | None
     saving_interval: tuple[float, float] | None = None
     slowdown_interval: tuple[float, float] | None = None
+    would_save_ratio: float | None = None
+    """Predicted for a job whose clocks nobody could set; None once any plan of it was carried out."""
+    would_save_basis: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,13 @@ def job_summary(connection: Connection, job: Row[Any]) -> JobSummary:
         .order_by(plans.c.plan_epoch.desc())
         .limit(1)
     ).one_or_none() or (None, None, None)
+    would_be = connection.execute(
+        select(plans.c.predicted_energy_j, plans.c.reason)
+        .where(plans.c.job_id == job.job_id, plans.c.purpose == PlanPurpose.WOULD_BE)
+        .limit(1)
+    ).one_or_none()
+    if tuned.num_iterations:
+        would_be = None
     ranks = schema.ranks
     gpu_uuids = connection.execute(
         select(ranks.c.gpu_uuid).where(ranks.c.job_id == job.job_id).order_by(ranks.c.pp_rank)
@@ -202,6 +212,8 @@ def job_summary(connection: Connection, job: Row[Any]) -> JobSummary:
         lower_bound_j=last_tuned[2],
         saving_interval=_bounds(measured.saving_ratio) if measured else None,
         slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
+        would_save_ratio=_change(baseline.energy_j, would_be[0], sign=-1) if would_be else None,
+        would_save_basis=would_be[1] if would_be else None,
     )
 
 

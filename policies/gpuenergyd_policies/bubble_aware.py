@@ -34,6 +34,7 @@ from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.procedure import Design, Knowledge, Ready
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
+from gpuenergyd_policies.would_be import cheapest_clocks, would_be_plan
 
 MAX_SEGMENTS = (4, 8, 12)
 """Clock segments per rank and iteration that are tried beside a free plan."""
@@ -70,6 +71,8 @@ class BubbleAware:
         num_levels = min(len(own) for own in levels)
         if num_levels < 2:
             return _last_issued(view) or untuned_plan(reason="a GPU of this job has a single clock")
+        if not view.can_set_clocks:
+            return would_be_plan(view, cheapest_clocks)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
             return _correction(view, tuned)

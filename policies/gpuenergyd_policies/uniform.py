@@ -15,6 +15,7 @@ from gpuenergyd.core.profile import ClockOption, InstructionProfile
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.judging import JudgedClocks, baseline, judge, unproven_plan
 from gpuenergyd_policies.trials import Trial, common_clocks_mhz, trials, uniform_plan
+from gpuenergyd_policies.would_be import cheapest_common_clock, would_be_plan
 
 COARSE_CLOCKS = 6
 """Clocks on the way down from the highest to the lowest worth trying."""
@@ -31,6 +32,8 @@ class Uniform:
         clocks_mhz = common_clocks_mhz(view)
         if not clocks_mhz:
             return untuned_plan(reason="the GPUs of this job share no clock")
+        if not view.can_set_clocks:
+            return would_be_plan(view, cheapest_common_clock)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
         measured = trials(view)
         to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)

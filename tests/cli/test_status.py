@@ -183,3 +183,20 @@ def test_status_says_how_long_clock_changes_take_and_where_that_comes_from() -> 
 
     line = "clock changes: raise 6.0 ms to 30.0 ms, lower 5.0 ms (assumed on 1 of 2 GPUs, measured on 1 of 2 GPUs)"
     assert line in " ".join(text.split())
+
+
+def test_status_says_what_would_be_saved_as_a_prediction_with_its_basis() -> None:
+    told = {
+        "is_observing": True,
+        "would_save_ratio": 0.12,
+        "would_save_low_ratio": 0.08,
+        "would_save_high_ratio": 0.19,
+        "would_save_basis": "assumed curves",
+    }
+    unknown = told | dict.fromkeys(("would_save_ratio", "would_save_low_ratio", "would_save_high_ratio"))
+
+    text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (told, unknown))
+
+    assert "would save +12.0 % (+8.0 % to +19.0 %), predicted: assumed curves" in " ".join(text.split())
+    assert "would save: not known; assumed curves" in blank
+    assert "would save" not in drawn(STATUS)

@@ -4,13 +4,13 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from gpuenergyd.core.job import JobRules
 from gpuenergyd.core.pipeline import one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.jobs import Jobs, Wish
@@ -436,16 +436,81 @@ def test_a_silent_job_gives_its_clocks_back_and_leases_again_when_it_speaks() ->
     play(scenario)
 
 
-def test_an_observing_daemon_never_asks_the_policy_and_never_leases() -> None:
-    stage = Stage(plan("tuned-1", 1200), is_observing=True)
+def would_be_plan() -> ClockPlan:
+    """What a policy answers that is told that nobody may set clocks."""
+    return replace(
+        plan("would-be", 1200, PlanPurpose.WOULD_BE),
+        predicted=PlanPrediction(1.0, 90.0, None, 1.0, 100.0),
+        reason="assumed curves",
+        figures=(("saving_low_ratio", 0.05), ("saving_high_ratio", 0.2)),
+    )
+
+
+def test_an_observing_daemon_asks_what_would_be_saved_records_it_and_never_leases() -> None:
+    stage = Stage(would_be_plan(), is_observing=True)
+
+    async def scenario() -> None:
+        stage.join()
+        given = await stage.iterate(times=8)
+
+        (view,) = stage.policy.views
+        (runner,) = stage.jobs
+        (recorded,) = [r for r in stage.history.records if isinstance(r, PlanRecord)]
+        assert not view.can_set_clocks
+        assert given == [(), ()]
+        assert runner.would_be == would_be_plan() == recorded.plan
+        assert runner.job.issued_plans == []
+        assert stage.worker.calls == []
+        assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_what_would_be_saved_is_asked_again_as_the_job_goes_on() -> None:
+    stage = Stage(would_be_plan(), would_be_plan(), is_observing=True)
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=55)
+
+        assert len(stage.policy.views) == 2
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_policy_that_would_have_to_try_clocks_is_quoted_and_nothing_is_made_up() -> None:
+    stage = Stage(plan("profile-1", 1200, PlanPurpose.PROFILE), is_observing=True)
 
     async def scenario() -> None:
         stage.join()
         await stage.iterate(times=8)
 
-        assert stage.policy.views == []
+        (runner,) = stage.jobs
+        assert runner.would_be is not None
+        assert runner.would_be.predicted is None
+        assert "cannot say without trying clocks" in runner.would_be.reason
+        assert not [r for r in stage.history.records if isinstance(r, PlanRecord)]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_gpu_that_may_only_be_observed_keeps_its_job_from_asking_for_a_lease_until_it_may_be_controlled() -> None:
+    stage = Stage(would_be_plan(), plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
+        stage.join()
+        await stage.iterate(times=8)
         assert stage.worker.calls == []
-        assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
+        assert [view.can_set_clocks for view in stage.policy.views] == [False]
+
+        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", GpuHealth.OK, "MIG is off"))
+        await stage.iterate(times=50)
+        assert stage.policy.views[1].can_set_clocks
+        assert any(call[0] == "lease" for call in stage.worker.calls)
         await stage.jobs.close("test over")
 
     play(scenario)

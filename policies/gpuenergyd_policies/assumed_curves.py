@@ -1,0 +1,122 @@
+"""What a job would save on GPUs whose clocks nobody may set: its own full-speed run, continued by assumed curves.
+
+Measured at full speed are the time of each kind of instruction, and each GPU's energy and waiting time per iteration.
+How time and energy follow the clock is assumed, and said to be: time falls in part with the clock,
+    t(f) = t(f_max) * ((1 - k) + k * f_max / f)
+and what an instruction draws beyond static power goes with the square of the voltage, which rises above the knee only.
+Published curves of data-centre GPUs spread; so do the assumptions, and with them the saving: a range, not a figure.
+
+Sources of the spread (all fits to published training runs): time at 0.75 of the maximum clock is 1.28 to 1.41 times
+that at the maximum, so k is 0.8 to 1 where matrix products rule, and taken to go down to 0.7 where they do not; knees
+lie at 0.70 to 0.78 of the maximum clock; voltage there is 1.21 to 1.38
+times less; static power is 32 to 80 W. Without a published figure for it, waiting is taken to draw static power and
+a tenth of the rest.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pipeline import InstructionClass
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.policy import GpuView, JobView
+from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+
+LOWEST_CLOCK_RATIO = 0.66
+"""Below this share of the maximum clock nothing is planned that nobody measured."""
+WAITING_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One way the curves could run."""
+
+    compute_share: float
+    knee_ratio: float
+    max_voltage_ratio: float
+    static_power_w: float
+
+
+LIKELY = Assumption(0.9, 0.75, 1.28, 50.0)
+LITTLE = Assumption(1.0, 0.78, 1.21, 80.0)
+MUCH = Assumption(0.7, 0.70, 1.38, 32.0)
+BASIS = "assumed curves of data-centre GPUs; measured at full speed only, nothing was tried"
+
+
+class NothingToAssumeFromError(Exception):
+    """The full-speed run does not show enough; the message says what is missing."""
+
+
+def assumed_profile(view: JobView, assumption: Assumption) -> PipelineProfile:
+    """Return the profile of a job as it would be if an assumption held.
+
+    Raises:
+        NothingToAssumeFromError: a kind of instruction without time, or a GPU without energy.
+    """
+    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
+    seen = [o for o in view.observations if o.is_regular and o.plan_id not in tuned]
+    times_s = _times_at_full_speed_s(seen)
+    wanted = {i.instruction_class for order in view.schedule.orders for i in order}
+    if wanted - times_s.keys():
+        raise NothingToAssumeFromError("some instructions have not been timed at full speed")
+    classes: dict[InstructionClass, InstructionProfile] = {}
+    waiting_w = []
+    for pp_rank, gpu in enumerate(view.gpus):
+        working_w, own_waiting_w = _powers_w(seen, pp_rank, gpu, assumption)
+        waiting_w.append(own_waiting_w)
+        for key in sorted(wanted):
+            if key.pp_rank == pp_rank:
+                classes[key] = _curve(gpu, times_s[key], working_w, assumption)
+    return PipelineProfile(classes, fmean(waiting_w))
+
+
+def _times_at_full_speed_s(seen: list[IterationObservation]) -> dict[InstructionClass, float]:
+    times: dict[InstructionClass, list[float]] = {}
+    for observation in seen:
+        for sample in observation.instruction_samples:
+            key = InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)
+            times.setdefault(key, []).append(sample.time_s)
+    return {key: median(own) for key, own in times.items()}
+
+
+def _powers_w(
+    seen: list[IterationObservation], pp_rank: int, gpu: GpuView, assumption: Assumption
+) -> tuple[float, float]:
+    """Return the power of one GPU at work and waiting, at full speed: medians over iterations with energy."""
+    working_w, waiting_w = [], []
+    for observation in seen:
+        for rank in observation.ranks:
+            if rank.pp_rank != pp_rank or rank.energy_j is None:
+                continue
+            waiting_s = sum(share.time_s for share in rank.time_at if share.kind is None)
+            working_s = sum(share.time_s for share in rank.time_at if share.kind is not None)
+            if working_s <= 0:
+                continue
+            static_w = min(assumption.static_power_w, 0.5 * rank.energy_j / (working_s + waiting_s))
+            # energy = working_w * working_s + own_waiting_w * waiting_s
+            if gpu.blocking_power_w is not None:
+                own_waiting_w = min(gpu.blocking_power_w, rank.energy_j / (working_s + waiting_s))
+            else:
+                rest_j = rank.energy_j - static_w * (working_s + waiting_s)
+                own_waiting_w = static_w + WAITING_SHARE * rest_j / (working_s + WAITING_SHARE * waiting_s)
+            waiting_w.append(own_waiting_w)
+            working_w.append((rank.energy_j - own_waiting_w * waiting_s) / working_s)
+    if not working_w:
+        raise NothingToAssumeFromError(f"no energy was measured on rank {pp_rank}")
+    return median(working_w), median(waiting_w)
+
+
+def _curve(gpu: GpuView, time_s: float, power_w: float, assumption: Assumption) -> InstructionProfile:
+    top_mhz = gpu.supported_sm_clocks_mhz[0]
+    static_w = min(assumption.static_power_w, 0.5 * power_w)
+    dynamic_j = (power_w - static_w) * time_s
+    options = []
+    for clock_mhz in gpu.supported_sm_clocks_mhz:
+        if clock_mhz < LOWEST_CLOCK_RATIO * top_mhz:
+            break
+        ratio = clock_mhz / top_mhz
+        own_s = time_s * (1 - assumption.compute_share + assumption.compute_share / ratio)
+        above = max(0.0, ratio - assumption.knee_ratio) / (1 - assumption.knee_ratio)
+        voltage = (1 + (assumption.max_voltage_ratio - 1) * above) / assumption.max_voltage_ratio
+        options.append(ClockOption(clock_mhz, own_s, static_w * own_s + dynamic_j * voltage**2))
+    return InstructionProfile(tuple(options))
