@@ -12,4 +12,5 @@ rounding     continuous durations -> clocks that exist, never late
 refinement   better clocks, window by window
 compiled     compiled kernels with numba, the same code without
 switching    when to ask for which clock, and what late clocks do
+driver_queue how long changes of several GPUs wait for each other
 """
