@@ -55,8 +55,8 @@ def cheapest_common_clock(
     common = set.intersection(*({o.sm_clock_mhz for o in own.options} for own in profile.classes.values()))
     judged = {mhz: judge_clocks(graph, profile, [mhz] * len(graph.instructions)) for mhz in common}
     fitting = [mhz for mhz in judged if judged[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
-    chosen = min(fitting, key=lambda mhz: judged[mhz].energy_j)
-    return dict.fromkeys(graph.instructions, chosen)
+    chosen: int = min(fitting, key=lambda mhz: judged[mhz].energy_j)
+    return dict(zip(graph.instructions, [chosen] * len(graph.instructions), strict=True))
 
 
 def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPlan:
