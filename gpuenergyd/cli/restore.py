@@ -59,6 +59,11 @@ def restore(
 
 
 def _default_journal() -> Path:
-    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  pydantic, only where no journal is named
+    """Return the journal of the daemon that the settings describe, else of the worker that is a unit of its own."""
+    from gpuenergyd.daemon.settings import (  # noqa: PLC0415  pydantic, only where no journal is named
+        WORKER_UNIT_DIR,
+        load_settings,
+    )
 
-    return load_settings().journal_path
+    of_settings, of_unit = load_settings().journal_path, WORKER_UNIT_DIR / "journal.json"
+    return of_unit if of_unit.exists() and not of_settings.exists() else of_settings
