@@ -220,7 +220,7 @@ def _carbon(settings: Settings) -> CarbonFacts | None:
     if zone is None:
         return None
     try:
-        fetched = read_fetched(settings.runtime_dir / "carbon.json")
+        fetched = read_fetched(getattr(settings, "carbon_file_path", settings.runtime_dir / "carbon.json"))
     except CarbonSourceError as error:
         return CarbonFacts(zone, trouble=str(error))
     status = fetched.status

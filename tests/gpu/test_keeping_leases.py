@@ -35,6 +35,7 @@ async def lower_and_go(site: Site, keep_s: float) -> None:
         await link.hand_over(TOKEN, keep_s)
 
 
+@pytest.mark.fault(40)
 def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
     site.start_worker()
 
@@ -51,6 +52,7 @@ def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
     run(main())
 
 
+@pytest.mark.fault(40)
 @pytest.mark.parametrize("token", ["", "f" * 32])
 def test_another_core_finds_every_clock_given_back(site: Site, token: str) -> None:
     site.start_worker()
@@ -85,6 +87,7 @@ def test_a_worker_that_ends_with_its_core_keeps_nothing(site: Site) -> None:
     run(main())
 
 
+@pytest.mark.fault(5)
 def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(site: Site) -> None:
     site.start_worker("--core-silence-limit-s", "0.5")
 

@@ -64,6 +64,7 @@ def test_a_policy_plans_in_a_unit_of_its_own_that_ends_with_the_core(daemon: Ins
         assert units.count("running") == 1
 
 
+@pytest.mark.fault(4)
 def test_clocks_come_back_when_the_core_is_killed(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         worker = daemon.host.main_pid(WORKER)
@@ -74,12 +75,14 @@ def test_clocks_come_back_when_the_core_is_killed(daemon: InstalledDaemon) -> No
     wait_until(daemon.is_ready, 60)
 
 
+@pytest.mark.fault(4)
 def test_clocks_come_back_when_the_worker_is_killed(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         daemon.seconds_until_restored(daemon.kill(WORKER))
     wait_until(daemon.is_ready, 60)
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize("unit", [CORE, WORKER])
 def test_clocks_come_back_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
     with daemon.lowered():
@@ -87,6 +90,7 @@ def test_clocks_come_back_when_a_process_hangs(daemon: InstalledDaemon, unit: st
     wait_until(daemon.is_ready, 60)
 
 
+@pytest.mark.fault(40)
 def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         wait_until(lambda: (job := daemon.job()) is not None and job["phase"] == "tuned", 60)
@@ -108,6 +112,7 @@ def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon
         wait_until(lambda: (job := daemon.job()) is not None and job["num_iterations"] > after["num_iterations"], 60)
 
 
+@pytest.mark.fault(40)
 def test_nobody_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon) -> None:
     restart = subprocess.Popen(daemon.host.command("systemctl", "restart", CORE))
     num_answers = 0
