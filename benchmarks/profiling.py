@@ -30,13 +30,14 @@ from gpuenergyd.core.pipeline import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks
-from gpuenergyd.core.policy import ClockPolicy
+from gpuenergyd.core.policy import ClockPolicy, JobView
 from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
 from gpuenergyd.gpu.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd.gpu.device_parameters import MODELS, DeviceParameters
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.switching import clock_changes
 from tests.support.virtual_training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -109,6 +110,20 @@ class TrueJob:
             ]
             classes[InstructionClass(rank, kind)] = instruction_profile(options, where="truth")
         return PipelineProfile(classes, blocking_power_w(self.model, self.model.max_sm_clock_mhz))
+
+    def quiet_training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
+        """Return a run of this job without noise, drift or coarse counters: what is true of it."""
+        return VirtualTraining(
+            self.schedule,
+            self.work,
+            policy,
+            rules=rules,
+            switch_latency_s=SWITCH_LATENCY_S,
+            communication_latency_s=COMMUNICATION_LATENCY_S,
+            waiting_power_w=lambda clock: blocking_power_w(self.model, clock),
+            clocks_mhz=self.clocks_mhz,
+            model_name=self.model.model_name,
+        )
 
     def training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
         """Return a run of this job with all its noise."""
@@ -306,6 +321,59 @@ def measure_envpipe(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
     return Outcome(6 * len(grid) + steps, energy_j / least_j - 1, time_s / untuned_s - 1, time.process_time() - begin)
 
 
+class OnePlan:
+    """Issues one tuned plan, so that what is judged is the measuring and not the planning."""
+
+    def __init__(self, plan: ClockPlan) -> None:
+        self._plan = plan
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the plan."""
+        return view.issued_plans[-1] if view.issued_plans else self._plan
+
+
+@dataclass(frozen=True)
+class IntervalOutcome:
+    """A measured interval of the saving and what it should contain."""
+
+    low: float
+    high: float
+    true_ratio: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it contains the truth."""
+        return self.low <= self.true_ratio <= self.high
+
+
+def measure_interval(job: TrueJob, *, num_iterations: int = 100) -> IntervalOutcome:
+    """Return the 95 % interval that a noisy run reports for the saving of a plan, and the saving without any noise."""
+    truth = job.profile()
+    graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
+    untuned_s = timeline(graph, [truth[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
+    solved = solve(graph, truth, deadline_s=untuned_s.iteration_time_s)
+    clock_of = dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True))
+    changes = clock_changes(
+        timeline(graph, solved.durations_s),
+        clock_of,
+        latency=SWITCH_LATENCY_S,
+        profile=truth,
+    )
+    ranks = tuple(
+        RankClocks(r, tuple(clock_of[i] for i in order), changes[r]) for r, order in enumerate(job.schedule.orders)
+    )
+    policy = OnePlan(ClockPlan("one", PlanPurpose.TUNED, ranks))
+    quiet = job.quiet_training(policy, JobRules(proof_iterations=0))
+    quiet.run(24)
+    true_ratio = 1 - quiet.history[-1][1] / quiet.history[5][1]
+    noisy = job.training(policy, JobRules())
+    noisy.run(num_iterations)
+    saving = noisy.job.saving()
+    assert saving is not None
+    assert saving.saving_ratio is not None
+    return IntervalOutcome(saving.saving_ratio.low, saving.saving_ratio.high, true_ratio)
+
+
 def quantile(values: Sequence[float], q: float) -> float:
     """Return the q-quantile, the larger neighbour."""
     ordered = sorted(values)
@@ -317,6 +385,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=54)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--intervals", type=int, default=100, help="runs that judge the interval of the saving")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     outcomes: dict[str, list[Outcome]] = {"ours": [], "envpipe": [], "full-sweep": []}
@@ -336,7 +405,7 @@ def main() -> None:
                 f" sweep {sweep.regret_ratio:+.2%} {sweep.slowdown_ratio:+.2%}",
                 flush=True,
             )
-    result = {
+    result: dict[str, dict[str, float]] = {
         method: {
             "iterations_p95": quantile([o.iterations for o in members], 0.95),
             "regret_mean_ratio": mean(o.regret_ratio for o in members),
@@ -346,11 +415,17 @@ def main() -> None:
             "jobs": len(members),
         }
         for method, members in outcomes.items()
+        if members
     }
+    intervals = [measure_interval(random_job(arguments.seed * 1000 + k)) for k in range(arguments.intervals)]
+    saving_interval: dict[str, float] = {"runs": len(intervals)}
+    if intervals:
+        saving_interval["covered_ratio"] = mean(i.is_right for i in intervals)
+        saving_interval["width_median_ratio"] = median(i.high - i.low for i in intervals)
     if arguments.json:
-        print(json.dumps({"simulated": True, **result}))
+        print(json.dumps({"simulated": True, **result, "saving_interval": saving_interval}))
         return
-    for method, figures in result.items():
+    for method, figures in {**result, "saving_interval": saving_interval}.items():
         print(method, " ".join(f"{key}={value:.5g}" for key, value in figures.items()))
 
 

@@ -1,0 +1,52 @@
+"""The interval that a report shows for a saving contains the true one about as often as it claims."""
+
+from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy import JobView
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+NUM_RUNS = 100
+SCHEDULE = one_forward_one_backward(2, 4)
+
+
+class _OneClock:
+    """Runs everything at one clock, so that what is judged is the measuring and not the planning."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        if view.issued_plans:
+            return view.issued_plans[-1]
+        clock = view.gpus[0].supported_sm_clocks_mhz[3]
+        ranks = tuple(
+            RankClocks(r, (clock,) * len(order), constant_clock_changes(order, clock))
+            for r, order in enumerate(view.schedule.orders)
+        )
+        return ClockPlan("one-clock", PlanPurpose.TUNED, ranks)
+
+
+def training(seed: int, *, is_noisy: bool) -> VirtualTraining:
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, scale in enumerate((1.0, 1.07)):
+        work[rank, F] = A100Work(0.012 * scale, 0.038 * scale, 0.25)
+        work[rank, B] = A100Work(0.027 * scale, 0.066 * scale, 0.27)
+    rules = JobRules() if is_noisy else JobRules(proof_iterations=0)
+    noise = {"noise_ratio": 0.004, "energy_noise_ratio": 0.02, "counter_period_s": 0.1} if is_noisy else {}
+    return VirtualTraining(SCHEDULE, work, _OneClock(), 0.2, rules=rules, seed=seed, **noise)  # type: ignore[arg-type]
+
+
+def test_the_measured_interval_of_the_saving_contains_the_true_saving() -> None:
+    quiet = training(0, is_noisy=False)
+    quiet.run(25)
+    true_ratio = 1 - quiet.history[-1][1] / quiet.history[5][1]
+
+    right = 0
+    for seed in range(NUM_RUNS):
+        run = training(seed, is_noisy=True)
+        run.run(60)
+        saving = run.job.saving()
+        assert saving is not None
+        assert saving.saving_ratio is not None
+        right += saving.saving_ratio.low <= true_ratio <= saving.saving_ratio.high
+    assert true_ratio > 0.02
+    assert right >= 0.9 * NUM_RUNS
