@@ -22,6 +22,7 @@ from gpuenergyd.daemon.hand_over import take_hand_over, write_hand_over
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.log_flood import FloodGuard
+from gpuenergyd.daemon.pauses import keep_pauses_short
 from gpuenergyd.daemon.plugins import check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.ports import JobServices
@@ -134,6 +135,7 @@ class Daemon:
             await self._server.start(listener.socket)
             self._looking_after = asyncio.create_task(self._look_after(), name="look after")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
+            keep_pauses_short()
             notify("READY=1")
             await stop.wait()
             log.info("stopping")

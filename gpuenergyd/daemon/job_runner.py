@@ -30,6 +30,7 @@ from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
 from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.savings import MeasuredSaving
 from gpuenergyd.core.telemetry import ObservedSpan, RankIteration, iteration_window, observe_iteration
 from gpuenergyd.daemon.gpus import Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedRunner
@@ -91,6 +92,8 @@ class JobRunner:
     _num_timelines: Counter[str | None] = field(default_factory=Counter)
     _pending: deque[_Pending] = field(default_factory=deque)
     _commands: asyncio.Queue[Command] = field(default_factory=asyncio.Queue)
+    _num_observed: int = 0
+    _saving: tuple[int, MeasuredSaving | None] | None = None
     _graph: DependencyGraph | None = None
     _task: asyncio.Task[None] | None = None
     _policy_task: asyncio.Task[None] | None = None
@@ -158,10 +161,18 @@ class JobRunner:
             median(energies) if energies else None,
         )
 
-    def observe_what_is_covered(self) -> None:
-        """Observe the pending iterations whose energy is known by now, or waited for long enough."""
-        while self._pending and (self._is_covered(self._pending[0]) or len(self._pending) > _MAX_PENDING):
+    def observe_one_if_covered(self) -> bool:
+        """Observe the oldest pending iteration if its energy is known by now, or waited for long enough."""
+        if self._pending and (self._is_covered(self._pending[0]) or len(self._pending) > _MAX_PENDING):
             self._observe(self._pending.popleft().command)
+            return True
+        return False
+
+    def saving(self) -> MeasuredSaving | None:
+        """Return what the plans in force are measured to save; computed once per observed iteration."""
+        if self._saving is None or self._saving[0] != self._num_observed:
+            self._saving = self._num_observed, self.job.saving()
+        return self._saving[1]
 
     def forget_unobserved(self) -> None:
         """Observe no iteration that is under way: what was measured of it is not all of it."""
@@ -255,7 +266,7 @@ class JobRunner:
             case ObserveIteration():
                 limit_ns = round(self.services.observation_limit_s * 1e9)
                 self._pending.append(_Pending(command, time.monotonic_ns() + limit_ns))
-                self.observe_what_is_covered()
+                self.observe_one_if_covered()
             case AskPolicy():
                 self._is_policy_waited_for = True
                 self._answer(command.view)
@@ -405,6 +416,7 @@ class JobRunner:
             is_regular=command.is_regular,
         )
         self.take(IterationObserved(observation))
+        self._num_observed += 1
         known = self.job.observations[-1] if self.job.observations else observation
         if known.iteration_index == observation.iteration_index:
             observation = known

@@ -95,6 +95,7 @@ class Jobs:
     _registrations: dict[str, RankRegistration] = field(default_factory=dict)
     _sessions: dict[bytes, RankSession] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_observing_soon: bool = False
 
     def __iter__(self) -> Iterator[JobRunner]:
         return iter(list(self._runners.values()))
@@ -243,8 +244,7 @@ class Jobs:
             if gpu is not None:
                 for record in gpu.take_sample(sample):
                     self.services.history.write(record)
-        for runner in self:
-            runner.observe_what_is_covered()
+        self._observe_soon()
 
     def take_clock_set(self, change: ClockSet) -> None:
         """Note a clock change."""
@@ -294,8 +294,8 @@ class Jobs:
     def look_after(self) -> None:
         """Do what time asks for: call it about once a second."""
         now_ns = time.monotonic_ns()
+        self._observe_soon()
         for runner in self:
-            runner.observe_what_is_covered()
             last_ns = runner.last_report_mono_ns or runner.created_mono_ns
             baseline = runner.job.baseline
             typical_s = baseline.iteration_time_s if baseline is not None else 0.0
@@ -406,6 +406,17 @@ class Jobs:
         return True
 
     # --- inside ---
+
+    def _observe_soon(self) -> None:
+        """Observe what is covered by now, one iteration per turn of the event loop: requests come in between."""
+        if not self._is_observing_soon:
+            self._is_observing_soon = True
+            asyncio.get_running_loop().call_soon(self._observe_one)
+
+    def _observe_one(self) -> None:
+        self._is_observing_soon = False
+        if any(runner.observe_one_if_covered() for runner in self):
+            self._observe_soon()
 
     def _session(self, rank_token: str, peer: Peer) -> RankSession | None:
         try:

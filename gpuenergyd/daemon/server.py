@@ -27,6 +27,7 @@ from gpuenergyd.daemon.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.metrics import metrics_text
 from gpuenergyd.daemon.peers import Peer, open_pidfd, require_alive
 from gpuenergyd.daemon.ports import AskableWorker
+from gpuenergyd.daemon.snapshots import Snapshot
 from gpuenergyd.daemon.zeusd import ZeusdRoutes
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
@@ -43,6 +44,7 @@ FRAME_LIMIT_S = 2.0
 """A header, and then a body, must be complete this soon."""
 _UNREAD_LIMIT_S = 5.0
 """How long a client may leave its answers unread once they fill the socket."""
+_REPORTS = "/v1/iterations"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """After an early answer, how long to read on so that the sender gets to see it."""
@@ -67,7 +69,8 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._leases = leases
-        self._status = status
+        self._status = Snapshot(status)
+        self._metrics = Snapshot(lambda: metrics_text(status()))
         self._job_detail = job_detail
         self._access = access
         self._proof_of_use = ProofOfUse(access, worker.users)
@@ -90,7 +93,7 @@ class Server:
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._around_each_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
         app.router.add_post("/v1/ranks", self._register)
-        app.router.add_post("/v1/iterations", self._report)
+        app.router.add_post(_REPORTS, self._report)
         app.router.add_post("/v1/release", self._release)
         app.router.add_post("/v1/leases", self._grant_lease)
         app.router.add_post("/v1/leases/release", self._release_lease)
@@ -150,7 +153,7 @@ class Server:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         del request
-        return _json(self._status())
+        return _json(self._status.value())
 
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]
@@ -162,7 +165,7 @@ class Server:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         del request
-        return web.Response(body=metrics_text(self._status()), headers={"Content-Type": _METRICS_TYPE})
+        return web.Response(body=self._metrics.value(), headers={"Content-Type": _METRICS_TYPE})
 
     async def _get_description(self, request: web.Request) -> web.Response:
         del request
@@ -186,6 +189,9 @@ class Server:
         try:
             return await self._answer(request, handler, guard)
         finally:
+            if request.method == "POST" and request.path != _REPORTS:
+                self._status.forget()
+                self._metrics.forget()
             guard.request_ends()
 
     async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:

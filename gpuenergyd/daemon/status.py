@@ -151,7 +151,7 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
     job, baseline = runner.job, runner.job.baseline
     plan, predicted = job.current_plan, job.current_plan.predicted
     iteration_time_s, energy_j = runner.tuned_medians()
-    saving = job.saving()
+    saving = runner.saving()
     baseline_time_s = baseline.iteration_time_s if baseline else None
     baseline_energy_j = baseline.energy_j if baseline else None
     return {

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import socket
+import sys
 from asyncio.trsock import TransportSocket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ __all__ = [
 _REPLY_LIMIT_S = 5.0
 _RESTORE_LIMIT_S = 35.0
 _CONNECT_PAUSE_S = 0.01
+_DATAGRAMS_PER_TURN = 4
 
 
 class WorkerLink:
@@ -86,7 +88,7 @@ class WorkerLink:
         self._requests: deque[_Request] = deque()
         self._wants: dict[str, bytes] = {}
         self._is_open = True
-        self._loop.add_reader(connection, self._read)
+        self._loop.add_reader(connection, self._read_some)
 
     @classmethod
     async def connect(
@@ -316,9 +318,15 @@ class WorkerLink:
             return
         self._loop.remove_writer(self._socket)
 
-    def _read(self) -> None:
+    def _read_some(self) -> None:
+        """Read a few datagrams; after a pause many wait, and others wait too."""
+        self._read(_DATAGRAMS_PER_TURN)
+
+    def _read(self, num_datagrams: int = sys.maxsize) -> None:
         was_reset = False
-        while self._is_open:
+        for _ in range(num_datagrams):
+            if not self._is_open:
+                return
             try:
                 datagram = self._socket.recv(MAX_DATAGRAM_BYTES)
             except BlockingIOError:

@@ -41,6 +41,8 @@ class DaemonProcess:
     num_gpus: int = 4
     overrides: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    prologue: str = ""
+    """Python that runs in the daemon's process first: a benchmark's instruments."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,9 @@ class DaemonProcess:
             **self.overrides,
         }
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen([sys.executable, "-c", SERVE, json.dumps(settings)], stderr=log, stdout=log)
+            return subprocess.Popen(
+                [sys.executable, "-c", self.prologue + SERVE, json.dumps(settings)], stderr=log, stdout=log
+            )
 
     def start(self) -> "DaemonProcess":
         """Start the daemon and wait until it answers."""
