@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,26 +14,26 @@ import pytest
 TOOLS = ("zeus==0.16.0", "nvitop==1.7.2", "gpustat==1.1.1", "codecarbon==3.3.2")
 
 
-def tools_environment() -> Path:
+def tools_environment(tools: Sequence[str] = TOOLS) -> Path:
     """Return the folder with their programs, made once per list of versions; skip where they cannot be had."""
-    digest = hashlib.sha256(f"{TOOLS}{sys.version}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{tools}{sys.version}".encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"gpuenergyd-tools-{os.getuid()}-{digest}"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _made(folder)
+        return _made(folder, tools)
 
 
-def _made(folder: Path) -> Path:
+def _made(folder: Path, tools: Sequence[str]) -> Path:
     if not (folder / "complete").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=120)
         done = subprocess.run(
-            [str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", *TOOLS],
+            [str(folder / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", *tools],
             capture_output=True,
             text=True,
             check=False,
             timeout=900,
         )
         if done.returncode != 0:
-            pytest.skip(f"cannot install {', '.join(TOOLS)}: {done.stderr.strip().splitlines()[-1]}")
+            pytest.skip(f"cannot install {', '.join(tools)}: {done.stderr.strip().splitlines()[-1]}")
         (folder / "complete").touch()
     return folder / "bin"

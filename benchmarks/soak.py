@@ -1,0 +1,283 @@
+"""Does the core's memory grow? One hour of sixteen jobs in a few minutes, on a clock that this program moves.
+
+    python benchmarks/soak.py [--hours 1] [--json]
+
+The core's own parts in one process: HTTP server, jobs, GPUs, history with a real database. Every virtual second each of
+16 jobs reports an iteration over the socket, every tenth of a second each of 16 GPUs is sampled, now and then somebody
+asks for status, connections come and go, and a job ends and another begins. What is kept for fifteen minutes is full
+when measuring begins; the slope is a robust line (median of pairwise slopes) through the memory after a full
+collection, extrapolated to a day.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import resource
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+_START_NS = time.monotonic_ns()
+_WALL_NS = time.time_ns()
+_now_ns = _START_NS
+
+time.monotonic_ns = lambda: _now_ns  # before anything of ours reads it; the event loop's own timers stay real
+time.time_ns = lambda: _WALL_NS + _now_ns - _START_NS
+
+from gpuenergyd.core.job import JobRules  # noqa: E402
+from gpuenergyd.core.plan import ClockPlan, untuned_plan  # noqa: E402
+from gpuenergyd.core.policy import JobView  # noqa: E402
+from gpuenergyd.daemon.access import AccessRules  # noqa: E402
+from gpuenergyd.daemon.administrator import AdministratorLeases  # noqa: E402
+from gpuenergyd.daemon.gpu_leases import GpuLeases  # noqa: E402
+from gpuenergyd.daemon.gpus import Gpus  # noqa: E402
+from gpuenergyd.daemon.jobs import Jobs  # noqa: E402
+from gpuenergyd.daemon.ports import JobServices  # noqa: E402
+from gpuenergyd.daemon.server import Server  # noqa: E402
+from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes  # noqa: E402
+from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
+from gpuenergyd.gpu.link import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
+from gpuenergyd.store import HistoryWriter  # noqa: E402
+
+GPUS = 16
+MICROBATCHES = 4
+CLOCKS_MHZ = (1410, 1200, 900)
+NS_PER_S = 1_000_000_000
+
+
+class Worker:
+    """A worker that does at once what it is told, and keeps nothing."""
+
+    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
+        del lease_id, gpu_uuids, owner
+
+    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+        del gpu_uuids, reason
+        return ()
+
+    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        del lease_id, gpu_uuid, owner
+        return power_limit_w
+
+    def want(self, gpu_uuid: str, sm_clock_mhz: int, **_: object) -> None:
+        del gpu_uuid, sm_clock_mhz
+
+    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+        del gpu_uuid
+        return ()
+
+    async def look(self, gpu_uuid: str) -> GpuLook:
+        del gpu_uuid
+        return GpuLook(None, None, GpuDetails())
+
+
+class Policy:
+    """A policy that stays with the plan in force."""
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
+        del policy
+        return view.issued_plans[-1] if view.issued_plans else untuned_plan(f"same-{job_id}")
+
+    async def forget(self, job_id: str) -> None:
+        del job_id
+
+
+class Connection:
+    """A client's connection, used by one coroutine."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, path: Path) -> "Connection":
+        return cls(*await asyncio.open_unix_connection(str(path)))
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+        self.writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+        return await self.reader.readexactly(int(length.split(b":")[1]))
+
+
+class Soak:
+    """The daemon's parts and what happens to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "socket"
+        self.gpus = Gpus()
+        self.gpus.learn(GpuIdentity(f"GPU-{k}", k, "A100", CLOCKS_MHZ, is_simulated=True) for k in range(GPUS))
+        self.history = HistoryWriter(f"sqlite:///{folder / 'history.sqlite3'}")
+        worker = Worker()
+        self.jobs = Jobs(
+            services=JobServices(worker, Policy(), self.history, self.gpus, observation_limit_s=1.0),  # type: ignore[arg-type]  # `want` takes what it is given
+            rules=JobRules(),
+            default_policy="same",
+            default_max_slowdown_ratio=0.0,
+            installed_policies=("same",),
+            clock_socket_path="/none",
+            max_ranks_per_user=64,
+            silence_limit_s=60.0,
+        )
+        leases = GpuLeases(worker, self.gpus, self.history)  # type: ignore[arg-type]  # as above
+        self.server = Server(
+            self.jobs,
+            AdministratorLeases(leases, self.gpus),
+            status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
+            job_detail=lambda _: None,
+            access=AccessRules(),
+            worker=worker,
+            zeusd_wishes=ZeusdWishes(leases, worker),
+            max_connections_per_user=256,
+            max_requests_per_user_per_s=1e9,
+        )
+        self.connections: list[Connection] = []
+        self.tokens: list[str] = []
+        self.indices = [0] * GPUS
+        self.num_runs = 0
+
+    async def start(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.path))
+        listener.listen(64)
+        listener.setblocking(False)
+        self.history.start()
+        await self.server.start(listener)
+        for number in range(GPUS):
+            self.connections.append(await Connection.open(self.path))
+            self.tokens.append(await self.register(number))
+
+    async def register(self, number: int) -> str:
+        self.num_runs += 1
+        order = [["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)]
+        registration = {
+            "protocol_version": 1,
+            "job_name": f"soak-{number}",
+            "run_key": str(self.num_runs),
+            "pp_rank": 0,
+            "num_pp_ranks": 1,
+            "dp_rank": 0,
+            "schedule_name": "1f1b",
+            "num_microbatches": MICROBATCHES,
+            "num_chunks": 1,
+            "order": order,
+            "gpu_uuid": f"GPU-{number}",
+        }
+        answer = await self.connections[number].ask("POST", "/v1/ranks", json.dumps(registration).encode())
+        self.indices[number] = 0
+        return str(json.loads(answer)["rank_token"])
+
+    async def second(self, number: int) -> None:
+        """Let one virtual second pass."""
+        global _now_ns  # noqa: PLW0603  the clock that all parts read
+        for tenth in range(10):
+            _now_ns += NS_PER_S // 10
+            elapsed_s = (_now_ns - _START_NS) / NS_PER_S
+            self.jobs.take_samples(
+                [
+                    GpuSample(f"GPU-{k}", _now_ns, 300.0, 300.0 * elapsed_s, _now_ns - 1000, 1410, 50.0 + tenth, False)
+                    for k in range(GPUS)
+                ]
+            )
+        await asyncio.gather(*(self.report(k) for k in range(GPUS)))
+        self.jobs.look_after()
+        if number % 10 == 0:
+            visitor = await Connection.open(self.path)
+            await visitor.ask("GET", "/v1/status")
+            await visitor.ask("GET", "/discover")
+            visitor.writer.close()
+        if number % 120 == 60:
+            gone = number // 120 % GPUS
+            body = json.dumps({"rank_token": self.tokens[gone]}).encode()
+            await self.connections[gone].ask("POST", "/v1/release", body)
+            while self.gpus[f"GPU-{gone}"].claim is not None:
+                await asyncio.sleep(0)
+            self.tokens[gone] = await self.register(gone)
+
+    async def report(self, number: int) -> None:
+        end_ns = _now_ns
+        begin_ns = end_ns - NS_PER_S
+        step_ns = NS_PER_S // (2 * MICROBATCHES)
+        rows = [
+            ["FB"[k % 2], k // 2, 0, begin_ns + k * step_ns, begin_ns + (k + 1) * step_ns]
+            for k in range(2 * MICROBATCHES)
+        ]
+        body = {
+            "rank_token": self.tokens[number],
+            "iteration_index": self.indices[number],
+            "plan_epoch": 0,
+            "begin_mono_ns": begin_ns,
+            "end_mono_ns": end_ns,
+            "next_begin_mono_ns": end_ns,
+            "instructions": rows,
+        }
+        self.indices[number] += 1
+        await self.connections[number].ask("POST", "/v1/iterations", json.dumps(body).encode())
+
+    async def stop(self) -> None:
+        for connection in self.connections:
+            connection.writer.close()
+        await self.server.close()
+        await self.jobs.close("the soak is over")
+        await asyncio.to_thread(self.history.close, 30.0)
+
+
+def memory_kib() -> int:
+    """Return what the process holds that it could not give back: anonymous memory, after a full collection."""
+    gc.collect()
+    return int(Path("/proc/self/status").read_text(encoding="ascii").partition("RssAnon:")[2].split()[0])
+
+
+async def soak(hours: float, warmup_hours: float, folder: Path) -> dict[str, object]:
+    """Return what was measured."""
+    parts = Soak(folder)
+    await parts.start()
+    points: list[tuple[float, int, int]] = []
+    for number in range(round((warmup_hours + hours) * 3600)):
+        await parts.second(number)
+        if number % 60 == 0 and number >= warmup_hours * 3600:
+            while not await asyncio.to_thread(parts.history.flush, 60.0):
+                pass
+            points.append((number / 86_400, memory_kib(), len(gc.get_objects())))
+    await parts.stop()
+    days, kib, objects = ([p[k] for p in points] for k in range(3))
+    return {
+        "virtual_hours": hours,
+        "iterations": round(GPUS * hours * 3600),
+        "memory_kib_first_last": [kib[0], kib[-1]],
+        "memory_mib_per_day": round(slope(days, kib) / 1024, 2),
+        "objects_per_day": round(slope(days, objects)),
+        "objects_first_last": [objects[0], objects[-1]],
+        "cpu_s": round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+    }
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Return the median of the slopes between all pairs of points (Theil and Sen): a jump or two do not move it."""
+    pairs = [(ys[j] - ys[i]) / (xs[j] - xs[i]) for i in range(len(xs)) for j in range(i + 1, len(xs))]
+    return median(pairs) if pairs else 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--warmup-hours", type=float, default=0.5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        result = asyncio.run(soak(options.hours, options.warmup_hours, Path(folder)))
+    print(json.dumps(result) if options.json else "\n".join(f"{key:24} {value}" for key, value in result.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
