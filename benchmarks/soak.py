@@ -198,7 +198,7 @@ class Soak:
             gone = number // 120 % GPUS
             body = json.dumps({"rank_token": self.tokens[gone]}).encode()
             await self.connections[gone].ask("POST", "/v1/release", body)
-            while self.gpus[f"GPU-{gone}"].claim is not None:
+            while self.gpus[f"GPU-{gone}"].claim is not None:  # noqa: ASYNC110  nobody tells when a job has ended
                 await asyncio.sleep(0)
             self.tokens[gone] = await self.register(gone)
 

@@ -49,6 +49,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """After an early answer, how long to read on so that the sender gets to see it."""
 _SHUTDOWN_LIMIT_S = 1.0
+_REFUSAL_PAUSE_S = 0.1
 
 
 class Server:
@@ -197,6 +198,8 @@ class Server:
     async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:
         wait_s = self._rates.wait_s(guard.peer.uid)
         if wait_s > 0:
+            # Each connection waits for its refusal, so a flood on it slows itself down and nobody else.
+            await asyncio.sleep(_REFUSAL_PAUSE_S)
             refusal = _error(429, f"more than {self._rates.rate_per_s:g} requests per second from uid {guard.peer.uid}")
             refusal.headers["Retry-After"] = f"{wait_s:.3f}"
             return refusal
