@@ -19,7 +19,7 @@ from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.peers import Peer, is_dead, is_host_root, open_pidfd, open_pidfd_by_number, peer_of
 from gpuenergyd.errors import AccessError, JobError, UsageError
-from tests.support.client_process import client_process, needs_root
+from tests.support.client_process import client_process, daemon_for_everybody, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until
 
@@ -28,13 +28,9 @@ SOME_GROUP = next(g for g in grp.getgrall() if g.gr_gid not in {0, pwd.getpwnam(
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+def daemon() -> Iterator[DaemonProcess]:
     needs_root()
-    folder = tmp_path_factory.mktemp("access")
-    with running_daemon(folder, control_groups=[SOME_GROUP.gr_name], requires_gpu_use=False) as daemon:
-        # Everybody may connect here: these tests are about what comes after.
-        for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):
-            path.chmod(path.stat().st_mode | (0o006 if path.is_socket() else 0o001))
+    with daemon_for_everybody(control_groups=[SOME_GROUP.gr_name], requires_gpu_use=False) as daemon:
         yield daemon
 
 

@@ -13,7 +13,13 @@ import pytest
 from gpuenergyd.daemon.gpu_use import is_of_same_job
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.gpu.simulated import SimulatedHost
-from tests.support.client_process import ClientProcess, client_process, needs_namespaces, needs_root
+from tests.support.client_process import (
+    ClientProcess,
+    client_process,
+    daemon_for_everybody,
+    needs_namespaces,
+    needs_root,
+)
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until
 
@@ -24,12 +30,10 @@ TRAINERS, ADMINS = [g for g in grp.getgrall() if g.gr_gid not in {0, NOBODY, ALI
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+def daemon() -> Iterator[DaemonProcess]:
     """A daemon that everybody can connect to, that trainers may ask, and that admins may command."""
     needs_root()
-    folder = tmp_path_factory.mktemp("use")
-    with running_daemon(folder, control_groups=[TRAINERS.gr_name], admin_groups=[ADMINS.gr_name]) as daemon:
-        open_to_everybody(daemon)
+    with daemon_for_everybody(control_groups=[TRAINERS.gr_name], admin_groups=[ADMINS.gr_name]) as daemon:
         yield daemon
 
 
@@ -38,11 +42,6 @@ def world(daemon: DaemonProcess) -> Iterator[SimulatedHost]:
     host = SimulatedHost.open(daemon.world_path)
     yield host
     host.close()
-
-
-def open_to_everybody(daemon: DaemonProcess) -> None:
-    for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):
-        path.chmod(path.stat().st_mode | (0o006 if path.is_socket() else 0o001))
 
 
 def registration(gpu_uuid: str, job_name: str = "proof") -> dict[str, Any]:
@@ -229,11 +228,12 @@ def test_a_process_of_the_host_is_no_part_of_a_containers_job(tmp_path: Path) ->
     assert judged == [True, True, False, False]
 
 
-def test_proof_of_use_can_be_switched_off(tmp_path: Path) -> None:
+def test_proof_of_use_can_be_switched_off() -> None:
     needs_root()
-    with running_daemon(tmp_path, requires_gpu_use=False) as daemon:
-        open_to_everybody(daemon)
-        with client_process(daemon.socket_path, uid=ALICE, gid=ALICE) as client:
-            answer = claim(client, gpu(daemon, 0))
+    with (
+        daemon_for_everybody(requires_gpu_use=False) as daemon,
+        client_process(daemon.socket_path, uid=ALICE, gid=ALICE) as client,
+    ):
+        answer = claim(client, gpu(daemon, 0))
 
     assert answer == (200, "")

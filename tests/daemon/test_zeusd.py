@@ -13,7 +13,7 @@ import pytest
 from gpuenergyd.daemon.zeusd_parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd_wishes import Wish
 from gpuenergyd.gpu.simulated import SimulatedHost
-from tests.support.client_process import client_process, needs_namespaces, needs_root
+from tests.support.client_process import client_process, daemon_for_everybody, needs_namespaces, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until
 
@@ -24,10 +24,8 @@ LOCK_0 = "/gpu/set_gpu_locked_clocks?gpu_ids=0&min_clock_mhz=210&max_clock_mhz=1
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    with running_daemon(tmp_path_factory.mktemp("zeusd")) as daemon:
-        for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):
-            path.chmod(path.stat().st_mode | (0o006 if path.is_socket() else 0o001))
+def daemon() -> Iterator[DaemonProcess]:
+    with daemon_for_everybody() as daemon:
         yield daemon
 
 

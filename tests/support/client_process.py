@@ -5,12 +5,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.daemon_process import DaemonProcess, running_daemon
 
 PROGRAM = """
 import http.client, json, os, socket, sys
@@ -52,6 +55,20 @@ def needs_namespaces(*namespaces: str) -> None:
     probe = subprocess.run(["unshare", *namespaces, "true"], capture_output=True, text=True, check=False)
     if probe.returncode != 0:
         pytest.skip(f"namespaces are refused here: {probe.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def daemon_for_everybody(**overrides: Any) -> Iterator[DaemonProcess]:
+    """Run a daemon that every user can connect to.
+
+    Not in pytest's own folder: each session of the same user, this one's neighbours too, closes that to all others.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpuenergyd-everybody-") as folder:
+        Path(folder).chmod(0o755)
+        with running_daemon(Path(folder), **overrides) as daemon:
+            daemon.socket_path.parent.chmod(0o755)
+            daemon.socket_path.chmod(0o666)
+            yield daemon
 
 
 @dataclass(slots=True)
