@@ -44,7 +44,6 @@ FRAME_LIMIT_S = 2.0
 """A header, and then a body, must be complete this soon."""
 _UNREAD_LIMIT_S = 5.0
 """How long a client may leave its answers unread once they fill the socket."""
-_REPORTS = "/v1/iterations"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """After an early answer, how long to read on so that the sender gets to see it."""
@@ -70,7 +69,7 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._leases = leases
-        self._status = Snapshot(status)
+        self._status = status
         self._metrics = Snapshot(lambda: metrics_text(status()))
         self._job_detail = job_detail
         self._access = access
@@ -94,7 +93,7 @@ class Server:
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._around_each_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
         app.router.add_post("/v1/ranks", self._register)
-        app.router.add_post(_REPORTS, self._report)
+        app.router.add_post("/v1/iterations", self._report)
         app.router.add_post("/v1/release", self._release)
         app.router.add_post("/v1/leases", self._grant_lease)
         app.router.add_post("/v1/leases/release", self._release_lease)
@@ -154,7 +153,7 @@ class Server:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         del request
-        return _json(self._status.value())
+        return _json(self._status())
 
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]
@@ -190,9 +189,6 @@ class Server:
         try:
             return await self._answer(request, handler, guard)
         finally:
-            if request.method == "POST" and request.path != _REPORTS:
-                self._status.forget()
-                self._metrics.forget()
             guard.request_ends()
 
     async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:

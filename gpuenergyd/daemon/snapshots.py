@@ -13,7 +13,7 @@ LIFETIME_S = 0.05
 
 @dataclass(slots=True)
 class Snapshot(Generic[T]):
-    """One answer: built anew for each request up to a rate, and above it only once it is older than a moment."""
+    """One answer that nobody reads back what they changed from: built anew for each request up to a rate, and above it only once it is older than a moment."""
 
     build: Callable[[], T]
     monotonic_s: Callable[[], float] = time.monotonic
@@ -30,7 +30,3 @@ class Snapshot(Generic[T]):
             self._tokens = max(0.0, self._tokens - 1.0)
             self._kept = self.build(), now_s
         return self._kept[0]
-
-    def forget(self) -> None:
-        """Build it anew next time: whoever changes something sees it changed."""
-        self._kept = None
