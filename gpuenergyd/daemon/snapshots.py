@@ -13,7 +13,10 @@ LIFETIME_S = 0.05
 
 @dataclass(slots=True)
 class Snapshot(Generic[T]):
-    """One answer that nobody reads back what they changed from: built anew for each request up to a rate, and above it only once it is older than a moment."""
+    """One answer: built anew for each request up to a rate, and above it only once it is older than a moment.
+
+    Not for what people read back after a change.
+    """
 
     build: Callable[[], T]
     monotonic_s: Callable[[], float] = time.monotonic
