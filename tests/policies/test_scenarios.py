@@ -5,7 +5,7 @@ from statistics import median
 import pytest
 
 from gpuenergyd.core.job import PROOF_PLAN_ID, JobRules
-from gpuenergyd.core.messages import JobPhase, RankReported
+from gpuenergyd.core.messages import JobPhase, RankReported, RecordPhase
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
@@ -41,6 +41,28 @@ def test_a_stage_that_becomes_slower_costs_at_most_five_iterations_and_is_learne
     assert median(times) <= 1.003 * full_speed_s
 
 
+def test_a_gpu_that_throttles_is_planned_for_as_it_is_now() -> None:
+    """One GPU heats up over ten iterations and then runs everything 12 % slower."""
+
+    def slowdown_of(rank: int, iteration: int) -> float:
+        return 1.0 + 0.012 * min(max(iteration - 50, 0), 10) if rank == 2 else 1.0
+
+    run = training(slowdown_of=slowdown_of)
+    run.run(140)
+
+    full_speed_s = untuned_time_s({2: 1.12})
+    outside = [
+        k
+        for k, (time_s, _, plan) in enumerate(run.history)
+        if k >= 60 and time_s > 1.01 * full_speed_s and not (plan or "").startswith("profile")
+    ]
+    assert len(outside) <= 5
+    assert run.job.phase is JobPhase.TUNED
+    times = [t for t, _, p in run.history[-20:] if p == run.job.current_plan.plan_id]
+    assert median(times) <= 1.005 * full_speed_s
+    assert any(isinstance(c, RecordPhase) and "rank 2" in c.reason for c in run.commands)
+
+
 def test_a_job_that_becomes_faster_is_learned_anew() -> None:
     run = training(slowdown_of=lambda _, iteration: 0.7 if iteration >= 50 else 1.0)
     run.run(110)
@@ -53,6 +75,23 @@ def test_a_job_that_becomes_faster_is_learned_anew() -> None:
 
 
 @pytest.mark.fault(46)
+def test_a_larger_batch_is_another_job_and_learned_anew() -> None:
+    run = training(slowdown_of=lambda _, iteration: 1.4 if iteration >= 50 else 1.0)
+    run.run(110)
+
+    full_speed_s = untuned_time_s(dict.fromkeys(range(4), 1.4))
+    outside = [
+        k
+        for k, (time_s, _, plan) in enumerate(run.history)
+        if k >= 50 and time_s > 1.01 * full_speed_s and not (plan or "").startswith("profile")
+    ]
+    assert len(outside) <= 5
+    assert run.job.phase is JobPhase.TUNED
+    assert run.job.baseline is not None
+    assert run.job.baseline.iteration_time_s == pytest.approx(full_speed_s, rel=0.01)
+    assert any(isinstance(c, RecordPhase) and "the job changed" in c.reason for c in run.commands)
+
+
 def test_evaluation_between_iterations_is_left_alone() -> None:
     run = training()
     usual = run.step_overhead_s
