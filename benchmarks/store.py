@@ -22,10 +22,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
 
+from sqlalchemy import Connection
+
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.compaction import compact_iterations
 from gpuenergyd.store.database import upgrade, writing_engine
+from gpuenergyd.store.kept_summaries import keep_summaries
 from gpuenergyd.store.records import (
     IterationRecord,
     JobEndRecord,
@@ -107,6 +110,14 @@ def job_records(noise: random.Random, job_id: str, begun: datetime, hours: float
     yield JobEndRecord(job_id, begun + timedelta(hours=hours), "released")
 
 
+def tidy(connection: Connection, now: datetime) -> None:
+    """Do what a running daemon does: figures of ended jobs are kept, their iterations become blocks."""
+    while keep_summaries(connection, now):
+        pass
+    while compact_iterations(connection, now):
+        pass
+
+
 def generate(path: Path, days: int, now: datetime) -> int:
     """Write the history; return how many bytes it holds."""
     noise, kept = random.Random(1), Retention()
@@ -144,12 +155,10 @@ def generate(path: Path, days: int, now: datetime) -> int:
                 job_id = f"job-{(day * 24 + k * JOB_HOURS) // JOB_HOURS:04d}"
                 insert_records(connection, job_records(noise, job_id, begun, JOB_HOURS))
         with engine.begin() as connection:
-            while compact_iterations(connection, since + timedelta(days=1)):
-                pass
+            tidy(connection, since + timedelta(days=1))
         print(f"day {day + 1} of {days}", file=sys.stderr)
     with engine.begin() as connection:
-        while compact_iterations(connection, now):
-            pass
+        tidy(connection, now)
         held = used_bytes(connection)
     engine.dispose()
     return held

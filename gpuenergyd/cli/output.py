@@ -5,10 +5,12 @@ import json
 from datetime import date
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 SocketOption = Annotated[
@@ -27,8 +29,10 @@ def print_json(value: object) -> None:
     typer.echo(json_text(value))
 
 
-def people_console() -> Console:
+def people_console() -> "Console":
     """Return the console for people: no colour when piped, nothing wrapped in the middle of a path."""
+    from rich.console import Console  # noqa: PLC0415  scripts ask for JSON and shall not wait for it
+
     return Console(soft_wrap=False, highlight=False)
 
 

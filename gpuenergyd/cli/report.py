@@ -14,7 +14,10 @@ from gpuenergyd.errors import StoreError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuenergyd.report.groups import Span
     from gpuenergyd.report.job import JobReport
+    from gpuenergyd.report.tariff import Tariff
+    from gpuenergyd.store import History
 
 _AGE = re.compile(r"(\d+)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -36,6 +39,7 @@ class GroupBy(StrEnum):
     USER = "user"
     GPU = "gpu"
     DAY = "day"
+    TAG = "tag"
 
 
 def report(
@@ -46,8 +50,14 @@ def report(
     until: Annotated[str | None, typer.Option(metavar="WHEN", help="Before: as --since.")] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="One job, by id or name.")] = None,
     group_by: Annotated[GroupBy, typer.Option(help="What to add up over.")] = GroupBy.JOB,
+    tag: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which tag --group-by tag means, e.g. git_commit.")
+    ] = None,
     price_per_kwh: Annotated[
         float | None, typer.Option("--price-per-kwh", min=0.0, metavar="PRICE", help="Add what the energy costs.")
+    ] = None,
+    tariff: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prices by hour and weekday, as TOML; see the README.")
     ] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of to the terminal.")] = None,
@@ -60,7 +70,7 @@ def report(
 
     Reads the history, so the daemon need not run.
     """
-    from gpuenergyd.report.groups import groups_by_day, groups_by_gpu, groups_by_user  # noqa: PLC0415  heavy: SQLAlchemy
+    from gpuenergyd.report.groups import Span  # noqa: PLC0415  heavy: SQLAlchemy
     from gpuenergyd.report.job import job_reports  # noqa: PLC0415
     from gpuenergyd.store import open_history  # noqa: PLC0415
 
@@ -72,25 +82,18 @@ def report(
         raise UsageError("--out needs --format json, csv or html; a table is for the terminal")
     if group_by is not GroupBy.JOB and output_format is Format.HTML:
         raise UsageError("--format html shows jobs; use --group-by with table, json or csv")
-    if group_by in {GroupBy.GPU, GroupBy.DAY} and job is not None:
+    if job is not None and group_by in {GroupBy.GPU, GroupBy.DAY}:
         raise UsageError(f"--group-by {group_by} counts whole GPUs; it takes no --job")
+    if tag is not None and group_by is not GroupBy.TAG:
+        raise UsageError(f"--tag {tag} says what --group-by tag adds up over, and has no meaning without it")
+    prices = _tariff(price_per_kwh, tariff)
     with open_history(database or _default_database()) as history:
-        reports = job_reports(history, since=begin, until=end, job=job, price_per_kwh=price_per_kwh)
+        has_jobs = group_by not in {GroupBy.GPU, GroupBy.DAY}
+        reports = job_reports(history, since=begin, until=end, job=job, tariff=prices) if has_jobs else ()
         if job is not None and not reports:
-            names = sorted({summary.job_name for summary in history.job_summaries(since=begin, until=end)})
-            raise UsageError(f"no job {job!r} in that time; known: {', '.join(names) or 'none'}")
-        match group_by:
-            case GroupBy.JOB:
-                rows = [each.figures() for each in reports]
-            case GroupBy.USER:
-                rows = [group.figures(price_per_kwh) for group in groups_by_user(reports)]
-            case GroupBy.GPU:
-                rows = [group.figures(price_per_kwh) for group in groups_by_gpu(history, since=begin, until=end)]
-            case GroupBy.DAY:
-                days = groups_by_day(history, since=begin, until=end, zone=None)
-                rows = [group.figures(price_per_kwh) for group in days]
-            case _:
-                assert_never(group_by)
+            raise UsageError(_unknown_job(history, job, begin, end))
+        span = Span(history, begin, end, prices, only_jobs=job is not None)
+        rows = _rows(span, reports, group_by, tag)
         match output_format:
             case Format.TABLE:
                 _print_table(reports, rows, group_by)
@@ -115,12 +118,56 @@ def report(
     return 0
 
 
+def _rows(span: "Span", reports: "Sequence[JobReport]", group_by: GroupBy, tag: str | None) -> list[dict[str, Any]]:
+    """Return what the report says, a mapping for each line."""
+    if group_by is GroupBy.JOB:
+        return [each.figures() for each in reports]
+    from gpuenergyd.report import groups  # noqa: PLC0415  heavy: SQLAlchemy
+
+    match group_by:
+        case GroupBy.USER:
+            found = groups.groups_by_user(span, reports)
+        case GroupBy.TAG:
+            known = sorted({name for report in reports for name, _ in report.summary.tags})
+            if tag is None or (reports and tag not in known):
+                said = "needs --tag NAME" if tag is None else f"knows no tag {tag!r}"
+                raise UsageError(f"--group-by tag {said}; jobs of that time carry: {', '.join(known) or 'none'}")
+            found = groups.groups_by_tag(span, reports, tag)
+        case GroupBy.GPU:
+            found = groups.groups_by_gpu(span)
+        case GroupBy.DAY:
+            found = groups.groups_by_day(span, zone=None)
+        case _:
+            assert_never(group_by)
+    return [group.figures(span.tariff) for group in found]
+
+
+def _tariff(price_per_kwh: float | None, path: Path | None) -> "Tariff | None":
+    if price_per_kwh is None and path is None:
+        return None
+    if price_per_kwh is not None and path is not None:
+        raise UsageError("--price-per-kwh and --tariff both say what energy costs; give one")
+    from gpuenergyd.report.tariff import Tariff, read_tariff  # noqa: PLC0415  only who asks for costs needs it
+
+    return Tariff(price_per_kwh) if price_per_kwh is not None else read_tariff(path or Path())
+
+
+def _unknown_job(history: "History", job: str, begin: datetime | None, end: datetime | None) -> str:
+    """Return what is wrong with a job's name: nothing of that name in the span, or none at all."""
+    if begin is not None or end is not None:
+        elsewhere = history.job_summaries(job=job)
+        if elsewhere:
+            return f"job {job!r} did not run in that time; it began {elsewhere[-1].started_at:%Y-%m-%d %H:%M} UTC"
+    names = sorted({summary.job_name for summary in history.job_summaries(since=begin, until=end)})
+    return f"no job {job!r} in that time; known: {', '.join(names) or 'none'}"
+
+
 def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> None:
     from gpuenergyd.report.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, for tables only
 
     if not rows:
         people_console().print(
-            "no job ran in that time" if group_by is not GroupBy.DAY else "nothing was measured then"
+            "nothing was measured then" if group_by in {GroupBy.DAY, GroupBy.GPU} else "no job ran in that time"
         )
     elif group_by is not GroupBy.JOB:
         people_console().print(groups_table(rows, by=group_by))

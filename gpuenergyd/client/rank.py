@@ -13,6 +13,7 @@ from time import monotonic_ns
 from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
+from gpuenergyd.client.tags import find_tags
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_record import pack_record
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
@@ -63,6 +64,7 @@ class RankClient:
             framework=framework,
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
+            tags=find_tags(),
         )
         self._socket_path = socket_path
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()

@@ -21,6 +21,7 @@ from gpuenergyd.core.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.daemon.gpus import Claim, Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedJob, HandedSession, memory_of, recalled
 from gpuenergyd.daemon.job_runner import JobRunner
+from gpuenergyd.daemon.job_tags import checked_tags
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError, UnknownPolicyError
@@ -120,6 +121,7 @@ class Jobs:
             JobError: it contradicts its job, or the GPU works for another.
         """
         order = _checked_order(registration)
+        checked_tags(registration.tags)
         gpu = self.services.gpus[registration.gpu_uuid]
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
         runner = self._open.get(key)
@@ -476,6 +478,7 @@ class Jobs:
                 max_slowdown_ratio=description.target.max_slowdown_ratio,
                 uid=peer.uid,
                 started_at=utc_at(runner.created_mono_ns),
+                tags=checked_tags(registration.tags),
             )
         )
 

@@ -2,7 +2,8 @@
 
 figures    how numbers are written
 job        all that a report says of one job, read from the history once
-groups     energy by user, by GPU or by day
+groups     energy by user, by tag, by GPU or by day
+energy_use what was used, measured, estimated and missing apart; tariff, what a kilowatt-hour costs at which hour
 critical   which of the observed instructions the iteration waited for
 colours    SM clocks as colours, ordered by eye
 timeline   the pipeline before and after, drawn to one time scale

@@ -1,91 +1,136 @@
-"""Energy by user, by GPU or by day: every joule of a GPU counted once, for a job or for nobody."""
+"""Energy by user, tag, GPU or day, from the ledger: every joule of a GPU counted once, for a job or for nobody."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
-from gpuenergyd.report.job import JobReport, cost_of
+from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse, added
+from gpuenergyd.report.job import JobReport
+from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History
-from gpuenergyd.store.queries import Rollup
+from gpuenergyd.store.energy_sums import EnergySum
 
-_BUCKET_S = 60
-"""Minutes are kept for as long as the history is, seconds are not; a span of time counts in whole minutes."""
+IDLE_GROUP = "(idle)"
+"""What nobody's jobs used, where groups are of jobs."""
+UNTAGGED_GROUP = "(none)"
+_WHOLE_HOUR_S = 3600
 
 
 @dataclass(slots=True)
 class Group:
-    """One line of a grouped report; energies are sums over what was measured, None when nothing was."""
+    """One line of a grouped report: what jobs used, what was used for nobody, and how well that is known."""
 
     name: str
     job_ids: set[str] = field(default_factory=set)
-    job_energy_j: float | None = None
-    idle_energy_j: float | None = None
+    by_jobs: EnergyUse = NOTHING_USED
+    idle: EnergyUse = NOTHING_USED
     saved_energy_j: float | None = None
 
     @property
     def energy_j(self) -> float | None:
-        """Energy for jobs and for nobody together."""
-        return _add(self.job_energy_j, self.idle_energy_j)
+        """Measured energy for jobs and for nobody together."""
+        return added(self.by_jobs.energy_j, self.idle.energy_j)
 
-    def figures(self, price_per_kwh: float | None) -> dict[str, Any]:
+    def take(self, part: EnergySum, tariff: Tariff | None) -> None:
+        """Add one part of the ledger."""
+        if part.job_id:
+            self.job_ids.add(part.job_id)
+            self.by_jobs = self.by_jobs.plus(part, tariff)
+        else:
+            self.idle = self.idle.plus(part, tariff)
+
+    def figures(self, tariff: Tariff | None = None) -> dict[str, Any]:
         """Return everything by name, as JSON and CSV give it; a missing figure is None."""
         return {
             "group": self.name,
             "num_jobs": len(self.job_ids),
             "energy_j": self.energy_j,
-            "job_energy_j": self.job_energy_j,
-            "idle_energy_j": self.idle_energy_j,
+            "job_energy_j": self.by_jobs.energy_j,
+            "idle_energy_j": self.idle.energy_j,
+            "estimated_j": added(self.by_jobs.estimated_j, self.idle.estimated_j),
+            "measured_s": self.by_jobs.measured_s + self.idle.measured_s,
+            "estimated_s": self.by_jobs.estimated_s + self.idle.estimated_s,
+            "missing_s": self.by_jobs.missing_s + self.idle.missing_s,
             "saved_energy_j": self.saved_energy_j,
-            "price_per_kwh": price_per_kwh,
-            "cost": cost_of(self.energy_j, price_per_kwh),
+            "price_per_kwh": tariff.flat_price_per_kwh if tariff is not None else None,
+            "cost": added(self.by_jobs.cost, self.idle.cost),
         }
 
 
-def groups_by_user(reports: Sequence[JobReport]) -> tuple[Group, ...]:
-    """Return one group per user who ran jobs; energy is that of their jobs' measured iterations."""
-    groups: dict[str, Group] = {}
-    for report in reports:
-        summary = report.summary
-        group = groups.setdefault(str(summary.uid), Group(str(summary.uid)))
-        group.job_ids.add(summary.job_id)
-        group.job_energy_j = _add(group.job_energy_j, summary.energy_j)
-        group.saved_energy_j = _add(group.saved_energy_j, report.saved_energy_j)
-    return tuple(groups[name] for name in sorted(groups))
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which part of the history is added up, and at what prices."""
+
+    history: History
+    since: datetime | None = None
+    until: datetime | None = None
+    tariff: Tariff | None = None
+    only_jobs: bool = False
+    """Whether what was used for nobody is left out: of one job it says nothing."""
+
+    def parts(self, *, by_gpu: bool = False, zone: tzinfo | None = UTC, by_time: bool = False) -> Iterable[EnergySum]:
+        """Return the ledger's sums; by time in hours, or in minutes where the zone's days begin within an hour."""
+        has_periods = self.tariff is not None and self.tariff.periods != ()
+        return self.history.energy_sums(
+            since=self.since,
+            until=self.until,
+            by_gpu=by_gpu,
+            by_time=by_time or has_periods,
+            in_minutes=by_time and not self._has_whole_hours(zone),
+        )
+
+    def _has_whole_hours(self, zone: tzinfo | None) -> bool:
+        edges = (self.since, self.until, datetime.now(tz=UTC))
+        offsets = (at.astimezone(zone).utcoffset() for at in edges if at is not None)
+        return all(offset is not None and offset.total_seconds() % _WHOLE_HOUR_S == 0 for offset in offsets)
 
 
-def groups_by_gpu(history: History, *, since: datetime | None, until: datetime | None) -> tuple[Group, ...]:
-    """Return one group per GPU, from the samples of the whole span: jobs and idling."""
-    return _from_rollups(_rollups(history, since, until), name=lambda rollup: rollup.gpu_uuid)
+def groups_by_user(span: Span, reports: Sequence[JobReport]) -> tuple[Group, ...]:
+    """Return one group per user who ran jobs, and what was used for nobody."""
+    return _of_jobs(span, reports, name=lambda report: str(report.summary.uid))
 
 
-def groups_by_day(
-    history: History, *, since: datetime | None, until: datetime | None, zone: tzinfo | None
-) -> tuple[Group, ...]:
-    """Return one group per day of a time zone (None: this host's), from the samples of the whole span."""
-    return _from_rollups(
-        _rollups(history, since, until), name=lambda rollup: rollup.started_at.astimezone(zone).date().isoformat()
+def groups_by_tag(span: Span, reports: Sequence[JobReport], tag: str) -> tuple[Group, ...]:
+    """Return one group per value of a tag, jobs without it together, and what was used for nobody."""
+    return _of_jobs(span, reports, name=lambda report: dict(report.summary.tags).get(tag, UNTAGGED_GROUP))
+
+
+def groups_by_gpu(span: Span) -> tuple[Group, ...]:
+    """Return one group per GPU: jobs and idling."""
+    return _added_up(span.parts(by_gpu=True), span.tariff, name=lambda part: part.gpu_uuid or "")
+
+
+def groups_by_day(span: Span, *, zone: tzinfo | None) -> tuple[Group, ...]:
+    """Return one group per day of a time zone (None: this host's)."""
+    return _added_up(
+        span.parts(by_time=True, zone=zone),
+        span.tariff,
+        name=lambda part: part.started_at.astimezone(zone).date().isoformat() if part.started_at else "",
     )
 
 
-def _rollups(history: History, since: datetime | None, until: datetime | None) -> Sequence[Rollup]:
-    return history.rollups(bucket_s=_BUCKET_S, since=since, until=until)
+def _of_jobs(span: Span, reports: Sequence[JobReport], *, name: Callable[[JobReport], str]) -> tuple[Group, ...]:
+    """Return groups of jobs; a job that is in the ledger but not among the reports is in none, its energy neither."""
+    name_of = {report.summary.job_id: name(report) for report in reports}
+    if not span.only_jobs:
+        name_of[""] = IDLE_GROUP
+    parts = (part for part in span.parts() if part.job_id in name_of)
+    groups = {group.name: group for group in _added_up(parts, span.tariff, name=lambda part: name_of[part.job_id])}
+    for report in reports:
+        group = groups.setdefault(name(report), Group(name(report)))
+        group.job_ids.add(report.summary.job_id)
+        group.saved_energy_j = added(group.saved_energy_j, report.saved_energy_j)
+    return tuple(groups[key] for key in sorted(groups, key=lambda key: (key == IDLE_GROUP, key)))
 
 
-def _from_rollups(rollups: Sequence[Rollup], *, name: Callable[[Rollup], str]) -> tuple[Group, ...]:
+def _added_up(
+    parts: Iterable[EnergySum], tariff: Tariff | None, *, name: Callable[[EnergySum], str]
+) -> tuple[Group, ...]:
     groups: dict[str, Group] = defaultdict(lambda: Group(""))
-    for rollup in rollups:
-        group = groups[name(rollup)]
-        if rollup.job_id:
-            group.job_ids.add(rollup.job_id)
-            group.job_energy_j = _add(group.job_energy_j, rollup.energy_j)
-        else:
-            group.idle_energy_j = _add(group.idle_energy_j, rollup.energy_j)
+    for part in parts:
+        groups[name(part)].take(part, tariff)
     for key, group in groups.items():
         group.name = key
     return tuple(groups[key] for key in sorted(groups))
-
-
-def _add(total: float | None, more: float | None) -> float | None:
-    return total if more is None else (total or 0.0) + more

@@ -1,13 +1,16 @@
 """All that a report says of one job, read from the history once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import cached_property, partial
 from statistics import median
 from typing import Any
 
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.report.figures import JOULES_PER_KWH
+from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse
+from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.report.timeline import ObservedIteration
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
 
@@ -24,13 +27,20 @@ class PlanInForce:
     slowdown_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobReport:
-    """One job: its figures and its iterations."""
+    """One job: its figures and its iterations, which are read when first asked for; without slots, to keep them."""
 
     summary: JobSummary
-    iterations: tuple[IterationRow, ...]
+    read_iterations: Callable[[], tuple[IterationRow, ...]] = field(repr=False, compare=False)
+    ledger: EnergyUse = NOTHING_USED
+    """All that its GPUs used while they worked for it, between iterations too."""
     price_per_kwh: float | None = None
+
+    @cached_property
+    def iterations(self) -> tuple[IterationRow, ...]:
+        """The iterations that are still kept singly, in order."""
+        return self.read_iterations()
 
     @property
     def saved_energy_j(self) -> float | None:
@@ -44,16 +54,17 @@ class JobReport:
     def profiling_cost_j(self) -> float | None:
         """What profiling used beyond as many baseline iterations; negative when it saved already."""
         summary = self.summary
-        energies_j = [r.energy_j for r in self.iterations if r.plan_purpose is PlanPurpose.PROFILE]
-        measured_j = [energy_j for energy_j in energies_j if energy_j is not None]
-        if summary.baseline_energy_j is None or not measured_j or len(measured_j) < len(energies_j):
+        num_measured = summary.num_measured_profile_iterations
+        if summary.baseline_energy_j is None or summary.profile_energy_j is None:
             return None
-        return sum(measured_j) - len(measured_j) * summary.baseline_energy_j
+        if num_measured < summary.num_profile_iterations:
+            return None
+        return summary.profile_energy_j - num_measured * summary.baseline_energy_j
 
     @property
     def cost(self) -> float | None:
-        """What the measured energy costs, in the currency of the price."""
-        return cost_of(self.summary.energy_j, self.price_per_kwh)
+        """What its GPUs used costs, measured and estimated, in the currency of the price."""
+        return self.ledger.cost
 
     @property
     def plan_in_force(self) -> PlanInForce | None:
@@ -84,18 +95,18 @@ class JobReport:
         for name in ("saving", "slowdown"):
             low, high = named.pop(f"{name}_interval") or (None, None)
             named |= {f"{name}_low_ratio": low, f"{name}_high_ratio": high}
+        tags = dict(named.pop("tags"))
         return {
             **named,
             "saved_energy_j": self.saved_energy_j,
             "profiling_cost_j": self.profiling_cost_j,
+            **{f"gpu_{name}": value for name, value in self.ledger.figures().items()},
             "price_per_kwh": self.price_per_kwh,
             "cost": self.cost,
+            # Named, so that a table of sacct joins without taking tags apart.
+            **{name: tags.get(name) for name in ("user", "slurm_job_id", "git_commit")},
+            "tags": tags,
         }
-
-
-def cost_of(energy_j: float | None, price_per_kwh: float | None) -> float | None:
-    """Return what energy costs; None when one of them is not known."""
-    return None if energy_j is None or price_per_kwh is None else energy_j / JOULES_PER_KWH * price_per_kwh
 
 
 def job_reports(
@@ -104,13 +115,32 @@ def job_reports(
     since: datetime | None = None,
     until: datetime | None = None,
     job: str | None = None,
-    price_per_kwh: float | None = None,
+    tariff: Tariff | None = None,
 ) -> tuple[JobReport, ...]:
-    """Return the jobs that ran in a span of time, oldest first; `job` is a job's id or name."""
+    """Return the jobs that ran in a span of time, oldest first; `job` is a job's id or name.
+
+    Their figures are those of the whole job, whatever the span.
+    """
+    summaries = history.job_summaries(since=since, until=until, job=job)
+    used = _energy_use(history, summaries, tariff)
+    price = tariff.flat_price_per_kwh if tariff is not None else None
     return tuple(
-        JobReport(summary, history.iterations(summary.job_id), price_per_kwh)
-        for summary in history.job_summaries(since=since, until=until, job=job)
+        JobReport(summary, partial(history.iterations, summary.job_id), used.get(summary.job_id, NOTHING_USED), price)
+        for summary in summaries
     )
+
+
+def _energy_use(history: History, summaries: Sequence[JobSummary], tariff: Tariff | None) -> Mapping[str, EnergyUse]:
+    if not summaries:
+        return {}
+    used: dict[str, EnergyUse] = defaultdict(EnergyUse)
+    begun_at = min(summary.started_at for summary in summaries)
+    # A bucket begins before the job does.
+    begin = begun_at.replace(minute=0, second=0, microsecond=0)
+    for part in history.energy_sums(since=begin, by_time=tariff is not None and tariff.periods != ()):
+        if part.job_id:
+            used[part.job_id] = used[part.job_id].plus(part, tariff)
+    return used
 
 
 def before_and_after(history: History, report: JobReport) -> tuple[ObservedIteration, ...]:

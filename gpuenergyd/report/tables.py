@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -99,8 +99,13 @@ def job_table(report: JobReport) -> RenderableType:
         f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)}"
         " than as many baseline ones"
     )
+    used = report.ledger
+    if used.energy_j is not None or used.estimated_j is not None:
+        estimated = f", {energy_text(used.estimated_j)} more estimated" if used.estimated_j is not None else ""
+        missing = f", nothing known of {time_text(used.missing_s)}" if used.missing_s else ""
+        lines.append(f"its GPUs used {energy_text(used.energy_j)} in all{estimated}{missing}")
     if report.cost is not None:
-        lines.append(f"measured energy {energy_text(job.energy_j)} costs {cost_text(report.cost)}")
+        lines.append(f"that costs {cost_text(report.cost)}")
     if job.is_simulated:
         lines.append(SIMULATED_NOTE)
     title = (
@@ -110,15 +115,31 @@ def job_table(report: JobReport) -> RenderableType:
     return Group(Text(title, style="bold"), table, *(Text(line) for line in lines))
 
 
+_GROUP_COLUMNS: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
+    ("energy", "energy_j", energy_text),
+    ("for jobs", "job_energy_j", energy_text),
+    ("idle", "idle_energy_j", energy_text),
+    ("estimated", "estimated_j", energy_text),
+    ("missing", "missing_s", time_text),
+    ("saved", "saved_energy_j", energy_text),
+    ("cost", "cost", cost_text),
+)
+_ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "cost"})
+
+
 def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:
-    """Return one row per group: energy for jobs and for nobody, what was saved, what it costs."""
+    """Return one row per group: measured energy for jobs and for nobody; what was estimated and is missing, apart."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column(by, overflow="fold")
-    for title in ("jobs", "energy", "for jobs", "idle", "saved", "cost"):
+    shown = [
+        column
+        for column in _GROUP_COLUMNS
+        if column[1] not in _ONLY_WHERE_KNOWN or any(row[column[1]] for row in groups)
+    ]
+    for title in ("jobs", *(title for title, _, _ in shown)):
         table.add_column(title, justify="right", no_wrap=True)
     for row in groups:
-        energies = (energy_text(row[name]) for name in ("energy_j", "job_energy_j", "idle_energy_j", "saved_energy_j"))
-        table.add_row(row["group"], str(row["num_jobs"]), *energies, cost_text(row["cost"]))
+        table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
     return table
 
 
@@ -136,6 +157,8 @@ def csv_text(figures: Sequence[Mapping[str, Any]]) -> str:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={part}" for name, part in value.items())
     if isinstance(value, tuple):
         return " ".join(str(part) for part in value)
     if isinstance(value, Enum):

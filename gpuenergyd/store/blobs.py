@@ -14,6 +14,25 @@ MAX_BLOB_BYTES = 64 * 2**20
 _NS_PER_S = 1e9
 
 
+def encode_tags(tags: Sequence[tuple[str, str]]) -> str | None:
+    """Return tags as text; nothing for none."""
+    return json.dumps(dict(tags), separators=(",", ":"), ensure_ascii=False) if tags else None
+
+
+def decode_tags(text: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the tags in a text, by name.
+
+    Raises:
+        StoreError: it holds something else.
+    """
+    if text is None:
+        return ()
+    try:
+        return tuple(sorted((str(name), str(value)) for name, value in json.loads(text).items()))
+    except (ValueError, AttributeError) as error:
+        raise StoreError(f"damaged tags in the history: {error}") from None
+
+
 def encode_spans(spans: Sequence[ObservedSpan]) -> bytes:
     """Return spans as bytes; times are kept to the nanosecond."""
     return _pack(

@@ -18,8 +18,10 @@ from gpuenergyd.errors import StoreError
 from gpuenergyd.store import schema
 from gpuenergyd.store.blobs import decode_clocks, decode_spans
 from gpuenergyd.store.database import Contents, contents, one_line, reading_engine
+from gpuenergyd.store.energy_sums import EnergySum, energy_sums
+from gpuenergyd.store.kept_summaries import summary_of
 from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER, series_points
-from gpuenergyd.store.summaries import IterationRow, JobSummary, Typical, baseline_of, iteration_rows, job_summary
+from gpuenergyd.store.summaries import IterationRow, JobSummary, Typical, baseline_of, iteration_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,12 @@ class History:
             StoreError: the history cannot be read.
         """
         jobs = schema.jobs
-        query = select(jobs).order_by(jobs.c.started_at, jobs.c.job_id)
+        kept = schema.job_figures
+        query = (
+            select(jobs, kept.c.version.label("kept_version"), kept.c.figures.label("kept_figures"))
+            .join(kept, kept.c.job_id == jobs.c.job_id, isouter=True)
+            .order_by(jobs.c.started_at, jobs.c.job_id)
+        )
         if since is not None:
             query = query.where(or_(jobs.c.ended_at.is_(None), jobs.c.ended_at >= since))
         if until is not None:
@@ -115,7 +122,7 @@ class History:
         if job is not None:
             query = query.where(or_(jobs.c.job_id == job, jobs.c.job_name == job))
         with self._reading() as connection:
-            return tuple(job_summary(connection, row) for row in connection.execute(query).all())
+            return tuple(summary_of(connection, row) for row in connection.execute(query).all())
 
     def iterations(self, job_id: str) -> tuple[IterationRow, ...]:
         """Return a job's iterations in order; of a long job those that have not become blocks yet.
@@ -217,6 +224,25 @@ class History:
             )
             wanted = _within(query, table, since, until, gpu_uuid, job_id)
             return tuple(Rollup(*row) for row in connection.execute(wanted))
+
+    def energy_sums(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        by_gpu: bool = False,
+        by_time: bool = False,
+        in_minutes: bool = False,
+    ) -> tuple[EnergySum, ...]:
+        """Return what GPUs used by job, and by GPU or time where asked; from hours as far as the span allows.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        with self._reading() as connection:
+            return tuple(
+                energy_sums(connection, since=since, until=until, by_gpu=by_gpu, by_time=by_time, in_minutes=in_minutes)
+            )
 
     def samples(
         self, gpu_uuid: str, *, since: datetime | None = None, until: datetime | None = None

@@ -27,6 +27,7 @@ class JobRecord:
     max_slowdown_ratio: float
     uid: int
     started_at: datetime
+    tags: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,21 @@ class RollupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRollupRecord:
+    """What one domain of the host (a processor package, its memory) used in one bucket of time.
+
+    `energy_j` was measured, during `measured_s`; of `missing_s` nothing is known.
+    """
+
+    bucket_s: int
+    started_at: datetime
+    domain: str
+    energy_j: float | None
+    measured_s: float
+    missing_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRecord:
     """One raw sample of one GPU; `total_energy_j` is the counter as it stood at its newest update."""
 
@@ -142,6 +158,7 @@ Record = (
     | PlanRecord
     | ControlEventRecord
     | RollupRecord
+    | HostRollupRecord
     | SampleRecord
 )
 

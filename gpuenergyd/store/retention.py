@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, func, s
 
 from gpuenergyd.store import schema
 from gpuenergyd.store.compaction import compact_iterations
+from gpuenergyd.store.kept_summaries import keep_summaries
 from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER
 
 MINUTE_S, HOUR_S = 60, 3600
@@ -40,7 +41,8 @@ def forget_old(connection: Connection, now: datetime, retention: Retention) -> b
         (schema.gpu_rollups, schema.gpu_rollups.c.bucket_s == MINUTE_S, retention.minutes),
     ]
     has_more = [_forget_tier(connection, table, which, now - kept) for table, which, kept in tiers]
-    has_more.append(compact_iterations(connection, now))
+    # Figures first: they are those of every single iteration.
+    has_more.append(keep_summaries(connection, now) or compact_iterations(connection, now))
     if retention.max_bytes and used_bytes(connection) > retention.max_bytes:
         has_more.append(_shrink(connection))
     return any(has_more)

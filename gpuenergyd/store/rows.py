@@ -8,10 +8,12 @@ from sqlalchemy import Connection, Table, bindparam, case, func, insert, select,
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gpuenergyd.store import schema
-from gpuenergyd.store.blobs import encode_clocks, encode_spans
+from gpuenergyd.store.blobs import encode_clocks, encode_spans, encode_tags
+from gpuenergyd.store.kept_summaries import forget_summaries
 from gpuenergyd.store.records import (
     MAX_REASON_CHARS,
     ControlEventRecord,
+    HostRollupRecord,
     IterationRecord,
     JobEndRecord,
     JobRecord,
@@ -34,7 +36,7 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
     for record in records:
         match record:
             case JobRecord():
-                by_table["jobs"].append(fields_of(record))
+                by_table["jobs"].append({**fields_of(record), "tags": encode_tags(record.tags)})
             case RankRecord():
                 by_table["ranks"].append(fields_of(record))
             case IterationRecord():
@@ -53,6 +55,8 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
                 )
             case RollupRecord():
                 by_table["gpu_rollups"].append(fields_of(record))
+            case HostRollupRecord():
+                by_table["host_rollups"].append(fields_of(record))
             case SampleRecord():
                 raise TypeError("samples are packed with their minute, never rows of their own")
             case JobEndRecord():
@@ -60,6 +64,9 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
                 ends.append({**row, "of_job": row.pop("job_id"), "end_reason": record.end_reason[:MAX_REASON_CHARS]})
             case JobResumedRecord():
                 ends.append({"of_job": record.job_id, "ended_at": None, "end_reason": None})
+    forget_summaries(
+        connection, {row["job_id"] for row in by_table.get("iterations", ())} | {row["of_job"] for row in ends}
+    )
     num_rows = len(ends)
     for name, rows in by_table.items():
         _upsert(connection, schema.metadata.tables[name], rows)
@@ -125,6 +132,8 @@ def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
     }
     if table is schema.gpu_rollups:
         new = _sum_of_rollups(table, {column.name: statement.excluded[column.name] for column in table.columns})
+    if table is schema.host_rollups:
+        new = _sum_of_host_rollups(table, {column.name: statement.excluded[column.name] for column in table.columns})
     connection.execute(statement.on_conflict_do_update(index_elements=key, set_=new), rows)
 
 
@@ -145,6 +154,14 @@ def _sum_of_rollups(table: Table, new: Mapping[str, Any]) -> dict[str, Any]:
         "num_samples": num_samples,
         "estimated_j": func.coalesce(old.estimated_j + new["estimated_j"], old.estimated_j, new["estimated_j"]),
         **{name: old[name] + new[name] for name in ("measured_s", "estimated_s", "missing_s")},
+    }
+
+
+def _sum_of_host_rollups(table: Table, new: Mapping[str, Any]) -> dict[str, Any]:
+    old = table.c
+    return {
+        "energy_j": func.coalesce(old.energy_j + new["energy_j"], old.energy_j, new["energy_j"]),
+        **{name: old[name] + new[name] for name in ("measured_s", "missing_s")},
     }
 
 

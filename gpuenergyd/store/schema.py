@@ -15,10 +15,11 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     TypeDecorator,
 )
 
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 """The newest revision in migrations/; revisions are numbered, so text order is age."""
 
 APPLICATION_ID = 0x6745_6E72
@@ -68,6 +69,7 @@ jobs = Table(
     Column("started_at", UtcInstant, nullable=False),
     Column("ended_at", UtcInstant),
     Column("end_reason", String(1024)),
+    Column("tags", Text),
     Index("jobs_by_start", "started_at"),
 )
 
@@ -154,6 +156,28 @@ gpu_rollups = Table(
     Column("missing_s", Float, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
+
+job_figures = Table(
+    "job_figures",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("figures", Text, nullable=False),
+)
+"""Figures of ended jobs, worked out once by `store.kept_summaries`."""
+
+host_rollups = Table(
+    "host_rollups",
+    metadata,
+    Column("bucket_s", Integer, primary_key=True),
+    Column("started_at", UtcInstant, primary_key=True),
+    Column("domain", String(64), primary_key=True),
+    Column("energy_j", Float),
+    Column("measured_s", Float, nullable=False),
+    Column("missing_s", Float, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""What processors and memory of the host used, by the domains that it counts; never part of a GPU's ledger."""
 
 gpu_series = Table(
     "gpu_series",

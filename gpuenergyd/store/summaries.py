@@ -11,6 +11,7 @@ from gpuenergyd.core.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.savings import Interval, measured_saving
 from gpuenergyd.store import schema
+from gpuenergyd.store.blobs import decode_tags
 from gpuenergyd.store.compaction import weighted_median
 
 
@@ -58,6 +59,9 @@ class JobSummary:
     would_save_ratio: float | None = None
     """Predicted for a job whose clocks nobody could set; None once any plan of it was carried out."""
     would_save_basis: str | None = None
+    num_measured_profile_iterations: int = 0
+    tags: tuple[tuple[str, str], ...] = ()
+    """By name: whose run it was and from which source, as its processes said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,8 @@ def job_summary(connection: Connection, job: Row[Any]) -> JobSummary:
         slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
         would_save_ratio=_change(baseline.energy_j, would_be[0], sign=-1) if would_be else None,
         would_save_basis=would_be[1] if would_be else None,
+        tags=decode_tags(job.tags),
+        num_measured_profile_iterations=sum(own.num_measured for own in profiled),
     )
 
 

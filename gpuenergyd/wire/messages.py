@@ -28,7 +28,8 @@ class RankRegistration:
 
     Ranks of one job agree on `job_name` and `run_key` (what tells two runs of one name apart). A pipeline of
     `num_pp_ranks` is complete when each pp_rank has registered; data-parallel replicas are pipelines of their own.
-    `order` is what this rank runs in one iteration; a plain loop reports the single instruction F0.
+    `order` is what this rank runs in one iteration; a plain loop reports the single instruction F0. `tags` are names
+    and values that group jobs in reports; those of the rank that came first are kept.
     """
 
     protocol_version: int
@@ -45,6 +46,7 @@ class RankRegistration:
     framework: str = ""
     policy: str | None = None
     max_slowdown_ratio: float | None = None
+    tags: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert capsys.readouterr().err.splitlines() == [f"gpuenergyd: cannot write {out}: No such file or directory"]
 
 
-@pytest.mark.parametrize("by", ["user", "gpu", "day"])
+@pytest.mark.parametrize("by", ["user", "gpu", "day", "tag --tag slurm_job_id"])
 def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["report", "--group-by", by, "--price-per-kwh", "0.25", "--database", database]
+    arguments = ["report", "--group-by", *by.split(), "--price-per-kwh", "0.25", "--database", database]
     assert run([*arguments, "--json"]) == 0
     groups = json.loads(capsys.readouterr().out)["groups"]
     assert run([*arguments, "--format", "csv"]) == 0
@@ -128,7 +128,15 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
     [
         (["--group-by", "day", "--format", "html"], "--group-by with table, json or csv"),
         (["--group-by", "gpu", "--job", "gpt"], "it takes no --job"),
-        (["--group-by", "moon"], "'job', 'user', 'gpu', 'day'"),
+        (["--group-by", "moon"], "'job', 'user', 'gpu', 'day', 'tag'"),
+        (["--group-by", "tag"], "needs --tag NAME; jobs of that time carry: git_commit, slurm_job_id, user"),
+        (["--group-by", "tag", "--tag", "team"], "knows no tag 'team'; jobs of that time carry: git_commit"),
+        (["--tag", "user"], "has no meaning without it"),
+        (["--price-per-kwh", "1", "--tariff", "x.toml"], "give one"),
+        (["--tariff", "/nowhere/x.toml"], "cannot read the tariff /nowhere/x.toml: No such file"),
+        (["--job", "gpt", "--until", "2026-02-01"], "job 'gpt' did not run in that time; it began 2026-03-01"),
+        (["--since", "2126-01-01"], "lies in the future"),
+        (["--job", "nope", "--group-by", "user"], "no job 'nope' in that time; known: gpt"),
         (["--price-per-kwh", "-1"], "--price-per-kwh"),
         (["--out", "x.txt"], "--out needs --format json, csv or html"),
     ],
@@ -139,3 +147,50 @@ def test_options_that_contradict_each_other_are_usage_errors(
 ) -> None:
     assert run(["report", *arguments, "--database", database]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_csv_names_the_columns_that_join_with_sacct(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--format", "csv", "--database", database]) == 0
+
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["slurm_job_id"], row["user"]) == ("4711", "ada")
+    assert "slurm_job_id=4711" in row["tags"].split()
+
+
+def test_a_tariff_of_one_price_costs_what_the_price_costs(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tariff = tmp_path / "tariff.toml"
+    tariff.write_text("price_per_kwh = 0.5\n[[periods]]\nprice_per_kwh = 0.25\nfrom_hour = 0\n", encoding="utf-8")
+    for by in ("job", "gpu"):
+        arguments = ["report", "--json", "--group-by", by, "--database", database]
+        assert run([*arguments, "--price-per-kwh", "0.25"]) == 0
+        flat = json.loads(capsys.readouterr().out)
+        assert run([*arguments, "--tariff", str(tariff)]) == 0
+        by_hour = json.loads(capsys.readouterr().out)
+
+        ((name, rows),) = flat.items()
+        assert [row["cost"] for row in by_hour[name]] == pytest.approx([row["cost"] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("price_per_kwh = -1", "price_per_kwh -1: a number of at least 0"),
+        ("price = 1", "unknown key 'price'; valid: periods, price_per_kwh"),
+        ("price_per_kwh = 1\n[[periods]]\nprice_per_kwh = 1\nto_hour = 25", "to_hour 25: two hours from 0 to 24"),
+        ("price_per_kwh = 1\n[[periods]]\nprice_per_kwh = 1\nweekdays = ['mo']", "weekdays ['mo']: a list of mon, tue"),
+        ("=", "is no TOML"),
+    ],
+    ids=["negative", "key", "hour", "weekday", "toml"],
+)
+def test_a_tariff_that_makes_no_sense_is_one_line_that_names_the_key(
+    text: str, says: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tariff = tmp_path / "tariff.toml"
+    tariff.write_text(text, encoding="utf-8")
+
+    assert run(["report", "--tariff", str(tariff), "--database", database]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert len(err.splitlines()) == 1

@@ -6,12 +6,36 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.report.groups import Group, groups_by_day, groups_by_gpu, groups_by_user
+from gpuenergyd.report.energy_use import EnergyUse
+from gpuenergyd.report.groups import (
+    IDLE_GROUP,
+    UNTAGGED_GROUP,
+    Group,
+    Span,
+    groups_by_day,
+    groups_by_gpu,
+    groups_by_tag,
+    groups_by_user,
+)
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.store import History, open_history
+from gpuenergyd.report.tariff import Tariff, TariffPeriod
+from gpuenergyd.store import History, HistoryWriter, open_history
+from gpuenergyd.store.energy_sums import EnergySum
+from gpuenergyd.store.records import RollupRecord
 from tests.support.sample_history import NUM_RANKS, START, write_sample_history
 
 ALL_J = sum(14 * (50.0 + rank) + 2 * 60.0 for rank in range(NUM_RANKS))
+
+
+def part(
+    energy_j: float | None,
+    *,
+    estimated_j: float | None = None,
+    missing_s: float = 0.0,
+    job_id: str = "",
+    started_at: datetime | None = None,
+) -> EnergySum:
+    return EnergySum("GPU-0", started_at, job_id, energy_j, estimated_j, 0.0, 0.0, missing_s)
 
 
 @pytest.fixture
@@ -21,8 +45,8 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
-    by_gpu = groups_by_gpu(history, since=None, until=None)
-    by_day = groups_by_day(history, since=None, until=None, zone=UTC)
+    by_gpu = groups_by_gpu(Span(history))
+    by_day = groups_by_day(Span(history), zone=UTC)
 
     assert [group.name for group in by_gpu] == [f"GPU-{rank}" for rank in range(NUM_RANKS)]
     assert sum(group.energy_j or 0.0 for group in by_gpu) == pytest.approx(ALL_J)
@@ -32,53 +56,117 @@ def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
 
 
 def test_idle_energy_belongs_to_no_job(history: History) -> None:
-    first = groups_by_gpu(history, since=None, until=None)[0]
+    first = groups_by_gpu(Span(history))[0]
 
-    assert first.job_energy_j == pytest.approx(14 * 50.0)
-    assert first.idle_energy_j == pytest.approx(2 * 60.0)
+    assert first.by_jobs.energy_j == pytest.approx(14 * 50.0)
+    assert first.idle.energy_j == pytest.approx(2 * 60.0)
     assert first.job_ids == {"gpt-1"}
 
 
 def test_a_day_ends_at_midnight_of_the_readers_zone(history: History) -> None:
     zone = timezone(timedelta(hours=12))  # the job began at its midnight, two idle seconds before
 
-    days = groups_by_day(history, since=None, until=None, zone=zone)
+    days = groups_by_day(Span(history), zone=zone)
 
-    assert [(day.name, day.idle_energy_j, day.job_ids) for day in days] == [
+    assert [(day.name, day.idle.energy_j, day.job_ids) for day in days] == [
         ("2026-03-01", pytest.approx(2 * 60.0 * NUM_RANKS), set()),
         ("2026-03-02", None, {"gpt-1"}),
     ]
 
 
 def test_a_span_of_time_leaves_other_samples_out(history: History) -> None:
-    groups = groups_by_gpu(history, since=None, until=START)
+    groups = groups_by_gpu(Span(history, until=START))
 
     assert [group.energy_j for group in groups] == [pytest.approx(2 * 60.0)] * NUM_RANKS
 
 
-def test_users_are_charged_for_their_jobs(history: History) -> None:
+def test_users_and_the_idle_time_add_up_to_what_the_gpus_used(history: History) -> None:
     reports = job_reports(history)
 
-    (group,) = groups_by_user(reports)
+    user, idle = groups_by_user(Span(history), reports)
 
-    assert group.name == "0"
-    assert group.energy_j == reports[0].summary.energy_j
-    assert group.saved_energy_j == reports[0].saved_energy_j
+    assert (user.name, idle.name) == ("0", IDLE_GROUP)
+    assert user.saved_energy_j == reports[0].saved_energy_j
+    assert (user.energy_j or 0) + (idle.energy_j or 0) == pytest.approx(ALL_J)
+    assert idle.figures()["job_energy_j"] is None
+
+
+def test_one_jobs_user_is_not_charged_for_idle_time(history: History) -> None:
+    (user,) = groups_by_user(Span(history, only_jobs=True), job_reports(history))
+
+    assert user.energy_j == pytest.approx(ALL_J - 2 * 60.0 * NUM_RANKS)
+
+
+def test_jobs_group_by_what_a_tag_says_and_those_without_it_together(history: History) -> None:
+    reports = job_reports(history)
+
+    by_slurm = groups_by_tag(Span(history), reports, "slurm_job_id")
+    by_team = groups_by_tag(Span(history), reports, "team")
+
+    assert [group.name for group in by_slurm] == ["4711", IDLE_GROUP]
+    assert [group.name for group in by_team] == [UNTAGGED_GROUP, IDLE_GROUP]
+    assert by_slurm[0].energy_j == by_team[0].energy_j == reports[0].ledger.energy_j
 
 
 def test_a_group_in_which_nothing_was_measured_is_missing_and_costs_nothing_known() -> None:
-    figures = Group("GPU-9").figures(0.3)
+    group = Group("GPU-9")
+    group.take(part(None, missing_s=7.0), Tariff(0.3))
+    figures = group.figures(Tariff(0.3))
 
-    assert figures["energy_j"] is figures["idle_energy_j"] is figures["cost"] is None
+    assert figures["energy_j"] is figures["idle_energy_j"] is figures["estimated_j"] is figures["cost"] is None
+    assert figures["missing_s"] == 7.0
 
 
-def test_cost_is_energy_times_price() -> None:
-    group = Group("GPU-0", job_energy_j=1.8e6, idle_energy_j=1.8e6)
+def test_estimated_energy_stands_apart_from_measured_and_is_paid_for() -> None:
+    group = Group("GPU-0")
+    group.take(part(1.8e6, job_id="j"), Tariff(0.25))
+    group.take(part(None, estimated_j=1.8e6), Tariff(0.25))
+    figures = group.figures(Tariff(0.25))
 
-    assert group.figures(0.25)["cost"] == pytest.approx(0.25)
+    assert (figures["energy_j"], figures["estimated_j"], figures["cost"]) == (1.8e6, 1.8e6, pytest.approx(0.25))
+
+
+def test_each_hour_is_paid_at_its_own_price() -> None:
+    night = TariffPeriod(0.10, 22, 6)
+    saturday = TariffPeriod(0.20, weekdays=frozenset({5}))
+    tariff = Tariff(0.40, (night, saturday), UTC)
+    friday_noon = datetime(2026, 3, 6, 12, tzinfo=UTC)
+    hours = (friday_noon, friday_noon + timedelta(hours=11), friday_noon + timedelta(hours=24))
+
+    used = EnergyUse()
+    for at in hours:
+        used = used.plus(part(3.6e6, started_at=at), tariff)
+
+    assert used.cost == pytest.approx(0.40 + 0.10 + 0.20)
+
+
+def test_hours_and_the_minutes_at_both_ends_cover_a_span_once(tmp_path: Path) -> None:
+    """Minutes and hours hold the same energy; a span that begins and ends within an hour takes each minute once."""
+    path = tmp_path / "history.sqlite3"
+    begin = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
+    writer = HistoryWriter(path, batch_s=0.01)
+    writer.start()
+    for minute in range(240):
+        at = begin + timedelta(minutes=minute)
+        for bucket_s, begun in ((60, at), (3600, at.replace(minute=0))):
+            writer.write(RollupRecord(bucket_s, "GPU-0", begun, "", 1.0, 1.0, 1.0, 1410.0, 1, measured_s=60.0))
+    assert writer.flush(10.0)
+    writer.close()
+
+    with open_history(path) as history:
+
+        def minutes(since: int, until: int) -> float | None:
+            edge = begin + timedelta(minutes=since), begin + timedelta(minutes=until)
+            (group,) = groups_by_gpu(Span(history, *edge))
+            return group.energy_j
+
+        spans = [(0, 240), (30, 210), (30, 50), (60, 120), (59, 61), (5, 60), (60, 61)]
+        assert [minutes(*span) for span in spans] == [until - since for since, until in spans]
+        half_hours = groups_by_day(Span(history), zone=timezone(timedelta(hours=5, minutes=30)))
+        assert sum(group.energy_j or 0 for group in half_hours) == 240
 
 
 def test_an_empty_history_has_no_groups(history: History) -> None:
     later = datetime(2026, 4, 1, tzinfo=UTC)
 
-    assert groups_by_gpu(history, since=later, until=None) == ()
+    assert groups_by_gpu(Span(history, since=later)) == ()

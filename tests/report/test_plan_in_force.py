@@ -22,7 +22,7 @@ def report(path: Path, rows: list[tuple[float, float | None, str, PlanPurpose]])
         IterationRow(k, AT, time_s, energy_j, plan_id, purpose, is_regular=True)
         for k, (time_s, energy_j, plan_id, purpose) in enumerate(rows)
     )
-    return JobReport(summary, iterations)
+    return JobReport(summary, lambda: iterations)
 
 
 def test_the_last_tuned_plan_is_judged_after_its_first_iteration(tmp_path: Path) -> None:

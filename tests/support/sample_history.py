@@ -22,6 +22,7 @@ TUNED = ClockPlan(
     predicted=PlanPrediction(0.5, 80.5, 80.0, 0.5, 100.0),
     reason="slack on 3 of 4 ranks",
 )
+TAGS = (("git_commit", "0123456789abcdef" * 2 + "01234567"), ("slurm_job_id", "4711"), ("user", "ada"))
 PROFILE = ClockPlan(plan_id="try-1", purpose=PlanPurpose.PROFILE)
 
 
@@ -72,6 +73,7 @@ def write_sample_history(path: Path, *, job_name: str = "gpt", is_measured: bool
             0.0,
             0,
             START,
+            tags=TAGS,
         )
     )
     for rank in range(NUM_RANKS):
@@ -99,11 +101,22 @@ def write_sample_history(path: Path, *, job_name: str = "gpt", is_measured: bool
             at, owner = START + timedelta(seconds=second), job_id if second >= 0 else ""
             for rank in range(NUM_RANKS):
                 power_w = 60.0 if second < 0 else 50.0 + rank
-                for bucket_s in (1, 60):
-                    begin = at - timedelta(seconds=at.second % bucket_s)
+                for bucket_s in (1, 60, 3600):
+                    begin = at - timedelta(seconds=(60 * at.minute + at.second) % bucket_s)
                     energy_j = power_w  # of one second
                     writer.write(
-                        RollupRecord(bucket_s, f"GPU-{rank}", begin, owner, energy_j, power_w, power_w, 1410.0, 10)
+                        RollupRecord(
+                            bucket_s,
+                            f"GPU-{rank}",
+                            begin,
+                            owner,
+                            energy_j,
+                            power_w,
+                            power_w,
+                            1410.0,
+                            10,
+                            measured_s=1.0,
+                        )
                     )
     writer.write(JobEndRecord(job_id, START + timedelta(seconds=14), "released"))
     assert writer.flush(10.0)

@@ -1,0 +1,83 @@
+"""The ledger added up: energy by job, and by GPU or by hour, from the coarsest buckets that the span allows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, func, select
+
+from gpuenergyd.store import schema
+
+_HOUR_S, _MINUTE_S = 3600, 60
+
+
+@dataclass(frozen=True, slots=True)
+class EnergySum:
+    """What GPUs used for one job (empty: for nobody); `gpu_uuid` and `started_at` only where it was added up by them.
+
+    `energy_j` was measured, during `measured_s`; `estimated_j` was not, during `estimated_s`; of `missing_s` nothing is
+    known. An energy is None where there is none of its kind, never 0.
+    """
+
+    gpu_uuid: str | None
+    started_at: datetime | None
+    job_id: str
+    energy_j: float | None
+    estimated_j: float | None
+    measured_s: float
+    estimated_s: float
+    missing_s: float
+
+
+def energy_sums(
+    connection: Connection,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    by_gpu: bool,
+    by_time: bool,
+    in_minutes: bool,
+) -> Iterator[EnergySum]:
+    """Yield sums over a span: whole hours from hours, the rest of it from minutes; from minutes alone if asked.
+
+    A key may come in up to three parts, one for each part of the span.
+    """
+    table = schema.gpu_rollups
+    keys = [table.c.job_id]
+    keys += [table.c.gpu_uuid] if by_gpu else []
+    keys += [table.c.started_at] if by_time else []
+    amounts = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
+    for bucket_s, begin, end in [(_MINUTE_S, since, until)] if in_minutes else _parts(since, until):
+        query = select(*keys, *(func.sum(table.c[name]).label(name) for name in amounts)).group_by(*keys)
+        query = query.where(table.c.bucket_s == bucket_s)
+        if begin is not None:
+            query = query.where(table.c.started_at >= begin)
+        if end is not None:
+            query = query.where(table.c.started_at < end)
+        for row in connection.execute(query):
+            yield EnergySum(
+                gpu_uuid=row.gpu_uuid if by_gpu else None,
+                started_at=row.started_at if by_time else None,
+                job_id=row.job_id,
+                **{name: getattr(row, name) for name in amounts},
+            )
+
+
+def _parts(since: datetime | None, until: datetime | None) -> list[tuple[int, datetime | None, datetime | None]]:
+    """Return bucket, begin and end of the parts of a span: minutes up to the first full hour, hours, minutes again."""
+    first = None if since is None else _hour(since, is_up=True)
+    last = None if until is None else _hour(until, is_up=False)
+    if first is not None and last is not None and first >= last:
+        return [(_MINUTE_S, since, until)]
+    parts: list[tuple[int, datetime | None, datetime | None]] = [(_HOUR_S, first, last)]
+    if first != since:
+        parts.append((_MINUTE_S, since, first))
+    if last != until:
+        parts.append((_MINUTE_S, last, until))
+    return parts
+
+
+def _hour(at: datetime, *, is_up: bool) -> datetime:
+    at_s = at.timestamp()
+    whole_s = at_s // _HOUR_S * _HOUR_S
+    return datetime.fromtimestamp(whole_s + _HOUR_S if is_up and whole_s < at_s else whole_s, tz=UTC)

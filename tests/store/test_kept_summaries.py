@@ -1,0 +1,90 @@
+"""Figures of ended jobs are worked out once, are the same as worked out anew, and never outlive what they are of."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, func, select, update
+
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.store import open_history, schema
+from gpuenergyd.store.database import writing_engine
+from gpuenergyd.store.kept_summaries import keep_summaries
+from gpuenergyd.store.records import IterationRecord, JobResumedRecord
+from gpuenergyd.store.rows import insert_records
+from gpuenergyd.store.summaries import JobSummary
+from tests.support.sample_history import START, write_sample_history
+
+LATER = START + timedelta(hours=1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_sample_history(tmp_path / "history.sqlite3")
+
+
+def summary(path: Path) -> JobSummary:
+    with open_history(path) as history:
+        (found,) = history.job_summaries()
+    return found
+
+
+def num_kept(connection: Connection) -> int:
+    return connection.execute(select(func.count()).select_from(schema.job_figures)).scalar() or 0
+
+
+def test_kept_figures_are_the_same_as_worked_out_anew_and_are_what_is_read(path: Path) -> None:
+    anew = summary(path)
+    engine = writing_engine(path, busy_timeout_s=5)
+    with engine.begin() as connection:
+        assert keep_summaries(connection, LATER) is False
+        assert num_kept(connection) == 1
+    kept = summary(path)
+    with engine.begin() as connection:
+        connection.execute(schema.iterations.delete())
+    engine.dispose()
+
+    assert kept == anew
+    assert summary(path) == anew
+
+
+def test_figures_are_kept_only_when_a_job_has_ended_and_its_last_records_have_come(path: Path) -> None:
+    engine = writing_engine(path, busy_timeout_s=5)
+    with engine.begin() as connection:
+        keep_summaries(connection, START + timedelta(seconds=20))
+        assert num_kept(connection) == 0
+        connection.execute(update(schema.jobs).values(ended_at=None))
+        keep_summaries(connection, LATER)
+        assert num_kept(connection) == 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        JobResumedRecord("gpt-1"),
+        IterationRecord("gpt-1", 28, LATER, 0.5, 90.0, "tuned-1", PlanPurpose.TUNED, is_regular=True),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_a_job_of_which_there_is_news_loses_its_kept_figures(
+    path: Path, record: JobResumedRecord | IterationRecord
+) -> None:
+    engine = writing_engine(path, busy_timeout_s=5)
+    with engine.begin() as connection:
+        keep_summaries(connection, LATER)
+        insert_records(connection, [record])
+        assert num_kept(connection) == 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize("change", [{"version": 0}, {"figures": '{"num_iterations":1}'}], ids=["version", "names"])
+def test_figures_of_another_version_are_worked_out_anew(path: Path, change: dict[str, object]) -> None:
+    anew = summary(path)
+    engine = writing_engine(path, busy_timeout_s=5)
+    with engine.begin() as connection:
+        keep_summaries(connection, datetime.now(tz=UTC))
+        connection.execute(update(schema.job_figures).values(**change))
+    engine.dispose()
+
+    assert summary(path) == anew
