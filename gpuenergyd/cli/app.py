@@ -14,6 +14,7 @@ _MODULES = {
     "run": "run",
     "status": "status",
     "report": "report",
+    "dashboard": "dashboard",
     "plan": "plan",
     "explain": "explain",
     "policies": "policies",

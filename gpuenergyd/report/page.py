@@ -35,6 +35,25 @@ class JobSection:
 
 def report_page(history: History, reports: Sequence[JobReport], *, made_at: datetime, note: str = "") -> str:
     """Return the page; `note` is a sentence of the caller's own for its head."""
+    return _rendered("report.html.j2", history, reports, made_at=made_at, note=note)
+
+
+def live_page(
+    history: History | None, reports: Sequence[JobReport], *, made_at: datetime, nonce: str, note: str = ""
+) -> str:
+    """Return the page with a live part in front; its script carries `nonce` and asks for `status.json` beside it."""
+    return _rendered("live.html.j2", history, reports, made_at=made_at, note=note, nonce=nonce)
+
+
+def _rendered(
+    template: str,
+    history: History | None,
+    reports: Sequence[JobReport],
+    *,
+    made_at: datetime,
+    note: str,
+    nonce: str = "",
+) -> str:
     environment = Environment(
         loader=PackageLoader("gpuenergyd.report"),
         autoescape=True,
@@ -52,12 +71,13 @@ def report_page(history: History, reports: Sequence[JobReport], *, made_at: date
         "cost": figures.cost_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
     }
-    return environment.get_template("report.html.j2").render(
-        sections=[_section(history, report) for report in reports],
+    return environment.get_template(template).render(
+        sections=[_section(history, report) for report in reports] if history is not None else [],
         made_at=made_at,
         note=note,
         version=__version__,
         missing=figures.MISSING,
+        nonce=nonce,
     )
 
 

@@ -11,7 +11,7 @@ from gpuenergyd import __version__
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import GpuEnergyError
 
-COMMANDS = ("demo", "serve", "status", "report", "plan", "explain", "policies", "restore", "doctor")
+COMMANDS = ("demo", "serve", "status", "report", "dashboard", "plan", "explain", "policies", "restore", "doctor")
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +32,13 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_and_all_but_serve_speak_json(
+def test_every_command_explains_itself_and_all_that_do_not_serve_speak_json(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: gpuenergyd {command}" in out
-    assert ("--json" in out) is (command != "serve")
+    assert ("--json" in out) is (command not in {"serve", "dashboard"})
 
 
 @pytest.mark.parametrize(
