@@ -100,7 +100,7 @@ class DashboardServer(ThreadingHTTPServer):
 
 
 class _Requests(BaseHTTPRequestHandler):
-    server: DashboardServer
+    server: DashboardServer  # pyright: ignore[reportIncompatibleVariableOverride]  http.server names it so
     server_version = "gpuenergyd"
     sys_version = ""
     timeout = _REQUEST_LIMIT_S

@@ -108,6 +108,16 @@ class _StatusCollector(Collector):
             phase.add_metric([*values, job["phase"]], 1.0)
         yield iterations
         yield phase
+        carbon = CounterMetricFamily(
+            "gpuenergyd_job_carbon_grams",
+            "Carbon of tuned iterations whose hour's intensity is known; a revised intensity may take some back.",
+            labels=labels,
+        )
+        for job, values in jobs:
+            grams = (job.get("carbon") or {}).get("carbon_g")
+            if grams is not None:
+                carbon.add_metric(values, grams)
+        yield carbon
         for key, name, text in _OF_JOB:
             gauge = GaugeMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
             for job, values in jobs:
