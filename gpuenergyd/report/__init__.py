@@ -8,7 +8,8 @@ critical   which of the observed instructions the iteration waited for
 colours    SM clocks as colours, ordered by eye
 timeline   the pipeline before and after, drawn to one time scale
 plane      time against energy of every plan, with the proven bound
-power      power of a job's GPUs over time
+power      power of a job's GPUs over time, against what plans predict
+days       energy of all GPUs per day
 axes       round steps and ticks
 series     time and energy of every iteration, drawn in order
 page       the HTML page

@@ -10,6 +10,8 @@ from markupsafe import Markup
 from gpuenergyd import __version__
 from gpuenergyd.report import figures
 from gpuenergyd.report.colours import ClockScale
+from gpuenergyd.report.days import days_svg
+from gpuenergyd.report.groups import Span, groups_by_day
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.plane import plane_svg
 from gpuenergyd.report.power import power_svg
@@ -72,6 +74,7 @@ def _rendered(
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
     }
     return environment.get_template(template).render(
+        days=_days(history, reports, made_at),
         sections=[_section(history, report) for report in reports] if history is not None else [],
         made_at=made_at,
         note=note,
@@ -79,6 +82,15 @@ def _rendered(
         missing=figures.MISSING,
         nonce=nonce,
     )
+
+
+def _days(history: History | None, reports: Sequence[JobReport], made_at: datetime) -> Markup:
+    """Return the energy per day since the first of the jobs began, all GPUs, idle time included."""
+    if history is None or not reports:
+        return Markup()
+    first = min(report.summary.started_at for report in reports).astimezone(made_at.tzinfo)
+    span = Span(history, since=first.replace(hour=0, minute=0, second=0, microsecond=0))
+    return _drawn(days_svg(groups_by_day(span, zone=made_at.tzinfo)))
 
 
 def _section(history: History, report: JobReport) -> JobSection:
@@ -100,7 +112,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         scale=clock_scale(iterations),
         series=_drawn(series_svg(report.iterations)),
         plane=_drawn(plane_svg(report.iterations, plan, allowed_time_s=allowed_s)),
-        power=_drawn(power_svg(seconds or minutes, num_gpus=len(job.gpu_uuids))),
+        power=_drawn(power_svg(seconds or minutes, num_gpus=len(job.gpu_uuids), plans=history.plans(job.job_id))),
     )
 
 

@@ -1,10 +1,11 @@
-"""Power of a job's GPUs over time, as inline SVG; a gap is a gap."""
+"""Power of a job's GPUs over time against what plans predict, as inline SVG; a gap is a gap."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from gpuenergyd.report.axes import Axis
 from gpuenergyd.report.figures import power_text, time_text
+from gpuenergyd.store import PlanRow
 from gpuenergyd.store.queries import Rollup
 
 _WIDTH = 1000.0
@@ -13,9 +14,10 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 984.0, 10.0, 160.0
 _MAX_POINTS = 480
 
 
-def power_svg(rollups: Sequence[Rollup], *, num_gpus: int) -> str:
+def power_svg(rollups: Sequence[Rollup], *, num_gpus: int, plans: Sequence[PlanRow] = ()) -> str:
     """Return the sum over a job's GPUs per bucket; buckets in which one of them was not measured are left out.
 
+    While a plan with a prediction was in force, its energy per iteration over its iteration time is a line beside it.
     Empty with fewer than two such buckets.
     """
     by_bucket: dict[float, list[float]] = defaultdict(list)
@@ -29,7 +31,9 @@ def power_svg(rollups: Sequence[Rollup], *, num_gpus: int) -> str:
     points, width_s = _thinned(points, rollups[0].bucket_s)
     span_s = points[-1][0] - begin + width_s
     across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=_elapsed_text, num_ticks=6)
-    up = Axis(0.0, max(w for _, w in points) * 1.08, at_low=_BOTTOM, at_high=_TOP, text=power_text, num_ticks=3)
+    predicted = _predicted(plans, begin, begin + span_s)
+    highest_w = max([w for _, w in points] + [w for _, _, w in predicted])
+    up = Axis(0.0, highest_w * 1.08, at_low=_BOTTOM, at_high=_TOP, text=power_text, num_ticks=3)
     path, last_at = "", None
     for at, power_w in points:
         is_gap = last_at is None or at - last_at > 1.5 * width_s
@@ -40,8 +44,30 @@ def power_svg(rollups: Sequence[Rollup], *, num_gpus: int) -> str:
     return (
         f'<svg class="power" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
         f'aria-label="Power of {num_gpus} GPUs over time">{up.draw_up(_LEFT, _RIGHT)}{across.draw_across(_BOTTOM)}'
-        f'<path class="line" d="{path}"/></svg>'
+        f'<path class="line" d="{path}"/>{_drawn_plans(predicted, begin, across, up)}</svg>'
     )
+
+
+def _predicted(plans: Sequence[PlanRow], begin: float, end: float) -> list[tuple[float, float, float]]:
+    """Return begin, end and mean power of the plans that predict one; a plan holds until the next is given."""
+    found = []
+    for k, row in enumerate(plans):
+        predicted = row.plan.predicted
+        since = max(begin, row.issued_at.timestamp())
+        until = min(end, plans[k + 1].issued_at.timestamp() if k + 1 < len(plans) else end)
+        if predicted is not None and predicted.iteration_time_s > 0 and since < until:
+            found.append((since, until, predicted.energy_j / predicted.iteration_time_s))
+    return found
+
+
+def _drawn_plans(predicted: Sequence[tuple[float, float, float]], begin: float, across: Axis, up: Axis) -> str:
+    if not predicted:
+        return ""
+    path = "".join(
+        f"M{across.place(since - begin):.1f} {up.place(w):.1f}H{across.place(until - begin):.1f}"
+        for since, until, w in predicted
+    )
+    return f'<path class="line planned" d="{path}"><title>predicted by the plan in force</title></path>'
 
 
 def _elapsed_text(time_s: float) -> str:

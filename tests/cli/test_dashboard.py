@@ -129,7 +129,10 @@ def test_a_browser_shows_the_daemon_live_and_the_history_on_a_phone_and_in_the_d
                     assert str(await page.evaluate("document.getElementById('state').textContent")).startswith("All is")
                     small = "[...document.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().height < 50)"
                     assert await page.evaluate(f"{small}.length") == 0
-                    assert await page.evaluate("document.querySelectorAll('svg.timeline, svg.plane').length") == 2
+                    assert (
+                        await page.evaluate("document.querySelectorAll('svg.timeline, svg.plane, svg.days').length")
+                        == 3
+                    )
                     await page.screenshot(tmp_path / f"live-{width}.png")
                 backgrounds = "getComputedStyle(document.body).backgroundColor"
                 assert await page.evaluate(backgrounds) == "rgb(251, 251, 249)"

@@ -4,12 +4,16 @@ import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.axes import Axis, round_step
 from gpuenergyd.report.colours import ClockScale
+from gpuenergyd.report.days import days_svg
+from gpuenergyd.report.energy_use import EnergyUse
+from gpuenergyd.report.groups import Group
 from gpuenergyd.report.plane import plane_svg
 from gpuenergyd.report.power import power_svg
 from gpuenergyd.store import IterationRow, PlanRow
@@ -106,3 +110,49 @@ def test_faster_clocks_are_brighter() -> None:
     shades = [brightness(scale.fill(clock)) for clock in range(900, 1411, 15)]
     assert shades == sorted(shades)
     assert scale.fill(None) == "url(#unknown)"
+
+
+def day(name: str, *, jobs_j: float | None, idle_j: float | None, missing_s: float = 0.0) -> Group:
+    return Group(
+        name,
+        by_jobs=EnergyUse(energy_j=jobs_j, measured_s=3600.0),
+        idle=EnergyUse(energy_j=idle_j, estimated_j=idle_j, missing_s=missing_s),
+    )
+
+
+def test_a_day_is_as_high_as_its_energy_and_its_parts_lie_upon_each_other() -> None:
+    svg = ET.fromstring(
+        days_svg([day("2026-03-01", jobs_j=3e6, idle_j=None), day("2026-03-02", jobs_j=1e6, idle_j=1e6)])
+    )
+
+    one, other = ([float(bar.attrib["height"]) for bar in group.iter("rect")] for group in svg.iter("g"))
+    assert len(one) == 1
+    assert len(other) == 3
+    assert sum(other) == pytest.approx(one[0], abs=0.2)
+    tops = [float(bar.attrib["y"]) for bar in list(svg.iter("g"))[1].iter("rect")]
+    assert tops == sorted(tops, reverse=True)
+
+
+def test_a_day_of_which_much_is_missing_says_so_and_days_without_energy_draw_nothing() -> None:
+    picture = days_svg([day("2026-03-01", jobs_j=1e6, idle_j=None, missing_s=1800.0)])
+
+    assert ET.fromstring(picture).findtext("text[@class='gap']") == "?"
+    assert "nothing known of 30 min 0 s of GPU time" in picture
+    assert days_svg([]) == days_svg([day("2026-03-01", jobs_j=None, idle_j=None, missing_s=60.0)]) == ""
+
+
+def test_what_the_plan_predicts_is_drawn_from_when_it_was_given() -> None:
+    rollups = [rollup(second, 0, 150.0) for second in range(10)]
+    plan = PlanRow(TUNED, 1, AT + timedelta(seconds=5), 3)  # 80.5 J in 0.5 s: 161 W
+
+    svg = ET.fromstring(power_svg(rollups, num_gpus=1, plans=[plan]))
+    drawn = {path.attrib["class"]: path.attrib["d"] for path in svg.iter("path")}
+
+    measured_y, planned_y = (
+        float(re.findall(r"M[\d.]+ ([\d.]+)", drawn[name])[0]) for name in ("line", "line planned")
+    )
+    begin, end = (float(x) for x in re.findall(r"M([\d.]+) [\d.]+H([\d.]+)", drawn["line planned"])[0])
+    assert planned_y < measured_y
+    assert begin == pytest.approx((64.0 + 984.0) / 2, abs=1)
+    assert end == pytest.approx(984.0, abs=1)
+    assert "planned" not in power_svg(rollups, num_gpus=1)

@@ -1,0 +1,81 @@
+"""Energy per day as stacked bars, inline SVG: for jobs, idle, estimated; what is missing is said."""
+
+from collections.abc import Sequence
+from html import escape
+
+from gpuenergyd.report.axes import Axis
+from gpuenergyd.report.figures import energy_text, time_text
+from gpuenergyd.report.groups import Group
+
+_WIDTH, _HEIGHT = 1000.0, 210.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 12.0, 178.0
+_MAX_DAYS = 62
+_MAX_LABELS = 10
+_MAX_BAR_WIDTH = 60.0
+
+_HATCH = (
+    '<defs><pattern id="guessed" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="guess-paper" width="6" height="6"/><rect class="guess-line" width="2" height="6"/></pattern></defs>'
+)
+
+
+def days_svg(days: Sequence[Group]) -> str:
+    """Return one bar for each day, oldest first, the newest of them where there are many; empty without any energy."""
+    shown = days[-_MAX_DAYS:]
+    highest_j = max((sum(energy_j for _, energy_j in _parts(day)) for day in shown), default=0.0)
+    if highest_j <= 0:
+        return ""
+    up = Axis(0.0, highest_j * 1.05, at_low=_BOTTOM, at_high=_TOP, text=energy_text, num_ticks=4)
+    step = (_RIGHT - _LEFT) / len(shown)
+    width = min(_MAX_BAR_WIDTH, step * 0.72)
+    every = -(-len(shown) // _MAX_LABELS)
+    parts = [
+        _HATCH,
+        up.draw_up(_LEFT, _RIGHT),
+        f'<line class="axis" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>',
+    ]
+    for k, day in enumerate(shown):
+        middle = _LEFT + (k + 0.5) * step
+        parts.append(f'<g class="day"><title>{escape(_words(day))}</title>')
+        below_j = 0.0
+        for name, energy_j in _parts(day):
+            top, bottom = up.place(below_j + energy_j), up.place(below_j)
+            below_j += energy_j
+            parts.append(
+                f'<rect class="{name}" x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
+                f'height="{bottom - top:.1f}"/>'
+            )
+        parts.append("</g>")
+        if _has_gap(day):
+            parts.append(f'<text class="gap" x="{middle:.1f}" y="{up.place(below_j) - 3:.1f}">?</text>')
+        if k % every == 0:
+            parts.append(
+                f'<text class="tick" x="{middle:.1f}" y="{_BOTTOM + 18:.0f}" text-anchor="middle">'
+                f"{escape(day.name[5:])}</text>"
+            )
+    return (
+        f'<svg class="days" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
+        f'aria-label="Energy of all GPUs per day, {escape(shown[0].name)} to {escape(shown[-1].name)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _parts(day: Group) -> list[tuple[str, float]]:
+    estimated_j = (day.by_jobs.estimated_j or 0.0) + (day.idle.estimated_j or 0.0)
+    drawn = [("for-jobs", day.by_jobs.energy_j), ("idle", day.idle.energy_j), ("estimated", estimated_j)]
+    return [(name, energy_j) for name, energy_j in drawn if energy_j]
+
+
+def _has_gap(day: Group) -> bool:
+    """Return whether of more than a hundredth of the day's GPU time nothing is known."""
+    missing_s = day.by_jobs.missing_s + day.idle.missing_s
+    known_s = day.by_jobs.measured_s + day.by_jobs.estimated_s + day.idle.measured_s + day.idle.estimated_s
+    return missing_s > 0.01 * (missing_s + known_s)
+
+
+def _words(day: Group) -> str:
+    said = [f"{energy_text(energy_j)} {name.replace('-', ' ')}" for name, energy_j in _parts(day)]
+    missing_s = day.by_jobs.missing_s + day.idle.missing_s
+    if missing_s:
+        said.append(f"nothing known of {time_text(missing_s)} of GPU time")
+    return f"{day.name}: {', '.join(said) or 'nothing measured'}"
