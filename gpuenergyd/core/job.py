@@ -135,6 +135,9 @@ class Job:
     _last_apply_at: int = 0
     _last_reported: int = -1
     _is_policy_asked: bool = False
+    _asked_target: PerformanceTarget | None = None
+    _judged_by: PerformanceTarget | None = None
+    """The target that the plan in force was made, or kept, for."""
     _is_answer_outdated: bool = False
     _has_lease: bool = False
     _retry_at_iteration: int | None = None
@@ -206,6 +209,7 @@ class Job:
             case ControlLost():
                 return self._fall_back(event.reason, is_fault=True)
             case TargetChanged():
+                # The plan in force was made for what was owed before; until the policy answers, that judges it.
                 self.target = event.target
                 return ()
             case RankReleased():
@@ -382,6 +386,7 @@ class Job:
         if self.phase is JobPhase.PROFILING and num_profiled >= self.rules.max_profile_iterations:
             return self._fall_back(f"still profiling after {num_profiled} iterations", is_final=True)
         self._is_policy_asked = True
+        self._asked_target = view.target
         return (AskPolicy(view),)
 
     def forget_question(self) -> None:
@@ -419,6 +424,9 @@ class Job:
         if self._was_answer_awaited_before_fallback():
             return ()
         assert self.schedule is not None
+        if self._asked_target != self._judged_by:
+            self._judged_by = self._asked_target
+            self._guarded_from = max(self._guarded_from, self._last_reported + 1)
         if plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK:
             return self._enter_for(plan)
         try:
@@ -487,7 +495,7 @@ class Job:
             for o in self.observations
             if o.is_regular and o.plan_id == plan.plan_id and o.iteration_index >= self._guarded_from
         ]
-        verdict = judge(recent, plan, self.baseline, self.target, self.rules.guard)
+        verdict = judge(recent, plan, self.baseline, self._judged_by or self.target, self.rules.guard)
         if verdict is None:
             if len(recent) >= self.rules.redeeming_iterations:
                 self.num_faults = self._num_slow_plans = 0

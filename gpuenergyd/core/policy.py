@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from gpuenergyd.core.carbon import CarbonForecast, HourlySeries
+from gpuenergyd.core.carbon import CarbonForecast, HourlySeries, IntensityRung
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan
@@ -82,6 +82,14 @@ class ClockPolicy(Protocol):
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the plan to run next; a plan whose `plan_id` is the last issued one changes nothing."""
+        ...
+
+
+class FrontierPolicy(Protocol):
+    """A clock policy that knows what else its job could run at; one that does not say leaves what was measured."""
+
+    def frontier(self, view: JobView) -> tuple["FrontierPoint", ...]:
+        """Return points of the job's time-energy frontier, as real iterations would measure; empty while unknown."""
         ...
 
 
@@ -195,10 +203,28 @@ class TargetView:
     current_target_time_s: float | None = None
     """What this policy asked for last; changes too small to matter are not worth a new plan."""
     host_power_w: float = 0.0
+    window_s: float = 72 * 3600.0
+    """A job without an end keeps its budget over windows of so much time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDecision:
+    """A target and what it rests on."""
+
+    target: PerformanceTarget
+    reason: str
+    rung: IntensityRung
+    intensity: float | None
+    """The signal that stands for now, in its own unit."""
+    overrun_s: float = 0.0
+    """How much later than permitted the work ends at full speed, by others' doing: stragglers, caps, lost time."""
 
 
 class TargetPolicy(Protocol):
-    """Decides what performance is owed to one job, a few times an hour. Entry points: `gpuenergyd.targets`."""
+    """Decides what performance is owed to one job, a few times an hour. Entry points: `gpuenergyd.targets`.
+
+    A policy that also has `explain(view) -> TargetDecision` is asked that instead, and status shows its reasons.
+    """
 
     def next_target(self, view: TargetView) -> PerformanceTarget:
         """Return the target from now on."""

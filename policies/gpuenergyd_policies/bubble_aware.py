@@ -21,12 +21,12 @@ from gpuenergyd.core.plan import (
     full_speed_plan,
     untuned_plan,
 )
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.policy import FrontierPoint, JobView
 from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.switching import SwitchLatency
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
-from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.segments import plan_segments
 from gpuenergyd_policies.planning.switching import SimulatedIteration, clock_changes, simulate_switching
@@ -47,6 +47,9 @@ SWITCH_LATENCY = "switch_latency_s"
 """The longest raise latency that a tuned plan was made with."""
 NEW_LATENCY_RATIO = 0.25
 """A latency that has moved by more of itself asks for another plan: its leads are too short, or cost for nothing."""
+OWED = "owed_time_ratio"
+"""The figure of a tuned plan that says what was owed when it was made, in baseline iteration times."""
+TARGET_MOVED_RATIO = 1e-3
 CAUTION_GAIN = 1.5
 """Only part of an iteration runs below the maximum clock, so caution must grow faster than what is missing."""
 MAX_CAUTION_RATIO = 0.2
@@ -64,6 +67,22 @@ WORTH_A_CHANGE_RATIO = 0.001
 
 class BubbleAware:
     """Profiles every stage online, plans on the exact frontier, corrects from what it measures."""
+
+    def __init__(self) -> None:
+        self._frontier: tuple[tuple[int, str], tuple[FrontierPoint, ...]] | None = None
+
+    def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
+        """Return the pipeline's frontier as fitted, what a real iteration takes beyond it included."""
+        num_profiled = sum(plan.purpose is PlanPurpose.PROFILE for plan in view.issued_plans)
+        if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
+            return ()
+        key = (num_profiled, f"{view.baseline.iteration_time_s:.3g}")
+        if self._frontier is None or self._frontier[0] != key:
+            try:
+                self._frontier = (key, _frontier_points(_model(view)))
+            except NotEnoughDataError:
+                return ()
+        return self._frontier[1]
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the next profiling plan, the tuned plan, or its correction."""
@@ -185,7 +204,23 @@ def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why:
             baseline_energy_j=model.baseline_energy_j,
         ),
         reason=why,
-        figures=((CAUTION, caution_ratio), (SWITCH_LATENCY, _raise_latency_s(view))),
+        figures=(
+            (CAUTION, caution_ratio),
+            (SWITCH_LATENCY, _raise_latency_s(view)),
+            (OWED, owed_s / view.baseline.iteration_time_s),
+        ),
+    )
+
+
+def _frontier_points(model: _Model) -> tuple[FrontierPoint, ...]:
+    waiting_j = model.fitted.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
+    return tuple(
+        FrontierPoint(
+            point.iteration_time_s + model.bias_s,
+            point.energy_j + waiting_j,
+            None if point.lower_bound_j is None else point.lower_bound_j + waiting_j,
+        )
+        for point in frontier(model.graph, model.fitted.profile, until_slowest=False).points
     )
 
 
@@ -287,6 +322,11 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     is_in_force = view.issued_plans[-1].plan_id == plan.plan_id
     caution_ratio = plan.figure(CAUTION) or 0.0
     assert plan.predicted is not None
+    planned_for = plan.figure(OWED)
+    if planned_for is not None and abs(owed_s / view.baseline.iteration_time_s - planned_for) > TARGET_MOVED_RATIO:
+        # What was measured under another target says nothing of caution.
+        why = f"another target: {owed_s:.4g} s owed"
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
     if is_in_force and len(measured) < MIN_ITERATIONS_TO_TIGHTEN:
         return plan
     if not measured:

@@ -1,8 +1,8 @@
 """Follows the grid: slower in dirty hours, faster in clean ones, never beyond the job's slowdown budget or deadline."""
 
-from gpuenergyd.core.policy import TargetView
+from gpuenergyd.core.policy import TargetDecision, TargetView
 from gpuenergyd.core.target import PerformanceTarget
-from gpuenergyd_policies.carbon.target import TargetDecision, decide
+from gpuenergyd_policies.carbon.target import decide
 
 
 class CarbonTarget:

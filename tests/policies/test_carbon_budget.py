@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -80,6 +80,8 @@ def test_a_mix_does_the_work_of_its_speed_at_the_power_of_the_hull(
     assert power_w == pytest.approx(float(hull.power_w(speed)), rel=1e-9)
 
 
+@example([(1.0, 10.0), (0.5, 10.0), (0.5000000000000001, 11.0)], 0.0)
+@example([(0.5, 10.0), (0.5000000000000001, 11.0)], 0.0)
 @given(frontiers, st.floats(0, 500))
 def test_a_hull_is_convex_below_all_points_and_ends_at_the_fastest_and_the_cheapest(
     points: list[tuple[float, float]], host_power_w: float

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.carbon import HOUR, CarbonForecast, CarbonSavings, ForecastHour, HourlySeries, IntensityRung, grams
@@ -143,6 +143,7 @@ def test_a_change_too_small_to_matter_is_not_asked_for() -> None:
 
 
 @settings(max_examples=25, deadline=None)
+@example([0.0] * 26 + [2.9961552247705265e306] + [0.0] * 13, 0.125, False, 144)
 @given(
     st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=40, max_size=40),
     st.floats(0.0, 0.15),

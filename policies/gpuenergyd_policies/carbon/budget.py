@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuenergyd.errors import CarbonDataError
+from gpuenergyd.core.speed_curve import speed_points
 
 Array = NDArray[np.float64]
 
@@ -95,28 +95,8 @@ def speed_hull(points: Sequence[tuple[float, float]], host_power_w: float = 0.0)
     Raises:
         CarbonDataError: no point is left, or a value is not a positive finite number.
     """
-    for time_s, energy_j in points:
-        if not (math.isfinite(time_s) and time_s > 0 and math.isfinite(energy_j) and energy_j > 0):
-            raise CarbonDataError(f"frontier point T={time_s} s, E={energy_j} J: both must be finite and > 0")
-    if not points:
-        raise CarbonDataError("the frontier has no point; at least one (T in s, E in J) is needed")
-    if not (math.isfinite(host_power_w) and host_power_w >= 0):
-        raise CarbonDataError(f"host power {host_power_w} W must be a finite number >= 0")
-    candidates = sorted((1.0 / time_s, energy_j / time_s + host_power_w) for time_s, energy_j in points)
-    hull: list[tuple[float, float]] = []
-    for x, p in candidates:
-        if hull and x - hull[-1][0] <= 1e-12 * x:  # the same speed twice: the cheaper one, which the sort put first
-            continue
-        while len(hull) >= 2 and _is_above(hull[-2], hull[-1], (x, p)):
-            hull.pop()
-        hull.append((x, p))
-    first = min(range(len(hull)), key=lambda k: hull[k][1] / hull[k][0])
-    return SpeedHull(np.array([x for x, _ in hull[first:]]), np.array([p for _, p in hull[first:]]))
-
-
-def _is_above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Return whether b lies on or above the line from a to c."""
-    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
+    curve = speed_points(points, host_power_w)
+    return SpeedHull(np.array([x for x, _ in curve]), np.array([p for _, p in curve]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,30 +11,16 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from gpuenergyd.core.carbon import HOUR, HourlySeries, IntensityRung, intensity_now, same_hour_mean
-from gpuenergyd.core.policy import TargetView
+from gpuenergyd.core.policy import TargetDecision, TargetView
 from gpuenergyd.core.target import PerformanceTarget
-from gpuenergyd_policies.carbon.budget import Array, SpeedHull, clamped_speed, next_speed, speed_hull
+from gpuenergyd_policies.carbon.budget import MAX_SIGNAL, Array, SpeedHull, clamped_speed, next_speed, speed_hull
 
-WINDOW_S = 72 * 3600.0
 HORIZON_HOURS = 168
 """Hours planned one by one; what lies behind is one long slot of average intensity."""
 RESERVE_RATIO = 1e-3
 """Of the time left, never planned with: iteration times scatter."""
 LEAST_CHANGE_RATIO = 2e-3
 _ACTIVE_AT_LEAST_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class TargetDecision:
-    """A target and what it rests on."""
-
-    target: PerformanceTarget
-    reason: str
-    rung: IntensityRung
-    intensity: float | None
-    """The signal that stands for now, in its own unit."""
-    overrun_s: float = 0.0
-    """How much later than permitted the work ends at full speed, by others' doing: stragglers, caps, lost time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +94,7 @@ def _account(view: TargetView) -> _Account:
     permitted_s = view.baseline.iteration_time_s * (1.0 + view.max_slowdown_ratio)
     done = float(view.num_iterations_done)
     if view.num_iterations_total is None:
-        left_s = WINDOW_S - view.active_time_s % WINDOW_S
+        left_s = view.window_s - view.active_time_s % view.window_s
         if view.deadline_at is not None:
             left_s = min(left_s, max((view.deadline_at - view.now_at).total_seconds(), _ACTIVE_AT_LEAST_S))
         return _Account((view.active_time_s + left_s) / permitted_s - done, left_s)
@@ -139,7 +125,9 @@ def _expected(view: TargetView, num_slots: int, value_now: float | None) -> tupl
             means[k] = float("nan") if mean is None else mean
     expected = np.full(num_slots, np.nan)
     fallback = np.array([means.get(k % 24, float("nan")) for k in range(num_slots)])
-    level = float(np.nanmean(fallback)) if np.isfinite(fallback).any() else (value_now or 1.0)
+    fallback[~(np.abs(fallback) <= MAX_SIGNAL)] = np.nan
+    now = value_now if value_now is not None and 0 < value_now <= MAX_SIGNAL else 1.0
+    level = float(np.nanmean(fallback)) if np.isfinite(fallback).any() else now
     fallback = np.where(np.isfinite(fallback), fallback, level)
     if num_slots > HORIZON_HOURS:
         fallback[-1] = level

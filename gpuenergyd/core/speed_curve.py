@@ -1,0 +1,60 @@
+"""Power over speed: the only points of a time-energy frontier worth running or mixing, slowest first.
+
+With speed x = 1/T an iteration time T that takes energy E draws E/T. Running two points in turn draws what lies on the
+line between them, so only the lower convex hull matters; what is slower than the point of least energy never pays.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from gpuenergyd.errors import CarbonDataError
+
+SpeedPoint = tuple[float, float]
+"""Iterations per second, and the watts they take."""
+
+
+def speed_points(points: Sequence[tuple[float, float]], host_power_w: float = 0.0) -> tuple[SpeedPoint, ...]:
+    """Return the hull of `(iteration_time_s, energy_j)` points; noisy, doubled and dominated ones drop out.
+
+    Points slower than the one of least energy (host energy included) are never worth running and drop out too.
+
+    Raises:
+        CarbonDataError: no point is left, or a value is not a positive finite number.
+    """
+    for time_s, energy_j in points:
+        if not (math.isfinite(time_s) and time_s > 0 and math.isfinite(energy_j) and energy_j > 0):
+            raise CarbonDataError(f"frontier point T={time_s} s, E={energy_j} J: both must be finite and > 0")
+    if not points:
+        raise CarbonDataError("the frontier has no point; at least one (T in s, E in J) is needed")
+    if not (math.isfinite(host_power_w) and host_power_w >= 0):
+        raise CarbonDataError(f"host power {host_power_w} W must be a finite number >= 0")
+    candidates: list[SpeedPoint] = []
+    for x, p in sorted((1.0 / time_s, energy_j / time_s + host_power_w) for time_s, energy_j in points):
+        if candidates and x - candidates[-1][0] <= 1e-12 * x:  # the same speed twice: the cheaper one
+            candidates[-1] = (x, min(p, candidates[-1][1]))
+        else:
+            candidates.append((x, p))
+    hull: list[SpeedPoint] = []
+    for x, p in candidates:
+        while len(hull) >= 2 and _is_above(hull[-2], hull[-1], (x, p)):
+            hull.pop()
+        hull.append((x, p))
+    first = min(range(len(hull)), key=lambda k: hull[k][1] / hull[k][0])
+    return tuple(hull[first:])
+
+
+def power_at(curve: Sequence[SpeedPoint], speed_per_s: float) -> float:
+    """Return the power at a speed, mixing the two points around it; beyond the ends, the end's."""
+    above = bisect_left(curve, (speed_per_s, -math.inf))
+    if above == 0:
+        return curve[0][1]
+    if above == len(curve):
+        return curve[-1][1]
+    (slow, slow_w), (fast, fast_w) = curve[above - 1], curve[above]
+    return slow_w + (fast_w - slow_w) * (speed_per_s - slow) / (fast - slow)
+
+
+def _is_above(a: SpeedPoint, b: SpeedPoint, c: SpeedPoint) -> bool:
+    """Return whether b lies on or above the line from a to c."""
+    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
