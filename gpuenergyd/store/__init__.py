@@ -16,13 +16,24 @@ blobs       spans and plans as compressed JSON
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gpuenergyd.store.carbon_queries import StoredIntensity, TargetRow
 from gpuenergyd.store.queries import History, PlanRow, open_history
 from gpuenergyd.store.summaries import IterationRow, JobSummary
 
 if TYPE_CHECKING:
     from gpuenergyd.store.writer import HistoryWriter, WriterStatus
 
-__all__ = ["History", "HistoryWriter", "IterationRow", "JobSummary", "PlanRow", "WriterStatus", "open_history"]
+__all__ = [
+    "History",
+    "HistoryWriter",
+    "IterationRow",
+    "JobSummary",
+    "PlanRow",
+    "StoredIntensity",
+    "TargetRow",
+    "WriterStatus",
+    "open_history",
+]
 
 
 def __getattr__(name: str) -> Any:

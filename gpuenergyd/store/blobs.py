@@ -3,8 +3,10 @@
 import json
 import zlib
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+from gpuenergyd.core.carbon import ForecastHour
 from gpuenergyd.core.pipeline import Instruction, InstructionKind
 from gpuenergyd.core.plan import ClockChange, RankClocks
 from gpuenergyd.core.telemetry import ObservedSpan
@@ -101,6 +103,45 @@ def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
         )
     except (ValueError, TypeError) as error:
         raise StoreError(f"damaged plan in the history: {error}") from None
+
+
+def encode_hours(hours: Sequence[ForecastHour]) -> bytes:
+    """Return the hours of a forecast as bytes."""
+    return _pack(
+        [[h.target_at.timestamp(), h.carbon_intensity_g_per_kwh, h.low_g_per_kwh, h.high_g_per_kwh] for h in hours]
+    )
+
+
+def decode_hours(blob: bytes) -> tuple[ForecastHour, ...]:
+    """Return the hours of a forecast.
+
+    Raises:
+        StoreError: the blob holds something else.
+    """
+    try:
+        return tuple(
+            ForecastHour(datetime.fromtimestamp(at, tz=UTC), float(value), float(low), float(high))
+            for at, value, low, high in _unpack(blob)
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise StoreError(f"damaged forecast in the history: {error}") from None
+
+
+def encode_points(points: Sequence[tuple[float, float]]) -> bytes:
+    """Return a frontier's points as bytes."""
+    return _pack([list(point) for point in points])
+
+
+def decode_points(blob: bytes) -> tuple[tuple[float, float], ...]:
+    """Return a frontier's points.
+
+    Raises:
+        StoreError: the blob holds something else.
+    """
+    try:
+        return tuple((float(time_s), float(energy_j)) for time_s, energy_j in _unpack(blob))
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"damaged frontier in the history: {error}") from None
 
 
 def _ns(seconds: float) -> int:

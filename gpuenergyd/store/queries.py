@@ -12,11 +12,13 @@ from typing import Any, Self
 from sqlalchemy import Connection, Engine, Row, Select, Table, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from gpuenergyd.core.carbon import CarbonForecast
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store import schema
+from gpuenergyd.store import carbon_queries, schema
 from gpuenergyd.store.blobs import decode_clocks, decode_spans
+from gpuenergyd.store.carbon_queries import StoredIntensity, TargetRow
 from gpuenergyd.store.database import Contents, contents, one_line, reading_engine
 from gpuenergyd.store.energy_sums import EnergySum, energy_sums
 from gpuenergyd.store.kept_summaries import summary_of
@@ -257,6 +259,35 @@ class History:
                 Sample(gpu_uuid, at, **values)
                 for _, at, values in _points(connection, RAW_TIER, since, until, gpu_uuid, None)
             )
+
+    def intensities(
+        self, *, since: datetime | None = None, until: datetime | None = None, zone: str | None = None
+    ) -> tuple[StoredIntensity, ...]:
+        """Return the carbon intensities that held in a span of the host's time, oldest first.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        with self._reading() as connection:
+            return carbon_queries.intensities(connection, since, until, zone)
+
+    def forecasts(self, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
+        """Return the forecasts of a zone issued from an instant of the grid on, oldest first.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        with self._reading() as connection:
+            return carbon_queries.forecasts(connection, zone, since)
+
+    def targets(self, job_id: str) -> tuple[TargetRow, ...]:
+        """Return what was owed to a job, oldest first; empty where no target policy was asked.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        with self._reading() as connection:
+            return carbon_queries.targets(connection, job_id)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

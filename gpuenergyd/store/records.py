@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from gpuenergyd.core.carbon import CarbonForecast, EmissionFactor, IntensityRung, SampleStatus, SignalKind
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 
@@ -149,6 +150,53 @@ class SampleRecord:
     temperature_celsius: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class IntensityRecord:
+    """What the grid emitted from `valid_from` until before `valid_to`, by the host's time.
+
+    `grid_from` is the begin by the grid's time: another instant only where a past trace is lived again at speed.
+    """
+
+    zone: str
+    source: str
+    kind: SignalKind
+    factor: EmissionFactor
+    status: SampleStatus
+    valid_from: datetime
+    valid_to: datetime
+    grid_from: datetime
+    carbon_intensity_g_per_kwh: float
+    fetched_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastRecord:
+    """A forecast as it was issued, by the grid's time."""
+
+    forecast: CarbonForecast
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecord:
+    """Another performance is owed to a job; `permitted_time_s` None is full speed.
+
+    `frontier` holds the job's `(iteration_time_s, energy_j)` points where they have changed, else nothing.
+    """
+
+    job_id: str
+    decided_at: datetime
+    policy: str
+    permitted_time_s: float | None
+    reason: str
+    rung: IntensityRung
+    intensity: float | None
+    unit: str
+    slowdown_so_far_ratio: float | None
+    budget_ratio: float
+    host_power_w: float
+    frontier: tuple[tuple[float, float], ...] | None = None
+
+
 Record = (
     JobRecord
     | JobEndRecord
@@ -160,6 +208,9 @@ Record = (
     | RollupRecord
     | HostRollupRecord
     | SampleRecord
+    | IntensityRecord
+    | ForecastRecord
+    | TargetRecord
 )
 
 

@@ -11,6 +11,8 @@ from gpuenergyd.store.compaction import compact_iterations
 from gpuenergyd.store.kept_summaries import keep_summaries
 from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER
 
+FORECASTS_KEPT = timedelta(days=60)
+"""Forecasts as they were issued: the skill shown looks back for 28 days."""
 MINUTE_S, HOUR_S = 60, 3600
 _AT_ONCE = timedelta(hours=6)
 """How much time one transaction forgets, so that a long backlog never blocks writing for long."""
@@ -35,6 +37,7 @@ def forget_old(connection: Connection, now: datetime, retention: Retention) -> b
     """Forget some of what is too old, in the transaction that is open; return whether there is more."""
     old_jobs = select(schema.jobs.c.job_id).where(schema.jobs.c.ended_at < now - retention.timelines)
     connection.execute(delete(schema.iteration_spans).where(schema.iteration_spans.c.job_id.in_(old_jobs)))
+    connection.execute(delete(schema.forecasts).where(schema.forecasts.c.issued_at < now - FORECASTS_KEPT))
     tiers: list[tuple[Table, ColumnElement[bool], timedelta]] = [
         (schema.gpu_series, schema.gpu_series.c.tier == RAW_TIER, retention.samples),
         (schema.gpu_series, schema.gpu_series.c.tier == SECOND_TIER, retention.seconds),

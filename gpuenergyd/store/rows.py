@@ -8,12 +8,14 @@ from sqlalchemy import Connection, Table, bindparam, case, func, insert, select,
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gpuenergyd.store import schema
-from gpuenergyd.store.blobs import encode_clocks, encode_spans, encode_tags
+from gpuenergyd.store.blobs import encode_clocks, encode_hours, encode_points, encode_spans, encode_tags
 from gpuenergyd.store.kept_summaries import forget_summaries
 from gpuenergyd.store.records import (
     MAX_REASON_CHARS,
     ControlEventRecord,
+    ForecastRecord,
     HostRollupRecord,
+    IntensityRecord,
     IterationRecord,
     JobEndRecord,
     JobRecord,
@@ -23,6 +25,7 @@ from gpuenergyd.store.records import (
     Record,
     RollupRecord,
     SampleRecord,
+    TargetRecord,
     fields_of,
 )
 
@@ -59,6 +62,22 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
                 by_table["host_rollups"].append(fields_of(record))
             case SampleRecord():
                 raise TypeError("samples are packed with their minute, never rows of their own")
+            case IntensityRecord():
+                by_table["intensities"].append(fields_of(record))
+            case ForecastRecord(forecast=forecast):
+                by_table["forecasts"].append(
+                    {
+                        "zone": forecast.zone,
+                        "model": forecast.model,
+                        "issued_at": forecast.issued_at,
+                        "unit": forecast.unit,
+                        "hours": encode_hours(forecast.hours),
+                    }
+                )
+            case TargetRecord():
+                row = fields_of(record)
+                frontier = encode_points(record.frontier) if record.frontier is not None else None
+                by_table["targets"].append({**row, "reason": record.reason[:MAX_REASON_CHARS], "frontier": frontier})
             case JobEndRecord():
                 row = fields_of(record)
                 ends.append({**row, "of_job": row.pop("job_id"), "end_reason": record.end_reason[:MAX_REASON_CHARS]})
@@ -126,6 +145,8 @@ def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
         connection.execute(insert(table), rows)
         return
     make: Callable[[Table], Any] = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    if table is schema.intensities:  # a value may come twice in one batch, and no database replaces a row twice in one
+        rows = list({tuple(row[name] for name in key): row for row in rows}.values())
     statement = make(table)
     new: Mapping[str, Any] = {
         column.name: statement.excluded[column.name] for column in table.columns if column.name not in key

@@ -19,7 +19,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The newest revision in migrations/; revisions are numbered, so text order is age."""
 
 APPLICATION_ID = 0x6745_6E72
@@ -210,3 +210,49 @@ iteration_blocks = Table(
     sqlite_with_rowid=False,
 )
 """Iterations of long jobs, many to a row: alike in plan and regularity, medians kept, single ones forgotten."""
+
+intensities = Table(
+    "intensities",
+    metadata,
+    Column("zone", String(64), primary_key=True),
+    Column("source", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("factor", String(16), primary_key=True),
+    Column("valid_from", UtcInstant, primary_key=True),
+    Column("status", String(16), primary_key=True),
+    Column("valid_to", UtcInstant, nullable=False),
+    Column("grid_from", UtcInstant, nullable=False),
+    Column("carbon_intensity_g_per_kwh", Float, nullable=False),
+    Column("fetched_at", UtcInstant, nullable=False),
+    Index("intensities_by_time", "valid_from"),
+    sqlite_with_rowid=False,
+)
+
+forecasts = Table(
+    "forecasts",
+    metadata,
+    Column("zone", String(64), primary_key=True),
+    Column("model", String(64), primary_key=True),
+    Column("issued_at", UtcInstant, primary_key=True),
+    Column("unit", String(64), nullable=False),
+    Column("hours", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+targets = Table(
+    "targets",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("decided_at", UtcInstant, primary_key=True),
+    Column("policy", String(256), nullable=False),
+    Column("permitted_time_s", Float),
+    Column("reason", String(1024), nullable=False),
+    Column("rung", String(32), nullable=False),
+    Column("intensity", Float),
+    Column("unit", String(64), nullable=False),
+    Column("slowdown_so_far_ratio", Float),
+    Column("budget_ratio", Float, nullable=False),
+    Column("host_power_w", Float, nullable=False),
+    Column("frontier", LargeBinary),
+    sqlite_with_rowid=False,
+)
