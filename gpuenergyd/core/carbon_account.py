@@ -41,6 +41,16 @@ class SlowdownAccount:
         """Slowdown of the whole job so far; negative when it ran faster; None before the first iteration."""
         return self.excess_s / self.full_speed_s if self.full_speed_s > 0 else None
 
+    def longest_time_s(self, full_speed_time_s: float, *, budget_ratio: float, slot_s: float, left_s: float) -> float:
+        """Return the longest iteration time of the next `slot_s` that full speed for the rest still makes up for.
+
+        `left_s` is what is left of the budget's window, the slot included; infinite where any time does.
+        """
+        slot_s = min(slot_s, left_s)
+        owed = self.excess_s + slot_s - budget_ratio * (self.full_speed_s + left_s - slot_s)
+        least_speed = owed / (slot_s * (1.0 + budget_ratio)) if slot_s > 0 else 1.0
+        return full_speed_time_s / min(1.0, least_speed) if least_speed > 0 else float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkSlot:

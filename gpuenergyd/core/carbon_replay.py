@@ -110,3 +110,38 @@ class Forecast(Protocol):
             CarbonDataError: the history holds no value.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TimingWorth:
+    """What following the grid could have saved lately, known in hindsight; ratios of full-speed grams.
+
+    No forecast reaches it: it says before a job starts whether timing is worth the trouble in a zone.
+    """
+
+    constant_saving_ratio: float
+    """What running slower evenly saves: the same at any hour."""
+    timing_gain_ratio: float
+    """What a perfect choice of hours adds."""
+    max_slowdown_ratio: float
+    job_hours: float
+    num_jobs: int
+    num_days: int
+    is_frontier_assumed: bool
+    """No job has shown its frontier yet: that of a small simulated pipeline stands in."""
+
+
+class Worth(Protocol):
+    """Says what timing can be worth. Entry point: `gpuenergyd.carbon`, name `worth`."""
+
+    def __call__(
+        self,
+        history: HourlySeries,
+        *,
+        frontier: tuple[tuple[float, float], ...] = (),
+        max_slowdown_ratio: float = 0.025,
+        job_hours: float = 72.0,
+        host_power_w: float = 0.0,
+    ) -> TimingWorth | None:
+        """Return what timing could have added over the last 30 days; None where too little is known to say."""
+        ...

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
-from gpuenergyd.core.policy import ClockPolicy
+from gpuenergyd.core.policy import ClockPolicy, TargetPolicy
 from gpuenergyd.errors import UnknownPolicyError
 
 POLICY_GROUP = "gpuenergyd.policies"
+TARGET_GROUP = "gpuenergyd.targets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,16 @@ def installed_policies(group: str = POLICY_GROUP) -> tuple[InstalledPolicy, ...]
     return tuple(found)
 
 
-def check_policy_name(name: str) -> None:
+def check_policy_name(name: str, group: str = POLICY_GROUP) -> None:
     """Check that a policy is installed, without importing it.
 
     Raises:
         UnknownPolicyError: it is not; the message names those that are.
     """
-    names = policy_names()
+    names = policy_names(group)
     if name not in names:
-        raise UnknownPolicyError(f"no policy {name!r}; installed: {', '.join(names) or 'none'}")
+        kind = "target policy" if group == TARGET_GROUP else "policy"
+        raise UnknownPolicyError(f"no {kind} {name!r}; installed: {', '.join(names) or 'none'}")
 
 
 def load_policy(name: str) -> ClockPolicy:
@@ -57,15 +60,29 @@ def load_policy(name: str) -> ClockPolicy:
     Raises:
         UnknownPolicyError: not installed, offered twice, or not a policy.
     """
-    check_policy_name(name)
-    point = next(iter(entry_points(group=POLICY_GROUP, name=name)))
+    policy: ClockPolicy = _loaded(name, POLICY_GROUP, "next_plan")
+    return policy
+
+
+def load_target_policy(name: str) -> TargetPolicy:
+    """Return a new instance of the target policy with this name.
+
+    Raises:
+        UnknownPolicyError: not installed, offered twice, or not a target policy.
+    """
+    policy: TargetPolicy = _loaded(name, TARGET_GROUP, "next_target")
+    return policy
+
+
+def _loaded(name: str, group: str, method: str) -> Any:
+    check_policy_name(name, group)
+    point = next(iter(entry_points(group=group, name=name)))
     if (error := _ambiguity(point)) is not None:
         raise UnknownPolicyError(error)
     policy = point.load()()
-    if not callable(getattr(policy, "next_plan", None)):
-        raise UnknownPolicyError(f"policy {name!r} ({point.value}) has no next_plan")
-    loaded: ClockPolicy = policy
-    return loaded
+    if not callable(getattr(policy, method, None)):
+        raise UnknownPolicyError(f"policy {name!r} ({point.value}) has no {method}")
+    return policy
 
 
 def _distribution(point: EntryPoint) -> str:

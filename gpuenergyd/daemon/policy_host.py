@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import ClockPolicy
-from gpuenergyd.daemon.plugins import load_policy
+from gpuenergyd.core.policy import ClockPolicy, JobView, TargetPolicy
+from gpuenergyd.daemon.carbon_questions import (
+    ForecastQuestion,
+    ForecastReply,
+    TargetQuestion,
+    TargetReply,
+    answer_forecast,
+    answer_target,
+)
+from gpuenergyd.daemon.plugins import load_policy, load_target_policy
 from gpuenergyd.daemon.view_difference import ViewDifference, ViewReceiver
 from gpuenergyd.wire.daemon_codec import decode, encode
 
@@ -26,21 +34,28 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Ask the policy of one job for its next plan; without a view, forget the job and load a policy that is named."""
+    """Ask the policy of one job for its next plan; without a view, forget the job and load a policy that is named.
+
+    With a question about the grid, that is answered instead and the job stays as it is.
+    """
 
     request_id: int
     job_id: str
     policy: str
     view: ViewDifference | None = None
+    target: TargetQuestion | None = None
+    forecast: ForecastQuestion | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """A plan, or why there is none."""
+    """A plan, or what else was asked, or why there is none."""
 
     request_id: int
     plan: ClockPlan | None = None
     error: str | None = None
+    target: TargetReply | None = None
+    forecast: ForecastReply | None = None
 
 
 class PolicyHost:
@@ -48,30 +63,55 @@ class PolicyHost:
 
     def __init__(self) -> None:
         self._policies: dict[str, ClockPolicy] = {}
+        self._targets: dict[tuple[str, str], TargetPolicy] = {}
         self._received: dict[str, ViewReceiver] = {}
+        self._views: dict[str, JobView] = {}
 
     def answer(self, request: PlanRequest) -> PlanAnswer:
         """Return the policy's plan, or what went wrong in one line."""
+        if request.target is not None or request.forecast is not None:
+            try:
+                return self._about_the_grid(request)
+            except Exception as error:  # noqa: BLE001  as below
+                return PlanAnswer(request.request_id, error=_in_one_line(error))
         if request.view is None:
             self._policies.pop(request.job_id, None)
             self._received.pop(request.job_id, None)
+            self._views.pop(request.job_id, None)
+            self._targets = {key: kept for key, kept in self._targets.items() if key[0] != request.job_id}
             if request.policy:
                 # What it imports is then there when its first job asks.
                 with contextlib.suppress(Exception):
                     load_policy(request.policy)
             return PlanAnswer(request.request_id)
         view = self._received.setdefault(request.job_id, ViewReceiver()).view(request.view)
+        self._views[request.job_id] = view
         try:
             policy = self._policies.get(request.job_id)
             if policy is None:
                 policy = self._policies[request.job_id] = load_policy(request.policy)
             plan: object = policy.next_plan(view)
         except Exception as error:  # noqa: BLE001  a plugin may fail in any way; the core decides what follows
-            first_line = (str(error).splitlines() or [""])[0]
-            return PlanAnswer(request.request_id, error=f"{type(error).__name__}: {first_line}")
+            return PlanAnswer(request.request_id, error=_in_one_line(error))
         if not isinstance(plan, ClockPlan):
             return PlanAnswer(request.request_id, error=f"next_plan returned {type(plan).__name__}, not a ClockPlan")
         return PlanAnswer(request.request_id, plan=plan)
+
+    def _about_the_grid(self, request: PlanRequest) -> PlanAnswer:
+        if request.forecast is not None:
+            return PlanAnswer(request.request_id, forecast=answer_forecast(request.forecast))
+        assert request.target is not None
+        key = (request.job_id, request.target.target_policy)
+        if key not in self._targets:
+            self._targets[key] = load_target_policy(request.target.target_policy)
+        policy, view = self._policies.get(request.job_id), self._views.get(request.job_id)
+        reply = answer_target(self._targets[key], request.target, policy, view)
+        return PlanAnswer(request.request_id, target=reply)
+
+
+def _in_one_line(error: Exception) -> str:
+    first_line = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line}"
 
 
 def run(requests: BinaryIO, answers: BinaryIO) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.plan import ClockPlan
 from gpuenergyd.core.policy import JobView
+from gpuenergyd.daemon.carbon_questions import ForecastQuestion, ForecastReply, TargetQuestion, TargetReply
 from gpuenergyd.daemon.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
 from gpuenergyd.daemon.starting import PolicyChannel, StartPolicyHost
 from gpuenergyd.daemon.view_difference import ViewSender
@@ -60,6 +61,20 @@ class PolicyLink:
             return PolicyFailure(answer.error or "no plan")
         return answer.plan
 
+    async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
+        """Return a target policy's decision for a job, or why there is none."""
+        answer = await self._ask(job_id, question.target_policy, None, target=question)
+        if isinstance(answer, PolicyFailure):
+            return answer
+        return answer.target or PolicyFailure(answer.error or "no target")
+
+    async def forecast(self, question: ForecastQuestion) -> ForecastReply | PolicyFailure:
+        """Return a forecast, or why there is none."""
+        answer = await self._ask("", "forecast", None, forecast=question)
+        if isinstance(answer, PolicyFailure):
+            return answer
+        return answer.forecast or PolicyFailure(answer.error or "no forecast")
+
     async def forget(self, job_id: str) -> None:
         """Drop the policy instance of a job that has ended."""
         if self.is_alive:
@@ -70,7 +85,15 @@ class PolicyLink:
         self._is_closed = True
         await self._kill()
 
-    async def _ask(self, job_id: str, policy: str, view: JobView | None) -> PlanAnswer | PolicyFailure:
+    async def _ask(
+        self,
+        job_id: str,
+        policy: str,
+        view: JobView | None,
+        *,
+        target: TargetQuestion | None = None,
+        forecast: ForecastQuestion | None = None,
+    ) -> PlanAnswer | PolicyFailure:
         async with self._turn:
             if self._is_closed:
                 return PolicyFailure("the daemon is stopping")
@@ -78,7 +101,7 @@ class PolicyLink:
             try:
                 host = await self._ensure_host()
                 limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
-                answer = await asyncio.wait_for(self._exchange(host, job_id, policy, view), limit_s)
+                answer = await asyncio.wait_for(self._exchange(host, job_id, policy, view, target, forecast), limit_s)
             except TimeoutError:
                 return await self._give_up(f"policy {policy!r} did not answer within {limit_s:g} s")
             except (ProtocolError, ValueError) as error:
@@ -88,17 +111,26 @@ class PolicyLink:
             except asyncio.CancelledError:
                 await self._kill()
                 raise
-            self._has_answered = self._has_answered or view is not None
+            self._has_answered = self._has_answered or view is not None or forecast is not None
             return answer
 
-    async def _exchange(self, host: PolicyChannel, job_id: str, policy: str, view: JobView | None) -> PlanAnswer:
+    async def _exchange(
+        self,
+        host: PolicyChannel,
+        job_id: str,
+        policy: str,
+        view: JobView | None,
+        target: TargetQuestion | None,
+        forecast: ForecastQuestion | None,
+    ) -> PlanAnswer:
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
         difference = None
         if view is None:
-            self._sent.pop(job_id, None)
+            if target is None and forecast is None:
+                self._sent.pop(job_id, None)
         else:
             difference = self._sent.setdefault(job_id, ViewSender()).difference(view)
-        host.writer.write(encode(PlanRequest(request_id, job_id, policy, difference)) + b"\n")
+        host.writer.write(encode(PlanRequest(request_id, job_id, policy, difference, target, forecast)) + b"\n")
         await host.writer.drain()
         line = await host.reader.readline()
         if not line.endswith(b"\n"):

@@ -8,5 +8,6 @@ budget     exact plans over hours, and a controller that cannot overdraw its bud
 chase      Chase's rule, as a baseline
 jobs       one job on one trace, by any look-ahead
 replay     a past trace lived again without look-ahead
+worth      what timing can be worth in a zone, before anything is started
 target     the receding-horizon target of one job
 """
