@@ -14,6 +14,8 @@ from socket import SOCK_SEQPACKET, SOCK_STREAM
 from gpuenergyd.core.job import JobRules
 from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
+from gpuenergyd.daemon.carbon_service import CarbonService
+from gpuenergyd.daemon.carbon_service import is_wanted as carbon_is_wanted
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
 from gpuenergyd.daemon.gpu_leases import GpuLeases
@@ -23,7 +25,7 @@ from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.log_flood import FloodGuard
 from gpuenergyd.daemon.pauses import keep_pauses_short
-from gpuenergyd.daemon.plugins import check_policy_name, policy_names
+from gpuenergyd.daemon.plugins import TARGET_GROUP, check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.server import Server
@@ -72,6 +74,11 @@ class Daemon:
                 max_bytes=settings.history_max_bytes,
             ),
         )
+        self.carbon = (
+            CarbonService(settings, self.policy, start.policy_host, self._history, lambda: self.jobs)
+            if carbon_is_wanted(settings)
+            else None
+        )
         self.jobs = Jobs(
             services=JobServices(
                 worker=self.worker,
@@ -80,12 +87,13 @@ class Daemon:
                 gpus=self.gpus,
                 observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
                 is_observing=settings.mode is Mode.OBSERVE,
+                watcher=self.carbon,
             ),
             rules=JobRules(
                 warmup_iterations=settings.warmup_iterations, baseline_iterations=settings.baseline_iterations
             ),
             default_policy=settings.policy,
-            default_max_slowdown_ratio=settings.max_slowdown_ratio,
+            default_max_slowdown_ratio=settings.default_budget_ratio,
             installed_policies=policy_names(),
             clock_socket_path=str(settings.clock_socket_path),
             max_ranks_per_user=settings.max_ranks_per_user,
@@ -133,6 +141,8 @@ class Daemon:
                 clock_listener.socket, self.jobs, max_connections_per_user=settings.max_connections_per_user
             )
             await self._server.start(listener.socket)
+            if self.carbon is not None:
+                await self.carbon.start()
             self._looking_after = asyncio.create_task(self._look_after(), name="look after")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
             keep_pauses_short()
@@ -152,6 +162,8 @@ class Daemon:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        if self.carbon is not None:
+            await self.carbon.close()
         await self._server.close()
         if self._clock_socket is not None:
             self._clock_socket.close()
@@ -258,6 +270,7 @@ def serve(settings: Settings) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(FloodGuard())
     check_policy_name(settings.policy)
+    check_policy_name(settings.target, TARGET_GROUP)
     _access_rules(settings)
     lock = InstanceLock(settings.lock_path).acquire()
     try:

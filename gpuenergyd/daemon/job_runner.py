@@ -391,6 +391,8 @@ class JobRunner:
             # A rank that is still there follows nothing any more.
             self.slices[pp_rank] = [PlanSlice("ended", self.last_epoch + 1, 0, ())]
         self.services.history.write(JobEndRecord(self.job_id, utc_at(time.monotonic_ns()), reason))
+        if self.services.watcher is not None:
+            self.services.watcher.job_ended(self.job_id)
         self.on_end(self)
         await self.services.policy.forget(self.job_id)
 
@@ -426,6 +428,8 @@ class JobRunner:
         if observation.iteration_index % _IMAGINE_EVERY == 0:
             self._imagine_again()
         purpose = self.job.purpose_of(observation.plan_id)
+        if self.services.watcher is not None:
+            self.services.watcher.iteration_done(self, observation, purpose, begin_ns)
         self.timeline = (observation.iteration_index, spans)
         if observation.is_regular and purpose is not None:
             self.num_iterations_for[purpose] += 1

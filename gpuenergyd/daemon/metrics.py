@@ -29,6 +29,14 @@ _OF_JOB = (
     ("last_report_age_s", "last_report_age_seconds", "Time since any rank reported."),
 )
 
+_OF_CARBON = (
+    ("saved_by_plan_g", "saved_by_plan_grams", "Grams saved by the fastest plan against un-tuned clocks."),
+    ("saved_by_frontier_g", "saved_by_frontier_grams", "Grams saved by running slower at any hour."),
+    ("saved_by_timing_g", "saved_by_timing_grams", "Grams saved by choosing the hours; may be negative."),
+    ("carbon_g", "carbon_grams", "Grams of tuned iterations whose hour's intensity is known."),
+    ("unpriced_j", "unpriced_joules", "Energy in hours whose intensity nobody knows."),
+)
+
 
 class _StatusCollector(Collector):
     def __init__(self, status: Mapping[str, Any]) -> None:
@@ -52,6 +60,7 @@ class _StatusCollector(Collector):
         yield records
         yield from self._gpus()
         yield from self._jobs()
+        yield from self._grid()
 
     def _gpus(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
@@ -124,6 +133,46 @@ class _StatusCollector(Collector):
                 if job[key] is not None:
                     gauge.add_metric(values, job[key])
             yield gauge
+        for key, name, text in _OF_CARBON:
+            gauge = GaugeMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
+            for job, values in jobs:
+                if job.get("carbon") is not None and job["carbon"][key] is not None:
+                    gauge.add_metric(values, job["carbon"][key])
+            yield gauge
+        slowdown = GaugeMetricFamily(
+            "gpuenergyd_job_slowdown_so_far_ratio", "Slowdown of the whole job so far.", labels=labels
+        )
+        for job, values in jobs:
+            if job.get("target") is not None and job["target"]["slowdown_so_far_ratio"] is not None:
+                slowdown.add_metric(values, job["target"]["slowdown_so_far_ratio"])
+        yield slowdown
+
+    def _grid(self) -> Iterator[Metric]:
+        grid = self._status.get("carbon")
+        if grid is None:
+            return
+        labels = ["zone", "unit"]
+        values = [grid["zone"], grid["unit"]]
+        for key, name, text in (
+            ("value", "signal", "The signal that stands for now."),
+            ("age_s", "signal_age_seconds", "Time since the newest known hour ended."),
+        ):
+            gauge = GaugeMetricFamily(f"gpuenergyd_grid_{name}", text, labels=labels)
+            if grid[key] is not None:
+                gauge.add_metric(values, grid[key])
+            yield gauge
+        rung = GaugeMetricFamily("gpuenergyd_grid_rung", "1 for what that rests on.", labels=[*labels, "rung"])
+        rung.add_metric([*values, grid["rung"]], 1.0)
+        yield rung
+        skill = GaugeMetricFamily(
+            "gpuenergyd_grid_forecast_skill_ratio",
+            "How much smaller the error of issued forecasts is than the best naive one's.",
+            labels=[*labels, "horizon"],
+        )
+        for horizon, key in (("1h", "1h"), ("6h", "6h"), ("24h mean", "24h_mean")):
+            if grid["live_skill"] is not None:
+                skill.add_metric([*values, horizon], grid["live_skill"][f"skill_{key}_ratio"])
+        yield skill
 
 
 def metrics_text(status: Mapping[str, Any]) -> bytes:

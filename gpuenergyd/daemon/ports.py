@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.gpu.link import GpuLook, LeaseOwner, RestoreOutcome
 from gpuenergyd.store.records import Record
+
+if TYPE_CHECKING:
+    from gpuenergyd.daemon.job_runner import JobRunner
 
 
 class WorkerPort(Protocol):
@@ -97,6 +101,20 @@ class HistoryPort(Protocol):
         ...
 
 
+class IterationWatcher(Protocol):
+    """Who wants to know what jobs use, and when."""
+
+    def iteration_done(
+        self, runner: "JobRunner", observation: IterationObservation, purpose: PlanPurpose | None, begin_mono_ns: int
+    ) -> None:
+        """Take an observed iteration."""
+        ...
+
+    def job_ended(self, job_id: str) -> None:
+        """Forget a job."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class JobServices:
     """What every job of this daemon shares."""
@@ -109,3 +127,4 @@ class JobServices:
     """How long an iteration waits for the GPUs' energy counters to cover it."""
     is_observing: bool = False
     """Measure, never change a clock."""
+    watcher: IterationWatcher | None = None

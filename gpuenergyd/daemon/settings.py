@@ -9,9 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gpuenergyd.core.carbon import EmissionFactor, SignalKind
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.restore_rules import RestorePolicy
 
@@ -21,6 +22,9 @@ DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
 ENVIRONMENT_PREFIX = "GPUENERGYD_"
 WORKER_UNIT_DIR = Path("/run/gpuenergyd-gpu")
 """Where a worker that is a unit of its own keeps socket and journal; no setting moves what units say."""
+
+FETCHER_UNIT_DIR = Path("/run/gpuenergyd-carbon")
+"""The same of a carbon fetcher that is a unit of its own."""
 
 
 class Mode(StrEnum):
@@ -42,6 +46,10 @@ class Driver(StrEnum):
 
     NVML = "nvml"
     SIMULATED = "simulated"
+
+
+STEADY_TARGET = "steady"
+CARBON_SIGNAL, PRICE_SIGNAL = "carbon", "price"
 
 
 def default_runtime_dir() -> Path:
@@ -128,6 +136,29 @@ class Settings(BaseSettings):
     silence_limit_s: PositiveSeconds = 60.0
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
     baseline_sm_clock_mhz: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
+    target: str = Field(default="steady", min_length=1, max_length=256)
+    carbon_zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    carbon_signal: str = Field(default="carbon", min_length=1)
+    carbon_price_path: Path | None = None
+    carbon_source: str | None = None
+    carbon_key_path: Path | None = None
+    carbon_base_url: str | None = None
+    carbon_kind: SignalKind | None = None
+    carbon_factor: EmissionFactor | None = None
+    carbon_fixed_g_per_kwh: float | None = Field(default=None, ge=0, le=2000, allow_inf_nan=False)
+    carbon_file_path: Path = Field(
+        default_factory=lambda known: (
+            FETCHER_UNIT_DIR / "carbon.json"
+            if known.get("processes") is Processes.UNITS
+            else known.get("runtime_dir", Path()) / "carbon.json"
+        )
+    )
+    carbon_budget_ratio: float = Field(default=0.025, ge=0, le=10, allow_inf_nan=False)
+    carbon_window_h: float = Field(default=72.0, gt=0, le=8784, allow_inf_nan=False)
+    carbon_deadline_at: AwareDatetime | None = None
+    carbon_host_power_w: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
+    carbon_replay_from: AwareDatetime | None = None
+    carbon_replay_hour_s: float = Field(default=3600.0, gt=0, le=3600, allow_inf_nan=False)
     max_ranks_per_user: int = Field(default=1024, ge=1)
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     max_connections_per_user: int = Field(default=1024, ge=1)
@@ -137,6 +168,35 @@ class Settings(BaseSettings):
         if self.driver is Driver.SIMULATED and self.world_path is None:
             raise ValueError("driver = 'simulated' needs world_path, the file that holds the simulated GPUs")
         return self
+
+    @model_validator(mode="after")
+    def _a_signal_can_be_had(self) -> "Settings":
+        if self.carbon_signal == PRICE_SIGNAL and self.carbon_price_path is None:
+            raise ValueError("carbon_signal = 'price' needs carbon_price_path, an hourly CSV file")
+        if self.target != STEADY_TARGET and self.signal_path is None and self.carbon_zone is None:
+            raise ValueError(f"target = {self.target!r} needs a signal: carbon_zone, or carbon_signal = a CSV file")
+        if self.carbon_replay_from is not None and (self.signal_path is None or self.driver is not Driver.SIMULATED):
+            raise ValueError("carbon_replay_from lives a past trace again: for a CSV signal on simulated GPUs only")
+        return self
+
+    @property
+    def signal_path(self) -> Path | None:
+        """The file that jobs follow, None where they follow what the fetcher finds."""
+        if self.carbon_signal == PRICE_SIGNAL:
+            return self.carbon_price_path
+        return None if self.carbon_signal == CARBON_SIGNAL else Path(self.carbon_signal)
+
+    @property
+    def asks_network(self) -> bool:
+        """Whether a carbon fetcher is needed: a zone is set, and no file says what it emits."""
+        return self.carbon_zone is not None and (self.carbon_source is not None or self.signal_path is None)
+
+    @property
+    def default_budget_ratio(self) -> float:
+        """Slowdown permitted to jobs that name none."""
+        if self.target == STEADY_TARGET:
+            return self.max_slowdown_ratio
+        return max(self.max_slowdown_ratio, self.carbon_budget_ratio)
 
     @property
     def hand_over_path(self) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.savings import Interval
 from gpuenergyd.core.switching import LatencyBasis, SwitchCalibration
+from gpuenergyd.daemon.carbon_service import CarbonService
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.gpus import Claim, ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.job_runner import JobRunner
@@ -32,6 +33,7 @@ class StatusSource(Protocol):
     jobs: Jobs
     worker: GpuWorker
     policy: PolicyLink
+    carbon: CarbonService | None
 
     def history_status(self) -> WriterStatus:
         """Return how the history's writer is."""
@@ -41,7 +43,8 @@ class StatusSource(Protocol):
 def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     """Return the state of the whole daemon."""
     history = daemon.history_status()
-    reasons = [reason for reason in (daemon.worker.trouble, _history_trouble(history)) if reason]
+    carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
+    reasons = [reason for reason in (daemon.worker.trouble, _history_trouble(history), carbon_trouble) if reason]
     reasons += [
         f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}"
         for gpu in daemon.gpus
@@ -68,7 +71,8 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "num_restarts": daemon.policy.num_restarts,
         },
         "gpus": [_gpu(gpu) for gpu in daemon.gpus],
-        "jobs": [_job(runner, daemon.jobs) for runner in daemon.jobs],
+        "jobs": [_job(runner, daemon) for runner in daemon.jobs],
+        "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_records": {
             "num_stale": daemon.jobs.num_stale_records,
             "num_hostile": daemon.jobs.num_hostile_records,
@@ -89,7 +93,7 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
     index, spans = runner.timeline or (None, ())
     job = runner.job
     return {
-        **_job(runner, daemon.jobs),
+        **_job(runner, daemon),
         "plan": job.current_plan,
         "schedule_orders": job.schedule.orders if job.schedule is not None else None,
         "timeline_iteration_index": index,
@@ -147,7 +151,7 @@ def _lease(claim: Claim | None, kind: ClaimKind) -> dict[str, Any] | None:
     return {"lease_id": claim.job_id, "uid": claim.uid, "pid": claim.pid, "age_s": _age_s(claim.since_mono_ns)}
 
 
-def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
+def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     job, baseline = runner.job, runner.job.baseline
     plan, predicted = job.current_plan, job.current_plan.predicted
     iteration_time_s, energy_j = runner.tuned_medians()
@@ -186,12 +190,13 @@ def _job(runner: JobRunner, jobs: Jobs) -> dict[str, Any]:
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
         **_would_be(runner),
+        **_following(runner, daemon.carbon),
         "is_suspended": runner.is_suspended,
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [
             {"pp_rank": s.pp_rank, "gpu_uuid": s.gpu_uuid, "pid": s.peer.pid, "uid": s.peer.uid}
-            for s in jobs.sessions_of(runner.job_id)
+            for s in daemon.jobs.sessions_of(runner.job_id)
         ],
     }
 
@@ -208,6 +213,11 @@ def _would_be(runner: JobRunner) -> dict[str, Any]:
         "would_save_high_ratio": plan.figure("saving_high_ratio") if plan else None,
         "would_save_basis": plan.reason if plan else None,
     }
+
+
+def _following(runner: JobRunner, carbon: CarbonService | None) -> dict[str, Any]:
+    """Return a job's target and grams; both None where nothing of the grid is set."""
+    return {"target": None, "carbon": None} if carbon is None else carbon.targets.status(runner)
 
 
 def _bounds(interval: Interval | None) -> tuple[float, float] | None:

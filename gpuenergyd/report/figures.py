@@ -31,6 +31,16 @@ def energy_text(energy_j: float | None) -> str:
     return f"{energy_j / JOULES_PER_KWH:.2f} kWh"
 
 
+def grams_text(carbon_g: float | None) -> str:
+    """Return emissions: 1.23 mg, 12.3 g, 4.56 kg, with their sign where they are saved ones that were lost."""
+    if carbon_g is None:
+        return MISSING
+    size = abs(carbon_g)
+    if size >= 1000:
+        return f"{carbon_g / 1000:.2f} kg"
+    return f"{carbon_g:.3g} g" if size >= 0.1 or size == 0 else f"{1000 * carbon_g:.3g} mg"
+
+
 def ratio_text(ratio: float | None) -> str:
     """Return a ratio as percent with its sign: +12.3 %, -0.4 %."""
     if ratio is None:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.report.carbon import NO_CARBON, CarbonReport, carbon_report
 from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.report.timeline import ObservedIteration
@@ -36,6 +37,12 @@ class JobReport:
     ledger: EnergyUse = NOTHING_USED
     """All that its GPUs used while they worked for it, between iterations too."""
     price_per_kwh: float | None = None
+    read_carbon: Callable[[], CarbonReport | None] = field(default=lambda: None, repr=False, compare=False)
+
+    @cached_property
+    def carbon(self) -> CarbonReport | None:
+        """Its grams, None where no intensity of the job's time is known."""
+        return self.read_carbon()
 
     @cached_property
     def iterations(self) -> tuple[IterationRow, ...]:
@@ -103,6 +110,7 @@ class JobReport:
             **{f"gpu_{name}": value for name, value in self.ledger.figures().items()},
             "price_per_kwh": self.price_per_kwh,
             "cost": self.cost,
+            **(self.carbon.figures() if self.carbon is not None else NO_CARBON),
             # Named, so that a table of sacct joins without taking tags apart.
             **{name: tags.get(name) for name in ("user", "slurm_job_id", "git_commit")},
             "tags": tags,
@@ -125,7 +133,13 @@ def job_reports(
     used = _energy_use(history, summaries, tariff)
     price = tariff.flat_price_per_kwh if tariff is not None else None
     return tuple(
-        JobReport(summary, partial(history.iterations, summary.job_id), used.get(summary.job_id, NOTHING_USED), price)
+        JobReport(
+            summary,
+            partial(history.iterations, summary.job_id),
+            used.get(summary.job_id, NOTHING_USED),
+            price,
+            partial(carbon_report, history, summary),
+        )
         for summary in summaries
     )
 

@@ -14,6 +14,7 @@ from gpuenergyd.report.figures import (
     age_text,
     clock_text,
     energy_text,
+    grams_text,
     interval_text,
     power_text,
     ratio_text,
@@ -27,7 +28,8 @@ Status = Mapping[str, Any]
 
 def status_view(status: Status) -> RenderableType:
     """Return the whole view: one line of health, then GPUs, then jobs."""
-    return Group(_health(status), _gpus(status), *_switching(status), *_jobs(status))
+    grid = grid_lines(status.get("carbon"))
+    return Group(_health(status), *grid, _gpus(status), *_switching(status), *_jobs(status))
 
 
 def _health(status: Status) -> Text:
@@ -41,6 +43,40 @@ def _health(status: Status) -> Text:
         f"gpuenergyd {status['version']}, pid {status['pid']}, up {age_text(status['uptime_s'])}: {driver}, {does}"
     )
     return line
+
+
+def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
+    """Return what is known of the grid, what it rests on, and what following it can be worth."""
+    if grid is None:
+        return []
+    value = "unknown" if grid["value"] is None else f"{grid['value']:.4g} {grid['unit']}"
+    line = f"zone {grid['zone']}: {value} ({grid['rung']}, {age_text(grid['age_s'])} old)"
+    if grid["replayed_hour_s"] is not None:
+        line += f"; a trace lived again, an hour in {grid['replayed_hour_s']:g} s"
+    lines = [Text(line)]
+    if grid["forecast_model"] is not None:
+        skill = grid["live_skill"]
+        said = "too few have come due to judge them"
+        if skill is not None:
+            said = (
+                f"error against the best naive one: 1 h {ratio_text(-skill['skill_1h_ratio'])},"
+                f" 6 h {ratio_text(-skill['skill_6h_ratio'])}, day {ratio_text(-skill['skill_24h_mean_ratio'])}"
+                f" ({skill['num_origins']} forecasts)"
+            )
+        lines.append(Text(f"forecast: {grid['forecast_model']}; {said}"))
+    if grid["worth"] is not None:
+        lines.append(Text(worth_text(grid["worth"])))
+    return lines
+
+
+def worth_text(worth: Mapping[str, Any]) -> str:
+    """Return what choosing the hours could have added lately, in one sentence."""
+    curve = "an assumed frontier" if worth["is_frontier_assumed"] else "the job's frontier"
+    return (
+        f"choosing the hours could have added {100 * worth['timing_gain_ratio']:.2f} points to the"
+        f" {100 * worth['constant_saving_ratio']:.2f} % that {ratio_text(worth['max_slowdown_ratio'])} time saves"
+        f" at any hour (perfect knowledge, last {worth['num_days']} days, {worth['job_hours']:.0f} h jobs, {curve})"
+    )
 
 
 def _gpus(status: Status) -> RenderableType:
@@ -122,7 +158,7 @@ def _jobs(status: Status) -> list[RenderableType]:
         if job["lower_bound_j"] is not None:
             table.add_row("lower bound", "", energy_text(job["lower_bound_j"]))
         plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
-        views.extend((title, table, plan, *_would_be(job)))
+        views.extend((title, table, plan, *_following(job), *_would_be(job)))
     return views
 
 
@@ -135,6 +171,25 @@ def _would_be(job: Mapping[str, Any]) -> list[RenderableType]:
     low, high = job["would_save_low_ratio"], job["would_save_high_ratio"]
     span = f" ({interval_text((low, high))})" if low is not None and high is not None else ""
     return [Text(f"would save {ratio_text(job['would_save_ratio'])}{span}, predicted: {job['would_save_basis']}")]
+
+
+def _following(job: Status) -> list[Text]:
+    """Return what a job owes and what that saved, where a signal is followed or grams are counted."""
+    target, carbon = job.get("target"), job.get("carbon")
+    if target is None:
+        return []
+    owed = "full speed" if target["permitted_time_s"] is None else time_text(target["permitted_time_s"])
+    so_far = f"{ratio_text(target['slowdown_so_far_ratio'])} of {ratio_text(target['budget_ratio'])} used"
+    lines = [Text(f"target {target['policy']}: {owed}, {so_far} ({target['reason']})")]
+    if carbon is not None and carbon["carbon_g"] is not None:
+        lines.append(
+            Text(
+                f"tuned iterations emitted {grams_text(carbon['carbon_g'])};"
+                f" saved {grams_text(carbon['saved_by_plan_g'])} at no slowdown, {grams_text(carbon['saved_by_frontier_g'])} by running slower,"
+                f" {grams_text(carbon['saved_by_timing_g'])} by choosing the hours"
+            )
+        )
+    return lines
 
 
 def _count(number: int | None) -> str:

@@ -99,6 +99,8 @@ def job_table(report: JobReport) -> RenderableType:
         f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)}"
         " than as many baseline ones"
     )
+    if report.carbon is not None:
+        lines.extend(report.carbon.lines())
     used = report.ledger
     if used.energy_j is not None or used.estimated_j is not None:
         estimated = f", {energy_text(used.estimated_j)} more estimated" if used.estimated_j is not None else ""

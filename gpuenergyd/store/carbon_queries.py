@@ -79,12 +79,20 @@ def forecasts(connection: Connection, zone: str, since: datetime) -> tuple[Carbo
 def targets(connection: Connection, job_id: str) -> tuple[TargetRow, ...]:
     """Return what was owed to a job, oldest first."""
     table = schema.targets
-    query = (
-        select(*[table.c[name] for name in TargetRow.__dataclass_fields__])
-        .where(table.c.job_id == job_id)
-        .order_by(table.c.decided_at)
-    )
+    query = select(table).where(table.c.job_id == job_id).order_by(table.c.decided_at)
     return tuple(
-        TargetRow(*row[:4], IntensityRung(row[4]), *row[5:-1], None if row[-1] is None else decode_points(row[-1]))
-        for row in map(tuple, connection.execute(query))
+        TargetRow(
+            decided_at=row.decided_at,
+            policy=row.policy,
+            permitted_time_s=row.permitted_time_s,
+            reason=row.reason,
+            rung=IntensityRung(row.rung),
+            intensity=row.intensity,
+            unit=row.unit,
+            slowdown_so_far_ratio=row.slowdown_so_far_ratio,
+            budget_ratio=row.budget_ratio,
+            host_power_w=row.host_power_w,
+            frontier=None if row.frontier is None else decode_points(row.frontier),
+        )
+        for row in connection.execute(query)
     )

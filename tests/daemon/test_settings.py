@@ -9,6 +9,11 @@ import pytest
 from gpuenergyd.daemon.settings import DEFAULT_CONFIG_PATH, Driver, Mode, Settings, load_settings
 from gpuenergyd.errors import UsageError
 
+CARBON_NOT_SET = (
+    *("zone", "price_path", "source", "key_path", "base_url", "kind", "factor", "fixed_g_per_kwh"),
+    *("deadline_at", "replay_from"),
+)
+
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,6 +126,7 @@ def test_the_commented_file_shows_the_real_defaults(monkeypatch: pytest.MonkeyPa
     text = DEFAULT_CONFIG_PATH.read_text(encoding="utf-8")
     shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
     not_set_by_default = {"world_path", "socket_group", "policy_memory_limit_bytes"}
+    not_set_by_default |= {f"carbon_{name}" for name in CARBON_NOT_SET}
     filled = tmp_path / "filled.toml"
     filled.write_text(
         "\n".join(

@@ -1,0 +1,282 @@
+"""Jobs that follow the grid: their slowdown accounts, the targets they are given, and the grams they saved.
+
+The target policy proposes; what a job may take is checked here against its account, so that whatever a forecast or a
+plugin says, full speed for the rest of the window still keeps the budget.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from gpuenergyd.core.carbon import HOUR, CarbonForecast, IntensityRung
+from gpuenergyd.core.carbon_account import JobCarbon, SlowdownAccount, WorkSlot, job_carbon
+from gpuenergyd.core.carbon_clock import GridClock
+from gpuenergyd.core.messages import JobPhase, TargetChanged
+from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.policy import BaselineView, TargetDecision, TargetView
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.daemon.carbon_feed import CarbonFeed
+from gpuenergyd.daemon.carbon_questions import SentSeries, TargetQuestion, TargetReply
+from gpuenergyd.daemon.gpus import utc_at
+from gpuenergyd.daemon.job_runner import JobRunner
+from gpuenergyd.daemon.policy_link import PolicyFailure, PolicyLink
+from gpuenergyd.daemon.ports import HistoryPort
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.store.records import TargetRecord
+
+log = logging.getLogger(__name__)
+
+_HISTORY_HOURS = 8 * 24
+_LATE_RATIO = 0.1
+"""Of an hour: how late the next decision and its plan may come."""
+_SAME_RATIO = 1e-9
+
+
+@dataclass(slots=True)
+class FollowingJob:
+    """One job and the grid."""
+
+    account: SlowdownAccount = field(default_factory=SlowdownAccount)
+    slots: dict[datetime, WorkSlot] = field(default_factory=dict)
+    frontier: tuple[tuple[float, float], ...] = ()
+    decision: TargetDecision | None = None
+    decided_at: datetime | None = None
+    decided_for: object = None
+    failure: str | None = None
+
+
+class CarbonTargets:
+    """All jobs that follow the grid, owned by the event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        grid: GridClock,
+        feed: CarbonFeed,
+        policy: PolicyLink,
+        history: HistoryPort,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._settings = settings
+        self._grid = grid
+        self._feed = feed
+        self._policy = policy
+        self._history = history
+        self._now = now
+        self._jobs: dict[str, FollowingJob] = {}
+
+    # --- what jobs do ---
+
+    def iteration_done(
+        self, runner: JobRunner, observation: IterationObservation, purpose: PlanPurpose | None, begin_mono_ns: int
+    ) -> None:
+        """Charge an iteration to its job's account and note what it used, and when."""
+        baseline = runner.job.baseline
+        if baseline is None:
+            return
+        job = self._jobs.setdefault(runner.job_id, FollowingJob())
+        target = runner.job.target
+        is_own_time = observation.is_regular and not target.is_forced
+        job.account.add(
+            observation.iteration_time_s,
+            full_speed_time_s=baseline.iteration_time_s,
+            permitted_time_s=replace(target, straggler_time_s=None).iteration_time_s(baseline.iteration_time_s),
+            is_regular=is_own_time,
+        )
+        if purpose is PlanPurpose.TUNED and observation.is_regular and observation.energy_j is not None:
+            hour_at = self._grid.hour_of(utc_at(begin_mono_ns))
+            slot = job.slots.get(hour_at) or WorkSlot(hour_at, 0, 0.0, 0.0, None)
+            job.slots[hour_at] = slot.joined(observation.iteration_time_s, observation.energy_j)
+
+    def job_ended(self, job_id: str) -> None:
+        """Forget a job."""
+        self._jobs.pop(job_id, None)
+
+    # --- what jobs are told ---
+
+    async def decide(self, runners: Iterable[JobRunner], forecast: CarbonForecast | None) -> None:
+        """Give every tuned job its target for this hour, once per hour and once more on news."""
+        for runner in list(runners):
+            baseline = runner.job.baseline
+            if baseline is None or runner.job.phase is not JobPhase.TUNED:
+                continue
+            job = self._jobs.setdefault(runner.job_id, FollowingJob())
+            issued_at = forecast.issued_at if forecast is not None else None
+            occasion = (self._grid.hour_of(self._now()), issued_at, bool(job.frontier))
+            if occasion == job.decided_for:
+                continue
+            view = self._view(runner, job, baseline, forecast)
+            series = self._feed.signal.series()
+            question = TargetQuestion(
+                self._settings.target,
+                view,
+                SentSeries.of(series, _HISTORY_HOURS) if series is not None else None,
+                self._grid.speed,
+            )
+            answer = await self._policy.next_target(runner.job_id, question)
+            if not runner.job.is_ended:
+                job.decided_for = (*occasion[:2], bool(job.frontier or _frontier_of(answer)))
+                self._take(runner, job, baseline, answer)
+
+    def _view(
+        self, runner: JobRunner, job: FollowingJob, baseline: BaselineView, forecast: CarbonForecast | None
+    ) -> TargetView:
+        speed, account, target = self._grid.speed, job.account, runner.job.target
+        active_s = account.num_iterations * baseline.iteration_time_s + account.excess_s
+        return TargetView(
+            job_id=runner.job_id,
+            now_at=self._grid.to_grid(self._now()),
+            max_slowdown_ratio=runner.job.description.target.max_slowdown_ratio,
+            baseline=BaselineView(
+                baseline.iteration_time_s * speed,
+                None if baseline.energy_j is None else baseline.energy_j * speed,
+                baseline.num_iterations,
+                baseline.iteration_sigma_s * speed,
+            ),
+            num_iterations_done=account.num_iterations,
+            active_time_s=max(0.0, active_s) * speed,
+            deadline_at=self._settings.carbon_deadline_at,
+            forecast=forecast,
+            straggler_time_s=None if target.straggler_time_s is None else target.straggler_time_s * speed,
+            current_target_time_s=None if target.permitted_time_s is None else target.permitted_time_s * speed,
+            host_power_w=self._settings.carbon_host_power_w,
+            window_s=self._settings.carbon_window_h * HOUR.total_seconds(),
+        )
+
+    def _take(
+        self, runner: JobRunner, job: FollowingJob, baseline: BaselineView, answer: TargetReply | PolicyFailure
+    ) -> None:
+        budget = runner.job.description.target
+        straggler_s = runner.job.target.straggler_time_s
+        if isinstance(answer, PolicyFailure):
+            if answer.reason != job.failure:
+                log.warning("job %s: no target from %r: %s", runner.job_id, self._settings.target, answer.reason)
+            job.failure = answer.reason
+            steady = PerformanceTarget(budget.max_slowdown_ratio, straggler_time_s=straggler_s)
+            decision = TargetDecision(steady, f"granted evenly: {answer.reason}", IntensityRung.NEUTRAL, None)
+            frontier = job.frontier
+        else:
+            job.failure, decision, frontier = None, answer.decision, answer.frontier or job.frontier
+        decision = self._within_budget(job, baseline, budget.max_slowdown_ratio, decision)
+        has_new_frontier = frontier != job.frontier
+        job.frontier, job.decision, job.decided_at = frontier, decision, self._now()
+        target = decision.target
+        if target != runner.job.target:
+            log.info("job %s: %s", runner.job_id, _said(target, decision.reason))
+            runner.take(TargetChanged(target))
+        elif not has_new_frontier:
+            return
+        self._history.write(
+            TargetRecord(
+                job_id=runner.job_id,
+                decided_at=job.decided_at,
+                policy=self._settings.target,
+                permitted_time_s=target.permitted_time_s,
+                reason=decision.reason,
+                rung=decision.rung,
+                intensity=decision.intensity,
+                unit=self._feed.signal.unit,
+                slowdown_so_far_ratio=job.account.slowdown_ratio,
+                budget_ratio=budget.max_slowdown_ratio,
+                host_power_w=self._settings.carbon_host_power_w,
+                frontier=frontier if has_new_frontier else None,
+            )
+        )
+
+    def _within_budget(
+        self, job: FollowingJob, baseline: BaselineView, budget_ratio: float, decision: TargetDecision
+    ) -> TargetDecision:
+        """Return the decision, or a faster one where the account could not be balanced any more after it."""
+        full_s, hour_s = baseline.iteration_time_s, self._grid.hour_s
+        own = replace(decision.target, straggler_time_s=None)
+        wanted_s = own.iteration_time_s(full_s)
+        longest_s = job.account.longest_time_s(
+            full_s,
+            budget_ratio=budget_ratio,
+            slot_s=(1.0 + _LATE_RATIO) * self._rest_of_hour_s(),
+            left_s=self._left_of_window_s(job.account, hour_s),
+        )
+        if wanted_s <= longest_s * (1.0 + _SAME_RATIO):
+            return decision
+        target = PerformanceTarget(0.0, straggler_time_s=decision.target.straggler_time_s)
+        if longest_s > full_s * (1.0 + _SAME_RATIO):
+            target = replace(target, max_slowdown_ratio=budget_ratio, permitted_time_s=longest_s)
+        return replace(decision, target=target, reason=f"{decision.reason}; shortened: the budget allows no more")
+
+    def _rest_of_hour_s(self) -> float:
+        now_at = self._now()
+        return max(0.0, (self._grid.to_host(self._grid.hour_of(now_at) + HOUR) - now_at).total_seconds())
+
+    def _left_of_window_s(self, account: SlowdownAccount, hour_s: float) -> float:
+        window_s = self._settings.carbon_window_h * hour_s
+        left_s = window_s - max(0.0, account.full_speed_s + account.excess_s) % window_s
+        deadline_at = self._settings.carbon_deadline_at
+        if deadline_at is None:
+            return left_s
+        return max(
+            1e-3, min(left_s, (deadline_at - self._grid.to_grid(self._now())).total_seconds() / self._grid.speed)
+        )
+
+    # --- what is shown ---
+
+    def carbon_of(self, runner: JobRunner) -> JobCarbon | None:
+        """Return the grams of a job's tuned iterations so far, priced with what is known now."""
+        job = self._jobs.get(runner.job_id)
+        if job is None or not job.slots:
+            return None
+        baseline = runner.job.baseline
+        slots = [
+            replace(slot, carbon_intensity_g_per_kwh=self._feed.intensity_of_hour(hour_at))
+            for hour_at, slot in sorted(job.slots.items())
+        ]
+        untuned = None
+        if baseline is not None and baseline.energy_j is not None:
+            untuned = (baseline.iteration_time_s, baseline.energy_j)
+        return job_carbon(slots, job.frontier, host_power_w=self._settings.carbon_host_power_w, untuned=untuned)
+
+    def status(self, runner: JobRunner) -> dict[str, Any]:
+        """Return a job's target and grams, as status shows them."""
+        job = self._jobs.get(runner.job_id, FollowingJob())
+        decision, carbon = job.decision, self.carbon_of(runner)
+        return {
+            "target": {
+                "policy": self._settings.target,
+                "permitted_time_s": runner.job.target.permitted_time_s,
+                "reason": decision.reason if decision is not None else "not tuned yet",
+                "rung": decision.rung if decision is not None else None,
+                "intensity": decision.intensity if decision is not None else None,
+                "overrun_s": decision.overrun_s if decision is not None else None,
+                "age_s": None if job.decided_at is None else (self._now() - job.decided_at).total_seconds(),
+                "budget_ratio": runner.job.description.target.max_slowdown_ratio,
+                "slowdown_so_far_ratio": job.account.slowdown_ratio,
+                "num_frontier_points": len(job.frontier),
+            },
+            "carbon": carbon_figures(carbon),
+        }
+
+
+def carbon_figures(carbon: JobCarbon | None) -> dict[str, Any]:
+    """Return grams by name; what is not known is None."""
+    savings = carbon.savings if carbon is not None else None
+    return {
+        "carbon_g": savings.actual_g if savings is not None else None,
+        "saved_by_plan_g": carbon.saved_by_plan_g if carbon is not None else None,
+        "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
+        "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
+        "priced_j": carbon.priced_j if carbon is not None else None,
+        "unpriced_j": carbon.unpriced_j if carbon is not None else None,
+        "host_power_w": carbon.host_power_w if carbon is not None else None,
+    }
+
+
+def _frontier_of(answer: TargetReply | PolicyFailure) -> tuple[tuple[float, float], ...]:
+    return () if isinstance(answer, PolicyFailure) else answer.frontier
+
+
+def _said(target: PerformanceTarget, reason: str) -> str:
+    if target.permitted_time_s is None:
+        return f"target: full speed ({reason})" if not target.max_slowdown_ratio else f"target: even ({reason})"
+    return f"target: {target.permitted_time_s:.4g} s an iteration ({reason})"

@@ -1,0 +1,191 @@
+"""The grams of a job, from the history: what it emitted, what was saved and by what, and what that rests on.
+
+Each iteration is priced with the intensity of its own hour, as it is known now: values that were revised since
+change what a report says. Energy in hours that nobody knows is in no sum.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from gpuenergyd.core.carbon import CarbonSignal, IntensitySample, SampleStatus, grams
+from gpuenergyd.core.carbon_account import JobCarbon, WorkSlot, job_carbon
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.report.figures import grams_text, ratio_text, time_text
+from gpuenergyd.store import History, IterationRow, JobSummary, StoredIntensity, TargetRow
+
+_BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
+
+NO_CARBON: Mapping[str, Any] = dict.fromkeys(
+    (
+        *("carbon_g", "priced_energy_j", "unpriced_energy_j", "tuned_carbon_g"),
+        *("saved_by_plan_g", "saved_by_frontier_g", "saved_by_timing_g"),
+        *("carbon_zone", "carbon_source", "carbon_kind", "carbon_factor", "measured_intensity_ratio"),
+        *("host_power_w", "total_slowdown_ratio", "num_targets", "is_grid_replayed"),
+    )
+)
+"""The figures of a job of whose time no intensity is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarbonReport:
+    """The grams of one job; `tuned` compares its tuned iterations, None without a frontier to compare with."""
+
+    signal: CarbonSignal
+    carbon_g: float
+    """All measured energy that could be priced, every phase, host included where its power is set."""
+    priced_j: float
+    unpriced_j: float
+    energy_j_by_status: tuple[tuple[SampleStatus, float], ...]
+    host_power_w: float
+    tuned: JobCarbon | None
+    targets: tuple[TargetRow, ...]
+    slowdown_ratio: float | None
+    """Of the whole job against its full speed, all phases together."""
+    is_replayed: bool
+    """A past trace was lived again at speed: these are not the grams of the day the job ran."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything by name."""
+        savings = self.tuned.savings if self.tuned is not None else None
+        return {
+            "carbon_g": self.carbon_g,
+            "priced_energy_j": self.priced_j,
+            "unpriced_energy_j": self.unpriced_j,
+            "tuned_carbon_g": savings.actual_g if savings is not None else None,
+            "saved_by_plan_g": self.tuned.saved_by_plan_g if self.tuned is not None else None,
+            "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
+            "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
+            "carbon_zone": self.signal.zone,
+            "carbon_source": self.signal.source,
+            "carbon_kind": self.signal.kind,
+            "carbon_factor": self.signal.factor,
+            "measured_intensity_ratio": self.measured_ratio,
+            "host_power_w": self.host_power_w,
+            "total_slowdown_ratio": self.slowdown_ratio,
+            "num_targets": len(self.targets),
+            "is_grid_replayed": self.is_replayed,
+        }
+
+    @property
+    def measured_ratio(self) -> float | None:
+        """Share of the priced energy whose intensity was measured, not estimated, forecast or fixed."""
+        measured_j = dict(self.energy_j_by_status).get(SampleStatus.MEASURED, 0.0)
+        return measured_j / self.priced_j if self.priced_j > 0 else None
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what a person should know, one sentence a line."""
+        signal = self.signal
+        host = f"with {self.host_power_w:g} W assumed for the host" if self.host_power_w else "without the host"
+        unpriced = self.unpriced_j / (self.priced_j + self.unpriced_j) if self.unpriced_j else 0.0
+        unknown = f"; {100 * unpriced:.0f} % of the energy fell in hours nobody knows" if unpriced > 0.005 else ""
+        replayed = "; a trace lived again at speed" if self.is_replayed else ""
+        of_what = f"zone {signal.zone} by {signal.source}, {signal.kind}, {signal.factor}"
+        lines = [f"carbon: {grams_text(self.carbon_g)} ({host}), {of_what}{unknown}{replayed}"]
+        if self.tuned is not None:
+            savings, full_g = self.tuned.savings, self.tuned.savings.full_speed_g
+            lines.append(
+                f"saved in tuned iterations: {grams_text(self.tuned.saved_by_plan_g)} at no slowdown,"
+                f" {grams_text(savings.saved_by_frontier_g)} ({ratio_text(savings.saved_by_frontier_g / full_g)}) by"
+                f" running slower, {grams_text(savings.saved_by_timing_g)}"
+                f" ({ratio_text(savings.saved_by_timing_g / full_g)}) by choosing the hours, each against one constant"
+                " point of equal time on the job's own frontier"
+            )
+        times_s = [row.permitted_time_s for row in self.targets if row.permitted_time_s is not None]
+        if self.targets:
+            span = f", {time_text(min(times_s))} to {time_text(max(times_s))} an iteration" if times_s else ""
+            budget = ratio_text(self.targets[-1].budget_ratio)
+            lines.append(
+                f"the whole job ran {ratio_text(self.slowdown_ratio)} slower, {budget} were permitted;"
+                f" {len(self.targets)} targets{span}"
+            )
+        return tuple(lines)
+
+
+def carbon_report(history: History, job: JobSummary) -> CarbonReport | None:
+    """Return a job's grams; None where no intensity of its time is known."""
+    stored = history.intensities(since=job.started_at, until=job.ended_at)
+    iterations = history.iterations(job.job_id) if stored else ()
+    if not iterations:
+        return None
+    counted = Counter(row.signal for row in stored)
+    signal = counted.most_common(1)[0][0]
+    known = [row for row in stored if row.signal == signal]
+    targets = history.targets(job.job_id)
+    frontier = next((row.frontier for row in reversed(targets) if row.frontier), ())
+    host_power_w = targets[-1].host_power_w if targets else 0.0
+    priced = _priced(iterations, [row.host for row in known])
+    by_status: Counter[SampleStatus] = Counter()
+    carbon_g = priced_j = unpriced_j = 0.0
+    for row, sample in priced:
+        if row.energy_j is None:
+            continue
+        if sample is None:
+            unpriced_j += row.energy_j
+            continue
+        priced_j += row.energy_j
+        by_status[sample.status] += row.energy_j
+        total_j = row.energy_j + host_power_w * row.iteration_time_s
+        carbon_g += grams(total_j, sample.carbon_intensity_g_per_kwh)
+    untuned = None
+    if job.baseline_time_s is not None and job.baseline_energy_j is not None:
+        untuned = (job.baseline_time_s, job.baseline_energy_j)
+    return CarbonReport(
+        signal=signal,
+        carbon_g=carbon_g,
+        priced_j=priced_j,
+        unpriced_j=unpriced_j,
+        energy_j_by_status=tuple(by_status.items()),
+        host_power_w=host_power_w,
+        tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, untuned=untuned),
+        targets=targets,
+        slowdown_ratio=_slowdown(job, iterations),
+        is_replayed=any(_is_moved(row) for row in known),
+    )
+
+
+def _priced(
+    iterations: Sequence[IterationRow], samples: Sequence[IntensitySample]
+) -> list[tuple[IterationRow, IntensitySample | None]]:
+    """Return each iteration with the intensity that held when it began: the best status, then the latest."""
+    best: dict[datetime, IntensitySample] = {}
+    for sample in samples:
+        other = best.get(sample.valid_from_at)
+        if other is None or _BELIEF[sample.status] <= _BELIEF[other.status]:
+            best[sample.valid_from_at] = sample
+    begins = sorted(best)
+    priced: list[tuple[IterationRow, IntensitySample | None]] = []
+    for row in iterations:
+        index = bisect_right(begins, row.started_at) - 1
+        sample = best[begins[index]] if index >= 0 else None
+        priced.append((row, sample if sample is not None and row.started_at < sample.valid_to_at else None))
+    return priced
+
+
+def _slots(priced: Sequence[tuple[IterationRow, IntensitySample | None]]) -> list[WorkSlot]:
+    """Return the tuned work by interval, in order of time."""
+    slots: list[WorkSlot] = []
+    for row, sample in priced:
+        if not row.is_regular or row.plan_purpose is not PlanPurpose.TUNED or row.energy_j is None:
+            continue
+        begin_at = sample.valid_from_at if sample is not None else row.started_at
+        if not slots or slots[-1].begin_at != begin_at:
+            slots.append(WorkSlot(begin_at, 0, 0.0, 0.0, None))
+        joined = slots[-1].joined(row.iteration_time_s, row.energy_j)
+        intensity = sample.carbon_intensity_g_per_kwh if sample is not None else None
+        slots[-1] = replace(joined, carbon_intensity_g_per_kwh=intensity)
+    return slots
+
+
+def _slowdown(job: JobSummary, iterations: Sequence[IterationRow]) -> float | None:
+    times_s = [row.iteration_time_s for row in iterations if row.is_regular]
+    if not times_s or not job.baseline_time_s:
+        return None
+    return sum(times_s) / (len(times_s) * job.baseline_time_s) - 1.0
+
+
+def _is_moved(row: StoredIntensity) -> bool:
+    return row.grid_from != row.host.valid_from_at
