@@ -182,11 +182,13 @@ def _following(job: Status) -> list[Text]:
     so_far = f"{ratio_text(target['slowdown_so_far_ratio'])} of {ratio_text(target['budget_ratio'])} used"
     lines = [Text(f"target {target['policy']}: {owed}, {so_far} ({target['reason']})")]
     if carbon is not None and carbon["carbon_g"] is not None:
+        by_plan, by_frontier, by_timing = (
+            grams_text(carbon[f"saved_by_{what}_g"]) for what in ("plan", "frontier", "timing")
+        )
         lines.append(
             Text(
-                f"tuned iterations emitted {grams_text(carbon['carbon_g'])};"
-                f" saved {grams_text(carbon['saved_by_plan_g'])} at no slowdown, {grams_text(carbon['saved_by_frontier_g'])} by running slower,"
-                f" {grams_text(carbon['saved_by_timing_g'])} by choosing the hours"
+                f"tuned iterations emitted {grams_text(carbon['carbon_g'])}; saved {by_plan} at no slowdown,"
+                f" {by_frontier} by running slower, {by_timing} by choosing the hours"
             )
         )
     return lines
