@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuenergyd.cli.demo_grid import DemoGrid
 from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
 
@@ -48,6 +49,8 @@ class DemoRequest:
     max_slowdown_ratio: float
     seed: int
     time_limit_s: float
+    grid: DemoGrid | None = None
+    """Follow this grid until its budget's window has passed."""
 
 
 def demo(
@@ -66,6 +69,14 @@ def demo(
     driver: Annotated[
         str, typer.Option(help="simulated; or nvml, where the NVML library shows simulated GPUs, as in the tests.")
     ] = "simulated",
+    carbon_trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|synthetic", help="Follow an hourly trace, lived again at speed, or a made-up one."),
+    ] = None,
+    carbon_hour_s: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="An hour of the trace takes so long.")
+    ] = 6.0,
+    carbon_hours: Annotated[int, typer.Option(min=6, max=1000, help="Hours over which the budget is kept.")] = 24,
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Leave history, logs and simulated GPUs here.")
     ] = None,
@@ -100,6 +111,7 @@ def demo(
         max_slowdown_ratio=max_slowdown,
         seed=seed,
         time_limit_s=time_limit_s,
+        grid=DemoGrid(carbon_trace, carbon_hour_s, carbon_hours) if carbon_trace is not None else None,
     )
     with _folder(keep) as (folder, held_fds):
         database_url = _run(request, folder, held_fds, as_json=as_json)
@@ -121,6 +133,9 @@ def _run(request: DemoRequest, folder: Path, held_fds: Sequence[int], *, as_json
         del os.environ[name]
     config, world = folder / "config.toml", _world(request, folder)
     config.touch()
+    if request.grid is not None:
+        budget = request.max_slowdown_ratio
+        config.write_text(request.grid.configuration(folder, seed=request.seed, budget_ratio=budget), encoding="utf-8")
     (folder / "tmp").mkdir()
     settings = load_settings(
         config, driver=request.driver, world_path=world, runtime_dir=folder / "run", state_dir=folder / "state"
@@ -222,7 +237,8 @@ def _watch(
     request: DemoRequest, client: "DaemonClient", check_running: Callable[[], None], progress: "Progress"
 ) -> None:
     """Show the daemon's state until enough planned iterations have run."""
-    until = time.monotonic() + request.time_limit_s
+    patience_s = request.grid.patience().total_seconds() if request.grid is not None else 0.0
+    until = time.monotonic() + request.time_limit_s + patience_s
     while True:
         check_running()
         status = client.get_status()
@@ -242,6 +258,8 @@ def _watch(
 
 def _has_shown_enough(job: Mapping[str, Any], request: DemoRequest) -> bool:
     """Return whether the plan in force has run long enough to be judged, or corrections went on for very long."""
+    if request.grid is not None:
+        return request.grid.is_over(job)
     is_tuned = job["plan_purpose"] == "tuned"
     settled = is_tuned and job["num_iterations_of_plan"] > request.tuned_iterations
     return bool(settled) or (job["num_tuned_iterations"] or 0) >= _PATIENCE_RATIO * request.tuned_iterations
@@ -298,6 +316,7 @@ def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool
         "slowdown_ratio": plan.slowdown_ratio,
         "policy": job.policy,
         "gpus": request.num_gpus,
+        **(reports[-1].carbon.figures() if reports[-1].carbon is not None else {}),
         "simulated": True,  # `_world` accepts no other GPUs, whatever the driver says they are
         "report_path": str(out),
     }

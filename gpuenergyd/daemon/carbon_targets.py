@@ -190,14 +190,14 @@ class CarbonTargets:
         self, job: FollowingJob, baseline: BaselineView, budget_ratio: float, decision: TargetDecision
     ) -> TargetDecision:
         """Return the decision, or a faster one where the account could not be balanced any more after it."""
-        full_s, hour_s = baseline.iteration_time_s, self._grid.hour_s
+        full_s = baseline.iteration_time_s
         own = replace(decision.target, straggler_time_s=None)
         wanted_s = own.iteration_time_s(full_s)
         longest_s = job.account.longest_time_s(
             full_s,
             budget_ratio=budget_ratio,
             slot_s=(1.0 + _LATE_RATIO) * self._rest_of_hour_s(),
-            left_s=self._left_of_window_s(job.account, hour_s),
+            left_s=self._left_of_window_s(job.account),
         )
         if wanted_s <= longest_s * (1.0 + _SAME_RATIO):
             return decision
@@ -210,9 +210,15 @@ class CarbonTargets:
         now_at = self._now()
         return max(0.0, (self._grid.to_host(self._grid.hour_of(now_at) + HOUR) - now_at).total_seconds())
 
-    def _left_of_window_s(self, account: SlowdownAccount, hour_s: float) -> float:
-        window_s = self._settings.carbon_window_h * hour_s
-        left_s = window_s - max(0.0, account.full_speed_s + account.excess_s) % window_s
+    def _window_s(self) -> float:
+        return self._settings.carbon_window_h * self._grid.hour_s
+
+    @staticmethod
+    def _active_s(account: SlowdownAccount) -> float:
+        return max(0.0, account.full_speed_s + account.excess_s)
+
+    def _left_of_window_s(self, account: SlowdownAccount) -> float:
+        left_s = self._window_s() - self._active_s(account) % self._window_s()
         deadline_at = self._settings.carbon_deadline_at
         if deadline_at is None:
             return left_s
@@ -252,6 +258,7 @@ class CarbonTargets:
                 "age_s": None if job.decided_at is None else (self._now() - job.decided_at).total_seconds(),
                 "budget_ratio": runner.job.description.target.max_slowdown_ratio,
                 "slowdown_so_far_ratio": job.account.slowdown_ratio,
+                "num_windows": int(self._active_s(job.account) // self._window_s()),
                 "num_frontier_points": len(job.frontier),
             },
             "carbon": carbon_figures(carbon),

@@ -118,7 +118,7 @@ def carbon_report(history: History, job: JobSummary) -> CarbonReport | None:
     frontier = next((row.frontier for row in reversed(targets) if row.frontier), ())
     host_power_w = targets[-1].host_power_w if targets else 0.0
     priced = _priced(iterations, [row.host for row in known])
-    by_status: Counter[SampleStatus] = Counter()
+    by_status: dict[SampleStatus, float] = {}
     carbon_g = priced_j = unpriced_j = 0.0
     for row, sample in priced:
         if row.energy_j is None:
@@ -127,7 +127,7 @@ def carbon_report(history: History, job: JobSummary) -> CarbonReport | None:
             unpriced_j += row.energy_j
             continue
         priced_j += row.energy_j
-        by_status[sample.status] += row.energy_j
+        by_status[sample.status] = by_status.get(sample.status, 0.0) + row.energy_j
         total_j = row.energy_j + host_power_w * row.iteration_time_s
         carbon_g += grams(total_j, sample.carbon_intensity_g_per_kwh)
     untuned = None
@@ -160,8 +160,8 @@ def _priced(
     priced: list[tuple[IterationRow, IntensitySample | None]] = []
     for row in iterations:
         index = bisect_right(begins, row.started_at) - 1
-        sample = best[begins[index]] if index >= 0 else None
-        priced.append((row, sample if sample is not None and row.started_at < sample.valid_to_at else None))
+        held = best[begins[index]] if index >= 0 else None
+        priced.append((row, held if held is not None and row.started_at < held.valid_to_at else None))
     return priced
 
 

@@ -1,0 +1,135 @@
+"""The slowdown account and the grams: what is charged, what may still be spent, what savings are measured against."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.carbon import HOUR
+from gpuenergyd.core.carbon_account import JobCarbon, SlowdownAccount, WorkSlot, job_carbon
+from gpuenergyd_policies.carbon.budget import speed_hull
+from gpuenergyd_policies.carbon.jobs import TraceJob
+
+START_AT = datetime(2024, 3, 1, tzinfo=UTC)
+FRONTIER = ((1.0, 1000.0), (1.05, 930.0), (1.1, 890.0), (1.2, 860.0))
+
+
+def worked(speeds_per_s: list[float], intensities: list[float | None]) -> list[WorkSlot]:
+    """Return hours of work at given speeds, on the frontier exactly."""
+    hull = speed_hull(FRONTIER)
+    return [
+        WorkSlot(
+            START_AT + k * HOUR, round(3600 * x), round(3600 * x) / x, float(hull.power_w(x)) * round(3600 * x) / x, c
+        )
+        for k, (x, c) in enumerate(zip(speeds_per_s, intensities, strict=True))
+    ]
+
+
+def said(slots: list[WorkSlot], host_power_w: float = 0.0) -> JobCarbon:
+    carbon = job_carbon(slots, FRONTIER, host_power_w=host_power_w, untuned=(1.0, 1200.0))
+    assert carbon is not None
+    return carbon
+
+
+def test_an_evenly_slowed_job_saves_by_its_frontier_alone() -> None:
+    carbon = said(worked([1 / 1.05] * 6, [100.0, 300.0, 200.0, 500.0, 50.0, 250.0]))
+
+    assert carbon.savings.saved_by_timing_g == pytest.approx(0.0, abs=1e-9)
+    assert carbon.savings.saved_by_frontier_g > 0
+
+
+def test_slowness_in_dirty_hours_saves_by_timing_and_in_clean_ones_it_costs() -> None:
+    dirty, clean = [400.0, 400.0, 100.0, 100.0], [100.0, 100.0, 400.0, 400.0]
+    slow_first = [1 / 1.1, 1 / 1.1, 1.0, 1.0]
+
+    assert said(worked(slow_first, list(dirty))).savings.saved_by_timing_g > 0
+    assert said(worked(slow_first, list(clean))).savings.saved_by_timing_g < 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(1 / 1.2, 1.0), st.floats(1.0, 900.0)), min_size=1, max_size=12),
+    st.floats(0.3, 3.0),
+    st.floats(0.0, 500.0),
+)
+def test_the_parts_add_up_and_an_error_of_the_models_level_cancels(
+    hours: list[tuple[float, float]], level: float, host_power_w: float
+) -> None:
+    slots = worked([x for x, _ in hours], [c for _, c in hours])
+    wrong = tuple((time_s, level * energy_j) for time_s, energy_j in FRONTIER)
+
+    carbon = said(slots, host_power_w)
+    savings = carbon.savings
+    other = job_carbon(slots, wrong)
+    here = job_carbon(slots, FRONTIER)
+
+    total = savings.saved_by_frontier_g + savings.saved_by_timing_g
+    assert savings.full_speed_g - savings.actual_g == pytest.approx(total, rel=1e-9, abs=1e-9)
+    assert other is not None
+    assert here is not None
+    assert other.savings.saved_by_timing_g == pytest.approx(here.savings.saved_by_timing_g, rel=1e-6, abs=1e-6)
+
+
+def test_the_references_are_those_of_the_replay() -> None:
+    truth = np.array([100.0, 300.0, 200.0, 500.0, 50.0, 250.0, 80.0, 90.0])
+    speeds = [1 / 1.1, 1 / 1.05, 1.0, 1 / 1.1, 1.0, 1 / 1.05]
+    slots = worked(speeds, [float(c) for c in truth[:6]])
+    work = sum(slot.num_iterations for slot in slots)
+    job = TraceJob(speed_hull(FRONTIER), truth, float(work), 0.1)
+    run = job.run(np.array([*speeds, 1.0, 1.0]))
+
+    carbon = said(slots)
+
+    assert carbon.savings.actual_g == pytest.approx(run.carbon_g, rel=1e-3)
+    assert carbon.savings.equal_time_constant_g == pytest.approx(run.constant_g, rel=1e-3)
+    assert carbon.savings.full_speed_g == pytest.approx(job.full_speed_g(), rel=1e-3)
+
+
+def test_hours_nobody_knows_are_left_out_and_counted() -> None:
+    known = worked([1 / 1.05] * 2, [100.0, 300.0])
+    slots = [*known, replace(known[0], begin_at=START_AT + 9 * HOUR, carbon_intensity_g_per_kwh=None)]
+
+    carbon = said(slots)
+
+    assert carbon.unpriced_j == pytest.approx(known[0].energy_j)
+    assert carbon.savings.actual_g == pytest.approx(said(known).savings.actual_g)
+    assert job_carbon([replace(slot, carbon_intensity_g_per_kwh=None) for slot in slots], FRONTIER) is None
+
+
+def test_without_a_frontier_nothing_is_claimed() -> None:
+    assert job_carbon(worked([1.0], [100.0]), ()) is None
+
+
+def test_a_pause_is_charged_with_what_was_permitted_at_most() -> None:
+    account = SlowdownAccount()
+
+    account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_regular=True)
+    account.add(60.0, full_speed_time_s=1.0, permitted_time_s=1.05, is_regular=False)
+
+    assert account.num_iterations == 2
+    assert account.slowdown_ratio == pytest.approx((0.02 + 0.05) / 2)
+
+
+@given(
+    st.lists(st.floats(1.0, 3.0), min_size=24, max_size=24),
+    st.floats(0.0, 0.3),
+)
+def test_whatever_a_policy_asks_for_the_account_can_always_be_balanced(wishes: list[float], budget: float) -> None:
+    account, left_s = SlowdownAccount(), 24 * 3600.0
+    for wish in wishes:
+        time_s = min(wish, account.longest_time_s(1.0, budget_ratio=budget, slot_s=3600.0, left_s=left_s))
+        num = min(3600.0, left_s) / time_s
+        account.full_speed_s += num
+        account.excess_s += num * (time_s - 1.0)
+        left_s -= min(3600.0, left_s)
+
+    assert account.excess_s <= budget * account.full_speed_s * (1 + 1e-9) + 1e-6
+
+
+def test_an_untouched_account_permits_much_at_first_and_an_empty_one_nothing() -> None:
+    fresh, spent = SlowdownAccount(), SlowdownAccount(100, 100.0, 20.0)
+
+    assert fresh.longest_time_s(2.0, budget_ratio=0.05, slot_s=60.0, left_s=36_000.0) > 4.0
+    assert spent.longest_time_s(2.0, budget_ratio=0.05, slot_s=60.0, left_s=60.0) == 2.0

@@ -1,0 +1,95 @@
+"""Live skill counts what was said at the time; the grid's clock maps instants both ways."""
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpuenergyd.core.carbon import HOUR, CarbonForecast, ForecastHour, HourlySeries
+from gpuenergyd.core.carbon_clock import GridClock
+from gpuenergyd.core.carbon_skill import LiveSkill
+from gpuenergyd.errors import CarbonDataError
+from tests.support.carbon_traces import made_up_trace
+
+TRACE = made_up_trace(num_days=16, seed=3)
+FIRST = 8 * 24
+
+
+def issued(first: int, off: float = 0.0) -> CarbonForecast:
+    """Return a forecast that knows the truth but for `off`."""
+    at = TRACE.first_hour_at + first * HOUR
+    hours = tuple(
+        ForecastHour(at + k * HOUR, value + off, value, value)
+        for k, value in enumerate(TRACE.values[first : first + 24])
+    )
+    return CarbonForecast(TRACE.zone, at, "test", hours)
+
+
+def tracked(off: float, num: int = 48, history: HourlySeries = TRACE) -> LiveSkill:
+    skill = LiveSkill()
+    for first in range(FIRST, FIRST + num):
+        skill.issued(issued(first, off))
+    skill.update(history)
+    return skill
+
+
+def test_perfect_forecasts_have_full_skill_and_bad_ones_less_than_none() -> None:
+    perfect, bad = tracked(0.0).skill(), tracked(500.0).skill()
+
+    assert perfect is not None
+    assert bad is not None
+    assert (perfect.skill_1h_ratio, perfect.skill_24h_mean_ratio, perfect.num_origins) == (1.0, 1.0, 48)
+    assert bad.skill_24h_mean_ratio < 0
+
+
+def test_nothing_is_said_before_a_day_of_forecasts_has_come_due() -> None:
+    assert tracked(0.0, num=23).skill() is None
+    assert tracked(0.0, history=TRACE.until(TRACE.first_hour_at + (FIRST + 30) * HOUR)).skill() is None
+
+
+def test_a_second_forecast_of_the_same_hour_cannot_improve_the_first() -> None:
+    skill = LiveSkill()
+    for first in range(FIRST, FIRST + 30):
+        skill.issued(issued(first, 500.0))
+        skill.issued(issued(first, 0.0))
+    skill.update(TRACE)
+
+    said = skill.skill()
+    assert said is not None
+    assert said.skill_1h_ratio < 0
+
+
+def test_hours_that_never_became_known_are_given_up() -> None:
+    values = list(TRACE.values)
+    values[FIRST + 50] = math.nan
+    holed = replace(TRACE, values=tuple(values))
+
+    skill = tracked(0.0, num=60, history=holed).skill()
+
+    assert skill is not None
+    assert skill.num_origins == 27  # those whose day ends before it; the hole is in every later week
+
+
+def test_an_hour_of_the_grid_may_take_seconds_and_maps_both_ways() -> None:
+    host_at = datetime(2026, 5, 1, 12, 0, 30, tzinfo=UTC)
+    clock = GridClock(host_at, datetime(2024, 1, 15, tzinfo=UTC), hour_s=6.0)
+
+    assert clock.speed == 600.0
+    assert clock.to_grid(host_at + timedelta(seconds=9)) == datetime(2024, 1, 15, 1, 30, tzinfo=UTC)
+    assert clock.hour_of(host_at + timedelta(seconds=9)) == datetime(2024, 1, 15, 1, tzinfo=UTC)
+    assert clock.to_host(datetime(2024, 1, 15, 1, tzinfo=UTC)) == host_at + timedelta(seconds=6)
+
+
+def test_in_real_time_nothing_is_mapped() -> None:
+    now_at = datetime(2026, 5, 1, 12, 0, 30, 123456, tzinfo=UTC)
+    clock = GridClock.real_time(now_at)
+
+    assert clock.to_grid(now_at + HOUR) == clock.to_host(now_at + HOUR) == now_at + HOUR
+    assert clock.hour_of(now_at) == datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("hour_s", [0.0, -1.0, 3601.0, math.nan])
+def test_an_hour_that_cannot_be_is_refused(hour_s: float) -> None:
+    with pytest.raises(CarbonDataError, match="an hour of the grid cannot take"):
+        GridClock(datetime(2026, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC), hour_s)
