@@ -17,10 +17,9 @@ from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.carbon_fetcher import CarbonFetcher
 from gpuenergyd.daemon.carbon_questions import ForecastQuestion, SentSeries, WorthQuestion
 from gpuenergyd.daemon.carbon_targets import CarbonTargets
-from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.policy_link import PolicyFailure, PolicyLink
-from gpuenergyd.daemon.ports import HistoryPort
+from gpuenergyd.daemon.ports import HistoryPort, RunningJob
 from gpuenergyd.daemon.settings import Processes, Settings
 from gpuenergyd.daemon.starting import StartPolicyHost
 from gpuenergyd.errors import StoreError
@@ -48,7 +47,7 @@ class CarbonService:
         policy: PolicyLink,
         start_host: StartPolicyHost,
         history: HistoryPort,
-        runners: Callable[[], Iterable[JobRunner]],
+        runners: Callable[[], Iterable[RunningJob]],
         *,
         now: Callable[[], datetime] = lambda: datetime.now(tz=UTC),
     ) -> None:
@@ -103,10 +102,10 @@ class CarbonService:
     # --- what jobs do ---
 
     def iteration_done(
-        self, runner: JobRunner, observation: IterationObservation, purpose: PlanPurpose | None, begin_mono_ns: int
+        self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
         """Take an observed iteration."""
-        self.targets.iteration_done(runner, observation, purpose, begin_mono_ns)
+        self.targets.iteration_done(runner, observation, purpose, begun_at)
 
     def job_ended(self, job_id: str) -> None:
         """Forget a job."""

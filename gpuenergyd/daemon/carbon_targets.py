@@ -20,10 +20,8 @@ from gpuenergyd.core.policy import BaselineView, TargetDecision, TargetView
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.carbon_questions import SentSeries, TargetQuestion, TargetReply
-from gpuenergyd.daemon.gpus import utc_at
-from gpuenergyd.daemon.job_runner import JobRunner
-from gpuenergyd.daemon.policy_link import PolicyFailure, PolicyLink
-from gpuenergyd.daemon.ports import HistoryPort
+from gpuenergyd.daemon.policy_link import PolicyFailure
+from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.store.records import TargetRecord
 
@@ -56,7 +54,7 @@ class CarbonTargets:
         settings: Settings,
         grid: GridClock,
         feed: CarbonFeed,
-        policy: PolicyLink,
+        policy: TargetPort,
         history: HistoryPort,
         now: Callable[[], datetime],
     ) -> None:
@@ -71,7 +69,7 @@ class CarbonTargets:
     # --- what jobs do ---
 
     def iteration_done(
-        self, runner: JobRunner, observation: IterationObservation, purpose: PlanPurpose | None, begin_mono_ns: int
+        self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
         """Charge an iteration to its job's account and note what it used, and when."""
         baseline = runner.job.baseline
@@ -87,7 +85,7 @@ class CarbonTargets:
             is_regular=is_own_time,
         )
         if purpose is PlanPurpose.TUNED and observation.is_regular and observation.energy_j is not None:
-            hour_at = self._grid.hour_of(utc_at(begin_mono_ns))
+            hour_at = self._grid.hour_of(begun_at)
             slot = job.slots.get(hour_at) or WorkSlot(hour_at, 0, 0.0, 0.0, None)
             job.slots[hour_at] = slot.joined(observation.iteration_time_s, observation.energy_j)
 
@@ -97,7 +95,7 @@ class CarbonTargets:
 
     # --- what jobs are told ---
 
-    async def decide(self, runners: Iterable[JobRunner], forecast: CarbonForecast | None) -> None:
+    async def decide(self, runners: Iterable[RunningJob], forecast: CarbonForecast | None) -> None:
         """Give every tuned job its target for this hour, once per hour and once more on news."""
         for runner in list(runners):
             baseline = runner.job.baseline
@@ -122,7 +120,7 @@ class CarbonTargets:
                 self._take(runner, job, baseline, answer)
 
     def _view(
-        self, runner: JobRunner, job: FollowingJob, baseline: BaselineView, forecast: CarbonForecast | None
+        self, runner: RunningJob, job: FollowingJob, baseline: BaselineView, forecast: CarbonForecast | None
     ) -> TargetView:
         speed, account, target = self._grid.speed, job.account, runner.job.target
         active_s = account.num_iterations * baseline.iteration_time_s + account.excess_s
@@ -147,7 +145,7 @@ class CarbonTargets:
         )
 
     def _take(
-        self, runner: JobRunner, job: FollowingJob, baseline: BaselineView, answer: TargetReply | PolicyFailure
+        self, runner: RunningJob, job: FollowingJob, baseline: BaselineView, answer: TargetReply | PolicyFailure
     ) -> None:
         budget = runner.job.description.target
         straggler_s = runner.job.target.straggler_time_s
@@ -228,7 +226,7 @@ class CarbonTargets:
 
     # --- what is shown ---
 
-    def carbon_of(self, runner: JobRunner) -> JobCarbon | None:
+    def carbon_of(self, runner: RunningJob) -> JobCarbon | None:
         """Return the grams of a job's tuned iterations so far, priced with what is known now."""
         job = self._jobs.get(runner.job_id)
         if job is None or not job.slots:
@@ -243,7 +241,7 @@ class CarbonTargets:
             untuned = (baseline.iteration_time_s, baseline.energy_j)
         return job_carbon(slots, job.frontier, host_power_w=self._settings.carbon_host_power_w, untuned=untuned)
 
-    def status(self, runner: JobRunner) -> dict[str, Any]:
+    def status(self, runner: RunningJob) -> dict[str, Any]:
         """Return a job's target and grams, as status shows them."""
         job = self._jobs.get(runner.job_id, FollowingJob())
         decision, carbon = job.decision, self.carbon_of(runner)

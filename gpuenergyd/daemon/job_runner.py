@@ -429,7 +429,7 @@ class JobRunner:
             self._imagine_again()
         purpose = self.job.purpose_of(observation.plan_id)
         if self.services.watcher is not None:
-            self.services.watcher.iteration_done(self, observation, purpose, begin_ns)
+            self.services.watcher.iteration_done(self, observation, purpose, utc_at(begin_ns))
         self.timeline = (observation.iteration_index, spans)
         if observation.is_regular and purpose is not None:
             self.num_iterations_for[purpose] += 1

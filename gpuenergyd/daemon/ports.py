@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from datetime import datetime
+from typing import Protocol
 
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.messages import Event
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy import JobView
+from gpuenergyd.daemon.carbon_questions import TargetQuestion, TargetReply
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.gpu.link import GpuLook, LeaseOwner, RestoreOutcome
 from gpuenergyd.store.records import Record
-
-if TYPE_CHECKING:
-    from gpuenergyd.daemon.job_runner import JobRunner
 
 
 class WorkerPort(Protocol):
@@ -81,6 +82,14 @@ class AskableWorker(Protocol):
         ...
 
 
+class TargetPort(Protocol):
+    """The policy host, asked what a job owes."""
+
+    async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
+        """Return a target policy's decision for a job, or why there is none."""
+        ...
+
+
 class PolicyPort(Protocol):
     """The policy host."""
 
@@ -101,11 +110,29 @@ class HistoryPort(Protocol):
         ...
 
 
+class RunningJob(Protocol):
+    """A job in motion, as those see it who tell it what it owes."""
+
+    @property
+    def job(self) -> Job:
+        """Its state."""
+        ...
+
+    @property
+    def job_id(self) -> str:
+        """Its id."""
+        ...
+
+    def take(self, event: Event) -> None:
+        """Give it an event."""
+        ...
+
+
 class IterationWatcher(Protocol):
     """Who wants to know what jobs use, and when."""
 
     def iteration_done(
-        self, runner: "JobRunner", observation: IterationObservation, purpose: PlanPurpose | None, begin_mono_ns: int
+        self, running: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
         """Take an observed iteration."""
         ...

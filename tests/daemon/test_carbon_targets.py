@@ -1,0 +1,262 @@
+"""Jobs that follow the grid: what they are told, that no answer can overdraw their budget, and what they saved."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuenergyd.core.carbon import HOUR, IntensityRung
+from gpuenergyd.core.carbon_clock import GridClock
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.messages import Event
+from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.policy import ClockPolicy, TargetDecision
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.daemon.carbon_feed import CarbonFeed
+from gpuenergyd.daemon.carbon_questions import TargetQuestion, TargetReply, answer_target
+from gpuenergyd.daemon.carbon_targets import CarbonTargets
+from gpuenergyd.daemon.policy_link import PolicyFailure
+from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.store.records import Record, TargetRecord
+from gpuenergyd_policies.bubble_aware import BubbleAware
+from gpuenergyd_policies.carbon_target import CarbonTarget
+from gpuenergyd_policies.uniform import Uniform
+from tests.policies.test_control_loop import training
+from tests.support.virtual_training import VirtualTraining
+
+FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
+HISTORY_DAYS = 9
+BUDGET = 0.05
+
+
+@dataclass
+class Kept:
+    """A history that keeps what it is given."""
+
+    records: list[Record] = field(default_factory=list)
+
+    def write(self, record: Record) -> None:
+        """Keep it."""
+        self.records.append(record)
+
+    def targets(self) -> list[TargetRecord]:
+        """Return the targets."""
+        return [record for record in self.records if isinstance(record, TargetRecord)]
+
+
+@dataclass
+class Following:
+    """A virtual training under the real targets; answers come from `lies`, else from the real target policy."""
+
+    run: VirtualTraining
+    policy: ClockPolicy
+    lies: Sequence[PerformanceTarget | None] | None = None
+    num_asked: int = 0
+
+    @property
+    def job(self) -> Job:
+        """The job's state."""
+        return self.run.job
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self.run.job.description.job_id
+
+    def take(self, event: Event) -> None:
+        """Pass an event on."""
+        self.run.tell(event)
+
+    async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
+        """Answer as a policy host does."""
+        del job_id
+        self.num_asked += 1
+        if self.lies is None:
+            return answer_target(CarbonTarget(), question, self.policy, self.run.job.view())
+        lie = self.lies[(self.num_asked - 1) % len(self.lies)]
+        if lie is None:
+            return PolicyFailure("it was killed")
+        return TargetReply(TargetDecision(lie, "a lie", IntensityRung.LIVE, 1.0), ())
+
+
+@dataclass
+class Site:
+    """Everything around the job, in virtual time."""
+
+    following: Following
+    targets: CarbonTargets
+    feed: CarbonFeed
+    kept: Kept
+    hour_s: float
+    _num_seen: int = 0
+
+    def run_hours(self, num_hours: float) -> None:
+        """Train on; after each iteration the core looks whether a target is due."""
+        run = self.following.run
+        until_s = run.now_s + num_hours * self.hour_s
+        while run.now_s < until_s:
+            run.run(1)
+            observation = run.job.observations[-1] if run.job.observations else None
+            if observation is not None and observation.iteration_index >= self._num_seen:
+                self._num_seen = observation.iteration_index + 1
+                begun_at = at(run.now_s - 2 * observation.iteration_time_s)
+                purpose = run.job.purpose_of(observation.plan_id)
+                self.targets.iteration_done(self.following, observation, purpose, begun_at)
+            asyncio.run(self._look())
+
+    async def _look(self) -> None:
+        await self.feed.read()
+        await self.targets.decide([self.following], None)
+
+
+def at(now_s: float) -> datetime:
+    """Return the host's time at a virtual instant."""
+    return FIRST_AT + timedelta(seconds=now_s)
+
+
+def site(
+    folder: Path,
+    policy: ClockPolicy,
+    values: Sequence[float],
+    *,
+    hour_s: float = 30.0,
+    lies: Sequence[PerformanceTarget | None] | None = None,
+    budget: float = BUDGET,
+    **overrides: Any,
+) -> Site:
+    """Return a job on a trace, `HISTORY_DAYS` of which have passed."""
+    path = folder / "XX_made-up_2024.csv"
+    rows = [f"{FIRST_AT + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{value:.3f}" for k, value in enumerate(values)]
+    path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
+    config = folder / "config.toml"
+    config.touch()
+    known = load_settings(
+        config,
+        driver="simulated",
+        world_path=folder / "world",
+        runtime_dir=folder,
+        state_dir=folder,
+        target="carbon",
+        carbon_signal=str(path),
+        carbon_replay_from=FIRST_AT + timedelta(days=HISTORY_DAYS),
+        carbon_replay_hour_s=hour_s,
+        **overrides,
+    )
+    run = training(policy, max_slowdown_ratio=budget)
+    following, kept = Following(run, policy, lies), Kept()
+    grid = GridClock(at(run.now_s), FIRST_AT + timedelta(days=HISTORY_DAYS), hour_s)
+    feed = CarbonFeed(known, grid, kept, lambda: at(run.now_s))
+    return Site(following, CarbonTargets(known, grid, feed, following, kept, lambda: at(run.now_s)), feed, kept, hour_s)
+
+
+def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean iteration time in the dirtiest and in the cleanest third of the hours."""
+    job = here.targets._jobs[here.following.job_id]
+    hours = sorted(
+        (values[round((hour_at - FIRST_AT) / HOUR)], slot.time_s / slot.num_iterations)
+        for hour_at, slot in job.slots.items()
+        if slot.num_iterations >= 5
+    )
+    third = len(hours) // 3
+    mean = [sum(time_s for _, time_s in part) / third for part in (hours[-third:], hours[:third])]
+    return mean[0], mean[1]
+
+
+def test_a_job_runs_slower_in_dirty_hours_stays_within_its_budget_and_shows_both_savings(tmp_path: Path) -> None:
+    values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
+    here = site(tmp_path, BubbleAware(), values, hour_s=25.0, carbon_window_h=12.0)
+
+    here.run_hours(14.5)
+
+    dirty_s, clean_s = tuned_time_by_intensity(here, values)
+    status = here.targets.status(here.following)
+    assert dirty_s > clean_s * 1.01
+    assert status["target"]["num_windows"] == 1
+    assert status["target"]["slowdown_so_far_ratio"] <= BUDGET + 1e-3
+    assert status["target"]["slowdown_so_far_ratio"] > 0.5 * BUDGET
+    assert status["carbon"]["saved_by_frontier_g"] > 0
+    assert status["carbon"]["saved_by_timing_g"] > 0
+    assert status["carbon"]["saved_by_plan_g"] > 0
+    assert here.following.job.num_faults == 0
+    permitted = {round(record.permitted_time_s or 0.0, 4) for record in here.kept.targets()}
+    assert len(permitted) > 3
+    assert here.kept.targets()[0].frontier is not None
+    assert here.kept.targets()[-1].frontier is None  # points are stored when they change
+
+
+def test_a_job_without_a_pipelines_frontier_follows_on_its_uniform_clock_curve(tmp_path: Path) -> None:
+    values = ([100.0] * 6 + [600.0] * 6) * 2 * (HISTORY_DAYS + 2)
+    here = site(tmp_path, Uniform(), values, carbon_window_h=24.0)
+
+    here.run_hours(16)
+
+    dirty_s, clean_s = tuned_time_by_intensity(here, values)
+    assert dirty_s > clean_s * 1.01
+    assert here.targets.status(here.following)["target"]["num_frontier_points"] >= 3
+
+
+LIES = st.lists(
+    st.one_of(
+        st.none(),
+        st.builds(PerformanceTarget, max_slowdown_ratio=st.floats(0.0, 5.0)),
+        st.builds(
+            PerformanceTarget,
+            max_slowdown_ratio=st.just(0.1),
+            permitted_time_s=st.floats(0.1, 50.0),
+        ),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LIES, st.floats(0.0, 0.2))
+def test_no_answer_overdraws_the_budget_of_a_window(
+    tmp_path: Path, lies: list[PerformanceTarget | None], budget: float
+) -> None:
+    here = site(tmp_path, Uniform(), [200.0] * 24 * 40, lies=lies, budget=budget, carbon_window_h=24.0, hour_s=60.0)
+    here.following.run.run(16)
+    job, now_s = here.following.job, here.following.run.now_s
+    assert job.baseline is not None
+    full_s = job.baseline.iteration_time_s
+    regular = replace(job.observations[-1], is_regular=True)
+    begin_s = now_s
+    while now_s - begin_s < 24 * 60.0 - 1e-6:
+        here.following.run.now_s = now_s
+        asyncio.run(here._look())
+        time_s = min(job.target.iteration_time_s(full_s), 24 * 60.0 - (now_s - begin_s))
+        observation = replace(regular, iteration_time_s=time_s)
+        here.targets.iteration_done(here.following, observation, PlanPurpose.TUNED, at(now_s))
+        now_s += time_s
+
+    account = here.targets._jobs[here.following.job_id].account
+    assert account.excess_s <= budget * account.full_speed_s + full_s * (1 + budget)
+
+
+def test_a_policy_host_that_is_gone_leaves_the_budget_granted_evenly(tmp_path: Path) -> None:
+    here = site(tmp_path, Uniform(), [200.0] * 24 * 12, lies=[None])
+
+    here.run_hours(4)
+
+    status = here.targets.status(here.following)["target"]
+    assert "it was killed" in status["reason"]
+    assert here.following.job.target.max_slowdown_ratio in {BUDGET, 0.0}
+
+
+@pytest.mark.parametrize("values", [[math.nan] * 24 * 12, [0.0] * 24 * 12])
+def test_a_grid_that_says_nothing_useful_leaves_one_constant_point(tmp_path: Path, values: list[float]) -> None:
+    here = site(tmp_path, Uniform(), values)
+
+    here.run_hours(3)
+
+    times_s = {record.permitted_time_s for record in here.kept.targets()}
+    assert here.following.job.num_faults == 0
+    assert len(times_s) <= 3
