@@ -1,0 +1,118 @@
+"""The daemon on a grid with real processes: fetched, stored, followed, priced, reported; and a killed fetcher."""
+
+import os
+import signal
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from gpuenergyd.core.carbon import HOUR
+from gpuenergyd.report.job import job_reports
+from gpuenergyd.store import open_history
+from tests.carbon.scripted_server import Asked, Reply, json_reply, serving
+from tests.support.daemon_process import running_daemon, training
+from tests.support.waiting import wait_until
+
+ZONE = "GB"
+
+
+def half_hours(_asked: Asked) -> Reply:
+    """Return what NESO documents: two days of half-hours; those to come hold a forecast only."""
+    now_at = datetime.now(tz=UTC)
+    slot_at = now_at.replace(minute=now_at.minute // 30 * 30, second=0, microsecond=0)
+    rows = []
+    for k in range(-48, 48):
+        at = slot_at + k * timedelta(minutes=30)
+        actual = 150 + k % 4 if k < 0 else None
+        rows.append(
+            {
+                "from": f"{at:%Y-%m-%dT%H:%MZ}",
+                "to": f"{at + timedelta(minutes=30):%Y-%m-%dT%H:%MZ}",
+                "intensity": {"forecast": 180 + k % 4, "actual": actual, "index": "moderate"},
+            }
+        )
+    return json_reply({"data": rows})
+
+
+def test_values_are_fetched_by_a_process_of_its_own_which_is_replaced_when_it_dies(tmp_path: Path) -> None:
+    with (
+        serving(half_hours) as server,
+        running_daemon(tmp_path, carbon_zone=ZONE, carbon_base_url=server.url) as daemon,
+    ):
+        wait_until(lambda: daemon.status()["carbon"]["rung"] == "live", 60)
+        grid = daemon.status()["carbon"]
+        environment = Path(f"/proc/{grid['fetcher']['pid']}/environ").read_bytes()
+        privileges = Path(f"/proc/{grid['fetcher']['pid']}/status").read_text()
+        os.kill(grid["fetcher"]["pid"], signal.SIGKILL)
+        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_restarts"] == 1, 60)
+        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["pid"] is not None, 60)
+        assert daemon.status()["carbon"]["rung"] == "live"
+        assert daemon.stop() == 0
+
+    assert (grid["zone"], grid["source"], grid["unit"]) == (ZONE, "neso", "g/kWh")
+    assert 150 <= grid["value"] <= 190
+    assert grid["forecast_model"] == "neso's own"
+    assert b"GPUENERGYD" not in environment
+    assert "NoNewPrivs:\t1" in privileges
+    with open_history(daemon.database_path) as history:
+        stored = history.intensities(zone=ZONE)
+    assert len(stored) >= 40
+    assert {row.signal.source for row in stored} == {"neso"}
+
+
+def test_a_daemon_without_a_zone_starts_no_fetcher_and_knows_no_grid(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon:
+        status = daemon.status()
+
+    assert status["carbon"] is None
+
+
+def test_a_server_that_refuses_is_said_in_status_and_training_goes_on(tmp_path: Path) -> None:
+    with (
+        serving(lambda _asked: Reply(b"<html>busy</html>", 403)) as server,
+        running_daemon(tmp_path, carbon_zone=ZONE, carbon_base_url=server.url, target="carbon") as daemon,
+        training(daemon),
+    ):
+        wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_failures"] > 0, 60)
+        job = daemon.wait_for_phase("baseline", "profiling", "tuned", timeout_s=120)
+        status = daemon.status()
+
+    assert status["is_degraded"]
+    assert any("carbon" in reason for reason in status["degraded_reasons"])
+    assert status["carbon"]["rung"] == "neutral"
+    assert job["num_iterations"] > 0
+
+
+def test_a_job_on_a_replayed_trace_is_told_targets_and_its_report_shows_both_savings(tmp_path: Path) -> None:
+    first_at = datetime(2024, 1, 1, tzinfo=UTC)
+    path = tmp_path / "XX_synthetic_2024.csv"
+    rows = [f"{first_at + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{600 if k % 2 else 60}" for k in range(60 * 24)]
+    path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
+    with running_daemon(
+        tmp_path,
+        target="carbon",
+        carbon_signal=str(path),
+        carbon_replay_from="2024-01-10T00:00:00Z",
+        carbon_replay_hour_s=3.0,
+    ) as daemon:
+        with training(daemon, arguments=("--policy", "uniform")) as run:
+            wait_until(lambda: _saved(daemon.job()) is not None, 150)
+            status = daemon.status()
+            assert run.finish() == 0
+        assert daemon.stop() == 0
+
+    assert status["carbon"]["replayed_hour_s"] == 3.0
+    with open_history(daemon.database_path) as history:
+        (report,) = job_reports(history)
+    figures = report.figures()
+    assert report.carbon is not None
+    assert figures["carbon_g"] > 0
+    assert figures["saved_by_frontier_g"] is not None
+    assert figures["saved_by_timing_g"] is not None
+    assert figures["num_targets"] >= 1
+    assert figures["is_grid_replayed"]
+    assert any("by choosing the hours" in line for line in report.carbon.lines())
+
+
+def _saved(job: dict[str, object] | None) -> object:
+    carbon = job["carbon"] if job is not None else None
+    return carbon["saved_by_timing_g"] if isinstance(carbon, dict) else None
