@@ -132,7 +132,7 @@ class IterationWatcher(Protocol):
     """Who wants to know what jobs use, and when."""
 
     def iteration_done(
-        self, running: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
+        self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
         """Take an observed iteration."""
         ...
