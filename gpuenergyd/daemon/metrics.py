@@ -33,7 +33,6 @@ _OF_CARBON = (
     ("saved_by_plan_g", "saved_by_plan_grams", "Grams saved by the fastest plan against un-tuned clocks."),
     ("saved_by_frontier_g", "saved_by_frontier_grams", "Grams saved by running slower at any hour."),
     ("saved_by_timing_g", "saved_by_timing_grams", "Grams saved by choosing the hours; may be negative."),
-    ("carbon_g", "carbon_grams", "Grams of tuned iterations whose hour's intensity is known."),
     ("unpriced_j", "unpriced_joules", "Energy in hours whose intensity nobody knows."),
 )
 
@@ -136,8 +135,8 @@ class _StatusCollector(Collector):
         for key, name, text in _OF_CARBON:
             gauge = GaugeMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
             for job, values in jobs:
-                if job.get("carbon") is not None and job["carbon"][key] is not None:
-                    gauge.add_metric(values, job["carbon"][key])
+                if (figure := (job.get("carbon") or {}).get(key)) is not None:
+                    gauge.add_metric(values, figure)
             yield gauge
         slowdown = GaugeMetricFamily(
             "gpuenergyd_job_slowdown_so_far_ratio", "Slowdown of the whole job so far.", labels=labels
