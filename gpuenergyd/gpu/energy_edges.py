@@ -16,7 +16,8 @@ _LEARN_NUM_EDGES = 5
 _LEARN_MIN_EDGES = 3
 _LEARN_LIMIT_NS = 1_500_000_000
 _LEARN_AGAIN_NS = 10_000_000_000
-_TRACK_EVERY_NS = 300_000_000
+_TRACK_EVERY_NS = 1_000_000_000
+_DATE_EVERY_NS = 300_000_000
 _MARGIN_NS = 700_000
 _LATE_POLL_NS = 1_000_000
 _NARROW_NS = 4_000_000
@@ -44,6 +45,8 @@ class EnergyEdges:
     _anchor_ns: int = 0
     _target_ns: int = 0
     _late_polls: int = 0
+    _has_dated_unasked: bool = False
+    _looks_half_way: bool = False
     _num_drifts: int = 0
 
     def observe(self, read_mono_ns: int, total_energy_j: float | None) -> None:
@@ -66,6 +69,7 @@ class EnergyEdges:
 
     def _start_learning(self, now_ns: int) -> None:
         self.period_ns = 0
+        self._looks_half_way = False
         self._seen_ns = ()
         self._since_ns = now_ns
         self.next_look_ns = now_ns + _LEARN_POLL_NS
@@ -93,12 +97,17 @@ class EnergyEdges:
             self.next_look_ns = now_ns + _LEARN_POLL_NS
 
     def _aim(self, after_ns: int) -> None:
-        """Choose the next update to watch: soon while the period is known badly, then three times a second."""
-        pause_ns = min(_TRACK_EVERY_NS, (after_ns - self._anchor_ns) // 4)
+        """Choose the next update to watch: soon while the period is known badly, then once a second.
+
+        Where ordinary readings come too close to the updates to be dated, only looks are; then three times a second.
+        """
+        limit_ns = _TRACK_EVERY_NS if self._has_dated_unasked else _DATE_EVERY_NS
+        self._has_dated_unasked = False
+        pause_ns = min(limit_ns, (after_ns - self._anchor_ns) // 4)
         ahead = max(1, -(-(after_ns + pause_ns - self._grid_ns) // self.period_ns))
         self._target_ns = self._grid_ns + ahead * self.period_ns
         self._late_polls = 0
-        self.next_look_ns = self._target_ns - _MARGIN_NS
+        self._look_on(after_ns)
 
     def _locate(self, before_ns: int, now_ns: int, energy_j: float) -> None:
         """Place the update that happened between two readings."""
@@ -106,7 +115,8 @@ class EnergyEdges:
         since_ns = now_ns - last_ns
         may_hold_several = now_ns - before_ns > self.period_ns - 2 * _GUARD_NS
         if may_hold_several and not _GUARD_NS <= since_ns <= self.period_ns - _GUARD_NS:
-            if now_ns > self._target_ns:
+            if now_ns >= self._target_ns - _MARGIN_NS:  # it came too early to be dated from so far away
+                self._looks_half_way = True
                 self._aim(now_ns)
             else:
                 self._look_on(now_ns)
@@ -134,6 +144,7 @@ class EnergyEdges:
         if now_ns >= self._target_ns - _MARGIN_NS:
             self._aim(edge_ns)
         else:
+            self._has_dated_unasked = True
             self._look_on(now_ns)
 
     def _await(self, now_ns: int) -> None:
@@ -148,5 +159,9 @@ class EnergyEdges:
             self.next_look_ns = now_ns + _LATE_POLL_NS
 
     def _look_on(self, now_ns: int) -> None:
+        half_way_ns = self._target_ns - self.period_ns // 2
+        if self._looks_half_way and now_ns < half_way_ns:
+            self.next_look_ns = half_way_ns
+            return
         is_near = now_ns >= self._target_ns - 2 * _MARGIN_NS
         self.next_look_ns = self._target_ns + (_MARGIN_NS if is_near else -_MARGIN_NS)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +90,24 @@ def test_following_costs_few_extra_readings() -> None:
     )
 
     assert reads < 1000 + 200 * 3 + 600  # ticks, three looks per update, learning
+
+
+@pytest.mark.parametrize(("phase_ms", "most_looks"), [(50, 80), (99, 180)])
+def test_looks_are_rare_where_ordinary_readings_tell_and_never_too_rare_to_date_updates(
+    phase_ms: int, most_looks: int
+) -> None:
+    """Ten readings a second of a counter with that period: in the middle of its steps, and right at them."""
+    _, said, reads = _follow(
+        period_ns=100_000_000,
+        phase_ns=phase_ms * 1_000_000,
+        tick_ns=100_000_000,
+        until_ns=20_000_000_000,
+        lateness=[100_000],
+    )
+    edges = sorted({edge for edge, _ in said})
+
+    assert reads - 200 - 500 < most_looks  # ticks and learning
+    assert max(b - a for a, b in pairwise(edges)) <= 610_000_000  # two rounds of looks at most
 
 
 @pytest.mark.fault(16)
