@@ -1,10 +1,8 @@
 """The one thread that changes GPUs: newest wish wins, nothing stale is queued, restores go before wishes.
 
-When a driver call does not return, nothing can take its thread back. So the actuator is abandoned with it: a successor
-takes over the wishes and orders of all other GPUs, and what the stuck thread left undone is reported if it ever ends.
+When it is abandoned with a call that does not return, a successor takes over the wishes and orders of all other GPUs.
 """
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +11,7 @@ from functools import partial
 
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
 from gpuenergyd.gpu.device import GpuController, GpuIdentity
+from gpuenergyd.gpu.driver_thread import DriverThread
 from gpuenergyd.gpu.journal import Control, Journal
 from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth
 
@@ -45,14 +44,6 @@ class _Slot:
         return self.in_force_mhz is not None and wish.sm_clock_mhz > self.in_force_mhz
 
 
-@dataclass(slots=True)
-class DriverCall:
-    """The call that a thread is inside of, for whoever watches over it."""
-
-    gpu_uuid: str | None = None
-    since_mono_ns: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _FinishedCall:
     """A call that set a clock: which GPU's, and when it began and returned."""
@@ -70,7 +61,7 @@ class _Order:
     action: Callable[[], None]
 
 
-class Actuator:
+class Actuator(DriverThread):
     """Sets clocks one after another, as the driver would anyway.
 
     `on_set` gets each change when its call has returned, `on_health` what a failure says about a GPU, `on_returned`
@@ -88,39 +79,16 @@ class Actuator:
         on_health: Callable[[str, GpuHealth, str], None],
         on_returned: Callable[[str], None],
     ) -> None:
+        super().__init__("actuator", on_returned=on_returned)
         self.num_skipped = 0
-        self.call = DriverCall()
         self._controller = controller
         self._journal = journal
         self._identities = identities
         self._on_set = on_set
         self._on_health = on_health
-        self._on_returned = on_returned
         self._slots = {i.gpu_uuid: _Slot(i.supported_sm_clocks_mhz) for i in identities}
         self._orders: deque[_Order] = deque()
         self._finished: deque[_FinishedCall] = deque(maxlen=_CALLS_KEPT)
-        self._wakeup = threading.Condition()
-        self._is_closing = False
-        self._stuck_gpu_uuid: str | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread = threading.Thread(target=self._run, name="actuator", daemon=True)
-        self._thread.start()
-
-    def close(self, timeout_s: float) -> None:
-        """Finish the orders given so far and end."""
-        with self._wakeup:
-            self._is_closing = True
-            self._wakeup.notify()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread has not ended."""
-        return self._thread is not None and self._thread.is_alive()
 
     def succeed(self, stuck_gpu_uuid: str) -> "Actuator":
         """Abandon the thread that is stuck with one GPU, and return an actuator with everything else, not started."""
@@ -133,8 +101,7 @@ class Actuator:
             on_returned=self._on_returned,
         )
         with self._wakeup:
-            self._stuck_gpu_uuid = stuck_gpu_uuid
-            self._is_closing = True
+            self._abandon(stuck_gpu_uuid)
             heir.num_skipped = self.num_skipped
             heir._slots = self._slots
             heir._orders = deque(o for o in self._orders if o.gpu_uuid != stuck_gpu_uuid)
@@ -180,13 +147,11 @@ class Actuator:
             self._orders.append(_Order(gpu_uuid, action))
             self._wakeup.notify()
 
-    def _run(self) -> None:
+    def _work(self) -> None:
         while (order := self._next()) is not None:
-            self.call.since_mono_ns, self.call.gpu_uuid = time.monotonic_ns(), order.gpu_uuid
+            self.call.begin(order.gpu_uuid)
             order.action()
-            self.call.gpu_uuid = None
-        if self._stuck_gpu_uuid is not None:
-            self._on_returned(self._stuck_gpu_uuid)
+            self.call.end()
 
     def _next(self) -> _Order | None:
         """Wait for what is to be done next; None is the end."""

@@ -3,15 +3,15 @@
 Like the actuator it is abandoned when a call does not return, and a successor reads the other GPUs.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.actuator import DriverCall, health_after
+from gpuenergyd.gpu.actuator import health_after
 from gpuenergyd.gpu.clock_effect import EffectWatch
 from gpuenergyd.gpu.device import GpuReader
+from gpuenergyd.gpu.driver_thread import DriverThread
 from gpuenergyd.gpu.energy_edges import EnergyEdges
 from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth, GpuSample
 
@@ -35,7 +35,7 @@ class _Watched:
         return max(min(wanted), self.paused_until_ns) if wanted else 0
 
 
-class Sampler:
+class Sampler(DriverThread):
     """Reads every GPU each `period_s`, near counter updates, and after a clock change until it shows.
 
     The callbacks run on the sampler's thread. Ticks that come too late are skipped and counted.
@@ -53,39 +53,20 @@ class Sampler:
         on_counter_reset: Callable[[str], None],
         on_returned: Callable[[str], None],
     ) -> None:
+        super().__init__("sampler", on_returned=on_returned)
         self.num_late_ticks = 0
-        self.call = DriverCall()
         self._reader = reader
         self._period_s = period_s
         self._on_samples = on_samples
         self._on_settled = on_settled
         self._on_health = on_health
         self._on_counter_reset = on_counter_reset
-        self._on_returned = on_returned
         self._watched = {uuid: _Watched(uuid) for uuid in gpu_uuids}
-        self._wakeup = threading.Condition()
-        self._is_closing = False
-        self._stuck_gpu_uuid: str | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-        self._thread.start()
-
-    def close(self, timeout_s: float) -> None:
-        """Stop reading."""
-        with self._wakeup:
-            self._is_closing = True
-            self._wakeup.notify()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
 
     def succeed(self, stuck_gpu_uuid: str) -> "Sampler":
         """Abandon the thread that is stuck with one GPU, and return a sampler of all others, not started."""
         with self._wakeup:
-            self._stuck_gpu_uuid = stuck_gpu_uuid
-            self._is_closing = True
+            self._abandon(stuck_gpu_uuid)
             heir = Sampler(
                 self._reader,
                 [uuid for uuid in self._watched if uuid != stuck_gpu_uuid],
@@ -122,12 +103,7 @@ class Sampler:
                 self._on_settled(overtaken)
             self._wakeup.notify()
 
-    def _run(self) -> None:
-        self._read_until_closed()
-        if self._stuck_gpu_uuid is not None:
-            self._on_returned(self._stuck_gpu_uuid)
-
-    def _read_until_closed(self) -> None:
+    def _work(self) -> None:
         period_ns = round(self._period_s * _NS_PER_S)
         next_tick_ns = time.monotonic_ns()
         while True:
@@ -162,7 +138,7 @@ class Sampler:
         return samples
 
     def _look(self, watched: _Watched) -> GpuSample | None:
-        self.call.since_mono_ns, self.call.gpu_uuid = time.monotonic_ns(), watched.gpu_uuid
+        self.call.begin(watched.gpu_uuid)
         try:
             reading = self._reader.read(watched.gpu_uuid)
         except GpuEnergyError as error:
@@ -173,7 +149,7 @@ class Sampler:
                 self._on_health(watched.gpu_uuid, health_after(error), str(error))
             return None
         finally:
-            self.call.gpu_uuid = None
+            self.call.end()
         if watched.is_failing:
             watched.is_failing = False
             self._on_health(watched.gpu_uuid, GpuHealth.OK, "it answers again")

@@ -17,7 +17,8 @@ from gpuenergyd.gpu.core_connection import log
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.drivers import DRIVERS, open_driver, preload
 from gpuenergyd.gpu.keeper import start_keeper
-from gpuenergyd.gpu.supervisor import Worker, WorkerOptions
+from gpuenergyd.gpu.supervisor import Worker
+from gpuenergyd.gpu.worker_options import WorkerOptions
 from gpuenergyd.service_manager import Watchdog, notify
 
 _FIRST_RETRY_S = 0.5

@@ -121,9 +121,10 @@ def test_hanging_read_wedges_one_gpu_and_its_readings_grow_old(site: Site, contr
     run(main())
 
 
-def test_worker_ends_while_a_call_hangs_and_leaves_that_gpu_in_the_journal(
+def test_worker_ends_while_a_call_hangs_and_its_keeper_makes_that_gpu_good(
     site: Site, control: FakeNvmlControl
 ) -> None:
+    """The journal still holds the GPU whose reset never returned; the next call for it does."""
     control.inject("nvmlDeviceResetGpuLockedClocks", gpu_index=0, num_calls=1, delay_s=60.0)
     worker = site.start_worker(*SHORT, "--exit-with-core")
 
@@ -135,12 +136,10 @@ def test_worker_ends_while_a_call_hangs_and_leaves_that_gpu_in_the_journal(
             await until(lambda: site.locks() == [900, 900, 900])
 
     run(main())
-    assert worker.wait(timeout=20) == 0
 
-    assert site.locks() == [900, None, None]
-    assert site.journalled() == {site.gpus[0]}
-    assert [o.result for o in restore(site.folder / "journal.json")] == [RestoreResult.RESTORED]
-    assert site.locks() == [None, None, None]
+    assert worker.wait(timeout=20) == 0
+    wait_until(lambda: site.locks() == [None, None, None])
+    wait_until(lambda: site.journalled() == set())
 
 
 @pytest.mark.fault(8)
