@@ -94,6 +94,8 @@ class JobRules:
     """After more faults (guard trips, policy failures, lost control) the job stays at full speed."""
     max_profile_iterations: int = 120
     """A policy that is still profiling after so many iterations is not asked again."""
+    relief_iterations: int = 3
+    """Iterations under one profiling plan after which the job runs at full speed until the policy has answered."""
     pause_ratio: float = 0.05
     """A wait between steps that is longer than usual by this share of a step was a pause (evaluation, checkpoint)."""
     max_observations: int = 192
@@ -148,6 +150,7 @@ class Job:
     _num_fallbacks: int = 0
     _num_tuned_seen: int = 0
     _num_slow_plans: int = 0
+    _is_relieved: bool = False
     _generation: int = 0
     _num_proof_iterations: int = 0
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
@@ -292,7 +295,7 @@ class Job:
             case JobPhase.BASELINE:
                 return self._after_baseline_iteration()
             case JobPhase.PROFILING:
-                return self._ask()
+                return self._relieve() or self._ask()
             case JobPhase.TUNED:
                 return self._after_tuned_iteration(observation)
             case JobPhase.FALLBACK:
@@ -427,8 +430,9 @@ class Job:
         if self._asked_target != self._judged_by:
             self._judged_by = self._asked_target
             self._guarded_from = max(self._guarded_from, self._last_reported + 1)
+        is_relieved, self._is_relieved = self._is_relieved, False
         if plan.plan_id == self.current_plan.plan_id and self.phase is not JobPhase.FALLBACK:
-            return self._enter_for(plan)
+            return (*((self._issue(plan),) if is_relieved else ()), *self._enter_for(plan))
         try:
             check_plan(plan, self.schedule, [self.gpus[r].supported_sm_clocks_mhz for r in range(len(self.gpus))])
         except GpuEnergyError as error:
@@ -451,6 +455,22 @@ class Job:
         self._last_apply_at = max(self._last_reported + _ITERATIONS_AHEAD, self._last_apply_at + after)
         return SendPlan(plan, plan_epoch, self._last_apply_at)
 
+    def _relieve(self) -> tuple[Command, ...]:
+        """Let the job run at full speed while a policy thinks for long: profiling clocks are for one iteration."""
+        plan = self.current_plan
+        if self._is_relieved or not self._is_policy_asked or plan.purpose is not PlanPurpose.PROFILE:
+            return ()
+        if sum(o.plan_id == plan.plan_id for o in self.observations) < self.rules.relief_iterations:
+            return ()
+        self._is_relieved = True
+        return (self._issue(self._full_speed_block("the policy is still thinking")),)
+
+    def _full_speed_block(self, reason: str) -> ClockPlan:
+        """Return iterations at full speed between those of the plan in force."""
+        assert self.schedule is not None
+        clocks = [self.gpus[r].supported_sm_clocks_mhz for r in range(self.schedule.num_ranks)]
+        return full_speed_plan(PROOF_PLAN_ID, self.schedule, clocks, reason=reason)
+
     def _prove(self) -> tuple[Command, ...]:
         """Run a short block at full speed when one is due: before it and after it, the tuned plan."""
         rules, plan = self.rules, self.current_plan
@@ -467,10 +487,8 @@ class Job:
         )
         if not is_due:
             return ()
-        assert self.schedule is not None
         self._num_proof_iterations += rules.proof_iterations
-        clocks = [self.gpus[r].supported_sm_clocks_mhz for r in range(self.schedule.num_ranks)]
-        block = full_speed_plan(PROOF_PLAN_ID, self.schedule, clocks, reason="proof of savings")
+        block = self._full_speed_block("proof of savings")
         return (self._issue(block), self._issue(plan, after=rules.proof_iterations))
 
     def _enter_for(self, plan: ClockPlan) -> tuple[Command, ...]:
@@ -516,6 +534,7 @@ class Job:
             self.issued_plans.append(plan)
             commands = (self._issue(plan), self._give_back(plan))
         self._has_lease = False
+        self._is_relieved = False
         self._is_answer_outdated = self._is_policy_asked
         self._fell_back_at = max(self._disturbed_before, self._last_reported + 1)
         self.num_faults += is_fault

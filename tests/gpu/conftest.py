@@ -1,5 +1,6 @@
 import ctypes
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,9 @@ def nvml_world(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.Monk
     with FakeNvmlControl(simulated.path) as control:
         control.set_privileged(True)
         monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(simulated.path))
-        monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(fake_nvml_library / "libnvidia-ml.so.1")))
+        # A copy of its own has state of its own: whoever left the library open in this process stays in their world.
+        library = shutil.copy(fake_nvml_library / "libnvidia-ml.so.1", tmp_path / "own-libnvidia-ml.so.1")
+        monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         yield NvmlWorld(simulated, control, fake_nvml_library)
         control.clear_faults()

@@ -158,6 +158,22 @@ class _Reckless:
         return ClockPlan(f"reckless-{number}", PlanPurpose.TUNED, ranks)
 
 
+def test_nobody_runs_at_profiling_clocks_while_a_policy_thinks_for_long() -> None:
+    run = training(BubbleAware(), thinking_iterations=9)
+
+    run.run(150)
+
+    assert run.job.baseline is not None
+    usual_s = run.job.baseline.iteration_time_s
+    profiling = [plan_id for _, _, plan_id in run.history if (plan_id or "").startswith("profile")]
+    most = max(profiling.count(plan_id) for plan_id in set(profiling))
+    slow = sum(time_s > 1.01 * usual_s for time_s, _, _ in run.history)
+    assert len(set(profiling)) > 5
+    assert most <= JobRules().relief_iterations + 4
+    assert slow <= 0.6 * len(run.history)
+    assert run.job.num_faults == 0
+
+
 def fallbacks(run: VirtualTraining) -> list[int]:
     """Return the iterations from which the job ran at full speed after a fault."""
     return [

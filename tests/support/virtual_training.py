@@ -27,7 +27,7 @@ from gpuenergyd.core.messages import (
 )
 from gpuenergyd.core.pipeline import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.plan import ClockChange
-from gpuenergyd.core.policy import ClockPolicy, GpuView
+from gpuenergyd.core.policy import ClockPolicy, GpuView, JobView
 from gpuenergyd.core.switching import ObservedSwitch, SwitchCalibration, constant_latency
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import (
@@ -125,7 +125,11 @@ class VirtualTraining:
     slow_factor_when_tuned: float = 1.0
     """A pipeline that lies: everything takes this much longer below the top clock than profiling showed."""
 
+    thinking_iterations: int = 0
+    """How many iterations the policy takes to answer."""
+
     def __post_init__(self) -> None:
+        self._answer_at: tuple[int, JobView] | None = None
         ranks = self.schedule.num_ranks
         self.random = random.Random(self.seed)
         self.graph = dependency_graph(self.schedule, communication_latency_s=self.communication_latency_s)
@@ -188,11 +192,10 @@ class VirtualTraining:
                     )
                     queue += self.job.handle(IterationObserved(observation))
                 case AskPolicy():
-                    try:
-                        answer: Event = PlanDecided(self.policy.next_plan(command.view))
-                    except Exception as error:  # noqa: BLE001  what the policy host does
-                        answer = PolicyFailed(repr(error))
-                    queue += self.job.handle(answer)
+                    if self.thinking_iterations:
+                        self._answer_at = self.iteration_index + self.thinking_iterations, command.view
+                    else:
+                        queue += self.job.handle(self._answer(command.view))
                 case SendPlan(plan=plan):
                     changes = tuple(plan.changes_of(r) for r in range(self.schedule.num_ranks))
                     self.slices.append((command.apply_at_iteration, command.plan_epoch, plan.plan_id, changes))
@@ -202,6 +205,12 @@ class VirtualTraining:
                     self.has_lease = True
                 case _:
                     pass
+
+    def _answer(self, view: JobView) -> Event:
+        try:
+            return PlanDecided(self.policy.next_plan(view))
+        except Exception as error:  # noqa: BLE001  what the policy host does
+            return PolicyFailed(repr(error))
 
     def restore(self) -> None:
         """Put all clocks back; without a lease the worker refuses further wishes."""
@@ -216,6 +225,9 @@ class VirtualTraining:
 
     def _iterate(self) -> None:
         index = self.iteration_index
+        if self._answer_at is not None and self._answer_at[0] <= index:
+            view, self._answer_at = self._answer_at[1], None
+            self.tell(self._answer(view))
         for apply_at, epoch, _, changes in self.slices:
             if apply_at <= index:
                 self.epoch, self.changes = epoch, changes
