@@ -41,6 +41,9 @@ MAX_SEGMENTS = (4, 8, 12)
 SEARCH_STEPS = 30_000 if IS_COMPILED else 800
 FEWER_SWITCHES_RATIO = 0.002
 """Energy worth giving for fewer clock changes: each may be late, and those of one host queue behind each other."""
+MAX_FULL_SPEED_ITERATIONS = 24
+MAX_PROFILED_ITERATIONS = 60
+"""What a fit is made from, at most."""
 CAUTION = "caution_ratio"
 """The figure of a tuned plan that its successors start from."""
 SWITCH_LATENCY = "switch_latency_s"
@@ -141,10 +144,24 @@ class _Model:
     bias_s: float
 
 
+def _worth_fitting(view: JobView) -> list[IterationObservation]:
+    """Return the iterations to learn from: those that profiled, and some at full speed from first to last.
+
+    Tuned iterations would add clocks seen once or twice, which the planner would pick for their lucky errors. The cost
+    of a fit grows with the cube of the iterations, and a job may run hundreds at full speed before it is planned for.
+    """
+    purpose_of = {plan.plan_id: plan.purpose for plan in view.issued_plans}
+    regular = [o for o in view.observations if o.is_regular]
+    profiled = [o for o in regular if purpose_of.get(o.plan_id or "") is PlanPurpose.PROFILE]
+    at_full_speed = [
+        o for o in regular if purpose_of.get(o.plan_id or "", PlanPurpose.BASELINE) is PlanPurpose.BASELINE
+    ]
+    step = max(1, math.ceil(len(at_full_speed) / MAX_FULL_SPEED_ITERATIONS))
+    return sorted(profiled[-MAX_PROFILED_ITERATIONS:] + at_full_speed[::step], key=lambda o: o.iteration_index)
+
+
 def _model(view: JobView) -> _Model:
-    # Tuned iterations would add clocks seen once or twice, which the planner would pick for their lucky errors.
-    tuned = {p.plan_id for p in view.issued_plans if p.purpose is PlanPurpose.TUNED}
-    fitted = fit_profile([o for o in view.observations if o.is_regular and o.plan_id not in tuned], view.gpus)
+    fitted = fit_profile(_worth_fitting(view), view.gpus)
     profile = fitted.profile
     graph = dependency_graph(
         view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
