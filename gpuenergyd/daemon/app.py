@@ -19,8 +19,9 @@ from gpuenergyd.daemon.carbon_service import is_wanted as carbon_is_wanted
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.clock_socket import ClockSocket
 from gpuenergyd.daemon.gpu_leases import GpuLeases
-from gpuenergyd.daemon.gpus import Gpus
+from gpuenergyd.daemon.gpus import Gpus, utc_at
 from gpuenergyd.daemon.hand_over import take_hand_over, write_hand_over
+from gpuenergyd.daemon.host_energy import HostEnergy
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.log_flood import FloodGuard
@@ -111,6 +112,7 @@ class Daemon:
             max_connections_per_user=settings.max_connections_per_user,
             max_requests_per_user_per_s=settings.max_requests_per_user_per_s,
         )
+        self.host_energy = HostEnergy()
         self._clock_socket: ClockSocket | None = None
         self._looking_after: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -226,6 +228,9 @@ class Daemon:
                     log.warning("the host slept for %.0f s: every job begins at full speed again", slept_s)
                     self.jobs.host_slept(slept_s)
                 self.jobs.look_after()
+                now_ns = time.monotonic_ns()
+                for record in self.host_energy.look(now_ns, utc_at(now_ns)):
+                    self._history.write(record)
             except Exception:
                 log.exception("looking after the jobs failed")
             if self._history.is_moving():

@@ -13,6 +13,7 @@ from gpuenergyd.core.switching import LatencyBasis, SwitchCalibration
 from gpuenergyd.daemon.carbon_service import CarbonService
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.gpus import Claim, ClaimKind, Gpu, Gpus
+from gpuenergyd.daemon.host_energy import HostEnergy
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.policy_link import PolicyLink
@@ -34,6 +35,7 @@ class StatusSource(Protocol):
     worker: GpuWorker
     policy: PolicyLink
     carbon: CarbonService | None
+    host_energy: HostEnergy
 
     def history_status(self) -> WriterStatus:
         """Return how the history's writer is."""
@@ -77,6 +79,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "num_stale": daemon.jobs.num_stale_records,
             "num_hostile": daemon.jobs.num_hostile_records,
         },
+        "host_energy": daemon.host_energy.status(),
         "store": {
             "path": history.path,
             "num_rows_written": history.num_rows_written,

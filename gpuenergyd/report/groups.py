@@ -27,6 +27,8 @@ class Group:
     by_jobs: EnergyUse = NOTHING_USED
     idle: EnergyUse = NOTHING_USED
     saved_energy_j: float | None = None
+    host_energy_j: float | None = None
+    """What processors and memory of the host used beside the GPUs, where that was measured; in no other sum."""
 
     @property
     def energy_j(self) -> float | None:
@@ -54,6 +56,7 @@ class Group:
             "estimated_s": self.by_jobs.estimated_s + self.idle.estimated_s,
             "missing_s": self.by_jobs.missing_s + self.idle.missing_s,
             "saved_energy_j": self.saved_energy_j,
+            "host_energy_j": self.host_energy_j,
             "price_per_kwh": tariff.flat_price_per_kwh if tariff is not None else None,
             "cost": added(self.by_jobs.cost, self.idle.cost),
         }
@@ -104,11 +107,21 @@ def groups_by_gpu(span: Span) -> tuple[Group, ...]:
 
 def groups_by_day(span: Span, *, zone: tzinfo | None) -> tuple[Group, ...]:
     """Return one group per day of a time zone (None: this host's)."""
-    return _added_up(
+    days = _added_up(
         span.parts(by_time=True, zone=zone),
         span.tariff,
-        name=lambda part: part.started_at.astimezone(zone).date().isoformat() if part.started_at else "",
+        name=lambda part: _day(part.started_at, zone) if part.started_at else "",
     )
+    by_name = {day.name: day for day in days}
+    for row in span.history.host_energy(since=span.since, until=span.until):
+        day = by_name.get(_day(row.started_at, zone))
+        if day is not None:
+            day.host_energy_j = added(day.host_energy_j, row.energy_j)
+    return days
+
+
+def _day(at: datetime, zone: tzinfo | None) -> str:
+    return at.astimezone(zone).date().isoformat()
 
 
 def _of_jobs(span: Span, reports: Sequence[JobReport], *, name: Callable[[JobReport], str]) -> tuple[Group, ...]:

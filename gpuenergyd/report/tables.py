@@ -124,9 +124,10 @@ _GROUP_COLUMNS: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
     ("estimated", "estimated_j", energy_text),
     ("missing", "missing_s", time_text),
     ("saved", "saved_energy_j", energy_text),
+    ("host", "host_energy_j", energy_text),
     ("cost", "cost", cost_text),
 )
-_ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "cost"})
+_ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "host_energy_j", "cost"})
 
 
 def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:

@@ -29,6 +29,29 @@ class EnergySum:
     missing_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class HostEnergyRow:
+    """What one domain of the host used in one hour; `energy_j` was measured, of `missing_s` nothing is known."""
+
+    domain: str
+    started_at: datetime
+    energy_j: float | None
+    measured_s: float
+    missing_s: float
+
+
+def host_energy(connection: Connection, since: datetime | None, until: datetime | None) -> Iterator[HostEnergyRow]:
+    """Yield the hours of the host, by domain and then time."""
+    table = schema.host_rollups
+    query = select(*[table.c[name] for name in HostEnergyRow.__dataclass_fields__]).where(table.c.bucket_s == _HOUR_S)
+    if since is not None:
+        query = query.where(table.c.started_at >= since)
+    if until is not None:
+        query = query.where(table.c.started_at < until)
+    for row in connection.execute(query.order_by(table.c.domain, table.c.started_at)):
+        yield HostEnergyRow(*row)
+
+
 def energy_sums(
     connection: Connection,
     *,

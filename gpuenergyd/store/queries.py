@@ -20,7 +20,7 @@ from gpuenergyd.store import carbon_queries, schema
 from gpuenergyd.store.blobs import decode_clocks, decode_spans
 from gpuenergyd.store.carbon_queries import StoredIntensity, TargetRow
 from gpuenergyd.store.database import Contents, contents, one_line, reading_engine
-from gpuenergyd.store.energy_sums import EnergySum, energy_sums
+from gpuenergyd.store.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
 from gpuenergyd.store.kept_summaries import summary_of
 from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER, series_points
 from gpuenergyd.store.summaries import IterationRow, JobSummary, Typical, baseline_of, iteration_rows
@@ -245,6 +245,15 @@ class History:
             return tuple(
                 energy_sums(connection, since=since, until=until, by_gpu=by_gpu, by_time=by_time, in_minutes=in_minutes)
             )
+
+    def host_energy(self, *, since: datetime | None = None, until: datetime | None = None) -> tuple[HostEnergyRow, ...]:
+        """Return what processors and memory of the host used in each hour, by domain and then time.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        with self._reading() as connection:
+            return tuple(host_energy(connection, since, until))
 
     def samples(
         self, gpu_uuid: str, *, since: datetime | None = None, until: datetime | None = None
