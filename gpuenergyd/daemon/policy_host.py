@@ -29,6 +29,8 @@ from gpuenergyd.wire.daemon_codec import decode, encode
 
 MAX_LINE_BYTES = 64 * 2**20
 NICENESS = 10
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""Policies compute beside the training: one core is theirs at most."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -132,6 +134,8 @@ def main() -> None:
     _die_with_parent()
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    for variable in ONE_THREAD:
+        os.environ.setdefault(variable, "1")  # before any policy loads what reads them
     if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     requests = os.fdopen(os.dup(0), "rb")
