@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import select
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,11 @@ def test_termination_lets_the_ranks_finish_their_iteration(tmp_path: Path, world
             daemon.releases.get(timeout=WAIT_LIMIT_S)
 
 
-def test_ranks_die_with_their_parent(tmp_path: Path, world: Path, started: list[Any]) -> None:
+def test_ranks_die_with_their_parent_and_leave_no_files(
+    tmp_path: Path, world: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     with FakeDaemon(tmp_path) as daemon:
         process = start(started, "--world", str(world), "--socket", daemon.socket_path)
         daemon.reports.get(timeout=RUN_LIMIT_S)
@@ -116,6 +121,7 @@ def test_ranks_die_with_their_parent(tmp_path: Path, world: Path, started: list[
             os.close(rank)
 
     assert gone == [True] * NUM_RANKS
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_one_dead_rank_ends_the_others(tmp_path: Path, world: Path, started: list[Any]) -> None:

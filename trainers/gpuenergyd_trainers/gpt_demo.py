@@ -13,7 +13,6 @@ import multiprocessing.connection
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -116,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-daemon", action="store_true", help="do not join the daemon")
     add("--duration-scale", type=float, default=1.0, help="make simulated instructions shorter or longer")
     add("--seed", type=int, default=0)
+    parser.set_defaults(stop_fd=None)
     return parser
 
 
@@ -137,36 +137,35 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _run_all_ranks(options: argparse.Namespace) -> int:
     context = multiprocessing.get_context("fork")  # torch is loaded once; no thread runs yet
-    with tempfile.TemporaryDirectory(prefix="gpuenergyd-gpt-") as folder:
-        if options.init_file is None and options.master_port is None:
-            options.init_file = Path(folder) / "rendezvous"
-        options.run_key = options.run_key or f"gpt-demo-{os.getpid()}"
-        options.stop_file = options.stop_file or Path(folder) / "stop"
+    # Files without a name: whatever kills us, nothing is left of them.
+    if options.init_file is None and options.master_port is None:
+        options.init_file = Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-rendezvous')}")
+    options.run_key = options.run_key or f"gpt-demo-{os.getpid()}"
+    options.stop_fd = os.memfd_create("gpt-demo-stop")
 
-        def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
-            options.stop_file.touch()
+    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+        os.write(options.stop_fd, b"stop")
 
-        ranks = [
-            context.Process(target=_run_rank, args=(options, rank), name=f"rank-{rank}")
-            for rank in range(options.stages)
-        ]
-        for process in ranks:
-            process.start()
-        signal.signal(signal.SIGTERM, ask_to_stop)
-        signal.signal(signal.SIGINT, ask_to_stop)
-        running = list(ranks)
-        while running:
-            multiprocessing.connection.wait([process.sentinel for process in running])
-            running = [process for process in running if process.is_alive()]
-            if any(process.exitcode for process in ranks):
-                for process in running:
-                    process.kill()
-        for process in ranks:
-            process.join()
-        failed = [process for process in ranks if process.exitcode]
-        for process in failed:
-            sys.stderr.write(f"gpt_demo: {process.name} ended with exit code {process.exitcode}\n")
-        return 1 if failed else 0
+    ranks = [
+        context.Process(target=_run_rank, args=(options, rank), name=f"rank-{rank}") for rank in range(options.stages)
+    ]
+    for process in ranks:
+        process.start()
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    signal.signal(signal.SIGINT, ask_to_stop)
+    running = list(ranks)
+    while running:
+        multiprocessing.connection.wait([process.sentinel for process in running])
+        running = [process for process in running if process.is_alive()]
+        if any(process.exitcode for process in ranks):
+            for process in running:
+                process.kill()
+    for process in ranks:
+        process.join()
+    failed = [process for process in ranks if process.exitcode]
+    for process in failed:
+        sys.stderr.write(f"gpt_demo: {process.name} ended with exit code {process.exitcode}\n")
+    return 1 if failed else 0
 
 
 def _run_rank(options: argparse.Namespace, rank: int) -> None:
@@ -250,9 +249,11 @@ def _shall_go_on(options: argparse.Namespace, iteration_index: int) -> bool:
     """Decide on rank 0 and tell all: ranks that stop at different iterations would wait for each other for ever."""
     if options.iterations is not None and iteration_index >= options.iterations:
         return False
-    if options.stop_file is None:
+    if options.stop_file is None and options.stop_fd is None:
         return True
-    decision = torch.tensor([int(options.stop_file.exists())])
+    is_asked_to_stop = options.stop_file is not None and options.stop_file.exists()
+    is_asked_to_stop |= options.stop_fd is not None and os.fstat(options.stop_fd).st_size > 0
+    decision = torch.tensor([int(is_asked_to_stop)])
     dist.broadcast(decision, src=0)
     return not decision.item()
 
