@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types layers spelling format unit frameworks bench-planner bench-profiling bench-carbon wheel clean
+.PHONY: help install demo test check lint types layers spelling format unit frameworks fuzz bench-planner bench-profiling bench-carbon wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -61,6 +61,9 @@ frameworks: $(STAMP)  ## an environment for each training framework, for the ada
 format: $(STAMP)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+fuzz: $(STAMP)  ## 100,000 mutated messages and as many clock records; made-up requests from the API description
+	FUZZ_MESSAGES=100000 timeout 600 $(BIN)/python -m pytest -q tests/daemon/test_fuzz.py tests/daemon/test_schemathesis.py
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
 	$(BIN)/python benchmarks/planner.py

@@ -5,14 +5,17 @@
 The core's own parts in one process: HTTP server, jobs, GPUs, history with a real database. Every virtual second each of
 16 jobs reports an iteration over the socket, every tenth of a second each of 16 GPUs is sampled, now and then somebody
 asks for status, connections come and go, and a job ends and another begins. What is kept for fifteen minutes is full
-when measuring begins; the slope is a robust line (median of pairwise slopes) through the memory after a full
-collection, extrapolated to a day.
+when measuring begins; the slope is a robust line (median of pairwise slopes, with its 95 % interval) through the memory
+after a full collection, extrapolated to a day. What Python's and C's allocators have handed out is told apart from what
+they hold: only the former grows for ever when something leaks.
 """
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
+import math
 import os
 import resource
 import socket
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -230,6 +234,51 @@ class Soak:
         await asyncio.to_thread(self.history.close, 30.0)
 
 
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc's malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+_libc = ctypes.CDLL(None)
+_libc.mallinfo2.restype = _MallInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Memory at one instant."""
+
+    day: float
+    resident_kib: int
+    malloc_used_kib: int
+    """Handed out by malloc, the pages of Python's own allocator not among it."""
+    python_blocks: int
+    """Handed out by Python's own allocator."""
+    objects: int
+
+    @classmethod
+    def at(cls, day: float) -> "Point":
+        """Look after a full collection."""
+        resident = memory_kib()
+        info = _libc.mallinfo2()
+        used = (info.uordblks + info.hblkhd) // 1024
+        return cls(day, resident, used, sys.getallocatedblocks(), len(gc.get_objects()))
+
+
 def memory_kib() -> int:
     """Return what the process holds that it could not give back: anonymous memory, after a full collection."""
     gc.collect()
@@ -240,31 +289,54 @@ async def soak(hours: float, warmup_hours: float, folder: Path) -> dict[str, obj
     """Return what was measured."""
     parts = Soak(folder)
     await parts.start()
-    points: list[tuple[float, int, int]] = []
+    points: list[Point] = []
     for number in range(round((warmup_hours + hours) * 3600)):
         await parts.second(number)
         if number % 60 == 0 and number >= warmup_hours * 3600:
             while not await asyncio.to_thread(parts.history.flush, 60.0):
                 pass
-            points.append((number / 86_400, memory_kib(), len(gc.get_objects())))
+            points.append(Point.at(number / 86_400))
     await parts.stop()
-    days, kib, objects = ([p[k] for p in points] for k in range(3))
+    days = [point.day for point in points]
+    memory = slope(days, [point.resident_kib / 1024 for point in points])
     return {
         "virtual_hours": hours,
         "iterations": round(GPUS * hours * 3600),
-        "memory_kib_first_last": [kib[0], kib[-1]],
-        "memory_mib_per_day": round(slope(days, kib) / 1024, 2),
-        "objects_per_day": round(slope(days, objects)),
-        "objects_first_last": [objects[0], objects[-1]],
+        "memory_kib_first_last": [points[0].resident_kib, points[-1].resident_kib],
+        "memory_mib_per_day": round(memory.middle, 2),
+        "memory_mib_per_day_95": [round(memory.low, 2), round(memory.high, 2)],
+        "malloc_used_mib_per_day": round(slope(days, [point.malloc_used_kib / 1024 for point in points]).middle, 2),
+        "malloc_used_kib_first_last": [points[0].malloc_used_kib, points[-1].malloc_used_kib],
+        "python_blocks_per_day": round(slope(days, [point.python_blocks for point in points]).middle),
+        "python_blocks_first_last": [points[0].python_blocks, points[-1].python_blocks],
+        "objects_per_day": round(slope(days, [point.objects for point in points]).middle),
+        "objects_first_last": [points[0].objects, points[-1].objects],
         "cpu_s": round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1),
         "load_average": [round(load, 1) for load in os.getloadavg()],
     }
 
 
-def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return the median of the slopes between all pairs of points (Theil and Sen): a jump or two do not move it."""
-    pairs = [(ys[j] - ys[i]) / (xs[j] - xs[i]) for i in range(len(xs)) for j in range(i + 1, len(xs))]
-    return median(pairs) if pairs else 0.0
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A robust slope and its 95 % interval."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
+    """Return the median of the slopes between all pairs of points (Theil and Sen): a jump or two do not move it.
+
+    The interval is Sen's, from the variance of Kendall's rank statistic; it takes the points for independent.
+    """
+    n = len(xs)
+    slopes = sorted((ys[j] - ys[i]) / (xs[j] - xs[i]) for i in range(n) for j in range(i + 1, n))
+    if not slopes:
+        return Slope(-math.inf, 0.0, math.inf)
+    half = 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18) / 2
+    low, high = (round(len(slopes) / 2 + sign * half) for sign in (-1, 1))
+    return Slope(slopes[max(0, low)], median(slopes), slopes[min(len(slopes) - 1, high)])
 
 
 def main() -> int:

@@ -193,6 +193,7 @@ class SwitchCalibration:
     num_unseen: int = 0
     _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _num_new: int = 0
+    _estimates: tuple[SwitchEstimate, ...] | None = None
 
     def observe(self, switch: ObservedSwitch) -> bool:
         """Take a change; return whether the latency to plan with has become another by it."""
@@ -200,6 +201,7 @@ class SwitchCalibration:
         self.num_seen += is_seen
         self.num_unseen += not is_seen
         self._switches.append(switch)
+        self._estimates = None
         self._num_new += 1
         is_first = self.latency.basis is not LatencyBasis.MEASURED
         if len(self._switches) < ENOUGH or (self._num_new < _EVERY and not is_first):
@@ -213,6 +215,11 @@ class SwitchCalibration:
 
     def estimates(self) -> tuple[SwitchEstimate, ...]:
         """Return what was seen so far: each direction as a whole, then by regions; empty before anything was."""
+        if self._estimates is None:
+            self._estimates = self._estimated()
+        return self._estimates
+
+    def _estimated(self) -> tuple[SwitchEstimate, ...]:
         groups: dict[tuple[Direction, ClockRegion | None, ClockRegion | None], list[ObservedSwitch]] = {}
         for switch in self._switches:
             own = (switch.direction, *self._regions(switch))

@@ -21,6 +21,7 @@ from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.api_description import api_description
 from gpuenergyd.daemon.connection_guard import GuardedProtocol, Guards
+from gpuenergyd.daemon.fair_turns import FairTurns
 from gpuenergyd.daemon.gpu_use import ProofOfUse
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.limits import ConnectionCounts, RequestRates
@@ -84,6 +85,7 @@ class Server:
             is_observing=jobs.services.is_observing,
         )
         self._rates = RequestRates(max_requests_per_user_per_s)
+        self._turns = FairTurns()
         self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -199,6 +201,7 @@ class Server:
             refusal = _error(429, f"more than {self._rates.rate_per_s:g} requests per second from uid {guard.peer.uid}")
             refusal.headers["Retry-After"] = f"{wait_s:.3f}"
             return refusal
+        await self._turns.take(guard.peer.uid)
         try:
             return await handler(request)
         except web.HTTPException as error:

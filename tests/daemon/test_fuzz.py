@@ -1,4 +1,7 @@
-"""Mutated messages by the thousand: every one is answered well-formed or refused in one line, and no clock changes."""
+"""Mutated messages by the thousand: every one is answered well-formed or refused in one line, and no clock changes.
+
+`make fuzz` offers more of them than the suite does: FUZZ_MESSAGES each of message bodies and of clock records.
+"""
 
 import asyncio
 import json
@@ -21,7 +24,7 @@ from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRele
 from tests.daemon.test_jobs import ME, Stage, plan, registration, report, settle
 from tests.support.daemon_process import DaemonProcess, running_daemon
 
-NUM_MESSAGES = 40_000
+NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "40000"))
 TOKENS = (
     b"null", b"true", b"-1", b"0", b"1e308", b"-1e400", b"NaN", b"9223372036854775808", b"340282366920938463463",
     b'""', b'"\\ud800"', b'"\\u0000"', b"[]", b"{}", b"[[[[[[[[[[]]]]]]]]]]", b'"F"', b"0.5", b",", b":", b"}", b"]",

@@ -5,9 +5,10 @@ import subprocess
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuenergyd.daemon.metrics import metrics_text
+from gpuenergyd.daemon.metrics import StatusCollector, metrics_text
 
 GPU = {
     "gpu_uuid": "GPU-a",
@@ -84,6 +85,13 @@ def test_figures_are_in_base_units_and_counters_end_in_total() -> None:
     assert found["gpuenergyd_job_iterations_total", "j"] == 12
     assert found["gpuenergyd_clock_records_refused_total", "hostile"] == 4
     assert found["gpuenergyd_worker_restarts_total", ""] == 1
+
+
+def test_the_text_is_to_the_byte_what_the_library_writes() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(STATUS))
+
+    assert metrics_text(STATUS) == generate_latest(registry)
 
 
 def test_what_is_not_known_is_left_out_and_never_zero() -> None:
