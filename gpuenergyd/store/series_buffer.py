@@ -79,6 +79,11 @@ class SeriesBuffer:
     _newest: dict[tuple[int, str], datetime] = field(default_factory=dict)
 
     @property
+    def num_minutes(self) -> int:
+        """How many minutes are held."""
+        return len(self._minutes)
+
+    @property
     def has_unwritten(self) -> bool:
         """Whether anything has changed since it was last written."""
         return any(minute.is_changed for minute in self._minutes.values())
@@ -115,8 +120,9 @@ class SeriesBuffer:
             self._written_mono_s = mono_s
         for key in keys:
             self._minutes[key].is_changed = False
-            if self._is_over(key):
-                del self._minutes[key]
+        # Also those whose last points were written before they were over, and which no write names again.
+        for key in [key for key, minute in self._minutes.items() if not minute.is_changed and self._is_over(key)]:
+            del self._minutes[key]
 
     def _is_over(self, key: SeriesKey) -> bool:
         # One minute of grace: a second is known only when the counter has passed its end.
