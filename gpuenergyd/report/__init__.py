@@ -9,6 +9,7 @@ colours    SM clocks as colours, ordered by eye
 timeline   the pipeline before and after, drawn to one time scale
 plane      time against energy of every plan, with the proven bound
 power      power of a job's GPUs over time, against what plans predict
+intensity  carbon intensity over a job's time with the iteration time that was owed
 days       energy of all GPUs per day
 axes       round steps and ticks
 series     time and energy of every iteration, drawn in order

@@ -8,10 +8,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpuenergyd import __version__
+from gpuenergyd.core.carbon import IntensitySample, SampleStatus
 from gpuenergyd.report import figures
 from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.days import days_svg
 from gpuenergyd.report.groups import Span, groups_by_day
+from gpuenergyd.report.intensity import IntensityStep, OwedStep, intensity_svg
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.plane import plane_svg
 from gpuenergyd.report.power import power_svg
@@ -20,6 +22,7 @@ from gpuenergyd.report.timeline import clock_scale, timelines_svg
 from gpuenergyd.store import History
 
 _SHORT_JOB_S = 7200.0
+_BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class JobSection:
     series: Markup
     plane: Markup
     power: Markup
+    intensity: Markup
 
 
 def report_page(history: History, reports: Sequence[JobReport], *, made_at: datetime, note: str = "") -> str:
@@ -112,7 +116,35 @@ def _section(history: History, report: JobReport) -> JobSection:
         scale=clock_scale(iterations),
         series=_drawn(series_svg(report.iterations)),
         plane=_drawn(plane_svg(report.iterations, plan, allowed_time_s=allowed_s)),
+        intensity=_drawn(_intensity(history, report)),
         power=_drawn(power_svg(seconds or minutes, num_gpus=len(job.gpu_uuids), plans=history.plans(job.job_id))),
+    )
+
+
+def _intensity(history: History, report: JobReport) -> str:
+    """Return the grid over a job's time with what was owed; nothing where no intensity of it is known."""
+    job, carbon = report.summary, report.carbon
+    if carbon is None:
+        return ""
+    best: dict[datetime, IntensitySample] = {}
+    for row in history.intensities(since=job.started_at, until=job.ended_at):
+        held = best.get(row.host.valid_from_at)
+        if row.signal == carbon.signal and (held is None or _BELIEF[row.host.status] <= _BELIEF[held.status]):
+            best[row.host.valid_from_at] = row.host
+    return intensity_svg(
+        [
+            IntensityStep(
+                sample.valid_from_at,
+                sample.valid_to_at,
+                sample.carbon_intensity_g_per_kwh,
+                is_measured=sample.status is SampleStatus.MEASURED,
+            )
+            for _, sample in sorted(best.items())
+        ],
+        [OwedStep(row.decided_at, row.permitted_time_s) for row in carbon.targets],
+        unit=f"g/kWh in zone {carbon.signal.zone}",
+        full_speed_time_s=job.baseline_time_s,
+        end_at=job.ended_at or max(best, default=job.started_at),
     )
 
 

@@ -14,6 +14,7 @@ from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.days import days_svg
 from gpuenergyd.report.energy_use import EnergyUse
 from gpuenergyd.report.groups import Group
+from gpuenergyd.report.intensity import IntensityStep, OwedStep, intensity_svg
 from gpuenergyd.report.plane import plane_svg
 from gpuenergyd.report.power import power_svg
 from gpuenergyd.store import IterationRow, PlanRow
@@ -156,3 +157,28 @@ def test_what_the_plan_predicts_is_drawn_from_when_it_was_given() -> None:
     assert begin == pytest.approx((64.0 + 984.0) / 2, abs=1)
     assert end == pytest.approx(984.0, abs=1)
     assert "planned" not in power_svg(rollups, num_gpus=1)
+
+
+def test_the_grid_and_what_was_owed_share_one_time_axis_and_unknown_hours_are_gaps() -> None:
+    hours = [AT + timedelta(hours=k) for k in range(6)]
+    grid = [IntensityStep(hours[k], hours[k + 1], 100.0 * (k + 1), is_measured=k < 4) for k in (0, 1, 3, 4)]
+    owed = [OwedStep(hours[0], None), OwedStep(hours[2], 1.1), OwedStep(hours[3], 1.0)]
+
+    picture = intensity_svg(grid, owed, unit="g/kWh", full_speed_time_s=1.0, end_at=hours[5])
+    paths = {path.attrib["class"]: path.attrib["d"] for path in ET.fromstring(picture).iter("path")}
+
+    assert set(paths) == {"line", "line unsure", "line owed"}
+    assert paths["line"].count("M") == 2
+    assert paths["line"].count("L") == 1
+    slower = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", paths["line owed"])]
+    assert slower[1] < slower[0] == slower[2]
+    assert intensity_svg([], owed, unit="g/kWh", full_speed_time_s=1.0, end_at=hours[5]) == ""
+
+
+def test_without_a_chosen_target_the_grid_stands_alone() -> None:
+    grid = [IntensityStep(AT, AT + timedelta(hours=1), 100.0)]
+
+    picture = intensity_svg(grid, [], unit="g/kWh", full_speed_time_s=None, end_at=AT + timedelta(hours=1))
+
+    assert "owed</text>" not in picture
+    assert 'class="line"' in picture

@@ -1,0 +1,101 @@
+"""Carbon intensity over a job's time with the iteration time that was owed at each, inline SVG on one time axis."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+
+from gpuenergyd.report.axes import Axis
+from gpuenergyd.report.figures import time_text
+
+_WIDTH, _HEIGHT = 1000.0, 260.0
+_LEFT, _RIGHT = 78.0, 984.0
+_GRID_TOP, _GRID_BOTTOM = 26.0, 116.0
+_OWED_TOP, _OWED_BOTTOM = 152.0, 222.0
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class IntensityStep:
+    """What the grid emitted from one instant until another."""
+
+    begin_at: datetime
+    end_at: datetime
+    intensity: float
+    is_measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OwedStep:
+    """From when which iteration time was permitted; None is full speed."""
+
+    at: datetime
+    permitted_time_s: float | None
+
+
+def intensity_svg(
+    grid: Sequence[IntensityStep],
+    owed: Sequence[OwedStep],
+    *,
+    unit: str,
+    full_speed_time_s: float | None,
+    end_at: datetime,
+) -> str:
+    """Return two panels, the grid above what was owed; one without a chosen target; empty where no intensity is known.
+
+    Hours that nobody knows are gaps; forecast and estimated ones are dashed.
+    """
+    if not grid:
+        return ""
+    begin_at = min(grid[0].begin_at, *(step.at for step in owed)) if owed else grid[0].begin_at
+    span_s = max((max(end_at, grid[-1].end_at) - begin_at).total_seconds(), 1.0)
+    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=_elapsed_text, num_ticks=6)
+    highest = max(step.intensity for step in grid) * 1.08 or 1.0
+    up = Axis(0.0, highest, at_low=_GRID_BOTTOM, at_high=_GRID_TOP, text=lambda value: f"{value:g}", num_ticks=3)
+    parts = [f'<text class="title" x="0" y="14">{escape(unit)}</text>', up.draw_up(_LEFT, _RIGHT)]
+    for is_measured in (True, False):
+        path, last = "", None
+        for step in grid:
+            if step.is_measured is not is_measured:
+                last = None
+                continue
+            x, y = across.place((step.begin_at - begin_at).total_seconds()), up.place(step.intensity)
+            joins = last is not None and last.end_at == step.begin_at
+            path += (
+                f"{'L' if joins else 'M'}{x:.1f} {y:.1f}H{across.place((step.end_at - begin_at).total_seconds()):.1f}"
+            )
+            last = step
+        if path:
+            parts.append(f'<path class="{"line" if is_measured else "line unsure"}" d="{path}"/>')
+    parts.append(_owed(owed, begin_at, across, full_speed_time_s, span_s))
+    bottom = _OWED_BOTTOM if owed else _GRID_BOTTOM
+    parts.append(across.draw_across(bottom))
+    height = _HEIGHT if owed else _GRID_BOTTOM + 34
+    return (
+        f'<svg class="intensity" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" '
+        f'aria-label="Carbon intensity over time and the iteration time that was owed">{"".join(parts)}</svg>'
+    )
+
+
+def _owed(
+    owed: Sequence[OwedStep], begin_at: datetime, across: Axis, full_speed_time_s: float | None, span_s: float
+) -> str:
+    times_s = [step.permitted_time_s or full_speed_time_s for step in owed]
+    known = [time_s for time_s in times_s if time_s is not None]
+    if not known:
+        return ""
+    low, high = min([*known, full_speed_time_s or known[0]]), max(known)
+    room = max(high - low, 1e-3 * high) * 0.1
+    up = Axis(low - room, high + room, at_low=_OWED_BOTTOM, at_high=_OWED_TOP, text=time_text, num_ticks=2)
+    ends = [*((step.at - begin_at).total_seconds() for step in owed[1:]), span_s]
+    path = ""
+    for step, time_s, end_s in zip(owed, times_s, ends, strict=True):
+        if time_s is not None:
+            x = across.place((step.at - begin_at).total_seconds())
+            path += f"{'L' if path else 'M'}{x:.1f} {up.place(time_s):.1f}H{across.place(end_s):.1f}"
+    title = f'<text class="title" x="0" y="{_OWED_TOP - 12:.0f}">iteration time owed</text>'
+    return f'{title}{up.draw_up(_LEFT, _RIGHT)}<path class="line owed" d="{path}"/>'
+
+
+def _elapsed_text(time_s: float) -> str:
+    return f"{time_s / _HOUR_S:g} h" if time_s >= _HOUR_S else "0" if time_s == 0 else time_text(time_s)
