@@ -19,7 +19,7 @@ plan that holds for long redeems the faults before it.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import assert_never
 
@@ -33,7 +33,9 @@ from gpuenergyd.core.messages import (
     GpuViewChanged,
     IterationObserved,
     JobPhase,
+    KeepModel,
     LeaseGpus,
+    ModelRecalled,
     ObserveIteration,
     PlanDecided,
     PolicyFailed,
@@ -46,6 +48,7 @@ from gpuenergyd.core.messages import (
     SendPlan,
     TargetChanged,
 )
+from gpuenergyd.core.model_memory import PROVEN_ITERATIONS, RememberedModel, model_of_run
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import Instruction, Schedule, dependency_graph
 from gpuenergyd.core.plan import (
@@ -129,6 +132,8 @@ class Job:
     baseline: BaselineView | None = None
     observations: list[IterationObservation] = field(default_factory=list)
     issued_plans: list[ClockPlan] = field(default_factory=list)
+    remembered: RememberedModel | None = None
+    """What an earlier run of this job showed, until it is forgotten."""
     num_iterations: int = 0
     num_faults: int = 0
     _orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
@@ -153,6 +158,7 @@ class Job:
     _is_relieved: bool = False
     _generation: int = 0
     _num_proof_iterations: int = 0
+    _kept_for_plan_id: str | None = None
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
 
     def __post_init__(self) -> None:
@@ -208,6 +214,11 @@ class Job:
             case GpuViewChanged():
                 if event.pp_rank in self.gpus:
                     self.gpus[event.pp_rank] = event.gpu
+                return ()
+            case ModelRecalled():
+                # Later than this the policy has begun to profile, or what was learned has been forgotten since.
+                if self.phase in {JobPhase.JOINING, JobPhase.WARMUP, JobPhase.BASELINE}:
+                    self.remembered = event.model
                 return ()
             case ControlLost():
                 return self._fall_back(event.reason, is_fault=True)
@@ -348,7 +359,21 @@ class Job:
         if self.purpose_of(observation.plan_id) is PlanPurpose.BASELINE and (full_speed := self._full_speed()):
             self.baseline = baseline_view(full_speed)
         self._num_tuned_seen += self.purpose_of(observation.plan_id) is PlanPurpose.TUNED
-        return self._guard() or self._prove() or self._ask()
+        return self._guard() or (*self._keep_model(), *(self._prove() or self._ask()))
+
+    def _keep_model(self) -> tuple[Command, ...]:
+        """Keep what a plan was made from once it has run for a while; the guard has found nothing wrong with it."""
+        plan = self.current_plan
+        if plan.purpose is not PlanPurpose.TUNED or plan.plan_id == self._kept_for_plan_id:
+            return ()
+        if sum(o.is_regular and o.plan_id == plan.plan_id for o in self.observations) < PROVEN_ITERATIONS:
+            return ()
+        self._kept_for_plan_id = plan.plan_id
+        profile = [o for o in self.observations if self.purpose_of(o.plan_id) is PlanPurpose.PROFILE]
+        model = model_of_run(self.description.job_id, self._full_speed(), profile, plan)
+        if model is None and self.remembered is not None:
+            model = replace(self.remembered, figures=plan.figures)
+        return (KeepModel(model),) if model is not None else ()
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
         if self._retry_at_iteration is None or observation.iteration_index < self._retry_at_iteration:
@@ -367,14 +392,16 @@ class Job:
             return (self._note(f"the job changed: {change}"), *self._ask())
         if self._num_slow_plans >= self.rules.relearn_after_slow_plans:
             reason = f"{self._num_slow_plans} plans in a row were slow: profiling again"
+            forget = (KeepModel(None),) if self.remembered is not None else ()
             self._forget_unless(lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
-            return (self._note(reason), *self._ask())
+            return (*forget, self._note(reason), *self._ask())
         return self._ask()
 
     def _forget_unless(self, is_kept: Callable[[IterationObservation], bool]) -> None:
         """Forget what was learned of the job, so that the policy begins anew."""
         self.observations = [o for o in self.observations if is_kept(o)]
         self.issued_plans = [plan for plan in self.issued_plans if plan.purpose is PlanPurpose.BASELINE]
+        self.remembered = None
         self._generation += 1
         self._num_slow_plans = 0
         self._num_tuned_seen = 0
@@ -411,6 +438,7 @@ class Job:
             communication_latency_s=self._typical(lambda o: o.communication_latency_s),
             launch_gap_s=self._typical(lambda o: o.launch_gap_s),
             generation=self._generation,
+            remembered=self.remembered,
         )
 
     def _typical(self, figure: Callable[[IterationObservation], float | None]) -> float:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import Instruction
 from gpuenergyd.core.plan import ClockPlan
@@ -78,6 +79,13 @@ class GpuViewChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRecalled:
+    """The history knows an earlier run of this job."""
+
+    model: RememberedModel
+
+
+@dataclass(frozen=True, slots=True)
 class ControlLost:
     """Clocks of this job cannot be set for now: worker gone, GPU lost, no permission."""
 
@@ -113,6 +121,7 @@ Event = (
     | PlanDecided
     | PolicyFailed
     | GpuViewChanged
+    | ModelRecalled
     | ControlLost
     | TargetChanged
     | RankReleased
@@ -172,10 +181,17 @@ class RecordPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepModel:
+    """Keep what this run has shown for the next one, in place of what is kept; None: forget that."""
+
+    model: RememberedModel | None
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob:
     """Nothing more will come of this job."""
 
     reason: str
 
 
-Command = ObserveIteration | AskPolicy | SendPlan | LeaseGpus | RestoreGpus | RecordPhase | EndJob
+Command = ObserveIteration | AskPolicy | SendPlan | LeaseGpus | RestoreGpus | RecordPhase | KeepModel | EndJob

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from gpuenergyd.core.carbon import CarbonForecast, HourlySeries, IntensityRung
+from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan
@@ -71,6 +72,8 @@ class JobView:
     `WOULD_BE` with a prediction, from the full-speed run and from what a policy assumes or remembers."""
     generation: int = 0
     """How often what was learned of this job has been forgotten; plan ids carry it, so that none is used twice."""
+    remembered: RememberedModel | None = None
+    """What an earlier run of this job showed; whether it still holds is for the policy to check at full speed."""
 
     def plan_id(self, name: str) -> str:
         """Return the id of a plan that has this name in the present generation."""

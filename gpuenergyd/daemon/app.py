@@ -25,6 +25,7 @@ from gpuenergyd.daemon.host_energy import HostEnergy
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.log_flood import FloodGuard
+from gpuenergyd.daemon.model_memory import ModelMemory
 from gpuenergyd.daemon.pauses import keep_pauses_short
 from gpuenergyd.daemon.plugins import TARGET_GROUP, check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
@@ -89,6 +90,7 @@ class Daemon:
                 observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
                 is_observing=settings.mode is Mode.OBSERVE,
                 watcher=self.carbon,
+                models=ModelMemory(settings.database_url),
             ),
             rules=JobRules(
                 warmup_iterations=settings.warmup_iterations, baseline_iterations=settings.baseline_iterations

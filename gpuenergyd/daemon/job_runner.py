@@ -18,7 +18,10 @@ from gpuenergyd.core.messages import (
     Event,
     GpuViewChanged,
     IterationObserved,
+    JobPhase,
+    KeepModel,
     LeaseGpus,
+    ModelRecalled,
     ObserveIteration,
     PlanDecided,
     PolicyFailed,
@@ -34,11 +37,12 @@ from gpuenergyd.core.savings import MeasuredSaving
 from gpuenergyd.core.telemetry import ObservedSpan, RankIteration, iteration_window, observe_iteration
 from gpuenergyd.daemon.gpus import Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedRunner
+from gpuenergyd.daemon.model_memory import packed, signature_of
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link import GpuHealth, LeaseOwner, RestoreResult
-from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, PlanRecord
+from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, ModelRecord, PlanRecord
 from gpuenergyd.wire.messages import PlanSlice
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ _TIMELINE_EVERY = 100
 _FIGURES_KEPT = 512
 _IMAGINE_EVERY = 50
 """Iterations between two looks at what would be saved, and at whether clocks may be set by now."""
+_RECALL_LIMIT_S = 5.0
 _WOULD_BE_EPOCH = -1
 """No rank ever follows it; each would-be plan of a job takes the place of the one before."""
 
@@ -281,6 +286,10 @@ class JobRunner:
             case RecordPhase():
                 log.info("job %s: %s (%s)", self.job_id, command.phase, command.reason)
                 self._record("phase", "core", command.reason, after=command.phase)
+                if command.phase is JobPhase.WARMUP:
+                    await self._recall()
+            case KeepModel():
+                await self._keep_model(command)
             case EndJob():
                 await self._end(command.reason)
             case _:
@@ -310,6 +319,25 @@ class JobRunner:
             self.services.history.write(
                 PlanRecord(self.job_id, _WOULD_BE_EPOCH, self.would_be, now, self.job.num_iterations)
             )
+
+    async def _recall(self) -> None:
+        """Give the job what an earlier run of it showed; meanwhile its first iterations wait to be observed."""
+        if self.services.models is None:
+            return
+        recalling = self.services.models.recall(signature_of(self.job, self.owner.uid))
+        try:
+            model = await asyncio.wait_for(recalling, _RECALL_LIMIT_S)
+        except TimeoutError:
+            log.warning("job %s: the history took too long to say what is known of it", self.job_id)
+            return
+        if model is not None and not self.job.is_ended:
+            self._record("recall", "core", f"what job {model.job_id} showed", after=f"{len(model.profile)} iterations")
+            self.take(ModelRecalled(model))
+
+    async def _keep_model(self, command: KeepModel) -> None:
+        blob = await asyncio.to_thread(packed, command.model)
+        now = utc_at(time.monotonic_ns())
+        self.services.history.write(ModelRecord(signature_of(self.job, self.owner.uid), self.job_id, now, blob))
 
     def _imagine_again(self) -> None:
         """Ask again for what the policy would aim for, or in earnest if clocks may be set by now."""

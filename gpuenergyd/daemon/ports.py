@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpuenergyd.core.job import Job
 from gpuenergyd.core.messages import Event
+from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy import JobView
@@ -142,6 +143,14 @@ class IterationWatcher(Protocol):
         ...
 
 
+class ModelPort(Protocol):
+    """What earlier runs of jobs showed."""
+
+    async def recall(self, signature: str) -> RememberedModel | None:
+        """Return what the last run showed; None when nothing is known, or it cannot be read."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class JobServices:
     """What every job of this daemon shares."""
@@ -155,3 +164,4 @@ class JobServices:
     is_observing: bool = False
     """Measure, never change a clock."""
     watcher: IterationWatcher | None = None
+    models: ModelPort | None = None

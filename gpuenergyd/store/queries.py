@@ -298,6 +298,17 @@ class History:
         with self._reading() as connection:
             return carbon_queries.targets(connection, job_id)
 
+    def model(self, signature: str) -> bytes | None:
+        """Return what the last run of a signature showed, None when nothing is known or it was forgotten.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        models = schema.models
+        with self._reading() as connection:
+            kept = connection.execute(select(models.c.model).where(models.c.signature == signature)).scalar()
+        return bytes(kept) if kept else None
+
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         try:

@@ -197,6 +197,16 @@ class TargetRecord:
     frontier: tuple[tuple[float, float], ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """What a run of a job showed, for the next run of the same `signature`; an empty `model` is a forgotten one."""
+
+    signature: str
+    job_id: str
+    learned_at: datetime
+    model: bytes
+
+
 Record = (
     JobRecord
     | JobEndRecord
@@ -211,6 +221,7 @@ Record = (
     | IntensityRecord
     | ForecastRecord
     | TargetRecord
+    | ModelRecord
 )
 
 

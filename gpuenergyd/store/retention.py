@@ -44,6 +44,7 @@ def forget_old(connection: Connection, now: datetime, retention: Retention) -> b
         (schema.gpu_rollups, schema.gpu_rollups.c.bucket_s == MINUTE_S, retention.minutes),
     ]
     has_more = [_forget_tier(connection, table, which, now - kept) for table, which, kept in tiers]
+    connection.execute(delete(schema.models).where(schema.models.c.learned_at < now - retention.minutes))
     # Figures first: they are those of every single iteration.
     has_more.append(keep_summaries(connection, now) or compact_iterations(connection, now))
     if retention.max_bytes and used_bytes(connection) > retention.max_bytes:

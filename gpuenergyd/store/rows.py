@@ -20,6 +20,7 @@ from gpuenergyd.store.records import (
     JobEndRecord,
     JobRecord,
     JobResumedRecord,
+    ModelRecord,
     PlanRecord,
     RankRecord,
     Record,
@@ -78,6 +79,8 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
                 row = fields_of(record)
                 frontier = encode_points(record.frontier) if record.frontier is not None else None
                 by_table["targets"].append({**row, "reason": record.reason[:MAX_REASON_CHARS], "frontier": frontier})
+            case ModelRecord():
+                by_table["models"].append(fields_of(record))
             case JobEndRecord():
                 row = fields_of(record)
                 ends.append({**row, "of_job": row.pop("job_id"), "end_reason": record.end_reason[:MAX_REASON_CHARS]})
@@ -145,7 +148,8 @@ def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
         connection.execute(insert(table), rows)
         return
     make: Callable[[Table], Any] = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    if table is schema.intensities:  # a value may come twice in one batch, and no database replaces a row twice in one
+    if table in {schema.intensities, schema.models}:
+        # What comes twice in one batch counts as it came last: no database replaces a row twice in one statement.
         rows = list({tuple(row[name] for name in key): row for row in rows}.values())
     statement = make(table)
     new: Mapping[str, Any] = {

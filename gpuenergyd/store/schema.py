@@ -19,7 +19,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 """The newest revision in migrations/; revisions are numbered, so text order is age."""
 
 APPLICATION_ID = 0x6745_6E72
@@ -256,3 +256,13 @@ targets = Table(
     Column("frontier", LargeBinary),
     sqlite_with_rowid=False,
 )
+
+models = Table(
+    "models",
+    metadata,
+    Column("signature", String(64), primary_key=True),
+    Column("job_id", String(64), nullable=False),
+    Column("learned_at", UtcInstant, nullable=False),
+    Column("model", LargeBinary, nullable=False),
+)
+"""What runs of a job showed, for its next run: `daemon.model_memory` knows what the bytes mean. None are empty."""

@@ -32,6 +32,7 @@ from gpuenergyd_policies.planning.segments import plan_segments
 from gpuenergyd_policies.planning.switching import SimulatedIteration, clock_changes, simulate_switching
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
+from gpuenergyd_policies.profiling.memory import with_memory
 from gpuenergyd_policies.profiling.procedure import Design, Knowledge, Ready
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
 from gpuenergyd_policies.would_be import cheapest_clocks, would_be_plan
@@ -76,6 +77,7 @@ class BubbleAware:
 
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
         """Return the pipeline's frontier as fitted, what a real iteration takes beyond it included."""
+        view = with_memory(view)
         num_profiled = sum(plan.purpose is PlanPurpose.PROFILE for plan in view.issued_plans)
         if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
             return ()
@@ -96,8 +98,12 @@ class BubbleAware:
         if not view.can_set_clocks:
             return would_be_plan(view, cheapest_clocks)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
+        known = with_memory(view)
         if tuned:
-            return _correction(view, tuned)
+            return _correction(known, tuned)
+        if known is not view and view.remembered is not None:
+            why = f"from what {view.remembered.job_id} showed, which still holds at full speed"
+            return _tuned_plan(known, caution_ratio=view.remembered.figure(CAUTION), number=1, why=why)
         design = Design(view, levels)
         step = design.next_step(lambda: _knowledge(view))
         if step is Ready.ENOUGH:
