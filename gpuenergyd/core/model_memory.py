@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.plan import ClockPlan
 
-REMEMBERED_PLAN_ID = "remembered"
-"""The plan of every remembered iteration: its own belongs to another run."""
+REMEMBERED_PROFILE, REMEMBERED_FULL_SPEED = "remembered-profile", "remembered-full-speed"
+"""The plans of remembered iterations: their own belong to another run."""
 MAX_PROFILE_ITERATIONS = 48
 MAX_FULL_SPEED_ITERATIONS = 12
 PROVEN_ITERATIONS = 8
@@ -45,11 +45,7 @@ def model_of_run(
         return None
     return RememberedModel(
         job_id=job_id,
-        full_speed=tuple(_anonymous(o) for o in full_speed[:MAX_FULL_SPEED_ITERATIONS]),
-        profile=tuple(_anonymous(o) for o in kept),
+        full_speed=tuple(replace(o, plan_id=REMEMBERED_FULL_SPEED) for o in full_speed[:MAX_FULL_SPEED_ITERATIONS]),
+        profile=tuple(replace(o, plan_id=REMEMBERED_PROFILE) for o in kept),
         figures=plan.figures,
     )
-
-
-def _anonymous(observation: IterationObservation) -> IterationObservation:
-    return replace(observation, plan_id=REMEMBERED_PLAN_ID)

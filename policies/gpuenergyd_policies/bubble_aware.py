@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import median
 
+from gpuenergyd.core.model_memory import REMEMBERED_PROFILE
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, dependency_graph
 from gpuenergyd.core.plan import (
@@ -157,6 +158,7 @@ def _worth_fitting(view: JobView) -> list[IterationObservation]:
     of a fit grows with the cube of the iterations, and a job may run hundreds at full speed before it is planned for.
     """
     purpose_of = {plan.plan_id: plan.purpose for plan in view.issued_plans}
+    purpose_of[REMEMBERED_PROFILE] = PlanPurpose.PROFILE
     regular = [o for o in view.observations if o.is_regular]
     profiled = [o for o in regular if purpose_of.get(o.plan_id or "") is PlanPurpose.PROFILE]
     at_full_speed = [
