@@ -75,8 +75,8 @@ def demo(
     ] = None,
     carbon_hour_s: Annotated[
         float, typer.Option(min=1.0, max=3600.0, help="An hour of the trace takes so long.")
-    ] = 6.0,
-    carbon_hours: Annotated[int, typer.Option(min=6, max=1000, help="Hours over which the budget is kept.")] = 24,
+    ] = 20.0,
+    carbon_hours: Annotated[int, typer.Option(min=6, max=1000, help="Hours over which the budget is kept.")] = 12,
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Leave history, logs and simulated GPUs here.")
     ] = None,
