@@ -89,12 +89,12 @@ def test_the_wheel_works_outside_the_checkout(installed: Path) -> None:
     assert all(row["is_usable"] for row in json.loads(listed.stdout)["policies"]), listed.stdout
 
 
-def test_the_report_page_is_drawn_from_the_wheel_alone(installed: Path) -> None:
-    program = "from jinja2 import PackageLoader; print(len(PackageLoader('gpuenergyd.report').list_templates()))"
+def test_the_pages_are_drawn_from_the_wheel_alone(installed: Path) -> None:
+    program = "from jinja2 import PackageLoader; print(*PackageLoader('gpuenergyd.report').list_templates())"
 
     result = run_installed(installed, "-c", program)
 
-    assert result.stdout.strip() == "1", result.stderr
+    assert result.stdout.split() == ["live.html.j2", "report.html.j2"], result.stderr
 
 
 @pytest.mark.parametrize("module", ["gpuenergyd", "gpuenergyd.client.rank", "gpuenergyd.gpu.restore"])
