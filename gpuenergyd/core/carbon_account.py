@@ -62,11 +62,11 @@ class WorkSlot:
     energy_j: float
     carbon_intensity_g_per_kwh: float | None
 
-    def joined(self, time_s: float, energy_j: float) -> "WorkSlot":
-        """Return the slot with one more iteration."""
+    def joined(self, time_s: float, energy_j: float, *, num_iterations: int = 1) -> "WorkSlot":
+        """Return the slot with one more iteration, or with the sums of several."""
         return WorkSlot(
             self.begin_at,
-            self.num_iterations + 1,
+            self.num_iterations + num_iterations,
             self.time_s + time_s,
             self.energy_j + energy_j,
             self.carbon_intensity_g_per_kwh,

@@ -1,7 +1,7 @@
 """The grams of a job, from the history: what it emitted, what was saved and by what, and what that rests on.
 
-Each iteration is priced with the intensity of its own hour, as it is known now: values that were revised since
-change what a report says. Energy in hours that nobody knows is in no sum.
+Each iteration is priced with the intensity of its own hour, a block of them with that of its begin, as it is known
+now: values that were revised since change what a report says. Energy in hours that nobody knows is in no sum.
 """
 
 from bisect import bisect_right
@@ -15,7 +15,8 @@ from gpuenergyd.core.carbon import CarbonSignal, IntensitySample, SampleStatus, 
 from gpuenergyd.core.carbon_account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.report.figures import grams_text, ratio_text, time_text
-from gpuenergyd.store import History, IterationRow, JobSummary, StoredIntensity, TargetRow
+from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
+from gpuenergyd.store.summaries import Iterations
 
 _BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
 
@@ -108,7 +109,7 @@ class CarbonReport:
 def carbon_report(history: History, job: JobSummary) -> CarbonReport | None:
     """Return a job's grams; None where no intensity of its time is known."""
     stored = history.intensities(since=job.started_at, until=job.ended_at)
-    iterations = history.iterations(job.job_id) if stored else ()
+    iterations = history.all_iterations(job.job_id) if stored else ()
     if not iterations:
         return None
     counted = Counter(row.signal for row in stored)
@@ -121,14 +122,14 @@ def carbon_report(history: History, job: JobSummary) -> CarbonReport | None:
     by_status: dict[SampleStatus, float] = {}
     carbon_g = priced_j = unpriced_j = 0.0
     for row, sample in priced:
-        if row.energy_j is None:
+        if row.sum_energy_j is None:
             continue
         if sample is None:
-            unpriced_j += row.energy_j
+            unpriced_j += row.sum_energy_j
             continue
-        priced_j += row.energy_j
-        by_status[sample.status] = by_status.get(sample.status, 0.0) + row.energy_j
-        total_j = row.energy_j + host_power_w * row.iteration_time_s
+        priced_j += row.sum_energy_j
+        by_status[sample.status] = by_status.get(sample.status, 0.0) + row.sum_energy_j
+        total_j = row.sum_energy_j + host_power_w * row.measured_time_s
         carbon_g += grams(total_j, sample.carbon_intensity_g_per_kwh)
     untuned = None
     if job.baseline_time_s is not None and job.baseline_energy_j is not None:
@@ -148,16 +149,16 @@ def carbon_report(history: History, job: JobSummary) -> CarbonReport | None:
 
 
 def _priced(
-    iterations: Sequence[IterationRow], samples: Sequence[IntensitySample]
-) -> list[tuple[IterationRow, IntensitySample | None]]:
-    """Return each iteration with the intensity that held when it began: the best status, then the latest."""
+    iterations: Sequence[Iterations], samples: Sequence[IntensitySample]
+) -> list[tuple[Iterations, IntensitySample | None]]:
+    """Return each with the intensity that held when it began: the best status, then the latest."""
     best: dict[datetime, IntensitySample] = {}
     for sample in samples:
         other = best.get(sample.valid_from_at)
         if other is None or _BELIEF[sample.status] <= _BELIEF[other.status]:
             best[sample.valid_from_at] = sample
     begins = sorted(best)
-    priced: list[tuple[IterationRow, IntensitySample | None]] = []
+    priced: list[tuple[Iterations, IntensitySample | None]] = []
     for row in iterations:
         index = bisect_right(begins, row.started_at) - 1
         held = best[begins[index]] if index >= 0 else None
@@ -165,26 +166,27 @@ def _priced(
     return priced
 
 
-def _slots(priced: Sequence[tuple[IterationRow, IntensitySample | None]]) -> list[WorkSlot]:
+def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[WorkSlot]:
     """Return the tuned work by interval, in order of time."""
     slots: list[WorkSlot] = []
     for row, sample in priced:
-        if not row.is_regular or row.plan_purpose is not PlanPurpose.TUNED or row.energy_j is None:
+        if not row.is_regular or row.purpose is not PlanPurpose.TUNED or row.sum_energy_j is None:
             continue
         begin_at = sample.valid_from_at if sample is not None else row.started_at
         if not slots or slots[-1].begin_at != begin_at:
             slots.append(WorkSlot(begin_at, 0, 0.0, 0.0, None))
-        joined = slots[-1].joined(row.iteration_time_s, row.energy_j)
+        joined = slots[-1].joined(row.measured_time_s, row.sum_energy_j, num_iterations=row.num_measured)
         intensity = sample.carbon_intensity_g_per_kwh if sample is not None else None
         slots[-1] = replace(joined, carbon_intensity_g_per_kwh=intensity)
     return slots
 
 
-def _slowdown(job: JobSummary, iterations: Sequence[IterationRow]) -> float | None:
-    times_s = [row.iteration_time_s for row in iterations if row.is_regular]
-    if not times_s or not job.baseline_time_s:
+def _slowdown(job: JobSummary, iterations: Sequence[Iterations]) -> float | None:
+    regular = [row for row in iterations if row.is_regular]
+    if not regular or not job.baseline_time_s:
         return None
-    return sum(times_s) / (len(times_s) * job.baseline_time_s) - 1.0
+    num_iterations = sum(row.num_iterations for row in regular)
+    return sum(row.sum_time_s for row in regular) / (num_iterations * job.baseline_time_s) - 1.0
 
 
 def _is_moved(row: StoredIntensity) -> bool:

@@ -15,7 +15,8 @@ from sqlalchemy import Connection, delete, exists, func, insert, select
 from gpuenergyd.store import schema
 
 BLOCK_ITERATIONS = 200
-"""A block is at most so long: drift within a job stays visible."""
+BLOCK_LENGTH = timedelta(minutes=10)
+"""A block is at most so long: drift within a job stays visible, and the hour that its energy belongs to."""
 KEPT_AT_EACH_END = 1000
 """Single iterations at the begin and at the end of a job that runs, or ended lately."""
 KEPT_LATER = 64
@@ -72,9 +73,13 @@ def _compact_job(connection: Connection, job_id: str, num_kept: int, *, at_most:
 
 def _blocks(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
     for _, alike in groupby(rows, key=lambda row: (row.plan_id, row.plan_purpose, row.is_regular)):
-        run = list(alike)
-        for begin in range(0, len(run), BLOCK_ITERATIONS):
-            yield _block(run[begin : begin + BLOCK_ITERATIONS])
+        block: list[Any] = []
+        for row in alike:
+            if block and (len(block) == BLOCK_ITERATIONS or row.started_at - block[0].started_at >= BLOCK_LENGTH):
+                yield _block(block)
+                block = []
+            block.append(row)
+        yield _block(block)
 
 
 def _block(rows: Sequence[Any]) -> dict[str, Any]:

@@ -23,7 +23,15 @@ from gpuenergyd.store.database import Contents, contents, one_line, reading_engi
 from gpuenergyd.store.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
 from gpuenergyd.store.kept_summaries import summary_of
 from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER, series_points
-from gpuenergyd.store.summaries import IterationRow, JobSummary, Typical, baseline_of, iteration_rows
+from gpuenergyd.store.summaries import (
+    IterationRow,
+    Iterations,
+    JobSummary,
+    Typical,
+    all_iterations,
+    baseline_of,
+    iteration_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,15 @@ class History:
         """
         with self._reading() as connection:
             return iteration_rows(connection, job_id)
+
+    def all_iterations(self, job_id: str) -> tuple[Iterations, ...]:
+        """Return a job's iterations in order, those of a long job that have become blocks among them.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        with self._reading() as connection:
+            return tuple(all_iterations(connection, job_id))
 
     def spans(self, job_id: str, iteration_index: int) -> tuple[ObservedSpan, ...]:
         """Return the measured timeline of one iteration; empty when none was kept.

@@ -103,6 +103,11 @@ class Iterations:
     sum_energy_j: float | None
     median_energy_j: float | None
 
+    @property
+    def measured_time_s(self) -> float:
+        """How long those took whose energy was measured, taken in proportion."""
+        return self.sum_time_s * self.num_measured / self.num_iterations
+
 
 def all_iterations(connection: Connection, job_id: str) -> list[Iterations]:
     """Return a job's iterations in order, as single as they are still kept."""
