@@ -120,13 +120,18 @@ class KillRig:
             case "core":
                 self._kill_core()
             case "worker":
-                _kill(self._children()["worker"])
+                pid = self._children()["worker"]
+                lowered, begun_s = self.lowered(), time.monotonic()
+                _kill(pid)
             case "worker_and_keeper":  # its successor is the only one left who can
                 children = self._children()
+                lowered, begun_s = self.lowered(), time.monotonic()
                 _kill(children["keeper"])
                 _kill(children["worker"])
             case "policy_host":
-                _kill(self._children()["policy_host"])
+                pid = self._children()["policy_host"]
+                lowered, begun_s = self.lowered(), time.monotonic()
+                _kill(pid)
                 for index in range(NUM_GPUS):  # a plan outlives its policy; it must not outlive its job
                     self._kill_trainer(index)
             case "all":
@@ -194,13 +199,18 @@ class KillRig:
             client.end_iteration()
 
     def _children(self) -> dict[str, int]:
-        status = self.daemon.status()
-        pids = {
-            "keeper": status["worker"]["keeper_pid"],
-            "worker": status["worker"]["pid"],
-            "policy_host": status["policy_host"]["pid"],
-        }
-        return {name: pid for name, pid in pids.items() if pid}
+        """Return the pids of the daemon's processes, once none of them is being replaced."""
+        pids: dict[str, int] = {}
+
+        def are_all_there() -> bool:
+            status = self.daemon.status()
+            pids["keeper"] = status["worker"]["keeper_pid"] or 0
+            pids["worker"] = status["worker"]["pid"] or 0
+            pids["policy_host"] = status["policy_host"]["pid"] or 0
+            return all(pids.values())
+
+        wait_until(are_all_there, 30)
+        return pids
 
     def _kill_trainer(self, index: int) -> None:
         pid = self.trainers.pop(index)
