@@ -22,7 +22,8 @@ class DaemonConnection:
     def request(self, method: str, path: str, body: bytes | None = None, *, limit_s: float) -> tuple[int, bytes]:
         """Return the status and body of a reply; `limit_s` bounds each wait for the daemon.
 
-        A connection that the daemon closed while idle is opened anew, once.
+        A connection that the daemon closed while idle is opened anew, once; a question that changes nothing is also
+        asked anew when the daemon closed without an answer, as one does that is just being restarted.
 
         Raises:
             OSError: nobody listens, or no reply in time (TimeoutError).
@@ -31,8 +32,9 @@ class DaemonConnection:
         was_open = self._socket is not None
         try:
             return self._exchange(method, path, body, limit_s)
-        except ConnectionError:
-            if not was_open:
+        except ConnectionError as error:
+            is_closed_unanswered = method == "GET" and not isinstance(error, ConnectionRefusedError)
+            if not was_open and not is_closed_unanswered:
                 raise
         return self._exchange(method, path, body, limit_s)
 

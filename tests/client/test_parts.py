@@ -3,13 +3,14 @@
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import gpuenergyd
 from gpuenergyd.client.breaker import LONGEST_PAUSE_S, CircuitBreaker
-from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.client.connection import DaemonClient, DaemonConnection
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
 from gpuenergyd.client.exchange import exchange
 from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan, prepare
@@ -252,3 +253,32 @@ def test_path_that_would_be_more_than_a_path_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ValueError, match="printable"):
         exchange(ours, "GET", "/v1/status\r\nX: y", None)
+
+
+@pytest.mark.parametrize(("method", "is_answered"), [("GET", True), ("POST", False)])
+def test_only_a_question_that_changes_nothing_is_asked_again_of_a_daemon_that_closes(
+    tmp_path: Path, method: str, *, is_answered: bool
+) -> None:
+    path = tmp_path / "restarting.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            listening.accept()[0].close()
+            if is_answered:
+                second, _ = listening.accept()
+                second.recv(4096)
+                second.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                second.close()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        connection = DaemonConnection(str(path))
+        if is_answered:
+            assert connection.request(method, "/v1/status", limit_s=10) == (200, b"{}")
+        else:
+            with pytest.raises(ConnectionError):
+                connection.request(method, "/v1/status", b"{}", limit_s=10)
+        connection.close()
+        server.join(10)
