@@ -199,7 +199,7 @@ class Server:
             # Each connection waits for its refusal, so a flood on it slows itself down and nobody else.
             await asyncio.sleep(_REFUSAL_PAUSE_S)
             refusal = _error(429, f"more than {self._rates.rate_per_s:g} requests per second from uid {guard.peer.uid}")
-            refusal.headers["Retry-After"] = f"{wait_s:.3f}"
+            refusal.headers["Retry-After"] = f"{max(wait_s, 0.001):.3f}"  # never "no time"
             return refusal
         await self._turns.take(guard.peer.uid)
         try:

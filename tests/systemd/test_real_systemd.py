@@ -114,11 +114,11 @@ def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon
 
 @pytest.mark.fault(40)
 def test_nobody_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon) -> None:
-    restart = subprocess.Popen(daemon.host.command("systemctl", "restart", CORE))
     num_answers = 0
-    while restart.poll() is None or num_answers == 0:
-        daemon.status()  # raises when it is refused
-        num_answers += 1
+    with subprocess.Popen(daemon.host.command("systemctl", "restart", CORE)) as restart:
+        while restart.poll() is None or num_answers == 0:
+            daemon.status()  # raises when it is refused
+            num_answers += 1
 
     assert restart.returncode == 0
 
