@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types layers spelling format unit frameworks fuzz bench-planner bench-profiling bench-carbon wheel clean
+.PHONY: help install demo test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -54,6 +54,10 @@ spelling: $(STAMP)  ## codespell
 
 unit: $(STAMP)  ## pytest; PYTEST_ARGS chooses
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+again: $(STAMP)  ## the tests that have just failed, one at a time; it fails too where none has
+	@echo "run again, alone: what failed in company; whoever passes now is unstable and wants mending" >&2
+	$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none
 
 frameworks: $(STAMP)  ## an environment for each training framework, for the adapters' own tests
 	$(BIN)/python -m tests.support.framework_environments

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import child_pids
+
 HOSTILE_POLICIES = '''
 """Policies that misbehave in every way a plugin can."""
 
@@ -115,19 +117,11 @@ def host_command(hostile_distribution: Path) -> tuple[str, ...]:
     return (sys.executable, "-I", "-c", program)
 
 
-def child_processes() -> set[int]:
-    """Return the pids of this process's living children."""
-    children = set()
-    for task in Path("/proc/self/task").iterdir():
-        children |= {int(pid) for pid in (task / "children").read_text().split()}
-    return children
-
-
 @pytest.fixture(autouse=True)
 def _no_process_is_left_behind() -> Iterator[None]:
-    before = child_processes()
+    before = set(child_pids(os.getpid()))
     yield
-    left = child_processes() - before
+    left = set(child_pids(os.getpid())) - before
     described = [f"{pid}: {_command_line(pid)}" for pid in sorted(left)]
     assert not described, f"this test left processes behind: {described}"
 

@@ -17,6 +17,7 @@ from gpuenergyd.daemon.policy_link import PolicyFailure, PolicyLink
 from gpuenergyd.daemon.starting import connect_policy_unit
 from tests.daemon.test_policy_host import view
 from tests.support.daemon_process import wait_for_death
+from tests.support.processes import child_pids
 from tests.support.waiting import wait_until
 
 _MANAGER = """
@@ -66,13 +67,6 @@ def unit(tmp_path: Path, hostile_distribution: Path) -> Iterator[Unit]:
     manager.wait(10)
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children."""
-    with suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
 def test_plans_come_over_the_connection_and_the_host_ends_with_it(unit: Unit) -> None:
     async def scenario() -> ClockPlan | PolicyFailure:
         link = unit.link()
@@ -90,8 +84,8 @@ def test_a_policy_that_never_returns_is_killed_by_hanging_up(unit: Unit) -> None
     async def scenario() -> tuple[ClockPlan | PolicyFailure, list[int]]:
         link = unit.link()
         asking = asyncio.create_task(link.next_plan("bad", "loops", view()))
-        await asyncio.to_thread(wait_until, lambda: bool(unit.guards() and children_of(unit.guards()[0])), 30.0)
-        hosts = children_of(unit.guards()[0])
+        await asyncio.to_thread(wait_until, lambda: bool(unit.guards() and child_pids(unit.guards()[0])), 30.0)
+        hosts = child_pids(unit.guards()[0])
         asking.cancel()
         with suppress(asyncio.CancelledError):
             await asking

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.processes import child_pids
 
 PROGRAM = """
 import http.client, json, os, socket, sys
@@ -81,10 +82,8 @@ class ClientProcess:
     def pid(self) -> int:
         """The client's pid on the host, whatever it is called in its own namespace."""
         pid = self.process.pid
-        while Path(f"/proc/{pid}/comm").read_text().strip() == "unshare" and (
-            below := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ):
-            pid = int(below[0])
+        while Path(f"/proc/{pid}/comm").read_text().strip() == "unshare" and (below := child_pids(pid)):
+            pid = below[0]
         return pid
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:

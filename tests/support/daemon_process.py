@@ -16,6 +16,7 @@ from typing import Any
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.simulated import SimulatedHost
+from tests.support.processes import child_pids
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,10 +204,13 @@ class Training:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
-        """End all of it."""
+        """End all of it, and return once every rank is gone: a rank outlives the launcher by a moment."""
+        ranks = child_pids(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
+        for rank in ranks:
+            wait_for_death(rank)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers import gpt_demo
 from gpuenergyd_trainers.gpt_model import layers_per_stage, simulated_works
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.support.processes import child_pids
 
 pytestmark = pytest.mark.torch
 
@@ -50,10 +51,6 @@ def start(started: list[Any], *arguments: str) -> Any:
 
 def _main(arguments: tuple[str, ...]) -> None:
     raise SystemExit(gpt_demo.main([*arguments, "--duration-scale", "0.03", "--microbatches", "4"]))
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
 
 @pytest.mark.parametrize("schedule_name", ["1f1b", "gpipe"])
@@ -114,7 +111,7 @@ def test_ranks_die_with_their_parent_and_leave_no_files(
     with FakeDaemon(tmp_path) as daemon:
         process = start(started, "--world", str(world), "--socket", daemon.socket_path)
         daemon.reports.get(timeout=RUN_LIMIT_S)
-        ranks = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+        ranks = [os.pidfd_open(pid) for pid in child_pids(process.pid)]
         os.kill(process.pid, signal.SIGKILL)
         gone = [bool(select.select([rank], [], [], WAIT_LIMIT_S)[0]) for rank in ranks]
         for rank in ranks:
@@ -128,7 +125,7 @@ def test_one_dead_rank_ends_the_others(tmp_path: Path, world: Path, started: lis
     with FakeDaemon(tmp_path) as daemon:
         process = start(started, "--world", str(world), "--socket", daemon.socket_path)
         daemon.reports.get(timeout=RUN_LIMIT_S)
-        os.kill(children_of(process.pid)[1], signal.SIGKILL)
+        os.kill(child_pids(process.pid)[1], signal.SIGKILL)
         process.join(RUN_LIMIT_S)
 
     assert process.exitcode == 1
