@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.daemon.starting import WorkerProcess
+from gpuenergyd.daemon.succession import Succession
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link import ClockSet, GpuLook, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
@@ -18,9 +19,6 @@ log = logging.getLogger(__name__)
 
 _CONNECT_LIMIT_S = 15.0
 _PING_PERIOD_S = 1.0
-_FIRST_PAUSE_S = 0.1
-_LAST_PAUSE_S = 10.0
-_STEADY_AFTER_S = 30.0
 _HUNG_LIMIT_S = 0.5
 _RESTORE_AND_EXIT_LIMIT_S = 40.0
 """A worker whose core has gone restores first; a driver call may take this long."""
@@ -188,17 +186,16 @@ class GpuWorker:
         return self._link
 
     async def _supervise(self) -> None:
-        pause_s = 0.0
+        succession = Succession()
         while True:
             up_since_s = time.monotonic()
-            if self.is_alive:
+            came_up = self.is_alive
+            if came_up:
                 await self._watch()
-            if time.monotonic() - up_since_s > _STEADY_AFTER_S:
-                pause_s = 0.0
+            lived_s = time.monotonic() - up_since_s
             await self._bring_down()
-            await asyncio.sleep(pause_s)
-            # The first successor comes at once: GPUs may be waiting for it.
-            pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LAST_PAUSE_S)
+            is_awaited = self._process.has_left_gpus()
+            await asyncio.sleep(succession.pause_s(lived_s=lived_s, came_up=came_up, is_awaited=is_awaited))
             self.num_restarts += 1
             await self._bring_up()
 

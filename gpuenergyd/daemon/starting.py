@@ -16,7 +16,8 @@ from typing import Protocol
 
 from gpuenergyd.daemon.policy_host import MAX_LINE_BYTES
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
-from gpuenergyd.errors import GpuError
+from gpuenergyd.errors import GpuError, JournalError
+from gpuenergyd.gpu.journal import Journal
 from gpuenergyd.gpu.link import require_trusted_listener
 from gpuenergyd.service_manager import child_environment
 
@@ -49,12 +50,17 @@ class WorkerProcess(Protocol):
         """End it, by force after the limit; its link has been cut."""
         ...
 
+    def has_left_gpus(self) -> bool:
+        """Return whether GPUs wait for its successor to put them back."""
+        ...
+
 
 @dataclass(slots=True)
 class ChildWorker:
     """A worker that the core starts, and ends."""
 
     command: Sequence[str]
+    journal_path: Path
     _process: asyncio.subprocess.Process | None = None
 
     @property
@@ -88,6 +94,13 @@ class ChildWorker:
                 process.kill()
             await process.wait()
 
+    def has_left_gpus(self) -> bool:
+        """Return whether the journal still lists any; one that cannot be read is for the successor to judge."""
+        try:
+            return bool(Journal(self.journal_path).read().entries)
+        except JournalError:
+            return True
+
 
 @dataclass(slots=True)
 class WorkerUnit:
@@ -105,6 +118,10 @@ class WorkerUnit:
 
     async def end(self, limit_s: float) -> None:
         """Leave that to the service manager."""
+
+    def has_left_gpus(self) -> bool:
+        """Return no: `ExecStopPost=` has put them back."""
+        return False
 
 
 @dataclass(slots=True)
@@ -201,7 +218,7 @@ def starters(settings: Settings) -> Starters:
         case Processes.CHILDREN:
             limit_bytes = settings.policy_memory_limit_bytes
             return Starters(
-                ChildWorker([*worker_command(settings), "--exit-with-core"]),
+                ChildWorker([*worker_command(settings), "--exit-with-core"], settings.journal_path),
                 lambda: start_policy_child(limit_bytes, POLICY_HOST_COMMAND),
             )
         case Processes.UNITS:
