@@ -1,6 +1,5 @@
 """A core that is restarted in order finds its leases kept; every other end of a core gives the clocks back."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import pytest
 
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.keeping import Claim, Keeping
-from gpuenergyd.gpu.simulated import SimulatedHost
-from tests.support.worker_site import OWNER, Site, run, until, want
+from gpuenergyd.gpu.link import WorkerLink
+from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want, with_worker
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -17,13 +16,8 @@ TOKEN = "0123456789abcdef" * 2
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """Two simulated A100s held by this process; workers are ended afterwards."""
-    host = SimulatedHost.create(tmp_path / "world", ["a100-sxm"] * 2, seed=2)
-    for identity in host.identities():
-        host.attach_process(identity.gpu_uuid, os.getpid())
-    made = Site(tmp_path, host)
-    yield made
-    made.end_workers()
-    host.close()
+    with simulated_site(tmp_path, 2) as made:
+        yield made
 
 
 async def lower_and_go(site: Site, keep_s: float) -> None:
@@ -105,16 +99,12 @@ def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(sit
     run(main())
 
 
-def test_a_promise_that_makes_no_sense_is_refused(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            for token, keep_s in (("short", 1.0), (TOKEN, 0.0), (TOKEN, 1e9)):
-                with pytest.raises(GpuError, match="a token of 32 characters and up to 60 s are expected"):
-                    await link.hand_over(token, keep_s)
-
-    run(main())
+@with_worker
+async def test_a_promise_that_makes_no_sense_is_refused(site: Site, link: WorkerLink) -> None:
+    for token, keep_s in (("short", 1.0), (TOKEN, 0.0), (TOKEN, 1e9)):
+        with pytest.raises(GpuError, match="a token of 32 characters and up to 60 s are expected"):
+            await link.hand_over(token, keep_s)
+    assert site.locks() == [None, None]
 
 
 def test_a_token_opens_what_is_kept_once() -> None:

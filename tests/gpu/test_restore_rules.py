@@ -13,11 +13,10 @@ from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore import restore
 from gpuenergyd.gpu.restore_rules import RestorePolicy, RestoreRules
 from gpuenergyd.gpu.restoring import RestoreResult
-from gpuenergyd.gpu.simulated import SimulatedHost
 from tests.gpu.test_journal import entry
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, run, until, want
+from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want
 
 KEEP = RestoreRules(RestorePolicy.KEEP)
 
@@ -25,13 +24,8 @@ KEEP = RestoreRules(RestorePolicy.KEEP)
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """Two simulated A100s held by this process; workers are ended afterwards."""
-    host = SimulatedHost.create(tmp_path / "world", ["a100-sxm"] * 2, seed=3)
-    for identity in host.identities():
-        host.attach_process(identity.gpu_uuid, os.getpid())
-    made = Site(tmp_path, host)
-    yield made
-    made.end_workers()
-    host.close()
+    with simulated_site(tmp_path, 2) as made:
+        yield made
 
 
 @pytest.fixture

@@ -15,220 +15,157 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import DriverError, GpuError
-from gpuenergyd.gpu.link import GpuHealth, RestoreResult
+from gpuenergyd.gpu.link import GpuHealth, RestoreResult, WorkerLink
 from gpuenergyd.gpu.restore import restore
-from gpuenergyd.gpu.simulated import SimulatedHost
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, run, until, want
+from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want, with_worker
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """Three simulated A100s held by this process; workers are ended afterwards."""
-    host = SimulatedHost.create(tmp_path / "world", ["a100-sxm"] * 3, seed=2)
-    for identity in host.identities():
-        host.attach_process(identity.gpu_uuid, os.getpid())
-    made = Site(tmp_path, host)
-    yield made
-    made.end_workers()
-    host.close()
+    with simulated_site(tmp_path, 3) as made:
+        yield made
 
 
-def test_wish_is_carried_out_and_its_effect_reported(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            assert [i.gpu_uuid for i in link.identities] == site.gpus
-            await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[1], 1110)
-            await until(lambda: bool(heard.clock_sets))
-            change = heard.clock_sets[0]
-            assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
-            assert change.effective_mono_ns is not None
-            assert change.due_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
-            assert change.actual_sm_clock_mhz == 1110
-            assert site.locks() == [None, 1110, None]
-
-    run(main())
+@with_worker
+async def test_wish_is_carried_out_and_its_effect_reported(site: Site, link: WorkerLink) -> None:
+    assert [i.gpu_uuid for i in link.identities] == site.gpus
+    await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[1], 1110)
+    await until(lambda: bool(site.heard.clock_sets))
+    change = site.heard.clock_sets[0]
+    assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
+    assert change.effective_mono_ns is not None
+    assert change.due_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
+    assert change.actual_sm_clock_mhz == 1110
+    assert site.locks() == [None, 1110, None]
 
 
-def test_journal_is_on_disk_before_the_lease_is_granted(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus[:2], OWNER)
-            assert site.journalled() == set(site.gpus[:2])
-            assert site.locks() == [None, None, None]
-            await link.restore(site.gpus, "test")
-            assert site.journalled() == set()
-
-    run(main())
+@with_worker
+async def test_journal_is_on_disk_before_the_lease_is_granted(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus[:2], OWNER)
+    assert site.journalled() == set(site.gpus[:2])
+    assert site.locks() == [None, None, None]
+    await link.restore(site.gpus, "test")
+    assert site.journalled() == set()
 
 
-def test_wish_without_a_lease_is_refused(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus[:1], OWNER)
-            want(link, site.gpus[2], 900)
-            await until(lambda: bool(heard.clock_sets))
-            assert heard.clock_sets[0].error == "refused: no lease on this GPU"
-            assert site.host.num_clock_sets(site.gpus[2]) == 0
-
-    run(main())
+@with_worker
+async def test_wish_without_a_lease_is_refused(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus[:1], OWNER)
+    want(link, site.gpus[2], 900)
+    await until(lambda: bool(site.heard.clock_sets))
+    assert site.heard.clock_sets[0].error == "refused: no lease on this GPU"
+    assert site.host.num_clock_sets(site.gpus[2]) == 0
 
 
-def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            (site.folder / "journal.json").mkdir()
-            with pytest.raises(GpuError, match="cannot"):
-                await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
-            await until(lambda: bool(heard.clock_sets))
-            assert heard.clock_sets[0].error is not None
-            assert site.locks() == [None, None, None]
-
-    run(main())
+@with_worker
+async def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(site: Site, link: WorkerLink) -> None:
+    (site.folder / "journal.json").mkdir()
+    with pytest.raises(GpuError, match="cannot"):
+        await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[0], 900)
+    await until(lambda: bool(site.heard.clock_sets))
+    assert site.heard.clock_sets[0].error is not None
+    assert site.locks() == [None, None, None]
 
 
-def test_second_lease_on_a_gpu_names_the_first(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus[:2], OWNER)
-            with pytest.raises(GpuError, match="is leased to L1"):
-                await link.lease("L2", site.gpus[1:], OWNER)
-            await link.restore(site.gpus[:2], "done")
-            await link.lease("L2", site.gpus[1:], OWNER)
-
-    run(main())
+@with_worker
+async def test_second_lease_on_a_gpu_names_the_first(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus[:2], OWNER)
+    with pytest.raises(GpuError, match="is leased to L1"):
+        await link.lease("L2", site.gpus[1:], OWNER)
+    await link.restore(site.gpus[:2], "done")
+    await link.lease("L2", site.gpus[1:], OWNER)
 
 
 @pytest.mark.fault(36)
-def test_flood_of_wishes_is_coalesced_to_the_newest(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus, OWNER)
-            clocks = link.identities[0].supported_sm_clocks_mhz
-            for k in range(300):
-                for gpu in site.gpus:
-                    want(link, gpu, clocks[k % 20])
-            for gpu in site.gpus:
-                want(link, gpu, 1005)
-            await until(lambda: site.locks() == [1005, 1005, 1005])
-            await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in heard.clock_sets) == 3)
-            assert all(site.host.num_clock_sets(gpu) < 150 for gpu in site.gpus)
-
-    run(main())
+@with_worker
+async def test_flood_of_wishes_is_coalesced_to_the_newest(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    clocks = link.identities[0].supported_sm_clocks_mhz
+    for k in range(300):
+        for gpu in site.gpus:
+            want(link, gpu, clocks[k % 20])
+    for gpu in site.gpus:
+        want(link, gpu, 1005)
+    await until(lambda: site.locks() == [1005, 1005, 1005])
+    await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in site.heard.clock_sets) == 3)
+    assert all(site.host.num_clock_sets(gpu) < 150 for gpu in site.gpus)
 
 
-def test_wish_for_the_clock_in_force_calls_nobody(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 1110)
-            await until(lambda: bool(heard.clock_sets))
-            want(link, site.gpus[0], 1110)
-            want(link, site.gpus[1], 1110)
-            await until(lambda: site.locks()[1] == 1110)
-            assert (await link.ping())["num_sets_skipped"] == 1
-            assert site.host.num_clock_sets(site.gpus[0]) == 1
-
-    run(main())
+@with_worker
+async def test_wish_for_the_clock_in_force_calls_nobody(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[0], 1110)
+    await until(lambda: bool(site.heard.clock_sets))
+    want(link, site.gpus[0], 1110)
+    want(link, site.gpus[1], 1110)
+    await until(lambda: site.locks()[1] == 1110)
+    assert (await link.ping())["num_sets_skipped"] == 1
+    assert site.host.num_clock_sets(site.gpus[0]) == 1
 
 
-def test_wish_between_two_clocks_gets_the_faster_one(site: Site) -> None:
+@with_worker
+async def test_wish_between_two_clocks_gets_the_faster_one(site: Site, link: WorkerLink) -> None:
     """The worker's clamp never makes a job slower than it asked to be."""
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu, clock in zip(site.gpus, (1111, 5000, 1), strict=True):
-                want(link, gpu, clock)
-            await until(lambda: site.locks() == [1125, 1410, 210])
-
-    run(main())
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu, clock in zip(site.gpus, (1111, 5000, 1), strict=True):
+        want(link, gpu, clock)
+    await until(lambda: site.locks() == [1125, 1410, 210])
 
 
-def test_later_wish_is_carried_out_at_its_time_unless_replaced(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus, OWNER)
-            now_ns = time.monotonic_ns()
-            for gpu in site.gpus[:2]:
-                link.want(
-                    gpu,
-                    1110,
-                    later_sm_clock_mhz=1410,
-                    later_at_mono_ns=now_ns + 300_000_000,
-                    asked_mono_ns=now_ns,
-                    reason="test",
-                )
-            want(link, site.gpus[1], 1200)
-            await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in heard.clock_sets))
-            (raised,) = (c for c in heard.clock_sets if c.requested_sm_clock_mhz == 1410)
-            assert raised.gpu_uuid == site.gpus[0]
-            assert raised.called_mono_ns >= now_ns + 300_000_000
-            await link.ping()
-            assert site.locks()[:2] == [1410, 1200]
-
-    run(main())
+@with_worker
+async def test_later_wish_is_carried_out_at_its_time_unless_replaced(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    now_ns = time.monotonic_ns()
+    for gpu in site.gpus[:2]:
+        link.want(
+            gpu,
+            1110,
+            later_sm_clock_mhz=1410,
+            later_at_mono_ns=now_ns + 300_000_000,
+            asked_mono_ns=now_ns,
+            reason="test",
+        )
+    want(link, site.gpus[1], 1200)
+    await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.heard.clock_sets))
+    (raised,) = (c for c in site.heard.clock_sets if c.requested_sm_clock_mhz == 1410)
+    assert raised.gpu_uuid == site.gpus[0]
+    assert raised.called_mono_ns >= now_ns + 300_000_000
+    await link.ping()
+    assert site.locks()[:2] == [1410, 1200]
 
 
-def test_restore_gives_clocks_back_ends_leases_and_drops_wishes(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                want(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900, 900])
-            want(link, site.gpus[0], 1005)
-            outcomes = await link.restore(site.gpus[:2], "test")
-            assert {(o.gpu_uuid, o.result) for o in outcomes} == {
-                (gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]
-            }
-            assert site.locks() == [None, None, 900]
-            want(link, site.gpus[0], 800)
-            await until(lambda: any(c.error for c in heard.clock_sets))
-            assert site.locks() == [None, None, 900]
-
-    run(main())
+@with_worker
+async def test_restore_gives_clocks_back_ends_leases_and_drops_wishes(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu in site.gpus:
+        want(link, gpu, 900)
+    await until(lambda: site.locks() == [900, 900, 900])
+    want(link, site.gpus[0], 1005)
+    outcomes = await link.restore(site.gpus[:2], "test")
+    assert {(o.gpu_uuid, o.result) for o in outcomes} == {(gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]}
+    assert site.locks() == [None, None, 900]
+    want(link, site.gpus[0], 800)
+    await until(lambda: any(c.error for c in site.heard.clock_sets))
+    assert site.locks() == [None, None, 900]
 
 
-def test_power_limit_needs_a_lease_and_is_given_back_with_it(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            gpu = site.gpus[0]
-            with pytest.raises(GpuError, match="does not cover"):
-                await link.limit("L1", gpu, 300.0, OWNER)
-            await link.lease("L1", site.gpus[:1], OWNER)
-            assert await link.limit("L1", gpu, 300.0, OWNER) == 300.0
-            assert await link.limit("L1", gpu, 250.0, OWNER) == 250.0
-            with pytest.raises(GpuError, match="100 to 480 W are"):
-                await link.limit("L1", gpu, 900.0, OWNER)
-            assert site.host.power_limit_w(gpu) == 250.0
-            assert {o.result for o in await link.restore([gpu], "end")} == {RestoreResult.RESTORED}
-            assert site.host.power_limit_w(gpu) == 480.0
-
-    run(main())
+@with_worker
+async def test_power_limit_needs_a_lease_and_is_given_back_with_it(site: Site, link: WorkerLink) -> None:
+    gpu = site.gpus[0]
+    with pytest.raises(GpuError, match="does not cover"):
+        await link.limit("L1", gpu, 300.0, OWNER)
+    await link.lease("L1", site.gpus[:1], OWNER)
+    assert await link.limit("L1", gpu, 300.0, OWNER) == 300.0
+    assert await link.limit("L1", gpu, 250.0, OWNER) == 250.0
+    with pytest.raises(GpuError, match="100 to 480 W are"):
+        await link.limit("L1", gpu, 900.0, OWNER)
+    assert site.host.power_limit_w(gpu) == 250.0
+    assert {o.result for o in await link.restore([gpu], "end")} == {RestoreResult.RESTORED}
+    assert site.host.power_limit_w(gpu) == 480.0
 
 
 def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
@@ -386,22 +323,17 @@ def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
     wait_until(lambda: site.journalled() == set())
 
 
-def test_restore_beside_a_living_worker_wins(site: Site) -> None:
+@with_worker
+async def test_restore_beside_a_living_worker_wins(site: Site, link: WorkerLink) -> None:
     """A worker whose journal entry is gone drops the lease instead of lowering again."""
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
-            await until(lambda: site.locks()[0] == 900)
-            await asyncio.to_thread(restore, site.folder / "journal.json")
-            want(link, site.gpus[0], 800)
-            await until(lambda: any(c.error for c in heard.clock_sets))
-            assert "somebody restored it" in str(heard.clock_sets[-1].error)
-            assert site.locks() == [None, None, None]
-
-    run(main())
+    await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[0], 900)
+    await until(lambda: site.locks()[0] == 900)
+    await asyncio.to_thread(restore, site.folder / "journal.json")
+    want(link, site.gpus[0], 800)
+    await until(lambda: any(c.error for c in site.heard.clock_sets))
+    assert "somebody restored it" in str(site.heard.clock_sets[-1].error)
+    assert site.locks() == [None, None, None]
 
 
 def test_sigterm_restores_and_ends(site: Site) -> None:

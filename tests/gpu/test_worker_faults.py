@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link import GpuHealth, RestoreResult
+from gpuenergyd.gpu.link import GpuHealth, RestoreResult, WorkerLink
 from gpuenergyd.gpu.restore import restore
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, run, until, want
+from tests.support.worker_site import OWNER, Site, run, until, want, with_worker
 
 SHORT = ("--read-deadline-s", "0.5", "--set-deadline-s", "0.5")
 
@@ -33,22 +33,17 @@ def control(nvml_world: NvmlWorld) -> FakeNvmlControl:
     return nvml_world.control
 
 
-def test_worker_controls_and_restores_through_nvml(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu, clock in zip(site.gpus, (1110, 1200, 1005), strict=True):
-                want(link, gpu, clock)
-            await until(lambda: site.locks() == [1110, 1200, 1005])
-            await until(lambda: len(heard.clock_sets) == 3)
-            assert all(c.error is None and c.effective_mono_ns is not None for c in heard.clock_sets)
-            outcomes = await link.restore(site.gpus, "test")
-            assert {o.result for o in outcomes} == {RestoreResult.RESTORED}
-            assert site.locks() == [None, None, None]
-
-    run(main())
+@with_worker
+async def test_worker_controls_and_restores_through_nvml(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu, clock in zip(site.gpus, (1110, 1200, 1005), strict=True):
+        want(link, gpu, clock)
+    await until(lambda: site.locks() == [1110, 1200, 1005])
+    await until(lambda: len(site.heard.clock_sets) == 3)
+    assert all(c.error is None and c.effective_mono_ns is not None for c in site.heard.clock_sets)
+    outcomes = await link.restore(site.gpus, "test")
+    assert {o.result for o in outcomes} == {RestoreResult.RESTORED}
+    assert site.locks() == [None, None, None]
 
 
 def test_killed_worker_is_made_good_by_restore_through_nvml(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,23 +266,18 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
 
 
 @pytest.mark.fault(14)
-def test_what_somebody_else_unlocks_is_respected_and_told(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, heard):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                want(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900, 900])
-            site.host.lock_sm_clock(site.gpus[0], 1305)
-            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.DEGRADED)
-            assert "somebody else changed its clock lock" in heard.states[-1].detail
-            await link.restore(site.gpus, "end")
-            assert site.locks() == [1305, None, None]
-            assert site.journalled() == set()
-
-    run(main())
+@with_worker
+async def test_what_somebody_else_unlocks_is_respected_and_told(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu in site.gpus:
+        want(link, gpu, 900)
+    await until(lambda: site.locks() == [900, 900, 900])
+    site.host.lock_sm_clock(site.gpus[0], 1305)
+    await until(lambda: site.heard.health(site.gpus[0]) is GpuHealth.DEGRADED)
+    assert "somebody else changed its clock lock" in site.heard.states[-1].detail
+    await link.restore(site.gpus, "end")
+    assert site.locks() == [1305, None, None]
+    assert site.journalled() == set()
 
 
 @pytest.mark.fault(12)

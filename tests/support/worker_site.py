@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class Site:
     driver: str = "simulated"
     environment: Mapping[str, str] | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    heard: Heard = field(default_factory=Heard)
+    """What the last core that was linked heard."""
 
     @property
     def gpus(self) -> list[str]:
@@ -88,7 +90,7 @@ class Site:
         self, rules: RestoreRules | None = None, *, token: str = ""
     ) -> AsyncIterator[tuple[WorkerLink, Heard]]:
         """Connect as the core does."""
-        heard = Heard()
+        heard = self.heard = Heard()
         link = await WorkerLink.connect(
             self.folder / "link.sock",
             on_samples=heard.samples.extend,
@@ -103,6 +105,37 @@ class Site:
             yield link, heard
         finally:
             await link.close()
+
+
+@contextlib.contextmanager
+def simulated_site(folder: Path, num_gpus: int) -> Iterator[Site]:
+    """Yield that many simulated A100s held by this process; workers are ended afterwards."""
+    host = SimulatedHost.create(folder / "world", ["a100-sxm"] * num_gpus, seed=2)
+    for identity in host.identities():
+        host.attach_process(identity.gpu_uuid, os.getpid())
+    made = Site(folder, host)
+    try:
+        yield made
+    finally:
+        made.end_workers()
+        host.close()
+
+
+def with_worker(test: Callable[[Site, WorkerLink], Awaitable[None]]) -> Callable[[Site], None]:
+    """Make a coroutine a test: the fixture `site` with a worker started, and the core's side of the link to it."""
+
+    def test_with_worker(site: Site) -> None:
+        site.start_worker()
+
+        async def main() -> None:
+            async with site.linked() as (link, _):
+                await test(site, link)
+
+        run(main())
+
+    test_with_worker.__name__ = test.__name__
+    test_with_worker.__doc__ = test.__doc__
+    return test_with_worker
 
 
 async def until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
