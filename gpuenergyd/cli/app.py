@@ -2,37 +2,44 @@
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from gpuenergyd import __version__
-
-_MODULES = {
-    "demo": "demo",
-    "serve": "serve",
-    "run": "run",
-    "status": "status",
-    "report": "report",
-    "dashboard": "dashboard",
-    "plan": "plan",
-    "explain": "explain",
-    "policies": "policies",
-    "lock": "leases",
-    "limit": "leases",
-    "restore": "restore",
-    "doctor": "doctor",
-    "install": "install",
-    "uninstall": "install",
-    "carbon": "carbon",
+TASKS = {
+    "Try it": {"demo": "demo"},
+    "Train": {"run": "run"},
+    "See what happens": {"status": "status", "report": "report", "dashboard": "dashboard"},
+    "Plan": {"plan": "plan", "explain": "explain", "policies": "policies", "carbon": "carbon"},
+    "Run a host": {"serve": "serve", "doctor": "doctor", "restore": "restore", "lock": "leases", "limit": "leases"},
+    "Set up a host": {"install": "install", "uninstall": "install"},
 }
-"""The module of this folder that holds each command, in the order in which help lists them."""
+"""What people come to do, and the module of this folder that holds each command for it; help lists them so."""
+
+_MODULES = {command: module for commands in TASKS.values() for command, module in commands.items()}
+
+
+class _ByTask(TyperGroup):
+    """Lists its commands in help by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  the library's signature
+        """Write a section for each task, with the same columns in all of them."""
+        name_width = max(map(len, _MODULES))
+        text_width = formatter.width - 6 - name_width
+        for task, names in TASKS.items():
+            found = [self.commands[name] for name in names if name in self.commands]
+            rows = [(str(c.name).ljust(name_width), c.get_short_help_str(text_width)) for c in found]
+            if rows:
+                with formatter.section(task):
+                    formatter.write_dl(rows)
 
 
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     """Return the command line: with the one command that the arguments begin with, or with all of them."""
     app = typer.Typer(
         name="gpuenergyd",
+        cls=_ByTask,
         help="Make GPU training use less energy at the same speed.",
         epilog="Exit codes: 0 fine, 1 failed, 2 usage, 3 daemon not running, 4 degraded.",
         no_args_is_help=True,
@@ -54,13 +61,21 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"gpuenergyd {__version__}")
+        from gpuenergyd.cli.versions import version_lines  # noqa: PLC0415  no other command looks at what is installed
+
+        typer.echo("\n".join(version_lines()))
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and what is installed.",
+        ),
     ] = False,
 ) -> None:
     """Make GPU training use less energy at the same speed."""

@@ -1,0 +1,70 @@
+"""Every command with its options, read from the command line itself: manual pages and the reference come from it."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import typer
+
+from gpuenergyd.cli.app import TASKS, command_line
+
+PROGRAM = "gpuenergyd"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionText:
+    """An option or argument as help shows it: how it is written, and what it does."""
+
+    usage: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandText:
+    """One command; `name` is the whole of it, such as `gpuenergyd carbon now`."""
+
+    name: str
+    task: str
+    usage: str
+    summary: str
+    description: str
+    arguments: tuple[OptionText, ...]
+    options: tuple[OptionText, ...]
+
+
+@cache
+def described_commands() -> tuple[CommandText, ...]:
+    """Return the program itself, then every command and subcommand in the order in which help lists them."""
+    group: Any = typer.main.get_command(command_line())
+    found = list(_described(group, (PROGRAM,), ""))
+    order = {name: index for index, name in enumerate(name for names in TASKS.values() for name in names)}
+    return (found[0], *sorted(found[1:], key=lambda command: order[command.name.split()[1]]))
+
+
+def _described(command: Any, path: tuple[str, ...], task: str) -> list[CommandText]:
+    context = command.make_context(" ".join(path), [], resilient_parsing=True)
+    usage = " ".join(context.get_usage().removeprefix("Usage:").split())
+    paragraphs = (command.help or "").strip().split("\n\n")
+    summary = " ".join(paragraphs[0].split())
+    records = {
+        kind: tuple(
+            OptionText(*(" ".join(text.split()) for text in record))
+            for parameter in command.get_params(context)
+            if parameter.param_type_name == kind and (record := parameter.get_help_record(context)) is not None
+        )
+        for kind in ("argument", "option")
+    }
+    described = CommandText(
+        " ".join(path),
+        task,
+        usage,
+        summary,
+        "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs[1:]),
+        records["argument"],
+        records["option"],
+    )
+    found = [described]
+    for name, child in getattr(command, "commands", {}).items():
+        child_task = task or next(task for task, names in TASKS.items() if name in names)
+        found += _described(child, (*path, name), child_task)
+    return found
