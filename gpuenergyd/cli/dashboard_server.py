@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import BoundedSemaphore, Lock
 from typing import Any
 
-from gpuenergyd.cli.output import json_text
+from gpuenergyd.cli.json_text import json_text
 from gpuenergyd.client.connection import DaemonClient, DaemonConnection
 from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
 

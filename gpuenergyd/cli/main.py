@@ -5,6 +5,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from gpuenergyd.cli.plain_arguments import plain_report
+from gpuenergyd.cli.report_command import write_report
 from gpuenergyd.errors import GpuEnergyError
 
 EXIT_FAILED = 1
@@ -22,6 +24,27 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
+        request = plain_report(arguments)
+        return write_report(request) if request is not None else _run_typer(arguments)
+    except GpuEnergyError as error:
+        _show_traceback_if_wanted()
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has left: nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:  # noqa: BLE001  the last edge: a user gets one line, a developer asks for more
+        _show_traceback_if_wanted()
+        _complain(f"{type(error).__name__}: {error} (this is a bug; {DEBUG_VARIABLE}=1 shows where)")
+        return EXIT_FAILED
+
+
+def _run_typer(arguments: list[str]) -> int:
+    """Run one command as Typer reads its arguments."""
+    try:
         import typer  # noqa: PLC0415  a plain install brings the client only, and shall say so
 
         from gpuenergyd.cli.app import command_line  # noqa: PLC0415
@@ -35,20 +58,8 @@ def run(arguments: list[str]) -> int:
         result = command_line(arguments)(arguments, prog_name="gpuenergyd", standalone_mode=False)
     except click_error as error:
         return _usage_error(error)
-    except GpuEnergyError as error:
-        _show_traceback_if_wanted()
-        _complain(str(error))
-        return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has left: nothing is wrong, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
-    except Exception as error:  # noqa: BLE001  the last edge: a user gets one line, a developer asks for more
-        _show_traceback_if_wanted()
-        _complain(f"{type(error).__name__}: {error} (this is a bug; {DEBUG_VARIABLE}=1 shows where)")
-        return EXIT_FAILED
     return result if isinstance(result, int) else 0
 
 

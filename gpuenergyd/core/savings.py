@@ -9,7 +9,7 @@ job drift linearly.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, mean, median, stdev
+from statistics import NormalDist, fmean, mean, median, stdev
 
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.policy import BaselineView
@@ -113,7 +113,7 @@ def _regress(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, 
     The second column is dropped where it cannot be told from the first: a job without blocks has no drift to see.
     """
     n = len(rows)
-    a_mean, b_mean, y_mean = (mean(row[k] for row in rows) for k in range(3))
+    a_mean, b_mean, y_mean = (fmean(row[k] for row in rows) for k in range(3))
     saa = sum((a - a_mean) ** 2 for a, _, _ in rows)
     sbb = sum((b - b_mean) ** 2 for _, b, _ in rows)
     sab = sum((a - a_mean) * (b - b_mean) for a, b, _ in rows)

@@ -14,6 +14,6 @@ days       energy of all GPUs per day
 axes       round steps and ticks
 series     time and energy of every iteration, drawn in order
 page       the HTML page
-tables     the same for a terminal, as CSV and as JSON
+tables     the same for a terminal; csv_table, as CSV
 live       what the daemon is doing now, for a terminal
 """

@@ -16,7 +16,7 @@ from gpuenergyd.core.carbon_account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.report.figures import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
-from gpuenergyd.store.summaries import Iterations
+from gpuenergyd.store.summaries import WHOLE, Counted, Iterations
 
 _BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
 
@@ -106,14 +106,13 @@ class CarbonReport:
         return tuple(lines)
 
 
-def carbon_report(history: History, job: JobSummary) -> CarbonReport | None:
-    """Return a job's grams; None where no intensity of its time is known."""
+def carbon_report(history: History, job: JobSummary, counted: Counted = WHOLE) -> CarbonReport | None:
+    """Return the grams of a job, or of the part of it that counts; None where no intensity of its time is known."""
     stored = history.intensities(since=job.started_at, until=job.ended_at)
-    iterations = history.all_iterations(job.job_id) if stored else ()
+    iterations = [row for row in history.all_iterations(job.job_id) if counted.holds(row.started_at)] if stored else []
     if not iterations:
         return None
-    counted = Counter(row.signal for row in stored)
-    signal = counted.most_common(1)[0][0]
+    signal = Counter(row.signal for row in stored).most_common(1)[0][0]
     known = [row for row in stored if row.signal == signal]
     targets = history.targets(job.job_id)
     frontier = next((row.frontier for row in reversed(targets) if row.frontier), ())

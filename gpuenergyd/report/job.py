@@ -14,6 +14,7 @@ from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.report.timeline import ObservedIteration
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
+from gpuenergyd.store.summaries import WHOLE, Counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class JobReport:
     """All that its GPUs used while they worked for it, between iterations too."""
     price_per_kwh: float | None = None
     read_carbon: Callable[[], CarbonReport | None] = field(default=lambda: None, repr=False, compare=False)
+    counted: Counted = WHOLE
+    """Which part of the job the figures count; its pictures show all of it."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the figures leave a part of the job out."""
+        return self.counted != WHOLE
 
     @cached_property
     def carbon(self) -> CarbonReport | None:
@@ -76,7 +84,7 @@ class JobReport:
     @property
     def plan_in_force(self) -> PlanInForce | None:
         """The last tuned plan, whatever earlier plans that were corrected did; None without a regular iteration."""
-        tuned = [r for r in self.iterations if r.is_regular and r.plan_purpose is PlanPurpose.TUNED and r.plan_id]
+        tuned = [r for r in self.iterations if self._is_tuned(r)]
         if not tuned or tuned[-1].plan_id is None:
             return None
         own = [r for r in tuned if r.plan_id == tuned[-1].plan_id]
@@ -96,6 +104,10 @@ class JobReport:
             slowdown_ratio=time_s / summary.baseline_time_s - 1 if summary.baseline_time_s else None,
         )
 
+    def _is_tuned(self, row: IterationRow) -> bool:
+        is_counted = row.plan_purpose is PlanPurpose.TUNED and self.counted.holds(row.started_at)
+        return row.is_regular and row.plan_id is not None and is_counted
+
     def figures(self) -> dict[str, Any]:
         """Return everything by name, as JSON and CSV give it; a missing figure is None."""
         named = {field.name: getattr(self.summary, field.name) for field in fields(self.summary)}
@@ -108,6 +120,8 @@ class JobReport:
             "saved_energy_j": self.saved_energy_j,
             "profiling_cost_j": self.profiling_cost_j,
             **{f"gpu_{name}": value for name, value in self.ledger.figures().items()},
+            "counted_from": self.counted.since,
+            "counted_until": self.counted.until,
             "price_per_kwh": self.price_per_kwh,
             "cost": self.cost,
             **(self.carbon.figures() if self.carbon is not None else NO_CARBON),
@@ -124,13 +138,15 @@ def job_reports(
     until: datetime | None = None,
     job: str | None = None,
     tariff: Tariff | None = None,
+    counts_only_span: bool = False,
 ) -> tuple[JobReport, ...]:
     """Return the jobs that ran in a span of time, oldest first; `job` is a job's id or name.
 
-    Their figures are those of the whole job, whatever the span.
+    Their figures are those of the whole job, or where asked of its part within the span.
     """
-    summaries = history.job_summaries(since=since, until=until, job=job)
-    used = _energy_use(history, summaries, tariff)
+    summaries = history.job_summaries(since=since, until=until, job=job, counts_only_span=counts_only_span)
+    span = Counted(since, until) if counts_only_span else WHOLE
+    used = _energy_use(history, summaries, tariff, span)
     price = tariff.flat_price_per_kwh if tariff is not None else None
     return tuple(
         JobReport(
@@ -138,20 +154,24 @@ def job_reports(
             partial(history.iterations, summary.job_id),
             used.get(summary.job_id, NOTHING_USED),
             price,
-            partial(carbon_report, history, summary),
+            partial(carbon_report, history, summary, span),
+            WHOLE if span.holds_all(summary.started_at, summary.ended_at) else span,
         )
         for summary in summaries
     )
 
 
-def _energy_use(history: History, summaries: Sequence[JobSummary], tariff: Tariff | None) -> Mapping[str, EnergyUse]:
+def _energy_use(
+    history: History, summaries: Sequence[JobSummary], tariff: Tariff | None, span: Counted
+) -> Mapping[str, EnergyUse]:
     if not summaries:
         return {}
     used: dict[str, EnergyUse] = defaultdict(EnergyUse)
     begun_at = min(summary.started_at for summary in summaries)
     # A bucket begins before the job does.
     begin = begun_at.replace(minute=0, second=0, microsecond=0)
-    for part in history.energy_sums(since=begin, by_time=tariff is not None and tariff.periods != ()):
+    has_periods = tariff is not None and tariff.periods != ()
+    for part in history.energy_sums(since=max(begin, span.since or begin), until=span.until, by_time=has_periods):
         if part.job_id:
             used[part.job_id] = used[part.job_id].plus(part, tariff)
     return used

@@ -1,9 +1,6 @@
-"""Jobs as a terminal table, as CSV and as values for JSON."""
+"""Jobs and groups as tables for a terminal."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 from rich import box
@@ -43,11 +40,15 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
             f"\n{_saving_text(job)}",
             f"\n{ratio_text(job.slowdown_ratio)}",
         )
+    notes = []
     simulated = sum(report.summary.is_simulated for report in reports)
-    if not simulated:
-        return table
-    which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
-    return Group(table, Text(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE))
+    if simulated:
+        which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
+        notes.append(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE)
+    num_parts = sum(report.is_part for report in reports)
+    if num_parts:
+        notes.append(f"Of {num_parts} of them only the part within that time is counted, against all of its baseline.")
+    return Group(table, *(Text(note) for note in notes))
 
 
 def _saving_text(job: JobSummary) -> str:
@@ -108,6 +109,8 @@ def job_table(report: JobReport) -> RenderableType:
         lines.append(f"its GPUs used {energy_text(used.energy_j)} in all{estimated}{missing}")
     if report.cost is not None:
         lines.append(f"that costs {cost_text(report.cost)}")
+    if report.is_part:
+        lines.append("Only the part within that time is counted, against the baseline of the whole job.")
     if job.is_simulated:
         lines.append(SIMULATED_NOTE)
     title = (
@@ -144,28 +147,3 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableT
     for row in groups:
         table.add_row(row["group"], str(row["num_jobs"]), *(text(row[name]) for _, name, text in shown))
     return table
-
-
-def csv_text(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line per mapping under the names that JSON uses; a missing figure is an empty field."""
-    out = io.StringIO()
-    rows = [{key: _cell(value) for key, value in row.items()} for row in figures]
-    if rows:
-        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={part}" for name, part in value.items())
-    if isinstance(value, tuple):
-        return " ".join(str(part) for part in value)
-    if isinstance(value, Enum):
-        return value.value
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    return value

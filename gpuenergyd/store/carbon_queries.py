@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, select
-
 from gpuenergyd.core.carbon import (
     CarbonForecast,
     CarbonSignal,
@@ -14,8 +12,8 @@ from gpuenergyd.core.carbon import (
     SampleStatus,
     SignalKind,
 )
-from gpuenergyd.store import schema
 from gpuenergyd.store.blobs import decode_hours, decode_points
+from gpuenergyd.store.reading import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,41 +43,31 @@ class TargetRow:
 
 
 def intensities(
-    connection: Connection, since: datetime | None, until: datetime | None, zone: str | None
+    reader: Reader, since: datetime | None, until: datetime | None, zone: str | None
 ) -> tuple[StoredIntensity, ...]:
     """Return the values that held in a span of the host's time, oldest first."""
-    table = schema.intensities
-    query = select(table).order_by(table.c.valid_from, table.c.fetched_at)
-    if since is not None:
-        query = query.where(table.c.valid_to > since)
-    if until is not None:
-        query = query.where(table.c.valid_from < until)
-    if zone is not None:
-        query = query.where(table.c.zone == zone)
+    wanted = {"valid_to > ?": since, "valid_from < ?": until, "zone = ?": zone}
     return tuple(
         StoredIntensity(
             CarbonSignal(row.zone, row.source, SignalKind(row.kind), EmissionFactor(row.factor)),
             IntensitySample(row.valid_from, row.valid_to, row.carbon_intensity_g_per_kwh, SampleStatus(row.status)),
             row.grid_from,
         )
-        for row in connection.execute(query)
+        for row in reader.select("*", "intensities", wanted, order_by="valid_from, fetched_at")
     )
 
 
-def forecasts(connection: Connection, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
+def forecasts(reader: Reader, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
     """Return the forecasts of a zone that were issued from an instant of the grid on, oldest first."""
-    table = schema.forecasts
-    query = select(table).where(table.c.zone == zone, table.c.issued_at >= since).order_by(table.c.issued_at)
+    wanted = {"zone = ?": zone, "issued_at >= ?": since}
     return tuple(
         CarbonForecast(row.zone, row.issued_at, row.model, decode_hours(row.hours), row.unit)
-        for row in connection.execute(query)
+        for row in reader.select("*", "forecasts", wanted, order_by="issued_at")
     )
 
 
-def targets(connection: Connection, job_id: str) -> tuple[TargetRow, ...]:
+def targets(reader: Reader, job_id: str) -> tuple[TargetRow, ...]:
     """Return what was owed to a job, oldest first."""
-    table = schema.targets
-    query = select(table).where(table.c.job_id == job_id).order_by(table.c.decided_at)
     return tuple(
         TargetRow(
             decided_at=row.decided_at,
@@ -94,5 +82,5 @@ def targets(connection: Connection, job_id: str) -> tuple[TargetRow, ...]:
             host_power_w=row.host_power_w,
             frontier=None if row.frontier is None else decode_points(row.frontier),
         )
-        for row in connection.execute(query)
+        for row in reader.select("*", "targets", {"job_id = ?": job_id}, order_by="decided_at")
     )

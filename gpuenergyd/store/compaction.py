@@ -4,7 +4,7 @@ The first and the last iterations of a job stay single, and so do those whose ti
 iterations that are alike in plan and regularity become one row each, with sums and medians.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 from statistics import median
@@ -99,19 +99,3 @@ def _block(rows: Sequence[Any]) -> dict[str, Any]:
         "sum_energy_j": sum(energies_j) if energies_j else None,
         "median_energy_j": median(energies_j) if energies_j else None,
     }
-
-
-def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
-    """Return the median of values that each count so many times; of two middle ones their mean. None without any."""
-    ordered = sorted((value, weight) for value, weight in values if weight > 0)
-    total = sum(weight for _, weight in ordered)
-    if not total:
-        return None
-    passed = 0
-    for k, (value, weight) in enumerate(ordered):
-        passed += weight
-        if 2 * passed > total:
-            return value
-        if 2 * passed == total:
-            return (value + ordered[k + 1][0]) / 2
-    raise AssertionError

@@ -3,32 +3,20 @@
 import logging
 import sqlite3
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.schema import APPLICATION_ID, SCHEMA_REVISION
+from gpuenergyd.store.reading import APPLICATION_ID, connect_read_only, one_line
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 _WRITE_AHEAD_KEPT_BYTES = 16 * 2**20
 """What is left of a write-ahead log that a long reader made grow, once that reader has gone."""
-
-
-class Contents(StrEnum):
-    """What a database holds, seen by this version."""
-
-    NOTHING = "nothing"
-    CURRENT = "current"
-    OLDER = "older"
-    NEWER = "newer"
-    FOREIGN = "foreign"
 
 
 def sqlite_path(path_or_url: str | Path) -> Path | None:
@@ -87,10 +75,8 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
     return engine
 
 
-def reading_engine(path_or_url: str | Path, *, nobody_writes: bool = False) -> Engine:
+def reading_engine(path_or_url: str | Path) -> Engine:
     """Return an engine that cannot write; it works beside the writer and after it.
-
-    Where nobody writes, not even the files are made that SQLite needs beside a writer.
 
     Raises:
         StoreError: no file there, or no such kind of database.
@@ -102,42 +88,9 @@ def reading_engine(path_or_url: str | Path, *, nobody_writes: bool = False) -> E
         raise StoreError(f"no history at {path}")
 
     def connect() -> sqlite3.Connection:
-        # In a folder that cannot be written SQLite cannot make the files that WAL needs; without a -wal file
-        # nobody is writing, and the file may be read as it lies.
-        uri = f"file:{quote(str(path.absolute()))}?mode=ro"
-        if nobody_writes and not path.with_name(path.name + "-wal").exists():
-            return sqlite3.connect(uri + "&immutable=1", uri=True, check_same_thread=False)
-        connection = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master")
-        except sqlite3.OperationalError:
-            connection.close()
-            if path.with_name(path.name + "-wal").exists():
-                raise
-            connection = sqlite3.connect(uri + "&immutable=1", uri=True, check_same_thread=False)
-        return connection
+        return connect_read_only(path)
 
     return create_engine("sqlite://", creator=connect, poolclass=NullPool)
-
-
-def contents(connection: Connection) -> Contents:
-    """Return what the database holds."""
-    is_sqlite = connection.dialect.name == "sqlite"
-    tables = set(inspect(connection).get_table_names())
-    if is_sqlite:
-        application_id = connection.exec_driver_sql("PRAGMA application_id").scalar()
-        if application_id not in {0, APPLICATION_ID}:
-            return Contents.FOREIGN
-    if not tables:
-        return Contents.NOTHING
-    if "alembic_version" not in tables or "control_events" not in tables:
-        return Contents.FOREIGN
-    revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    if revision is None:
-        return Contents.FOREIGN
-    if revision == SCHEMA_REVISION:
-        return Contents.CURRENT
-    return Contents.NEWER if str(revision) > SCHEMA_REVISION else Contents.OLDER
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
@@ -185,12 +138,6 @@ def set_aside(path: Path) -> Path:
         if part.exists():
             part.rename(kept.with_name(kept.name + suffix))
     return kept
-
-
-def one_line(error: Exception) -> str:
-    """Return a database error without SQL and links."""
-    original = getattr(error, "orig", None) or error
-    return (str(original).splitlines() or [type(original).__name__])[0]
 
 
 def _engine(url: str, *, is_read_only: bool = False) -> Engine:

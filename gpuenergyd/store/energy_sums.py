@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, func, select
-
-from gpuenergyd.store import schema
+from gpuenergyd.store.reading import Reader
 
 _HOUR_S, _MINUTE_S = 3600, 60
+_AMOUNTS = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +39,14 @@ class HostEnergyRow:
     missing_s: float
 
 
-def host_energy(connection: Connection, since: datetime | None, until: datetime | None) -> Iterator[HostEnergyRow]:
-    """Yield the hours of the host, by domain and then time."""
-    table = schema.host_rollups
-    query = select(*[table.c[name] for name in HostEnergyRow.__dataclass_fields__]).where(table.c.bucket_s == _HOUR_S)
-    if since is not None:
-        query = query.where(table.c.started_at >= since)
-    if until is not None:
-        query = query.where(table.c.started_at < until)
-    for row in connection.execute(query.order_by(table.c.domain, table.c.started_at)):
-        yield HostEnergyRow(*row)
+def host_energy(reader: Reader, since: datetime | None, until: datetime | None) -> tuple[HostEnergyRow, ...]:
+    """Return the hours of the host, by domain and then time."""
+    wanted = {"bucket_s = ?": _HOUR_S, "started_at >= ?": since, "started_at < ?": until}
+    return reader.records(HostEnergyRow, "host_rollups", wanted, order_by="domain, started_at")
 
 
 def energy_sums(
-    connection: Connection,
+    reader: Reader,
     *,
     since: datetime | None,
     until: datetime | None,
@@ -65,25 +58,14 @@ def energy_sums(
 
     A key may come in up to three parts, one for each part of the span.
     """
-    table = schema.gpu_rollups
-    keys = [table.c.job_id]
-    keys += [table.c.gpu_uuid] if by_gpu else []
-    keys += [table.c.started_at] if by_time else []
-    amounts = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
+    keys = ["job_id", *(["gpu_uuid"] if by_gpu else []), *(["started_at"] if by_time else [])]
+    sums = (f"sum({name}) AS {name}" for name in _AMOUNTS)
+    columns, grouping = ", ".join((*keys, *sums)), ", ".join(keys)
+    apart = {"gpu_uuid": None, "started_at": None}
     for bucket_s, begin, end in [(_MINUTE_S, since, until)] if in_minutes else _parts(since, until):
-        query = select(*keys, *(func.sum(table.c[name]).label(name) for name in amounts)).group_by(*keys)
-        query = query.where(table.c.bucket_s == bucket_s)
-        if begin is not None:
-            query = query.where(table.c.started_at >= begin)
-        if end is not None:
-            query = query.where(table.c.started_at < end)
-        for row in connection.execute(query):
-            yield EnergySum(
-                gpu_uuid=row.gpu_uuid if by_gpu else None,
-                started_at=row.started_at if by_time else None,
-                job_id=row.job_id,
-                **{name: getattr(row, name) for name in amounts},
-            )
+        wanted = {"bucket_s = ?": bucket_s, "started_at >= ?": begin, "started_at < ?": end}
+        for row in reader.select(columns, "gpu_rollups", wanted, group_by=grouping):
+            yield EnergySum(**{**apart, **vars(row)})
 
 
 def _parts(since: datetime | None, until: datetime | None) -> list[tuple[int, datetime | None, datetime | None]]:

@@ -1,35 +1,22 @@
 """Figures of ended jobs, worked out once: a report over a month must not read a million iterations.
 
 A job's figures are kept when it has ended, by the writer's tidying, before its iterations become blocks; a job that
-goes on after all, or gets another iteration, loses them. Figures of another version are worked out anew when read.
+goes on after all, or gets another iteration, loses them.
 """
 
-import json
 from collections.abc import Iterable
-from dataclasses import fields
 from datetime import datetime, timedelta
-from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from gpuenergyd.store import schema
-from gpuenergyd.store.blobs import decode_tags
-from gpuenergyd.store.summaries import JobSummary, job_summary
+from gpuenergyd.store.engine_reading import EngineReader
+from gpuenergyd.store.kept_figures import FIGURES_VERSION, encoded_figures
+from gpuenergyd.store.summaries import job_summary
 
-_VERSION = 1
-"""Raised when a figure gets another meaning; figures with other names are noticed by their names."""
 _SETTLED = timedelta(minutes=1)
 """How long after a job's end its last records may still come."""
 _AT_ONCE = 16
-_OF_JOB = frozenset(
-    {
-        *("job_id", "job_name", "policy", "schedule_name", "is_simulated", "started_at", "ended_at", "end_reason"),
-        *("num_ranks", "num_microbatches", "max_slowdown_ratio", "uid", "tags"),
-    }
-)
-"""What stands in the job's own row and is read from there."""
-_NAMES = [field.name for field in fields(JobSummary) if field.name not in _OF_JOB]
-_TUPLES = ("gpu_uuids", "saving_interval", "slowdown_interval")
 
 
 def keep_summaries(connection: Connection, now: datetime) -> bool:
@@ -44,7 +31,15 @@ def keep_summaries(connection: Connection, now: datetime) -> bool:
     )
     rows = connection.execute(query).all()
     if rows:
-        figures = [{"job_id": row.job_id, "version": _VERSION, "figures": _encoded(connection, row)} for row in rows]
+        reader = EngineReader(connection)
+        figures = [
+            {
+                "job_id": row.job_id,
+                "version": FIGURES_VERSION,
+                "figures": encoded_figures(job_summary(reader, row)),
+            }
+            for row in rows
+        ]
         connection.execute(insert(kept), figures)
     return len(rows) == _AT_ONCE
 
@@ -54,20 +49,3 @@ def forget_summaries(connection: Connection, job_ids: Iterable[str]) -> None:
     wanted = list(job_ids)
     if wanted:
         connection.execute(delete(schema.job_figures).where(schema.job_figures.c.job_id.in_(wanted)))
-
-
-def summary_of(connection: Connection, job: Row[Any]) -> JobSummary:
-    """Return one job's figures, as kept or else worked out; `job` is its row with `kept_version` and `kept_figures`."""
-    if job.kept_version == _VERSION and job.ended_at is not None:
-        figures = json.loads(job.kept_figures)
-        if set(figures) == set(_NAMES):
-            for name in _TUPLES:
-                figures[name] = None if figures[name] is None else tuple(figures[name])
-            own = {name: getattr(job, name) for name in _OF_JOB}
-            return JobSummary(**{**own, "tags": decode_tags(job.tags)}, **figures)
-    return job_summary(connection, job)
-
-
-def _encoded(connection: Connection, job: Row[Any]) -> str:
-    summary = job_summary(connection, job)
-    return json.dumps({name: getattr(summary, name) for name in _NAMES}, separators=(",", ":"))

@@ -2,28 +2,26 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, Row, Select, Table, or_, select
-from sqlalchemy.exc import SQLAlchemyError
-
 from gpuenergyd.core.carbon import CarbonForecast
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store import carbon_queries, schema
+from gpuenergyd.store import carbon_queries
 from gpuenergyd.store.blobs import decode_clocks, decode_spans
 from gpuenergyd.store.carbon_queries import StoredIntensity, TargetRow
-from gpuenergyd.store.database import Contents, contents, one_line, reading_engine
 from gpuenergyd.store.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
-from gpuenergyd.store.kept_summaries import summary_of
-from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER, series_points
+from gpuenergyd.store.kept_figures import summary_of
+from gpuenergyd.store.reading import Contents, Reader, Row, Source, SqliteSource, contents, plain_sqlite_path
+from gpuenergyd.store.series import RAW_TIER, SECOND_TIER, series_points
 from gpuenergyd.store.summaries import (
+    WHOLE,
+    Counted,
     IterationRow,
     Iterations,
     JobSummary,
@@ -32,6 +30,9 @@ from gpuenergyd.store.summaries import (
     baseline_of,
     iteration_rows,
 )
+
+_JOBS = "jobs LEFT JOIN job_figures ON job_figures.job_id = jobs.job_id"
+_JOB_COLUMNS = "jobs.*, job_figures.version AS kept_version, job_figures.figures AS kept_figures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ class Sample:
 class History:
     """An open history; close it, or use it in a `with` statement."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def __enter__(self) -> Self:
         return self
@@ -108,31 +109,32 @@ class History:
 
     def close(self) -> None:
         """Let go of the database."""
-        self._engine.dispose()
+        self._source.close()
 
     def job_summaries(
-        self, since: datetime | None = None, until: datetime | None = None, job: str | None = None
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        job: str | None = None,
+        *,
+        counts_only_span: bool = False,
     ) -> tuple[JobSummary, ...]:
         """Return the jobs that ran in a span of time, oldest first; `job` is a job's id or name.
+
+        Their figures are those of the whole job, or of its part within the span, against the whole job's baseline.
 
         Raises:
             StoreError: the history cannot be read.
         """
-        jobs = schema.jobs
-        kept = schema.job_figures
-        query = (
-            select(jobs, kept.c.version.label("kept_version"), kept.c.figures.label("kept_figures"))
-            .join(kept, kept.c.job_id == jobs.c.job_id, isouter=True)
-            .order_by(jobs.c.started_at, jobs.c.job_id)
-        )
-        if since is not None:
-            query = query.where(or_(jobs.c.ended_at.is_(None), jobs.c.ended_at >= since))
-        if until is not None:
-            query = query.where(jobs.c.started_at < until)
-        if job is not None:
-            query = query.where(or_(jobs.c.job_id == job, jobs.c.job_name == job))
-        with self._reading() as connection:
-            return tuple(summary_of(connection, row) for row in connection.execute(query).all())
+        wanted = {
+            "jobs.ended_at IS NULL OR jobs.ended_at >= ?": since,
+            "jobs.started_at < ?": until,
+            "jobs.job_id = ? OR jobs.job_name = ?": job,
+        }
+        counted = Counted(since, until) if counts_only_span else WHOLE
+        with self._source.reading() as reader:
+            rows = reader.select(_JOB_COLUMNS, _JOBS, wanted, order_by="jobs.started_at, jobs.job_id")
+            return tuple(summary_of(reader, row, counted) for row in rows)
 
     def iterations(self, job_id: str) -> tuple[IterationRow, ...]:
         """Return a job's iterations in order; of a long job those that have not become blocks yet.
@@ -140,8 +142,8 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
-            return iteration_rows(connection, job_id)
+        with self._source.reading() as reader:
+            return iteration_rows(reader, job_id)
 
     def all_iterations(self, job_id: str) -> tuple[Iterations, ...]:
         """Return a job's iterations in order, those of a long job that have become blocks among them.
@@ -149,8 +151,8 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
-            return tuple(all_iterations(connection, job_id))
+        with self._source.reading() as reader:
+            return tuple(all_iterations(reader, job_id))
 
     def spans(self, job_id: str, iteration_index: int) -> tuple[ObservedSpan, ...]:
         """Return the measured timeline of one iteration; empty when none was kept.
@@ -158,10 +160,9 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        table = schema.iteration_spans
-        query = select(table.c.spans).where(table.c.job_id == job_id, table.c.iteration_index == iteration_index)
-        with self._reading() as connection:
-            blob = connection.execute(query).scalar()
+        own = {"job_id = ?": job_id, "iteration_index = ?": iteration_index}
+        with self._source.reading() as reader:
+            blob = reader.first("spans", "iteration_spans", own)
             return decode_spans(blob) if blob is not None else ()
 
     def iterations_with_spans(self, job_id: str) -> tuple[int, ...]:
@@ -170,10 +171,11 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        table = schema.iteration_spans
-        query = select(table.c.iteration_index).where(table.c.job_id == job_id).order_by(table.c.iteration_index)
-        with self._reading() as connection:
-            return tuple(connection.execute(query).scalars())
+        with self._source.reading() as reader:
+            rows = reader.select(
+                "iteration_index", "iteration_spans", {"job_id = ?": job_id}, order_by="iteration_index"
+            )
+            return tuple(row.iteration_index for row in rows)
 
     def plans(self, job_id: str) -> tuple[PlanRow, ...]:
         """Return the plans of a job, oldest first.
@@ -181,10 +183,10 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
-            baseline = baseline_of(connection, job_id)
-            query = select(schema.plans).where(schema.plans.c.job_id == job_id).order_by(schema.plans.c.plan_epoch)
-            return tuple(_plan(row, baseline) for row in connection.execute(query))
+        with self._source.reading() as reader:
+            baseline = baseline_of(reader, job_id)
+            rows = reader.select("*", "plans", {"job_id = ?": job_id}, order_by="plan_epoch")
+            return tuple(_plan(row, baseline) for row in rows)
 
     def control_events(
         self, job_id: str | None = None, since: datetime | None = None, until: datetime | None = None
@@ -194,16 +196,9 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        table = schema.control_events
-        query = select(*[table.c[name] for name in ControlEvent.__dataclass_fields__]).order_by(table.c.event_id)
-        if job_id is not None:
-            query = query.where(table.c.job_id == job_id)
-        if since is not None:
-            query = query.where(table.c.at >= since)
-        if until is not None:
-            query = query.where(table.c.at < until)
-        with self._reading() as connection:
-            return tuple(ControlEvent(*row) for row in connection.execute(query))
+        wanted = {"job_id = ?": job_id, "at >= ?": since, "at < ?": until}
+        with self._source.reading() as reader:
+            return reader.records(ControlEvent, "control_events", wanted, order_by="event_id")
 
     def last_recorded_at(self) -> datetime | None:
         """Return when the newest control event was recorded, None before the first.
@@ -211,11 +206,8 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        table = schema.control_events
-        with self._reading() as connection:
-            newest: datetime | None = connection.execute(
-                select(table.c.at).order_by(table.c.event_id.desc()).limit(1)
-            ).scalar()
+        with self._source.reading() as reader:
+            newest: datetime | None = reader.first("at", "control_events", order_by="event_id DESC")
         return newest
 
     def rollups(
@@ -232,17 +224,11 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
+        with self._source.reading() as reader:
             if bucket_s == 1:
-                return _seconds(connection, since, until, gpu_uuid, job_id)
-            table = schema.gpu_rollups
-            query = (
-                select(*[table.c[name] for name in Rollup.__dataclass_fields__])
-                .where(table.c.bucket_s == bucket_s)
-                .order_by(table.c.gpu_uuid, table.c.started_at)
-            )
-            wanted = _within(query, table, since, until, gpu_uuid, job_id)
-            return tuple(Rollup(*row) for row in connection.execute(wanted))
+                return _seconds(reader, since, until, gpu_uuid, job_id)
+            wanted = {"bucket_s = ?": bucket_s, **_within(since, until, gpu_uuid, job_id)}
+            return reader.records(Rollup, "gpu_rollups", wanted, order_by="gpu_uuid, started_at")
 
     def energy_sums(
         self,
@@ -258,9 +244,9 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
+        with self._source.reading() as reader:
             return tuple(
-                energy_sums(connection, since=since, until=until, by_gpu=by_gpu, by_time=by_time, in_minutes=in_minutes)
+                energy_sums(reader, since=since, until=until, by_gpu=by_gpu, by_time=by_time, in_minutes=in_minutes)
             )
 
     def host_energy(self, *, since: datetime | None = None, until: datetime | None = None) -> tuple[HostEnergyRow, ...]:
@@ -269,8 +255,8 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
-            return tuple(host_energy(connection, since, until))
+        with self._source.reading() as reader:
+            return host_energy(reader, since, until)
 
     def samples(
         self, gpu_uuid: str, *, since: datetime | None = None, until: datetime | None = None
@@ -280,10 +266,10 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
+        with self._source.reading() as reader:
             return tuple(
                 Sample(gpu_uuid, at, **values)
-                for _, at, values in _points(connection, RAW_TIER, since, until, gpu_uuid, None)
+                for _, at, values in _points(reader, RAW_TIER, since, until, gpu_uuid, None)
             )
 
     def intensities(
@@ -294,8 +280,8 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
-            return carbon_queries.intensities(connection, since, until, zone)
+        with self._source.reading() as reader:
+            return carbon_queries.intensities(reader, since, until, zone)
 
     def forecasts(self, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
         """Return the forecasts of a zone issued from an instant of the grid on, oldest first.
@@ -303,8 +289,8 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
-            return carbon_queries.forecasts(connection, zone, since)
+        with self._source.reading() as reader:
+            return carbon_queries.forecasts(reader, zone, since)
 
     def targets(self, job_id: str) -> tuple[TargetRow, ...]:
         """Return what was owed to a job, oldest first; empty where no target policy was asked.
@@ -312,8 +298,8 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        with self._reading() as connection:
-            return carbon_queries.targets(connection, job_id)
+        with self._source.reading() as reader:
+            return carbon_queries.targets(reader, job_id)
 
     def model(self, signature: str) -> bytes | None:
         """Return what the last run of a signature showed, None when nothing is known or it was forgotten.
@@ -321,18 +307,9 @@ class History:
         Raises:
             StoreError: the history cannot be read.
         """
-        models = schema.models
-        with self._reading() as connection:
-            kept = connection.execute(select(models.c.model).where(models.c.signature == signature)).scalar()
+        with self._source.reading() as reader:
+            kept = reader.first("model", "models", {"signature = ?": signature})
         return bytes(kept) if kept else None
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise StoreError(f"the history cannot be read: {one_line(error)}") from None
 
 
 def open_history(path_or_url: str | Path, *, nobody_writes: bool = False) -> History:
@@ -341,15 +318,16 @@ def open_history(path_or_url: str | Path, *, nobody_writes: bool = False) -> His
     Raises:
         StoreError: nothing there, damaged, not ours, or written by another version.
     """
+    source = _source(path_or_url, nobody_writes=nobody_writes)
     try:
-        engine = reading_engine(path_or_url, nobody_writes=nobody_writes)
-        with engine.connect() as connection:
-            held = contents(connection)
-    except SQLAlchemyError as error:
-        raise StoreError(f"{path_or_url} cannot be read as a history: {one_line(error)}") from None
+        with source.reading() as reader:
+            held = contents(reader)
+    except StoreError as error:
+        reason = str(error).removeprefix("the history cannot be read: ")
+        raise StoreError(f"{path_or_url} cannot be read as a history: {reason}") from None
     match held:
         case Contents.CURRENT:
-            return History(engine)
+            return History(source)
         case Contents.NOTHING:
             raise StoreError(f"{path_or_url} is empty: no daemon has written a history there yet")
         case Contents.FOREIGN:
@@ -360,49 +338,49 @@ def open_history(path_or_url: str | Path, *, nobody_writes: bool = False) -> His
             raise StoreError(f"{path_or_url} was written by a newer gpuenergyd; read it with that version")
 
 
+def _source(path_or_url: str | Path, *, nobody_writes: bool) -> Source:
+    path = plain_sqlite_path(path_or_url)
+    if path is None:
+        from gpuenergyd.store.database import reading_engine, sqlite_path  # noqa: PLC0415  SQLAlchemy is slow to load
+        from gpuenergyd.store.engine_reading import EngineSource  # noqa: PLC0415  as above
+
+        path = sqlite_path(path_or_url)
+        if path is None:
+            return EngineSource(reading_engine(path_or_url))
+    if not path.is_file():
+        raise StoreError(f"no history at {path}")
+    return SqliteSource(path, nobody_writes=nobody_writes)
+
+
 def _within(
-    query: Select[Any],
-    table: Table,
-    since: datetime | None,
-    until: datetime | None,
-    gpu_uuid: str | None,
-    job_id: str | None,
-) -> Select[Any]:
-    if since is not None:
-        query = query.where(table.c.started_at >= since)
-    if until is not None:
-        query = query.where(table.c.started_at < until)
-    if gpu_uuid is not None:
-        query = query.where(table.c.gpu_uuid == gpu_uuid)
-    if job_id is not None:
-        query = query.where(table.c.job_id == job_id)
-    return query
+    since: datetime | None, until: datetime | None, gpu_uuid: str | None, job_id: str | None
+) -> dict[str, object]:
+    return {"started_at >= ?": since, "started_at < ?": until, "gpu_uuid = ?": gpu_uuid, "job_id = ?": job_id}
 
 
 def _points(
-    connection: Connection,
+    reader: Reader,
     tier: int,
     since: datetime | None,
     until: datetime | None,
     gpu_uuid: str | None,
     job_id: str | None,
-) -> Iterator[tuple[Row[Any], datetime, dict[str, Any]]]:
+) -> Iterator[tuple[Row, datetime, dict[str, Any]]]:
     """Yield (packed minute, instant, values) of one tier, by GPU and then time."""
-    table = schema.gpu_series
-    query = select(table).where(table.c.tier == tier).order_by(table.c.gpu_uuid, table.c.started_at, table.c.job_id)
     minute = since - timedelta(minutes=1) if since is not None else None
-    for row in connection.execute(_within(query, table, minute, until, gpu_uuid, job_id)):
+    wanted = {"tier = ?": tier, **_within(minute, until, gpu_uuid, job_id)}
+    for row in reader.select("*", "gpu_series", wanted, order_by="gpu_uuid, started_at, job_id"):
         for at, values in series_points(tier, row.started_at, row.points):
             if (since is None or at >= since) and (until is None or at < until):
                 yield row, at, values
 
 
 def _seconds(
-    connection: Connection, since: datetime | None, until: datetime | None, gpu_uuid: str | None, job_id: str | None
+    reader: Reader, since: datetime | None, until: datetime | None, gpu_uuid: str | None, job_id: str | None
 ) -> tuple[Rollup, ...]:
     """Return one-second buckets; a job that came, went and came again within one has its parts added up."""
     parts: dict[tuple[str, datetime, str], list[Rollup]] = defaultdict(list)
-    for row, at, values in _points(connection, SECOND_TIER, since, until, gpu_uuid, job_id):
+    for row, at, values in _points(reader, SECOND_TIER, since, until, gpu_uuid, job_id):
         second = at.replace(microsecond=0)
         named: dict[str, Any] = {name: value or 0.0 if name.endswith("_s") else value for name, value in values.items()}
         part = Rollup(1, row.gpu_uuid, second, row.job_id, **named)
@@ -438,7 +416,7 @@ def _added(parts: Sequence[Rollup]) -> Rollup:
     )
 
 
-def _plan(row: Row[Any], baseline: Typical) -> PlanRow:
+def _plan(row: Row, baseline: Typical) -> PlanRow:
     predicted = None
     if row.predicted_iteration_time_s is not None and row.predicted_energy_j is not None:
         predicted = PlanPrediction(

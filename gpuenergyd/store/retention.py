@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, func, s
 from gpuenergyd.store import schema
 from gpuenergyd.store.compaction import compact_iterations
 from gpuenergyd.store.kept_summaries import keep_summaries
-from gpuenergyd.store.series_buffer import RAW_TIER, SECOND_TIER
+from gpuenergyd.store.series import RAW_TIER, SECOND_TIER
 
 FORECASTS_KEPT = timedelta(days=60)
 """Forecasts as they were issued: the skill shown looks back for 28 days."""

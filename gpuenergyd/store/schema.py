@@ -1,6 +1,6 @@
 """The tables of the history. Columns carry the names and units that JSON and identifiers carry; missing is NULL."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -19,14 +19,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-SCHEMA_REVISION = "0005"
-"""The newest revision in migrations/; revisions are numbered, so text order is age."""
-
-APPLICATION_ID = 0x6745_6E72
-"""SQLite's application_id of our files: a foreign database is told apart before anything is written to it."""
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from gpuenergyd.store.reading import instant_of, micros_of
 
 
 class UtcInstant(TypeDecorator[datetime]):
@@ -38,15 +31,12 @@ class UtcInstant(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
         """Return what is stored."""
         del dialect
-        if value is None:
-            return None
-        since = value.astimezone(UTC) - _EPOCH
-        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+        return None if value is None else micros_of(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
         """Return what was meant."""
         del dialect
-        return None if value is None else _EPOCH + timedelta(microseconds=int(value))
+        return instant_of(value)
 
 
 metadata = MetaData()

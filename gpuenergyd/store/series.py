@@ -9,16 +9,54 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 from gpuenergyd.errors import StoreError
 
 Value = float | int | None
 
+RAW_TIER, SECOND_TIER = 0, 1
+SERIES_UNITS: Mapping[int, Mapping[str, float]] = {
+    RAW_TIER: {
+        "at_s": 0.001,
+        "power_w": 0.1,
+        "total_energy_j": 0.1,
+        "sm_clock_mhz": 1,
+        "temperature_celsius": 1,
+    },
+    SECOND_TIER: {
+        "at_s": 1,
+        "energy_j": 0.001,
+        "mean_power_w": 0.1,
+        "max_power_w": 0.1,
+        "mean_sm_clock_mhz": 0.1,
+        "num_samples": 1,
+        "estimated_j": 0.001,
+        "measured_s": 0.001,
+        "estimated_s": 0.001,
+        "missing_s": 0.001,
+    },
+}
+"""What is packed of each tier, and the step that its values are rounded to."""
+
 _VERSION = 1
 _WIDTH = 8
 _LEVEL = 6
+
+
+def series_points(tier: int, started_at: datetime, packed: bytes) -> Iterator[tuple[datetime, dict[str, Value]]]:
+    """Yield (instant, values by name) of a packed minute.
+
+    Raises:
+        StoreError: damaged.
+    """
+    columns = unpack_series(packed)
+    names = [name for name in SERIES_UNITS[tier] if name in columns and name != "at_s"]
+    for at_s, *values in zip(columns["at_s"], *(columns[name] for name in names), strict=True):
+        assert at_s is not None
+        yield started_at + timedelta(seconds=at_s), dict(zip(names, values, strict=True))
 
 
 def pack_series(columns: Mapping[str, Sequence[Value]], units: Mapping[str, float]) -> bytes:

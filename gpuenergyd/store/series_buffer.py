@@ -15,32 +15,10 @@ from sqlalchemy import Connection, select
 
 from gpuenergyd.store import schema
 from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
-from gpuenergyd.store.series import Value, pack_series, unpack_series
+from gpuenergyd.store.series import RAW_TIER, SECOND_TIER, SERIES_UNITS, Value, pack_series, series_points
 
-RAW_TIER, SECOND_TIER = 0, 1
 _WRITE_EVERY_S = 10.0
 _MINUTE_S = 60
-_UNITS: Mapping[int, Mapping[str, float]] = {
-    RAW_TIER: {
-        "at_s": 0.001,
-        "power_w": 0.1,
-        "total_energy_j": 0.1,
-        "sm_clock_mhz": 1,
-        "temperature_celsius": 1,
-    },
-    SECOND_TIER: {
-        "at_s": 1,
-        "energy_j": 0.001,
-        "mean_power_w": 0.1,
-        "max_power_w": 0.1,
-        "mean_sm_clock_mhz": 0.1,
-        "num_samples": 1,
-        "estimated_j": 0.001,
-        "measured_s": 0.001,
-        "estimated_s": 0.001,
-        "missing_s": 0.001,
-    },
-}
 
 
 def is_packed(record: Record) -> TypeGuard[SampleRecord | RollupRecord]:
@@ -129,19 +107,6 @@ class SeriesBuffer:
         return self._newest[key.tier, key.gpu_uuid] > key.started_at + timedelta(seconds=_MINUTE_S)
 
 
-def series_points(tier: int, started_at: datetime, packed: bytes) -> Iterator[tuple[datetime, dict[str, Value]]]:
-    """Yield (instant, values by name) of a packed minute.
-
-    Raises:
-        StoreError: damaged.
-    """
-    columns = unpack_series(packed)
-    names = [name for name in _UNITS[tier] if name in columns and name != "at_s"]
-    for at_s, *values in zip(columns["at_s"], *(columns[name] for name in names), strict=True):
-        assert at_s is not None
-        yield started_at + timedelta(seconds=at_s), dict(zip(names, values, strict=True))
-
-
 def _placed(record: SampleRecord | RollupRecord) -> tuple[SeriesKey, float, Point]:
     if isinstance(record, SampleRecord):
         tier, at, job_id = RAW_TIER, record.at, ""
@@ -150,7 +115,7 @@ def _placed(record: SampleRecord | RollupRecord) -> tuple[SeriesKey, float, Poin
     at = at.astimezone(UTC)
     minute = at.replace(second=0, microsecond=0)
     at_s = round((at - minute).total_seconds(), 3)
-    values = tuple(_finite(getattr(record, name)) for name in _UNITS[tier] if name != "at_s")
+    values = tuple(_finite(getattr(record, name)) for name in SERIES_UNITS[tier] if name != "at_s")
     return SeriesKey(tier, minute, record.gpu_uuid, job_id), at_s, values
 
 
@@ -172,8 +137,8 @@ def _held(connection: Connection, key: SeriesKey) -> dict[float, Point]:
 
 def _packed(tier: int, points: Mapping[float, Point]) -> bytes:
     ordered = sorted(points.items())
-    names = [name for name in _UNITS[tier] if name != "at_s"]
+    names = [name for name in SERIES_UNITS[tier] if name != "at_s"]
     columns: dict[str, list[Value]] = {"at_s": [at_s for at_s, _ in ordered]}
     for k, name in enumerate(names):
         columns[name] = [point[k] for _, point in ordered]
-    return pack_series(columns, _UNITS[tier])
+    return pack_series(columns, SERIES_UNITS[tier])

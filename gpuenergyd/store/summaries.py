@@ -3,16 +3,35 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Row, select
-
-from gpuenergyd.core.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.savings import Interval, measured_saving
-from gpuenergyd.store import schema
 from gpuenergyd.store.blobs import decode_tags
-from gpuenergyd.store.compaction import weighted_median
+from gpuenergyd.store.reading import Reader, Row
+
+if TYPE_CHECKING:
+    from gpuenergyd.core.observation import IterationObservation
+    from gpuenergyd.core.savings import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Which part of a job its figures count: what began from `since` on and before `until`; None is no bound."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def holds(self, at: datetime) -> bool:
+        """Return whether what began at an instant counts."""
+        return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
+
+    def holds_all(self, started_at: datetime, ended_at: datetime | None) -> bool:
+        """Return whether all of a job counts; one that runs has no end yet."""
+        is_over = self.until is None or (ended_at is not None and ended_at <= self.until)
+        return is_over and (self.since is None or started_at >= self.since)
+
+
+WHOLE = Counted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +96,15 @@ class IterationRow:
     is_regular: bool
 
 
-def iteration_rows(connection: Connection, job_id: str) -> tuple[IterationRow, ...]:
+def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
     """Return the single iterations of a job, in order."""
-    table = schema.iterations
-    query = select(*[table.c[name] for name in IterationRow.__dataclass_fields__])
-    rows = connection.execute(query.where(table.c.job_id == job_id).order_by(table.c.iteration_index))
-    return tuple(
-        IterationRow(index, begun, time_s, energy_j, plan_id, PlanPurpose(purpose) if purpose else None, is_regular)
-        for index, begun, time_s, energy_j, plan_id, purpose, is_regular in map(tuple, rows)
-    )
+    names = tuple(IterationRow.__dataclass_fields__)
+    rows = reader.select(names, "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
+    return tuple(IterationRow(**{**vars(row), "plan_purpose": _purpose(row)}) for row in rows)
+
+
+def _purpose(row: Row) -> PlanPurpose | None:
+    return PlanPurpose(row.plan_purpose) if row.plan_purpose else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +128,7 @@ class Iterations:
         return self.sum_time_s * self.num_measured / self.num_iterations
 
 
-def all_iterations(connection: Connection, job_id: str) -> list[Iterations]:
+def all_iterations(reader: Reader, job_id: str) -> list[Iterations]:
     """Return a job's iterations in order, as single as they are still kept."""
     found = [
         Iterations(
@@ -124,14 +143,13 @@ def all_iterations(connection: Connection, job_id: str) -> list[Iterations]:
             row.energy_j,
             row.energy_j,
         )
-        for row in iteration_rows(connection, job_id)
+        for row in iteration_rows(reader, job_id)
     ]
-    blocks = schema.iteration_blocks
     found += [
         Iterations(
             row.first_iteration_index,
             row.started_at,
-            PlanPurpose(row.plan_purpose) if row.plan_purpose else None,
+            _purpose(row),
             row.is_regular,
             row.num_iterations,
             row.sum_time_s,
@@ -140,9 +158,25 @@ def all_iterations(connection: Connection, job_id: str) -> list[Iterations]:
             row.sum_energy_j,
             row.median_energy_j,
         )
-        for row in connection.execute(select(blocks).where(blocks.c.job_id == job_id))
+        for row in reader.select("*", "iteration_blocks", {"job_id = ?": job_id})
     ]
     return sorted(found, key=lambda own: own.first_index)
+
+
+def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
+    """Return the median of values that each count so many times; of two middle ones their mean. None without any."""
+    ordered = sorted((value, weight) for value, weight in values if weight > 0)
+    total = sum(weight for _, weight in ordered)
+    if not total:
+        return None
+    passed = 0
+    for k, (value, weight) in enumerate(ordered):
+        passed += weight
+        if 2 * passed > total:
+            return value
+        if 2 * passed == total:
+            return (value + ordered[k + 1][0]) / 2
+    raise AssertionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,40 +188,43 @@ class Typical:
     energy_j: float | None
 
 
-def baseline_of(connection: Connection, job_id: str) -> Typical:
+def baseline_of(reader: Reader, job_id: str) -> Typical:
     """Return what a job's regular full-speed iterations are like."""
-    return _typical(_regular(all_iterations(connection, job_id), PlanPurpose.BASELINE))
+    return _typical(_regular(all_iterations(reader, job_id), PlanPurpose.BASELINE))
 
 
-def job_summary(connection: Connection, job: Row[Any]) -> JobSummary:
-    """Return one row of the table of jobs with all that its iterations and plans say."""
-    every = all_iterations(connection, job.job_id)
+def job_summary(reader: Reader, job: Row, counted: Counted = WHOLE) -> JobSummary:
+    """Return one row of the table of jobs with all that its iterations and plans say.
+
+    Of a part of it, the baseline is still that of the whole job: full speed is what every saving refers to.
+    """
+    from gpuenergyd.core.savings import measured_saving  # noqa: PLC0415  a report of ended jobs needs no statistics
+
+    whole = all_iterations(reader, job.job_id)
+    every = [own for own in whole if counted.holds(own.started_at)]
     regular = [own for own in every if own.is_regular]
-    baseline = _typical(_regular(every, PlanPurpose.BASELINE))
-    tuned = _typical(_regular(every, PlanPurpose.TUNED))
-    measured = measured_saving(
-        _observations(_regular(every, PlanPurpose.BASELINE)), _observations(_regular(every, PlanPurpose.TUNED))
-    )
+    at_full_speed, under_plan = _regular(whole, PlanPurpose.BASELINE), _regular(every, PlanPurpose.TUNED)
+    baseline, tuned = _typical(at_full_speed), _typical(under_plan)
+    measured = measured_saving(_observations(at_full_speed), _observations(under_plan))
     profiled = [own for own in every if own.purpose is PlanPurpose.PROFILE]
-    plans = schema.plans
-    last_tuned = connection.execute(
-        select(plans.c.predicted_iteration_time_s, plans.c.predicted_energy_j, plans.c.lower_bound_j)
-        .where(plans.c.job_id == job.job_id, plans.c.purpose == PlanPurpose.TUNED)
-        .order_by(plans.c.plan_epoch.desc())
-        .limit(1)
-    ).one_or_none() or (None, None, None)
-    would_be = connection.execute(
-        select(plans.c.predicted_energy_j, plans.c.reason)
-        .where(plans.c.job_id == job.job_id, plans.c.purpose == PlanPurpose.WOULD_BE)
-        .limit(1)
-    ).one_or_none()
+    of_job = {"job_id = ?": job.job_id}
+    tuned_plans = reader.select(
+        ("predicted_iteration_time_s", "predicted_energy_j", "lower_bound_j"),
+        "plans",
+        of_job | {"purpose = ?": PlanPurpose.TUNED, "issued_at < ?": counted.until},
+        order_by="plan_epoch DESC",
+        limit=1,
+    )
+    last_tuned = tuple(vars(tuned_plans[0]).values()) if tuned_plans else (None, None, None)
+    would_be = reader.select(
+        ("predicted_energy_j", "reason"), "plans", of_job | {"purpose = ?": PlanPurpose.WOULD_BE}, limit=1
+    )
     if tuned.num_iterations:
-        would_be = None
-    ranks = schema.ranks
-    gpu_uuids = connection.execute(
-        select(ranks.c.gpu_uuid).where(ranks.c.job_id == job.job_id).order_by(ranks.c.pp_rank)
-    ).scalars()
-    seen_until = every[-1].started_at + timedelta(seconds=every[-1].sum_time_s) if every else job.started_at
+        would_be = []
+    ranks = reader.select("gpu_uuid", "ranks", of_job, order_by="pp_rank")
+    begun_at = max(job.started_at, counted.since or job.started_at)
+    seen_until = job.ended_at or (whole[-1].started_at + timedelta(seconds=whole[-1].sum_time_s) if whole else begun_at)
+    over_at = min(seen_until, counted.until or seen_until)
     return JobSummary(
         job_id=job.job_id,
         job_name=job.job_name,
@@ -201,10 +238,10 @@ def job_summary(connection: Connection, job: Row[Any]) -> JobSummary:
         num_microbatches=job.num_microbatches,
         max_slowdown_ratio=job.max_slowdown_ratio,
         uid=job.uid,
-        gpu_uuids=tuple(gpu_uuids),
+        gpu_uuids=tuple(row.gpu_uuid for row in ranks),
         num_iterations=sum(own.num_iterations for own in every),
         num_measured_iterations=sum(own.num_measured for own in regular),
-        duration_s=max(0.0, ((job.ended_at or seen_until) - job.started_at).total_seconds()),
+        duration_s=max(0.0, (over_at - begun_at).total_seconds()),
         energy_j=_sum(own.sum_energy_j for own in regular),
         num_baseline_iterations=baseline.num_iterations,
         baseline_time_s=baseline.iteration_time_s,
@@ -221,8 +258,8 @@ def job_summary(connection: Connection, job: Row[Any]) -> JobSummary:
         lower_bound_j=last_tuned[2],
         saving_interval=_bounds(measured.saving_ratio) if measured else None,
         slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
-        would_save_ratio=_change(baseline.energy_j, would_be[0], sign=-1) if would_be else None,
-        would_save_basis=would_be[1] if would_be else None,
+        would_save_ratio=_change(baseline.energy_j, would_be[0].predicted_energy_j, sign=-1) if would_be else None,
+        would_save_basis=would_be[0].reason if would_be else None,
         tags=decode_tags(job.tags),
         num_measured_profile_iterations=sum(own.num_measured for own in profiled),
     )
@@ -240,8 +277,10 @@ def _typical(every: Sequence[Iterations]) -> Typical:
     )
 
 
-def _observations(every: Sequence[Iterations]) -> list[IterationObservation]:
+def _observations(every: Sequence[Iterations]) -> "list[IterationObservation]":
     """Return what the statistics of the domain want of iterations: when, how long, how much; a block speaks once."""
+    from gpuenergyd.core.observation import IterationObservation, RankEnergy  # noqa: PLC0415  as above
+
     return [
         IterationObservation(
             iteration_index=own.first_index + own.num_iterations // 2,
@@ -259,7 +298,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _bounds(interval: Interval | None) -> tuple[float, float] | None:
+def _bounds(interval: "Interval | None") -> tuple[float, float] | None:
     return None if interval is None else (interval.low, interval.high)
 
 

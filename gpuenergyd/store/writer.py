@@ -21,16 +21,15 @@ from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLA
 
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.database import (
-    Contents,
     check_after_unclean_stop,
-    contents,
-    one_line,
     reading_engine,
     set_aside,
     sqlite_path,
     upgrade,
     writing_engine,
 )
+from gpuenergyd.store.engine_reading import EngineReader
+from gpuenergyd.store.reading import Contents, contents, one_line
 from gpuenergyd.store.records import IterationRecord, Record, RollupRecord, SampleRecord
 from gpuenergyd.store.retention import Retention, forget_old, give_back_space
 from gpuenergyd.store.rows import close_abandoned_jobs, insert_records, replace_series
@@ -362,10 +361,10 @@ class HistoryWriter:
         """Look before anything is touched: what is not ours, or newer than us, stays as it is to the last byte."""
         if path is not None and path.is_file() and path.stat().st_size > 0:
             with reading_engine(path).connect() as connection:
-                self._require_ours(contents(connection))
+                self._require_ours(contents(EngineReader(connection)))
 
     def _prepare(self, connection: Connection) -> None:
-        held = contents(connection)
+        held = contents(EngineReader(connection))
         self._require_ours(held)
         if held is not Contents.CURRENT:
             upgrade(connection)

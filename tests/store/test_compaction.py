@@ -12,10 +12,11 @@ from gpuenergyd.core.pipeline import InstructionKind
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.store import HistoryWriter, JobSummary, open_history
-from gpuenergyd.store.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations, weighted_median
+from gpuenergyd.store.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations
 from gpuenergyd.store.database import writing_engine
 from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord
 from gpuenergyd.store.schema import iteration_blocks, iterations
+from gpuenergyd.store.summaries import weighted_median
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)

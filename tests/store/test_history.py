@@ -8,6 +8,7 @@ from gpuenergyd.core.pipeline import Instruction, InstructionKind
 from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store.reading import SCHEMA_REVISION
 from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
@@ -17,7 +18,6 @@ from gpuenergyd.store.records import (
     RankRecord,
     RollupRecord,
 )
-from gpuenergyd.store.schema import SCHEMA_REVISION
 
 START = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 TUNED = ClockPlan(

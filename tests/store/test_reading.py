@@ -1,0 +1,81 @@
+"""What is read by name is what the tables hold, and a part of a job is told from the whole."""
+
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store.reading import INSTANTS, instant_of, micros_of
+from gpuenergyd.store.records import IterationRecord
+from gpuenergyd.store.schema import UtcInstant, metadata
+from tests.store.test_history import START, job
+
+
+def test_the_instants_that_readers_know_are_the_columns_that_hold_instants() -> None:
+    columns = [column for table in metadata.tables.values() for column in table.columns]
+
+    assert {column.name for column in columns if isinstance(column.type, UtcInstant)} == INSTANTS
+    assert all(isinstance(column.type, UtcInstant) for column in columns if column.name in INSTANTS)
+
+
+def test_an_instant_comes_back_to_the_microsecond() -> None:
+    at = datetime(2038, 1, 19, 3, 14, 8, 999_999, tzinfo=UTC)
+
+    assert instant_of(micros_of(at)) == at
+    assert instant_of(None) is None
+
+
+def test_the_figures_of_a_span_count_what_began_in_it_against_the_whole_jobs_baseline(
+    writer: HistoryWriter, place: str
+) -> None:
+    """Ten seconds at full speed, then ten tuned: each half counts its own iterations, and both refer to full speed."""
+    writer.write(job())
+    for k in range(20):
+        is_tuned = k >= 10
+        writer.write(
+            IterationRecord(
+                "j1",
+                k,
+                START + timedelta(seconds=k),
+                1.0,
+                80.0 if is_tuned else 100.0,
+                "tuned-1" if is_tuned else BASELINE_PLAN_ID,
+                PlanPurpose.TUNED if is_tuned else PlanPurpose.BASELINE,
+                is_regular=True,
+            )
+        )
+    assert writer.flush(20.0)
+    middle = START + timedelta(seconds=15)
+
+    with open_history(place) as history:
+        (whole,) = history.job_summaries()
+        (early,) = history.job_summaries(until=middle, counts_only_span=True)
+        (late,) = history.job_summaries(since=middle, counts_only_span=True)
+        (all_of_it,) = history.job_summaries(since=START, counts_only_span=True)
+
+    assert (whole.num_iterations, early.num_iterations, late.num_iterations) == (20, 15, 5)
+    assert (whole.energy_j, early.energy_j, late.energy_j) == (1800.0, 1400.0, 400.0)
+    assert (early.num_tuned_iterations, late.num_tuned_iterations) == (5, 5)
+    assert [own.num_baseline_iterations for own in (whole, early, late)] == [10, 10, 10]
+    assert late.saving_ratio == pytest.approx(0.2)
+    assert (early.duration_s, late.duration_s) == (15.0, 5.0)
+    assert all_of_it == whole
+
+
+def test_a_folder_that_cannot_be_written_holds_a_history_that_can_be_read(tmp_path: Path) -> None:
+    """SQLite can make none of its own files there; without any, nobody writes, and the file is read as it lies."""
+    path = tmp_path / "history.sqlite3"
+    writer = HistoryWriter(path)
+    writer.start()
+    writer.write(job())
+    writer.close()
+
+    with open_history(path, nobody_writes=True) as history:
+        (summary,) = history.job_summaries()
+
+    assert summary.job_id == "j1"
+    assert {field.name for field in fields(summary)} >= {"job_id", "saving_ratio"}
+    assert [each.name for each in tmp_path.iterdir()] == ["history.sqlite3"]
