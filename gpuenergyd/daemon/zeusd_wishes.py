@@ -73,15 +73,14 @@ class ZeusdWishes:
             raise UsageError(f"{power_limit_w:g} W: GPU {gpu.identity.gpu_uuid} takes {low_w:g} to {high_w:g} W")
 
     async def _carry_out_queued(self, gpu: Gpu, holder: Holder, pidfd: int) -> None:
-        gpu_uuid = gpu.identity.gpu_uuid
+        key = (gpu.identity.gpu_uuid, holder)
         try:
-            async with self.leases.turn(gpu_uuid):
-                wish = self._queued.pop((gpu_uuid, holder))
-                await self._in_turn(gpu, holder, pidfd, wish)
+            async with self.leases.turn(gpu.identity.gpu_uuid):
+                # From here on a newer wish is queued for itself: this one no longer hears of it.
+                await self._in_turn(gpu, holder, pidfd, self._queued.pop(key))
         except GpuEnergyError as error:
             log.warning("%s: a wish it did not wait for failed: %s", holder, error)
         finally:
-            self._queued.pop((gpu_uuid, holder), None)
             os.close(pidfd)
 
     async def _carry_out(self, gpu: Gpu, holder: Holder, pidfd: int, wish: Wish) -> None:

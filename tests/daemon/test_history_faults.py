@@ -3,6 +3,7 @@
 One daemon on a small disk of its own; each test spoils something, and the daemon must be well again when it ends.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,10 +65,11 @@ def is_well(daemon: DaemonProcess) -> bool:
     return not history_troubles(daemon)
 
 
-def wait_for_trouble(daemon: DaemonProcess, *words: str) -> None:
+def wait_for_trouble(daemon: DaemonProcess, *words: str, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Wait until the status is degraded with one of these words, whatever it takes to have something to write."""
 
     def has_it() -> bool:
+        meanwhile()
         change_a_clock(daemon)
         return any(word in reason for reason in history_troubles(daemon) for word in words)
 
@@ -141,9 +143,14 @@ def test_a_database_damaged_under_the_daemon_is_set_aside_and_clocks_are_set_and
         before = change_a_clock(daemon)
         wait_until(is_on_record(daemon.database_path, [before]), 30)
         with daemon.database_path.open("r+b") as file:
-            # All of it: what lies in the write-ahead log at this moment heals itself.
-            file.write(DAMAGE * (daemon.database_path.stat().st_size // len(DAMAGE)))
-        wait_for_trouble(daemon, ".recover")
+
+            def damage() -> None:
+                # All of it, and again: what lies in the write-ahead log when it is next emptied heals itself.
+                file.seek(0)
+                file.write(DAMAGE * (os.fstat(file.fileno()).st_size // len(DAMAGE)))
+                file.flush()
+
+            wait_for_trouble(daemon, ".recover", meanwhile=damage)
         during = [change_a_clock(daemon) for _ in range(3)]
 
         wait_until(is_on_record(daemon.database_path, during), 30)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.daemon_process import ROOT
 
 REUSE = """
-import os, socket, sys, tempfile
+import os, signal, socket, tempfile
 from pathlib import Path
 from gpuenergyd.daemon.peers import is_dead, open_pidfd, peer_of
 from gpuenergyd.errors import JobError
@@ -25,8 +25,7 @@ if client == 0:
         held = socket.socket(socket.AF_UNIX)
         held.connect(folder + "/s")
         held.detach()
-    sys.stdin.read(1)
-    os._exit(0)
+    signal.pause()
 first, second = listener.accept()[0], listener.accept()[0]
 peer = peer_of(first)
 assert peer.pid == client
@@ -37,8 +36,7 @@ os.waitpid(client, 0)
 Path("/proc/sys/kernel/ns_last_pid").write_text(str(client - 1))
 another = os.fork()
 if another == 0:
-    sys.stdin.read(1)
-    os._exit(0)
+    signal.pause()
 assert another == client, (another, client)
 told_apart = is_dead(known)
 try:
@@ -58,7 +56,7 @@ def test_a_process_that_got_the_number_of_a_dead_client_is_not_taken_for_it() ->
         pytest.skip("giving a process id out again needs root and unshare(1)")
     command = [unshare, "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", REUSE]
 
-    seen = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, text=True, cwd=ROOT, check=False)
+    seen = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
     if "unshare failed" in seen.stderr or "Operation not permitted" in seen.stderr:
         pytest.skip(f"namespaces are refused here: {seen.stderr.strip()}")
 

@@ -136,6 +136,17 @@ def test_a_flood_of_wishes_nobody_waits_for_sets_few_clocks_and_ends_at_the_last
     assert num_sets < len(clocks)
 
 
+def test_a_wish_that_comes_while_the_one_before_is_carried_out_is_carried_out_too(daemon: DaemonProcess) -> None:
+    """It is the only one that waits: nothing after it would bring the clock where it belongs."""
+    with client_process(daemon.socket_path, uid=ME[0], gid=ME[1], groups=None) as client:
+        for _ in range(8):
+            for mhz in (1005, 1200):
+                wish = f"gpu_ids=1&min_clock_mhz=0&max_clock_mhz={mhz}&block=false"
+                assert client.ask("POST", f"/gpu/set_gpu_locked_clocks?{wish}")[0] == 200
+            wait_until(lambda: daemon.locks_mhz()[1] == 1200, 30)
+    wait_until(lambda: is_free(daemon))
+
+
 def test_newer_wishes_replace_older_ones_of_their_kind_only() -> None:
     limited = Wish(power_limit_w=300.0)
 
