@@ -46,7 +46,7 @@ def judge(
 ) -> tuple[Finding, str] | None:
     """Return what is wrong with a plan and a line that says so; `recent` are its regular iterations, newest last."""
     owed_s = target.iteration_time_s(baseline.iteration_time_s)
-    times_s = [o.iteration_time_s for o in recent]
+    times_s = [o.own_time_s for o in recent]
     checks = [(min(times_s[-rules.gross_iterations :], default=0.0), rules.gross_iterations, rules.gross_ratio)]
     checks += [(median(times_s[-n:]) if times_s else 0.0, n, rules.budget_ratio) for n in rules.windows]
     for measured_s, num_iterations, budget_ratio in checks:
@@ -82,7 +82,7 @@ def what_changed(
 def _typical_times_s(observations: Sequence[IterationObservation]) -> dict[str, float]:
     times_s: dict[str, list[float]] = defaultdict(list)
     for observation in observations:
-        times_s["an iteration"].append(observation.iteration_time_s)
+        times_s["an iteration"].append(observation.own_time_s)
         for sample in observation.instruction_samples:
             if len(sample.shares) == 1:
                 chunk = f" chunk {sample.chunk_index}" if sample.chunk_index else ""

@@ -46,6 +46,7 @@ from gpuenergyd.core.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StragglerChanged,
     TargetChanged,
 )
 from gpuenergyd.core.model_memory import PROVEN_ITERATIONS, RememberedModel, model_of_run
@@ -70,6 +71,7 @@ PROOF_PLAN_ID = "proof"
 """Full-speed blocks between tuned iterations."""
 _ITERATIONS_AHEAD = 3
 """A plan decided after iteration i reaches every rank with the reply to report i+1, which is read during i+2."""
+_SAME_TIME_RATIO = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,9 @@ class Job:
     issued_plans: list[ClockPlan] = field(default_factory=list)
     remembered: RememberedModel | None = None
     """What an earlier run of this job showed, until it is forgotten."""
+    last_notice: str | None = None
+    """What was last noticed of the job that made it go on differently, and after how many of its iterations."""
+    last_notice_at: int | None = None
     num_iterations: int = 0
     num_faults: int = 0
     _orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
@@ -145,6 +150,9 @@ class Job:
     _asked_target: PerformanceTarget | None = None
     _judged_by: PerformanceTarget | None = None
     """The target that the plan in force was made, or kept, for."""
+    _owed_when_made: dict[str, float] = field(default_factory=dict)
+    """The iteration time that each tuned plan was made for, in seconds."""
+    _plans_for_straggler: set[str] = field(default_factory=set)
     _is_answer_outdated: bool = False
     _has_lease: bool = False
     _retry_at_iteration: int | None = None
@@ -224,8 +232,10 @@ class Job:
                 return self._fall_back(event.reason, is_fault=True)
             case TargetChanged():
                 # The plan in force was made for what was owed before; until the policy answers, that judges it.
-                self.target = event.target
+                self.target = replace(event.target, straggler_time_s=self.target.straggler_time_s)
                 return ()
+            case StragglerChanged():
+                return self._straggler_changed(event)
             case RankReleased():
                 return self._end(f"rank {event.pp_rank} was released")
             case RankLost():
@@ -317,6 +327,8 @@ class Job:
                 assert_never(self.phase)
 
     def _remember(self, observation: IterationObservation) -> None:
+        if observation.plan_id in self._plans_for_straggler:
+            observation = replace(observation, is_imposed=True)
         self.observations.append(observation)
         if len(self.observations) > self.rules.max_observations:
             oldest_dispensable = next(
@@ -345,8 +357,9 @@ class Job:
 
     def saving(self) -> MeasuredSaving | None:
         """Return what the plans in force are measured to save, None before there is enough to say so."""
-        tuned = [o for o in self.observations if o.is_regular and self.purpose_of(o.plan_id) is PlanPurpose.TUNED]
-        return measured_saving(self._full_speed(), tuned)
+        own = [o for o in self.observations if o.is_regular and not o.is_imposed]
+        tuned = [o for o in own if not o.waited_s and self.purpose_of(o.plan_id) is PlanPurpose.TUNED]
+        return measured_saving([o for o in self._full_speed() if not o.is_imposed and not o.waited_s], tuned)
 
     def _after_baseline_iteration(self) -> tuple[Command, ...]:
         full_speed = self._full_speed()
@@ -402,6 +415,7 @@ class Job:
         self.observations = [o for o in self.observations if is_kept(o)]
         self.issued_plans = [plan for plan in self.issued_plans if plan.purpose is PlanPurpose.BASELINE]
         self.remembered = None
+        self._owed_when_made.clear()
         self._generation += 1
         self._num_slow_plans = 0
         self._num_tuned_seen = 0
@@ -471,6 +485,10 @@ class Job:
             self._has_lease = True
             before = (LeaseGpus(self._gpu_uuids()),)
         self.issued_plans.append(plan)
+        if self._asked_target is not None and self.baseline is not None:
+            self._owed_when_made[plan.plan_id] = self._asked_target.iteration_time_s(self.baseline.iteration_time_s)
+            if self._asked_target.is_forced:
+                self._plans_for_straggler.add(plan.plan_id)
         send = self._issue(plan)
         if not plan.ranks and self._has_lease:
             after = (self._give_back(plan),)
@@ -504,7 +522,7 @@ class Job:
         rules, plan = self.rules, self.current_plan
         if not rules.proof_iterations or plan.purpose is not PlanPurpose.TUNED or not self._has_lease:
             return ()
-        if self._last_apply_at > self._last_reported:
+        if self._last_apply_at > self._last_reported or self.target.is_forced:
             return ()
         is_first = self._num_proof_iterations == 0
         budget = rules.proof_budget_ratio * self.num_iterations
@@ -529,6 +547,41 @@ class Job:
                 return self._enter(JobPhase.TUNED, plan.reason)
             case _:
                 assert_never(plan.purpose)
+
+    # --- stragglers ---
+
+    def _straggler_changed(self, event: StragglerChanged) -> tuple[Command, ...]:
+        """Follow the pace of the slowest replica: ask for a plan at once, and until it comes be never too slow."""
+        before_s, self.target = self._owed_s(), replace(self.target, straggler_time_s=event.straggler_time_s)
+        owed_s = self._owed_s()
+        if self.phase is not JobPhase.TUNED or before_s is None or owed_s is None:
+            return (self._note(event.reason),)
+        hurry = self._hurry(owed_s) if owed_s < before_s else ()
+        return (self._note(event.reason), *hurry, *self._ask())
+
+    def _owed_s(self) -> float | None:
+        return None if self.baseline is None else self.target.iteration_time_s(self.baseline.iteration_time_s)
+
+    def _hurry(self, owed_s: float) -> tuple[Command, ...]:
+        """Go back to the newest plan that is fast enough, or to full speed: nobody waits for a policy to think."""
+        self._is_answer_outdated = self._is_policy_asked
+        plan = self.current_plan
+        if plan.purpose is not PlanPurpose.TUNED or self._is_fast_enough(plan, owed_s):
+            return ()
+        fitting = (p for p in reversed(self.issued_plans) if p.purpose is PlanPurpose.TUNED)
+        earlier = next((p for p in fitting if self._is_fast_enough(p, owed_s)), None)
+        if earlier is None:
+            self._is_relieved = True
+            return (self._issue(self._full_speed_block("a straggler has recovered")),)
+        self.issued_plans.append(earlier)
+        self._judged_by = self.target
+        send = self._issue(earlier)
+        self._guarded_from = max(self._guarded_from, self._last_apply_at)
+        return (send,)
+
+    def _is_fast_enough(self, plan: ClockPlan, owed_s: float) -> bool:
+        made_for_s = self._owed_when_made.get(plan.plan_id)
+        return made_for_s is not None and made_for_s <= owed_s * (1 + _SAME_TIME_RATIO)
 
     # --- safety ---
 
@@ -561,6 +614,7 @@ class Job:
             plan = untuned_plan(f"full-speed-{self._num_fallbacks}", reason=reason)
             self.issued_plans.append(plan)
             commands = (self._issue(plan), self._give_back(plan))
+        self._notice(reason)
         self._has_lease = False
         self._is_relieved = False
         self._is_answer_outdated = self._is_policy_asked
@@ -589,7 +643,11 @@ class Job:
     def _note(self, reason: str) -> RecordPhase:
         """Return the command that records why the job goes on differently in the phase it is in."""
         self.phase_reason = reason
+        self._notice(reason)
         return RecordPhase(self.phase, reason)
+
+    def _notice(self, reason: str) -> None:
+        self.last_notice, self.last_notice_at = reason, self.num_iterations
 
     def _gpu_uuids(self) -> tuple[str, ...]:
         return tuple(self.gpus[r].gpu_uuid for r in sorted(self.gpus))

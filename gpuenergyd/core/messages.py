@@ -94,9 +94,17 @@ class ControlLost:
 
 @dataclass(frozen=True, slots=True)
 class TargetChanged:
-    """Another performance is owed from now on."""
+    """Another performance is owed from now on; what a straggler imposes stays as it is."""
 
     target: PerformanceTarget
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerChanged:
+    """Another replica of the training takes this long for an iteration, so this one waits; None: none does any more."""
+
+    straggler_time_s: float | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,7 @@ Event = (
     | ModelRecalled
     | ControlLost
     | TargetChanged
+    | StragglerChanged
     | RankReleased
     | RankLost
 )

@@ -75,6 +75,18 @@ class IterationObservation:
     """Median time from the end of an instruction to the begin of the one on another rank that waited for it."""
     launch_gap_s: float | None = None
     """Median time between two instructions of one rank when the second had everything it needs."""
+    busy_s: float | None = None
+    """What the instructions take one after another as the schedule orders them, waits for other replicas left out; None
+    for a job that has none."""
+    waited_s: float = 0.0
+    """Time in which the job waited for other replicas of its training."""
+    is_imposed: bool = False
+    """Whether a straggler among the replicas set the pace: no measure of what the job takes or saves by itself."""
+
+    @property
+    def own_time_s(self) -> float:
+        """What the iteration took without waiting for other replicas."""
+        return self.iteration_time_s - self.waited_s
 
     @property
     def energy_j(self) -> float | None:

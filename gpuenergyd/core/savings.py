@@ -24,10 +24,12 @@ def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
     """Return the un-tuned job, from its regular full-speed iterations in order (at least one)."""
     blocks = _blocks(full_speed)
     newest, older = blocks[-1], [o for block in blocks[:-1] for o in block]
-    times_s = [o.iteration_time_s for o in newest]
-    if older and not _differ(times_s, [o.iteration_time_s for o in older]):
-        times_s += [o.iteration_time_s for o in older]
-    energies_j = [o.energy_j for o in full_speed if o.energy_j is not None]
+    times_s = [o.own_time_s for o in newest]
+    if older and not _differ(times_s, [o.own_time_s for o in older]):
+        times_s += [o.own_time_s for o in older]
+    energies_j = [o.energy_j for o in full_speed if o.energy_j is not None and not o.is_imposed] or [
+        o.energy_j for o in full_speed if o.energy_j is not None
+    ]
     return BaselineView(
         iteration_time_s=median(times_s),
         energy_j=median(energies_j) if energies_j else None,

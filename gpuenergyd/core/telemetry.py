@@ -17,6 +17,7 @@ from gpuenergyd.core.observation import (
     TimeAtClock,
 )
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionClass, InstructionKind
+from gpuenergyd.core.timeline import makespan_s
 
 _NS_PER_S = 1e9
 _OUTLIER_RATIO = 1.3
@@ -181,6 +182,7 @@ def observe_iteration(
     counters: Mapping[int, EnergyCounter],
     plan_id: str | None,
     is_regular: bool,
+    has_replicas: bool = False,
 ) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
     """Put together what all ranks and their GPUs showed in one iteration; maps are keyed by pp_rank."""
     window = iteration_window(next(rank for rank in ranks if rank.pp_rank == 0))
@@ -202,6 +204,7 @@ def observe_iteration(
         is_regular=is_regular,
         communication_latency_s=latency_s,
         launch_gap_s=gap_s,
+        busy_s=_busy_s(ranks, graph, clocks) if has_replicas else None,
     )
     return observation, tuple(spans)
 
@@ -236,6 +239,30 @@ def _instruction_samples(rank: RankIteration, history: ClockHistory) -> list[Ins
             )
         )
     return samples
+
+
+def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapping[int, ClockHistory]) -> float | None:
+    """Return how long the instructions would take if no rank waited for its likes in other replicas.
+
+    Such a wait hides in one instruction, the last backward for instance, when gradients are reduced inside it: what
+    takes many more cycles than its likes counts as long as they are. None when an instruction was not reported.
+    """
+    classes: dict[InstructionClass, list[tuple[Instruction, int, float]]] = defaultdict(list)
+    for rank in ranks:
+        for measured in rank.instructions:
+            duration_ns = measured.end_ns - measured.begin_ns
+            pieces = clocks[rank.pp_rank].pieces(measured.begin_ns, measured.end_ns)
+            cycles = sum(clock * ns for clock, ns in pieces)
+            classes[measured.instruction.instruction_class].append((measured.instruction, duration_ns, cycles))
+    durations_s: dict[Instruction, float] = {}
+    for members in classes.values():
+        typical = median(cycles for _, _, cycles in members)
+        for instruction, duration_ns, cycles in members:
+            share = typical / cycles if cycles > _OUTLIER_RATIO * typical else 1.0
+            durations_s[instruction] = share * duration_ns / _NS_PER_S
+    if any(instruction not in durations_s for instruction in graph.instructions):
+        return None
+    return makespan_s(graph, [durations_s[instruction] for instruction in graph.instructions])
 
 
 def _rank_energy(

@@ -75,6 +75,14 @@ def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
     )
 
 
+def makespan_s(graph: DependencyGraph, durations_s: Sequence[float]) -> float:
+    """Return how long one iteration takes, without the slack of its instructions."""
+    finish = [0.0] * len(graph.instructions)
+    for v in graph.topological_order:
+        finish[v] = max((finish[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0) + durations_s[v]
+    return max(finish, default=0.0)
+
+
 def iteration_energy_j(
     *,
     energies_j: Sequence[float],

@@ -12,6 +12,8 @@ from gpuenergyd.wire.messages import (
     LeaseRelease,
     LeaseReleased,
     LeaseRequest,
+    PaceReply,
+    PaceReport,
     RankRegistered,
     RankRegistration,
     RankRelease,
@@ -34,7 +36,7 @@ _ERRORS = {
 def api_description() -> dict[str, Any]:
     """Return the OpenAPI document."""
     schemas = json_schemas(
-        *(RankRegistration, RankRegistered, IterationReport, IterationReply, RankRelease),
+        *(RankRegistration, RankRegistered, IterationReport, IterationReply, PaceReport, PaceReply, RankRelease),
         *(LeaseRequest, LeaseGranted, LeaseRelease, LeaseReleased),
     )
     schemas["Error"] = {
@@ -53,6 +55,7 @@ def api_description() -> dict[str, Any]:
         "paths": {
             "/v1/ranks": _post("A training process joins a job.", "RankRegistration", "RankRegistered"),
             "/v1/iterations": _post("A rank reports an iteration.", "IterationReport", "IterationReply"),
+            "/v1/pace": _post("A rank says how slow the replicas elsewhere are.", "PaceReport", "PaceReply"),
             "/v1/release": _post("A rank leaves its job in order.", "RankRelease", None),
             "/v1/leases": _post("An administrator locks a clock or limits power.", "LeaseRequest", "LeaseGranted"),
             "/v1/leases/release": _post("An administrator gives a GPU back.", "LeaseRelease", "LeaseReleased"),

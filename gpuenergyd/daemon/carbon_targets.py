@@ -161,7 +161,8 @@ class CarbonTargets:
         decision = self._within_budget(job, baseline, budget.max_slowdown_ratio, decision)
         has_new_frontier = frontier != job.frontier
         job.frontier, job.decision, job.decided_at = frontier, decision, self._now()
-        target = decision.target
+        # What a straggler imposes is not the policy's to say, and may have changed while it thought.
+        target = replace(decision.target, straggler_time_s=runner.job.target.straggler_time_s)
         if target != runner.job.target:
             log.info("job %s: %s", runner.job_id, _said(target, decision.reason))
             runner.take(TargetChanged(target))

@@ -28,8 +28,10 @@ from gpuenergyd.core.messages import (
     RecordPhase,
     RestoreGpus,
     SendPlan,
+    StragglerChanged,
 )
 from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.pace import PaceGauge
 from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
 from gpuenergyd.core.policy import JobView
@@ -39,7 +41,7 @@ from gpuenergyd.daemon.gpus import Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedRunner
 from gpuenergyd.daemon.model_memory import packed, signature_of
 from gpuenergyd.daemon.policy_link import PolicyFailure
-from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.ports import JobServices, ReplicasPort
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link import GpuHealth, LeaseOwner, RestoreResult
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, ModelRecord, PlanRecord
@@ -88,6 +90,9 @@ class JobRunner:
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The last observed iteration and its spans."""
+    pace: PaceGauge = field(default_factory=PaceGauge)
+    replicas: ReplicasPort | None = None
+    """The other replicas of its training; None while none is known."""
     would_be: ClockPlan | None = None
     """What the policy would aim for where no clock may be set; without a prediction it says why there is none."""
     _is_policy_waited_for: bool = False
@@ -188,6 +193,13 @@ class JobRunner:
         for pp_rank, view in self.job.gpus.items():
             if view.gpu_uuid == gpu.identity.gpu_uuid:
                 self.take(GpuViewChanged(pp_rank, gpu.view()))
+
+    def straggler_changed(self, straggler_time_s: float | None, reason: str) -> None:
+        """Tell the job what the slowest replica of its training imposes on it, None when nothing any more."""
+        before_s = self.job.target.straggler_time_s
+        log.info("job %s: %s", self.job_id, reason)
+        self._record("straggler", "core", reason, before=_pace_text(before_s), after=_pace_text(straggler_time_s))
+        self.take(StragglerChanged(straggler_time_s, reason))
 
     def control_lost(self, reason: str) -> None:
         """Take the job to full speed because its clocks cannot be set."""
@@ -332,6 +344,7 @@ class JobRunner:
             return
         if model is not None and not self.job.is_ended:
             self._record("recall", "core", f"what job {model.job_id} showed", after=f"{len(model.profile)} iterations")
+            self.pace.recall(model)
             self.take(ModelRecalled(model))
 
     async def _keep_model(self, command: KeepModel) -> None:
@@ -444,8 +457,18 @@ class JobRunner:
             counters={pp_rank: gpu.counter for pp_rank, gpu in gpus.items()},
             plan_id=command.plan_id,
             is_regular=command.is_regular,
+            has_replicas=self.replicas is not None,
+        )
+        observation = self.pace.note(
+            observation,
+            self.job.purpose_of(observation.plan_id),
+            self._graph,
+            is_imposed=self.job.target.is_forced,
+            least_overhead_s=self.replicas.least_overhead_s(self) if self.replicas is not None else None,
         )
         self.take(IterationObserved(observation))
+        if self.replicas is not None:
+            self.replicas.observed(self)
         self._num_observed += 1
         known = self.job.observations[-1] if self.job.observations else observation
         if known.iteration_index == observation.iteration_index:
@@ -461,7 +484,7 @@ class JobRunner:
         self.timeline = (observation.iteration_index, spans)
         if observation.is_regular and purpose is not None:
             self.num_iterations_for[purpose] += 1
-            if purpose is PlanPurpose.TUNED:
+            if purpose is PlanPurpose.TUNED and not observation.is_imposed:
                 self._tuned_figures.append((observation.iteration_time_s, observation.energy_j))
         keeps_timeline = (
             observation.is_regular and self._num_timelines[observation.plan_id] < _TIMELINES_PER_PLAN
@@ -476,7 +499,8 @@ class JobRunner:
                 energy_j=observation.energy_j,
                 plan_id=observation.plan_id,
                 plan_purpose=purpose,
-                is_regular=observation.is_regular,
+                # What a straggler imposes is neither saved nor lost by the plan.
+                is_regular=observation.is_regular and not observation.is_imposed,
                 spans=spans if keeps_timeline else (),
             )
         )
@@ -494,3 +518,7 @@ class JobRunner:
         self.services.history.write(
             ControlEventRecord(utc_at(time.monotonic_ns()), action, actor, self.job_id, gpu_uuid, reason, before, after)
         )
+
+
+def _pace_text(straggler_time_s: float | None) -> str:
+    return "own pace" if straggler_time_s is None else f"{straggler_time_s:.4g} s per iteration"

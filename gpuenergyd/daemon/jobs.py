@@ -24,6 +24,7 @@ from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.job_tags import checked_tags
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.replicas import Replicas
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError, UnknownPolicyError
 from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
 from gpuenergyd.gpu.process_identity import process_start_ticks
@@ -34,6 +35,8 @@ from gpuenergyd.wire.messages import (
     InstructionRow,
     IterationReply,
     IterationReport,
+    PaceReply,
+    PaceReport,
     RankRegistered,
     RankRegistration,
 )
@@ -97,6 +100,7 @@ class Jobs:
     _sessions: dict[bytes, RankSession] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _is_observing_soon: bool = False
+    replicas: Replicas = field(default_factory=Replicas)
 
     def __iter__(self) -> Iterator[JobRunner]:
         return iter(list(self._runners.values()))
@@ -147,6 +151,7 @@ class Jobs:
         if is_new:
             self._open[key] = self._runners[job_id] = runner
             self._registrations[job_id] = registration
+            self.replicas.join(key[:3], runner)
             self._record_job(runner, registration, peer)
             runner.start()
         session = RankSession(
@@ -194,6 +199,15 @@ class Jobs:
             if runner.is_suspended:
                 self._spawn(runner.resume())
         return IterationReply(runner.plans_for(iteration))
+
+    def take_pace(self, report: PaceReport, peer: Peer) -> PaceReply | None:
+        """Take what replicas elsewhere need, and return what this one needs; None for an unknown token.
+
+        Raises:
+            ProtocolError: a time that cannot be one.
+        """
+        session = self._session(report.rank_token, peer)
+        return None if session is None else self.replicas.told(session.runner, report)
 
     def release(self, rank_token: str, peer: Peer) -> bool:
         """Let a rank go; return whether the token was known."""
@@ -297,6 +311,7 @@ class Jobs:
         """Do what time asks for: call it about once a second."""
         now_ns = time.monotonic_ns()
         self._observe_soon()
+        self.replicas.look_after()
         for runner in self:
             last_ns = runner.last_report_mono_ns or runner.created_mono_ns
             baseline = runner.job.baseline
@@ -359,8 +374,11 @@ class Jobs:
         uid = handed.sessions[0].peer.uid if handed.sessions else runner.owner.uid
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
+        self.replicas.join((uid, first.job_name, first.run_key), runner)
         self.services.history.write(JobResumedRecord(job_id))
         runner.start()
+        if job.target.is_forced:
+            runner.straggler_changed(None, "the daemon was restarted: what other replicas take is looked at anew")
         dead = [known for known in handed.sessions if not self._readmit(runner, known)]
         log.info("job %s: taken over in phase %s with plan %s", job_id, job.phase, job.current_plan.plan_id)
         if not holds_leases:
@@ -512,6 +530,7 @@ class Jobs:
         self.services.gpus.release(runner.job_id)
         self._runners.pop(runner.job_id, None)
         self._registrations.pop(runner.job_id, None)
+        self.replicas.leave(runner.job_id)
         for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
             del self._open[key]
 

@@ -24,6 +24,8 @@ _OF_JOB = (
     ("energy_j", "tuned_iteration_joules", "Median energy of an iteration under tuned plans."),
     ("saving_ratio", "plan_saving_ratio", "Energy saved against full speed, measured."),
     ("slowdown_ratio", "plan_slowdown_ratio", "Time lost against full speed, measured."),
+    ("own_time_s", "own_iteration_seconds", "What an iteration takes at full speed without waiting for replicas."),
+    ("straggler_time_s", "straggler_iteration_seconds", "Iteration time that a slower replica imposes; else absent."),
     ("max_slowdown_ratio", "max_slowdown_ratio", "Time that may be lost."),
     ("would_save_ratio", "would_save_ratio", "Energy that would be saved if clocks could be set; predicted."),
     ("last_report_age_s", "last_report_age_seconds", "Time since any rank reported."),
@@ -131,7 +133,7 @@ class StatusCollector(Collector):
         for key, name, text in _OF_JOB:
             gauge = GaugeMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
             for job, values in jobs:
-                if job[key] is not None:
+                if job.get(key) is not None:
                     gauge.add_metric(values, job[key])
             yield gauge
         for key, name, text in _OF_CARBON:

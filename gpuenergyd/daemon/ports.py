@@ -129,6 +129,18 @@ class RunningJob(Protocol):
         ...
 
 
+class ReplicasPort(Protocol):
+    """The other replicas of a job's training."""
+
+    def least_overhead_s(self, runner: RunningJob) -> float | None:
+        """Return the least time that another replica spends outside its instructions, None while none is known."""
+        ...
+
+    def observed(self, runner: RunningJob) -> None:
+        """Compare paces: an iteration of this one was observed."""
+        ...
+
+
 class IterationWatcher(Protocol):
     """Who wants to know what jobs use, and when."""
 

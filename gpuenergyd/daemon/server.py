@@ -1,6 +1,6 @@
 """HTTP/1.1 with JSON on the daemon's Unix socket: what is asked for, who asks, and one clear line for what is wrong.
 
-POST /v1/ranks, /v1/iterations, /v1/release    training processes, see wire/messages.py
+POST /v1/ranks, /v1/iterations, /v1/pace, /v1/release  training processes, see wire/messages.py
 POST /v1/leases, /v1/leases/release            an administrator's clock locks and power limits
 GET  /v1/status                                the whole daemon, see daemon/status.py
 GET  /v1/jobs/{job_id}                         one job: plan, predictions, last measured timeline
@@ -34,7 +34,14 @@ from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
-from gpuenergyd.wire.messages import IterationReport, LeaseRelease, LeaseRequest, RankRegistration, RankRelease
+from gpuenergyd.wire.messages import (
+    IterationReport,
+    LeaseRelease,
+    LeaseRequest,
+    PaceReport,
+    RankRegistration,
+    RankRelease,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +103,7 @@ class Server:
         app = web.Application(middlewares=[self._around_each_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
         app.router.add_post("/v1/ranks", self._register)
         app.router.add_post("/v1/iterations", self._report)
+        app.router.add_post("/v1/pace", self._take_pace)
         app.router.add_post("/v1/release", self._release)
         app.router.add_post("/v1/leases", self._grant_lease)
         app.router.add_post("/v1/leases/release", self._release_lease)
@@ -138,6 +146,11 @@ class Server:
     async def _report(self, request: web.Request) -> web.Response:
         report = await self._body(request, IterationReport, MAX_ITERATION_REPORT_BYTES)
         reply = self._jobs.report(report, self._peer(request))
+        return _error(404, "unknown rank token; register again") if reply is None else _json(reply)
+
+    async def _take_pace(self, request: web.Request) -> web.Response:
+        message = await self._body(request, PaceReport, MAX_CONTROL_MESSAGE_BYTES)
+        reply = self._jobs.take_pace(message, self._peer(request))
         return _error(404, "unknown rank token; register again") if reply is None else _json(reply)
 
     async def _release(self, request: web.Request) -> web.Response:

@@ -158,7 +158,8 @@ def _jobs(status: Status) -> list[RenderableType]:
         if job["lower_bound_j"] is not None:
             table.add_row("lower bound", "", energy_text(job["lower_bound_j"]))
         plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
-        views.extend((title, table, plan, *_following(job), *_would_be(job)))
+        why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}")
+        views.extend((title, table, why, *_notice(job), plan, *_replicas(job), *_following(job), *_would_be(job)))
     return views
 
 
@@ -171,6 +172,21 @@ def _would_be(job: Mapping[str, Any]) -> list[RenderableType]:
     low, high = job["would_save_low_ratio"], job["would_save_high_ratio"]
     span = f" ({interval_text((low, high))})" if low is not None and high is not None else ""
     return [Text(f"would save {ratio_text(job['would_save_ratio'])}{span}, predicted: {job['would_save_basis']}")]
+
+
+def _notice(job: Mapping[str, Any]) -> list[RenderableType]:
+    """What last made a job go on differently."""
+    if not job.get("last_notice"):
+        return []
+    return [Text(f"noticed {job['last_notice_iterations_ago']} iterations ago: {job['last_notice']}")]
+
+
+def _replicas(job: Mapping[str, Any]) -> list[RenderableType]:
+    """What the slowest replica of the training imposes on a job, where one does."""
+    if job.get("straggler_time_s") is None:
+        return []
+    since = age_text(job["straggler_since_s"])
+    return [Text(f"slowed to {time_text(job['straggler_time_s'])} for {since}: {job['straggler_reason'] or MISSING}")]
 
 
 def _following(job: Status) -> list[Text]:

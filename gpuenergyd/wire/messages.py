@@ -4,6 +4,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 
     POST /v1/ranks        RankRegistration -> RankRegistered
     POST /v1/iterations   IterationReport  -> IterationReply
+    POST /v1/pace         PaceReport       -> PaceReply
     POST /v1/release      RankRelease      -> {}
     POST /v1/leases       LeaseRequest     -> LeaseGranted     an administrator's, outside any job
     POST /v1/leases/release  LeaseRelease  -> LeaseReleased
@@ -95,6 +96,27 @@ class IterationReply:
     """Plans this rank does not have, oldest first; usually none or one. It may be given one again: replies get lost."""
 
     plans: tuple[PlanSlice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PaceReport:
+    """What the slowest replica of this training that runs elsewhere takes for an iteration by itself, `age_s` ago.
+
+    By itself: at full speed and without waiting, which is what a `PaceReply` said to that replica. None: no replica
+    elsewhere is known any more. What is not repeated counts for five such iterations, and for 10 s at least.
+    """
+
+    rank_token: str
+    slowest_other_time_s: float | None
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PaceReply:
+    """What this replica takes for an iteration by itself (None: not known yet), and what others impose on it."""
+
+    own_time_s: float | None
+    straggler_time_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

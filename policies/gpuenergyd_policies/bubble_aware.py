@@ -278,7 +278,7 @@ def _profiling_excess_s(view: JobView, model: _Model) -> float:
             continue
         changes = tuple(plan.changes_of(r) for r in range(model.graph.num_ranks))
         simulated = simulate_switching(model.graph, model.fitted.profile, changes, latency=latencies)
-        excesses_s.append(observation.iteration_time_s - simulated.iteration_time_s - model.bias_s)
+        excesses_s.append(observation.own_time_s - simulated.iteration_time_s - model.bias_s)
     return median(excesses_s) if excesses_s else 0.0
 
 
@@ -385,4 +385,4 @@ def _raise_latency_s(view: JobView) -> float:
 
 def _settled_times_s(observations: tuple[IterationObservation, ...], plan_id: str) -> list[float]:
     """Return the regular iteration times of a plan, the first one (clocks still moving) left out."""
-    return [o.iteration_time_s for o in observations if o.is_regular and o.plan_id == plan_id][1:]
+    return [o.own_time_s for o in observations if o.is_regular and o.plan_id == plan_id][1:]

@@ -85,7 +85,7 @@ def _tuned_plan(
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     why = "envelope at full speed, the rest as slowly as fits"
     if tuned:
-        times_s = [o.iteration_time_s for o in view.observations if o.is_regular and o.plan_id == tuned[-1].plan_id]
+        times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == tuned[-1].plan_id]
         if len(times_s) < ITERATIONS_TO_JUDGE or median(times_s) <= owed_s * (1 + TOLERATED_SLOWDOWN_RATIO):
             return tuned[-1]
         num_raises += 1

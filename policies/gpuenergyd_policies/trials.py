@@ -73,7 +73,7 @@ def _trial(sm_clock_mhz: int, iterations: list[IterationObservation], num_ranks:
                 times.setdefault(key, []).append(sample.time_s)
     energies = [seen.energy_j for seen in iterations if seen.energy_j is not None]
     return Trial(
-        median(seen.iteration_time_s for seen in iterations),
+        median(seen.own_time_s for seen in iterations),
         median(energies) if energies else None,
         tuple(median(known) if known else None for known in rank_energies),
         {key: median(known) for key, known in times.items()},

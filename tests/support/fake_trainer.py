@@ -1,7 +1,9 @@
 """A pipeline of training processes without torch: 1F1B through pipes, each instruction as slow as its simulated GPU.
 
 Run `python -m tests.support.fake_trainer --socket PATH --world PATH --ranks 4 --microbatches 8 --iterations 50`.
-With `--last-when FILE` the iteration that begins after FILE exists is the last one, on all ranks.
+With `--last-when FILE` the iteration that begins after FILE exists is the last one, on all ranks. With `--replicas N`
+there are N such pipelines, which all end an iteration together; the last of them takes `--slow-ratio` times as long
+while the file `--slow-while` exists.
 """
 
 import argparse
@@ -29,12 +31,17 @@ def scaled(work: InstructionWork, ratio: float) -> InstructionWork:
 def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -> None:
     """Run one rank until its iterations are done or a neighbour is gone."""
     host = SimulatedHost.open(options.world)
-    gpu_uuid = host.identities()[options.first_gpu + pp_rank].gpu_uuid
+    gpu_uuid = host.identities()[options.first_gpu + options.replica * options.ranks + pp_rank].gpu_uuid
     host.attach_process(gpu_uuid, os.getpid())
     schedule = one_forward_one_backward(options.ranks, options.microbatches)
     order = schedule.orders[pp_rank]
     ratio = 1.0 + 0.4 * (pp_rank == options.ranks - 1)
-    work = {InstructionKind.F: scaled(FORWARD, ratio), InstructionKind.B: scaled(BACKWARD, ratio)}
+    usual_work = {InstructionKind.F: scaled(FORWARD, ratio), InstructionKind.B: scaled(BACKWARD, ratio)}
+    slow_work = {kind: scaled(work, options.slow_ratio) for kind, work in usual_work.items()}
+    to_replicas, from_replicas = (
+        [pipes[name] for name in sorted(pipes) if name.startswith(way)] for way in ("to_replica", "from_replica")
+    )
+    slow_while: Path | None = options.slow_while if options.replica == options.replicas - 1 else None
     client = RankClient(
         job_name=options.job,
         run_key=options.run_key,
@@ -42,6 +49,7 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
         schedule_name="1f1b",
         num_microbatches=options.microbatches,
         pp_rank=pp_rank,
+        dp_rank=options.replica,
         num_pp_ranks=options.ranks,
         order=[(str(i.kind), i.microbatch_index, i.chunk_index) for i in order],
         framework="fake",
@@ -49,10 +57,12 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
         max_slowdown_ratio=options.max_slowdown,
         socket_path=str(options.socket),
     )
+    is_agreed_last = False
     for iteration in range(options.iterations):
-        is_last = iteration + 1 == options.iterations
-        if pp_rank == 0 and options.last_when is not None:
+        is_last = iteration + 1 == options.iterations or is_agreed_last
+        if pp_rank == 0 and options.replicas == 1 and options.last_when is not None:
             is_last = is_last or options.last_when.exists()
+        work = slow_work if slow_while is not None and slow_while.exists() else usual_work
         client.begin_iteration()
         for instruction in order:
             is_forward = instruction.kind is InstructionKind.F
@@ -65,6 +75,9 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
             client.end_instruction(slot)
             _send(pipes.get("to_next" if is_forward else "to_previous"), _LAST if is_last else _MORE)
         client.end_iteration()
+        if pp_rank == 0:
+            is_enough = options.replica == 0 and options.last_when is not None and options.last_when.exists()
+            is_agreed_last = _meet(to_replicas, from_replicas, _LAST if is_enough else _MORE)
         if is_last:
             break
     client.release()
@@ -74,16 +87,23 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
 
 def launch(options: argparse.Namespace) -> int:
     """Start all ranks and wait for them; return 0 when all finished."""
-    ends: list[dict[str, int]] = [{} for _ in range(options.ranks)]
-    for pp_rank in range(options.ranks - 1):
-        ends[pp_rank + 1]["from_previous"], ends[pp_rank]["to_next"] = os.pipe()
-        ends[pp_rank]["from_next"], ends[pp_rank + 1]["to_previous"] = os.pipe()
+    replicas, ranks = range(options.replicas), range(options.ranks)
+    ends: dict[tuple[int, int], dict[str, int]] = {(replica, rank): {} for replica in replicas for rank in ranks}
+    for replica in replicas:
+        for rank in range(options.ranks - 1):
+            ends[replica, rank + 1]["from_previous"], ends[replica, rank]["to_next"] = os.pipe()
+            ends[replica, rank]["from_next"], ends[replica, rank + 1]["to_previous"] = os.pipe()
+        for other in replicas:
+            if other != replica:
+                read, write = os.pipe()
+                ends[other, 0][f"from_replica_{replica}"], ends[replica, 0][f"to_replica_{other}"] = read, write
     children = []
-    for pp_rank, pipes in enumerate(ends):
+    for (replica, rank), pipes in ends.items():
         named = [f"{name}={fd}" for name, fd in pipes.items()]
-        command = [sys.executable, "-m", "tests.support.fake_trainer", *sys.argv[1:], "--rank", str(pp_rank), *named]
+        which = ["--rank", str(rank), "--replica", str(replica)]
+        command = [sys.executable, "-m", "tests.support.fake_trainer", *sys.argv[1:], *which, *named]
         children.append(subprocess.Popen(command, pass_fds=list(pipes.values())))
-    for pipes in ends:
+    for pipes in ends.values():
         for fd in pipes.values():
             os.close(fd)
     return max(abs(child.wait()) for child in children)
@@ -104,6 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", default=None)
     # Enough that every policy lowers clocks, and keeps them lowered, whatever else this host is doing.
     parser.add_argument("--max-slowdown", type=float, default=0.5)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--replica", type=int, default=0)
+    parser.add_argument("--slow-while", type=Path, default=None)
+    parser.add_argument("--slow-ratio", type=float, default=3.0)
     parser.add_argument("--rank", type=int, default=None)
     parser.add_argument("pipes", nargs="*")
     options = parser.parse_args(arguments)
@@ -124,6 +148,13 @@ def _receive(fd: int | None) -> bytes:
     if not said:
         raise EOFError
     return said
+
+
+def _meet(to_others: Sequence[int], from_others: Sequence[int], said: bytes) -> bool:
+    """Wait for all replicas at the end of an iteration; return whether any says that the next one is the last."""
+    for fd in to_others:
+        os.write(fd, said)
+    return _LAST in {said, *(_receive(fd) for fd in from_others)} if to_others else False
 
 
 def _send(fd: int | None, said: bytes) -> None:

@@ -25,6 +25,7 @@ from gpuenergyd.core.messages import (
     RestoreGpus,
     SendPlan,
 )
+from gpuenergyd.core.pace import PaceGauge
 from gpuenergyd.core.pipeline import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.plan import ClockChange
 from gpuenergyd.core.policy import ClockPolicy, GpuView, JobView
@@ -128,10 +129,17 @@ class VirtualTraining:
     thinking_iterations: int = 0
     """How many iterations the policy takes to answer."""
 
+    waits_in_last_instruction: bool = False
+    """Whether waiting for other replicas shows as a long last backward, or as time after it."""
+
     def __post_init__(self) -> None:
         self._answer_at: tuple[int, JobView] | None = None
         ranks = self.schedule.num_ranks
         self.random = random.Random(self.seed)
+        self.pace = PaceGauge()
+        self.has_replicas = False
+        self.least_overhead_s: float | None = None
+        self.pure_graph = dependency_graph(self.schedule)
         self.graph = dependency_graph(self.schedule, communication_latency_s=self.communication_latency_s)
         self.commands: list[Command] = []
         self.history: list[tuple[float, float, str | None]] = []
@@ -145,6 +153,7 @@ class VirtualTraining:
         self.calibrations = {r: SwitchCalibration(self.clocks_mhz[0], prior) for r in range(ranks)}
         self.clock_now = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
+        self._spans: dict[Instruction, tuple[float, float]] = {}
         self._last_total_j = dict(self.total_j)
         self._error_j = dict.fromkeys(range(ranks), 0.0)
         self._iteration_error = dict.fromkeys(range(ranks), 0.0)
@@ -189,6 +198,14 @@ class VirtualTraining:
                         counters=self.counters,
                         plan_id=command.plan_id,
                         is_regular=command.is_regular,
+                        has_replicas=self.has_replicas,
+                    )
+                    observation = self.pace.note(
+                        observation,
+                        self.job.purpose_of(observation.plan_id),
+                        self.pure_graph,
+                        is_imposed=self.job.target.is_forced,
+                        least_overhead_s=self.least_overhead_s,
                     )
                     queue += self.job.handle(IterationObserved(observation))
                 case AskPolicy():
@@ -221,9 +238,10 @@ class VirtualTraining:
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""
         for _ in range(num_iterations):
-            self._iterate()
+            self.finish_iteration(self.begin_iteration())
 
-    def _iterate(self) -> None:
+    def begin_iteration(self) -> float:
+        """Run the pipeline once; return when its last instruction ends, in seconds of virtual time."""
         index = self.iteration_index
         if self._answer_at is not None and self._answer_at[0] <= index:
             view, self._answer_at = self._answer_at[1], None
@@ -231,10 +249,17 @@ class VirtualTraining:
         for apply_at, epoch, _, changes in self.slices:
             if apply_at <= index:
                 self.epoch, self.changes = epoch, changes
-        begin_s = self.now_s
         for r in self._iteration_error:
             self._iteration_error[r] = self.random.gauss(0, self.energy_noise_ratio) if self.energy_noise_ratio else 0.0
-        spans, end_s = self._run_pipeline(begin_s)
+        self._spans, end_s = self._run_pipeline(self.now_s)
+        return end_s
+
+    def finish_iteration(self, end_s: float) -> None:
+        """End the iteration once all replicas have come as far, at `end_s`, and report it."""
+        index, begin_s, spans = self.iteration_index, self.now_s, self._spans
+        if self.waits_in_last_instruction:
+            last = max(spans, key=lambda instruction: spans[instruction][1])
+            spans[last] = (spans[last][0], max(end_s, spans[last][1]))
         reports = []
         next_s = end_s + self.step_overhead_s
         for r, order in enumerate(self.schedule.orders):

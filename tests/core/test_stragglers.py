@@ -1,0 +1,130 @@
+"""Which replica holds up the others: noticed at once and not by chance, withdrawn at once, forgotten when silent."""
+
+import pytest
+
+from gpuenergyd.core.stragglers import Imposed, Pace, ReplicaGroup
+
+
+def group(*job_ids: str) -> ReplicaGroup:
+    found = ReplicaGroup()
+    for job_id in job_ids:
+        found.join(job_id)
+    return found
+
+
+def told(replicas: ReplicaGroup, at_s: float, **own_times_s: float) -> list[Imposed]:
+    """Let every replica say what it takes; return what that changes."""
+    return [change for job, own_time_s in own_times_s.items() for change in replicas.note(Pace(own_time_s, job, at_s))]
+
+
+def imposed_s(change: Imposed) -> float | None:
+    return change.pace.own_time_s if change.pace is not None else None
+
+
+def test_a_replica_slower_in_two_readings_imposes_its_pace_on_each_of_the_others() -> None:
+    replicas = group("a", "b", "c")
+    told(replicas, 1.0, a=1.0, b=1.0, c=1.0)
+
+    first = told(replicas, 2.0, a=1.0, b=1.0, c=1.2)
+    second = told(replicas, 3.0, a=1.0, b=1.0, c=1.21)
+
+    assert first == []
+    assert [(change.job_id, imposed_s(change)) for change in second] == [("a", 1.2), ("b", 1.2)]
+    assert "c takes 1.2 s" in second[0].reason
+
+
+def test_what_was_imposed_is_withdrawn_at_the_first_reading_that_is_fast_again() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.2)
+    told(replicas, 2.0, a=1.0, b=1.2)
+
+    (change,) = told(replicas, 3.0, b=1.01)
+
+    assert (change.job_id, change.pace) == ("a", None)
+
+
+@pytest.mark.parametrize("slower_ratio", [0.0, 0.01, 0.029])
+def test_replicas_that_differ_by_chance_impose_nothing(slower_ratio: float) -> None:
+    replicas = group("a", "b")
+
+    changes = [told(replicas, at_s, a=1.0, b=1.0 + slower_ratio) for at_s in range(20)]
+
+    assert not any(changes)
+
+
+def test_between_the_two_thresholds_a_straggler_stays_one() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.05)
+    told(replicas, 2.0, a=1.0, b=1.05)
+
+    changes = told(replicas, 3.0, a=1.0, b=1.02)
+
+    assert [imposed_s(change) for change in changes] == [1.02]
+
+
+def test_a_straggler_that_becomes_faster_is_followed_at_once_and_one_that_becomes_slower_when_it_stays_so() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.2)
+    told(replicas, 2.0, a=1.0, b=1.2)
+
+    faster = told(replicas, 3.0, b=1.1)
+    slower_once = told(replicas, 4.0, b=1.3)
+    slower_twice = told(replicas, 5.0, b=1.3)
+
+    assert [imposed_s(change) for change in faster] == [1.1]
+    assert slower_once == []
+    assert [imposed_s(change) for change in slower_twice] == [1.3]
+
+
+def test_the_slowest_of_several_counts_and_it_imposes_nothing_on_itself() -> None:
+    replicas = group("a", "b", "c")
+    for at_s in (1.0, 2.0):
+        changes = told(replicas, at_s, a=1.0, b=1.1, c=1.3)
+
+    last = {change.job_id: imposed_s(change) for change in changes}
+    assert last == {"a": 1.3, "b": 1.3}
+
+
+def test_a_replica_that_leaves_holds_up_nobody() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.2)
+    told(replicas, 2.0, a=1.0, b=1.2)
+
+    (change,) = replicas.leave("b", 3.0)
+
+    assert (change.job_id, change.pace) == ("a", None)
+
+
+def test_one_that_falls_silent_stops_to_count_after_five_of_its_iterations() -> None:
+    replicas = group("a", "b")
+    for at_s in (0.0, 12.0):
+        told(replicas, at_s, a=10.0, b=12.0)
+
+    still = replicas.look_after(12.0 + 59.0)
+    silent = replicas.look_after(12.0 + 61.0)
+
+    assert still == ()
+    assert [(change.job_id, change.pace) for change in silent] == [("a", None)]
+    assert "silent" in silent[0].reason
+
+
+def test_replicas_elsewhere_count_as_those_of_this_daemon_do() -> None:
+    replicas = group("a")
+    told(replicas, 1.0, a=1.0)
+
+    first = replicas.note_elsewhere("a", Pace(1.2, "a replica elsewhere", 1.0), 1.1)
+    second = replicas.note_elsewhere("a", Pace(1.2, "a replica elsewhere", 2.0), 2.1)
+    gone = replicas.note_elsewhere("a", None, 3.0)
+
+    assert first == ()
+    assert [imposed_s(change) for change in second] == [1.2]
+    assert [(change.job_id, change.pace) for change in gone] == [("a", None)]
+
+
+def test_what_is_old_news_when_it_comes_imposes_nothing() -> None:
+    replicas = group("a")
+    told(replicas, 100.0, a=1.0)
+
+    changes = [replicas.note_elsewhere("a", Pace(1.2, "elsewhere", 80.0 + k), 100.0 + k) for k in range(5)]
+
+    assert not any(changes)

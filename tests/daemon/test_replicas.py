@@ -1,0 +1,52 @@
+"""Replicas of one training under one daemon: the slowest sets the pace of the others, as long as it is slow."""
+
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.store import open_history
+from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.waiting import wait_until
+
+TWO_REPLICAS = ("--replicas", "2", "--ranks", "2", "--policy", "uniform", "--max-slowdown", "0.5")
+
+
+def jobs_by_first_gpu(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    """Return both replicas, the one that may become slow last."""
+    status = daemon.status()
+    index_of = {gpu["gpu_uuid"]: gpu["index"] for gpu in status["gpus"]}
+    return sorted(status["jobs"], key=lambda job: index_of[job["ranks"][0]["gpu_uuid"]] if job["ranks"] else -1)
+
+
+def waits_for_slow_replica(daemon: DaemonProcess) -> bool:
+    """Return whether the fast replica was told of a pace far beyond what chance and its own budget explain."""
+    fast, slow = jobs_by_first_gpu(daemon)
+    imposed_s = fast["straggler_time_s"] or 0.0
+    return bool(imposed_s > 1.8 * fast["own_time_s"] and fast["straggler"] == slow["job_id"])
+
+
+def is_back_at_own_pace(daemon: DaemonProcess) -> bool:
+    fast, _ = jobs_by_first_gpu(daemon)
+    return bool((fast["straggler_time_s"] or 0.0) < 1.5 * fast["own_time_s"])
+
+
+def test_a_slow_replica_sets_the_pace_of_the_other_until_it_recovers(tmp_path: Path) -> None:
+    slow_while = tmp_path / "slow"
+    arguments = (*TWO_REPLICAS, "--slow-while", str(slow_while))
+    with running_daemon(tmp_path / "daemon") as daemon:
+        with training(daemon, arguments=arguments) as run:
+            wait_until(lambda: [job["phase"] for job in jobs_by_first_gpu(daemon)] == ["tuned", "tuned"], 120)
+
+            slow_while.touch()
+            wait_until(lambda: waits_for_slow_replica(daemon), 120)
+            fast, slow = jobs_by_first_gpu(daemon)
+            slow_while.unlink()
+            wait_until(lambda: is_back_at_own_pace(daemon), 120)
+
+            assert run.finish() == 0
+        wait_until(lambda: not daemon.status()["jobs"], 30)
+        assert daemon.stop() == 0
+    with open_history(daemon.database_path) as history:
+        events = [event for event in history.control_events(fast["job_id"]) if event.action == "straggler"]
+    assert f"straggler: {slow['job_id']} takes" in fast["straggler_reason"]
+    assert any(slow["job_id"] in event.reason and event.after.endswith("s per iteration") for event in events)
+    assert any(event.after == "own pace" or "takes" in event.reason for event in events)
