@@ -257,8 +257,8 @@ def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapp
     durations_s: dict[Instruction, float] = {}
     for members in classes.values():
         typical = median(cycles for _, _, cycles in members)
-        for instruction, duration_ns, cycles in members:
-            share = typical / cycles if cycles > _OUTLIER_RATIO * typical else 1.0
+        for instruction, duration_ns, own_cycles in members:
+            share = typical / own_cycles if own_cycles > _OUTLIER_RATIO * typical else 1.0
             durations_s[instruction] = share * duration_ns / _NS_PER_S
     if any(instruction not in durations_s for instruction in graph.instructions):
         return None
