@@ -150,11 +150,11 @@ def _proofs_in(path: Path) -> Iterator[Proof]:
     if "mark.fault(" not in text:
         return
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and (numbers := _numbers(node)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (numbers := _numbers(node)):
             yield Proof(path, node.name, numbers)
 
 
-def _numbers(function: ast.FunctionDef) -> tuple[int, ...]:
+def _numbers(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, ...]:
     calls = [
         d for d in function.decorator_list if isinstance(d, ast.Call) and ast.unparse(d.func) == "pytest.mark.fault"
     ]
