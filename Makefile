@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon wheel clean
+.PHONY: help install demo docs test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -33,6 +33,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## train a real pipeline on four simulated GPUs under the daemon, and print what it saved
 	$(BIN)/gpuenergyd demo --out $(REPORT)
+
+docs: $(STAMP)  ## the site, generated reference included, into build/docs/
+	$(BIN)/python -m docs.site build/docs
 
 test: check unit  ## every check and every test: the one command that CI runs too
 

@@ -62,7 +62,7 @@ class SimulatedHost:
     @classmethod
     def create(
         cls,
-        path: Path,
+        path: Path | str,
         model_names: Sequence[str],
         *,
         seed: int = 0,
@@ -76,8 +76,8 @@ class SimulatedHost:
             DriverError: the file exists or cannot be written.
         """
         models = [device_parameters(name) for name in model_names]
-        create_world(path, models, seed=seed, now_ns=mono_ns())
-        return cls(path, mono_ns=mono_ns, sleep=sleep)
+        create_world(Path(path), models, seed=seed, now_ns=mono_ns())
+        return cls(Path(path), mono_ns=mono_ns, sleep=sleep)
 
     @classmethod
     def open(cls, path: Path) -> Self:

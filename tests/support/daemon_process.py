@@ -42,6 +42,8 @@ class DaemonProcess:
     num_gpus: int = 4
     overrides: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    python: str = sys.executable
+    """The interpreter, and so the environment, that the daemon runs in."""
     prologue: str = ""
     """Python that runs in the daemon's process first: a benchmark's instruments."""
 
@@ -103,7 +105,7 @@ class DaemonProcess:
         }
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", self.prologue + SERVE, json.dumps(settings)], stderr=log, stdout=log
+                [self.python, "-c", self.prologue + SERVE, json.dumps(settings)], stderr=log, stdout=log
             )
 
     def start(self) -> "DaemonProcess":

@@ -1,0 +1,1 @@
+"""What people read, and what makes a site of it."""

@@ -1,0 +1,10 @@
+"""`python -m docs.site [FOLDER]`: build the site; a warning is an error."""
+
+import sys
+from pathlib import Path
+
+from docs.site.build import build_site
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("build/docs")
+    print("wrote", build_site(target) / "index.html")  # noqa: T201  a command's answer

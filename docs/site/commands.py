@@ -1,0 +1,39 @@
+"""The command line's reference, from the command line itself."""
+
+from collections.abc import Iterable
+
+from docs.site.markdown import block, code, page, table
+from gpuenergyd.cli.app import TASKS
+from gpuenergyd.cli.command_tree import CommandText, OptionText, described_commands
+
+
+def command_line_page() -> str:
+    """Return every command with its options, grouped by task."""
+    program, *commands = described_commands()
+    parts = [
+        (
+            "Grouped by task. Each command but `serve`, `run` and `dashboard` takes `--json`. Exit codes: 0 fine,"
+            " 1 failed, 2 usage, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion` makes the shell"
+            " complete them; `man gpuenergyd` says the same as this page."
+        ),
+        _options((*program.arguments, *program.options)),
+    ]
+    for task in TASKS:
+        parts.append(f"## {task}")
+        for command in (command for command in commands if command.task == task):
+            parts += _command(command)
+    return page("Command line", *parts)
+
+
+def _command(command: CommandText) -> list[str]:
+    return [
+        f"### {command.name}",
+        block(command.usage, "text"),
+        command.summary + ("" if command.summary.endswith(".") else "."),
+        command.description,
+        _options((*command.arguments, *command.options)),
+    ]
+
+
+def _options(options: Iterable[OptionText]) -> str:
+    return table(("option", "what it does"), ((code(option.usage), option.text) for option in options))

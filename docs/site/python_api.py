@@ -1,0 +1,169 @@
+"""The Python API's reference: public names of the modules that others may import, read from the sources."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import cleandoc
+from pathlib import Path
+
+from docs.site.markdown import block, page
+
+ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = {"gpuenergyd": ROOT, "gpuenergyd_policies": ROOT / "policies", "gpuenergyd_trainers": ROOT / "trainers"}
+PUBLIC_MODULES = {
+    "For training programs": (
+        "gpuenergyd.client.loop",
+        "gpuenergyd_trainers.torch_pipelining",
+        "gpuenergyd_trainers.torch_inflight",
+        "gpuenergyd_trainers.deepspeed",
+        "gpuenergyd_trainers.megatron",
+        "gpuenergyd_trainers.lightning",
+        "gpuenergyd_trainers.huggingface",
+        "gpuenergyd_trainers.loop",
+        "gpuenergyd_trainers.handle",
+    ),
+    "For policies": (
+        "gpuenergyd.core.policy",
+        "gpuenergyd.core.plan",
+        "gpuenergyd.core.pipeline",
+        "gpuenergyd.core.schedules",
+        "gpuenergyd.core.target",
+        "gpuenergyd.core.observation",
+        "gpuenergyd.core.profile",
+        "gpuenergyd.core.timeline",
+        "gpuenergyd.core.switching",
+        "gpuenergyd.core.carbon",
+        "gpuenergyd.core.model_memory",
+    ),
+    "For carbon sources": ("gpuenergyd.carbon.sources.source",),
+    "For tools": ("gpuenergyd.client.connection", "gpuenergyd.gpu.simulated", "gpuenergyd.errors"),
+}
+"""What others may import; everything else may change without notice."""
+
+_SECTIONS = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
+_HIDDEN_DECORATORS = ("overload",)
+
+
+@dataclass(frozen=True, slots=True)
+class PublicName:
+    """A public class, function, method, field or constant."""
+
+    name: str
+    signature: str
+    docstring: str
+    members: tuple["PublicName", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PublicModule:
+    """A module that others may import."""
+
+    name: str
+    docstring: str
+    names: tuple[PublicName, ...]
+
+
+def public_modules() -> dict[str, tuple[PublicModule, ...]]:
+    """Return the public modules by who they are for."""
+    return {title: tuple(map(_module, names)) for title, names in PUBLIC_MODULES.items()}
+
+
+def python_api_page() -> str:
+    """Return every public name with its signature and docstring."""
+    parts = ["What other programs may import. Everything else may change without notice."]
+    for title, modules in public_modules().items():
+        parts.append(f"## {title}")
+        for module in modules:
+            parts += [f"### {module.name}", docstring_text(module.docstring)]
+            for name in module.names:
+                parts += [f"#### {name.name}", block(name.signature, "python"), docstring_text(name.docstring)]
+                parts += [_member(member) for member in name.members]
+    return page("Python API", *parts)
+
+
+def _member(member: PublicName) -> str:
+    text = docstring_text(member.docstring).replace("\n", "\n  ").rstrip()
+    return f"- `{member.signature}`" + (f"\n\n  {text}\n" if text else "")
+
+
+def docstring_text(docstring: str) -> str:
+    """Return a docstring as Markdown: sections become lists, drawings and tables keep their shape."""
+    out = []
+    for paragraph in docstring.split("\n\n"):
+        first, *rest = paragraph.splitlines() or [""]
+        if first in _SECTIONS:
+            out.append(f"*{first.removesuffix(':')}*\n\n" + _items(rest))
+        elif any("  " in line.strip() or line.startswith(" ") for line in (first, *rest)):
+            out.append(block(paragraph, "text"))
+        else:
+            out.append(paragraph)
+    return "\n\n".join(out)
+
+
+def _items(lines: list[str]) -> str:
+    """Return the indented lines of a Google section as a list: `name: text`, continued further in."""
+    items: list[str] = []
+    for line in lines:
+        name, colon, text = line.strip().partition(": ")
+        if line.startswith("     ") and items:
+            items[-1] += " " + line.strip()
+        else:
+            items.append(f"- `{name}`: {text}" if colon else f"- {line.strip()}")
+    return "\n".join(items)
+
+
+def _module(name: str) -> PublicModule:
+    package, *rest = name.split(".")
+    path = _PACKAGES[package] / Path(*[package, *rest])
+    tree = ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))
+    return PublicModule(name, ast.get_docstring(tree) or "", tuple(_names(tree.body)))
+
+
+def _names(body: list[ast.stmt]) -> Iterator[PublicName]:
+    for index, node in enumerate(body):
+        match node:
+            case ast.ClassDef(name=name) if not name.startswith("_"):
+                bases = ", ".join(ast.unparse(base) for base in node.bases)
+                signature = f"class {name}({bases})" if bases else f"class {name}"
+                yield PublicName(name, signature, ast.get_docstring(node) or "", tuple(_members(node.body)))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
+                yield PublicName(name, _signature(node), ast.get_docstring(node) or "")
+            case ast.Assign(targets=[ast.Name(id=name)]) if name.isupper() and _text_below(body, index):
+                yield PublicName(name, ast.unparse(node), _text_below(body, index))
+            case _:
+                pass
+
+
+def _members(body: list[ast.stmt]) -> Iterator[PublicName]:
+    """Yield public fields and methods; a property counts as a field."""
+    for index, node in enumerate(body):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)) if not name.startswith("_"):
+                yield PublicName(name, ast.unparse(node), _text_below(body, index))
+            case ast.Assign(targets=[ast.Name(id=name)]) if not name.startswith("_"):
+                yield PublicName(name, ast.unparse(node), _text_below(body, index))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
+                decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+                if not decorators & set(_HIDDEN_DECORATORS):
+                    is_property = "property" in decorators
+                    signature = f"{name}: {_returned(node)}" if is_property else _signature(node)
+                    yield PublicName(name, signature, ast.get_docstring(node) or "")
+            case _:
+                pass
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    return f"{node.name}({ast.unparse(node.args)}) -> {_returned(node)}"
+
+
+def _returned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    return ast.unparse(node.returns) if node.returns is not None else "None"
+
+
+def _text_below(body: list[ast.stmt], index: int) -> str:
+    """Return the string that stands below a field and explains it."""
+    match body[index + 1 : index + 2]:
+        case [ast.Expr(value=ast.Constant(value=str(text)))]:
+            return cleandoc(text)
+        case _:
+            return ""

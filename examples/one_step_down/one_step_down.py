@@ -1,0 +1,21 @@
+"""A clock policy in a package of its own: every GPU one clock step below its highest."""
+
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy import JobView
+
+
+class OneStepDown:
+    """Runs every GPU at its second-highest clock."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the same plan each time; a plan that is in force already changes nothing."""
+        ranks = []
+        for pp_rank, (gpu, order) in enumerate(zip(view.gpus, view.schedule.orders, strict=True)):
+            sm_clock_mhz = gpu.supported_sm_clocks_mhz[1]  # highest first
+            ranks.append(RankClocks(pp_rank, (sm_clock_mhz,) * len(order), constant_clock_changes(order, sm_clock_mhz)))
+        return ClockPlan(
+            plan_id=view.plan_id("one-step-down"),
+            purpose=PlanPurpose.TUNED,
+            ranks=tuple(ranks),
+            reason=f"one step below the highest clock on {len(ranks)} GPUs",
+        )

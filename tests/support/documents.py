@@ -1,0 +1,59 @@
+"""The blocks of code in the documents; `python -m tests.support.documents FILE` prints the shell ones as one script.
+
+```sh         runs in a test, in order, in a temporary folder, beside a simulated daemon
+```sh slow    runs for minutes or installs something: `.ci/strangers` runs it
+```sh host    needs root, systemd or a GPU: its commands and options are checked, not run
+"""
+
+import re
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_FENCE = re.compile(r"^```([^\n`]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of code: its language, what else its first line says, and where it stands."""
+
+    path: Path
+    line: int
+    language: str
+    words: tuple[str, ...]
+    text: str
+
+
+def blocks(path: Path) -> tuple[Block, ...]:
+    """Return the blocks of a document in order."""
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        language, *words = match[1].split()
+        found.append(Block(path, text[: match.start()].count("\n") + 1, language, tuple(words), match[2]))
+    return tuple(found)
+
+
+def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),)) -> str:
+    """Return the shell blocks of these kinds as one script that ends at the first failure and says where it is."""
+    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
+    for block in blocks(path):
+        if block.language == "sh" and block.words in kinds:
+            lines += [f"echo '--- {path.name}:{block.line}' >&2", block.text]
+    return "\n".join(lines)
+
+
+def inline_commands(path: Path) -> Iterator[str]:
+    """Yield every command of ours that a document names within a line or in a shell block, whoever runs it."""
+    text = path.read_text(encoding="utf-8")
+    yield from re.findall(r"(?<!`)`(gpuenergyd [^`\n]+)`", _FENCE.sub("", text))
+    for block in blocks(path):
+        if block.language == "sh":
+            joined = block.text.replace("\\\n", " ")
+            yield from re.findall(r"^(?:sudo |until )?(?:\S*/)?(gpuenergyd [^\n|&;<>#$]+)", joined, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(shell_script(Path(name), ((), ("slow",))))  # noqa: T201  a command's answer
