@@ -123,6 +123,8 @@ class VirtualTraining:
     """Counters show only the energy of the last instant of this grid; 0: exact at every boundary."""
     slowdown_of: Callable[[int, int], float] = lambda _rank, _iteration: 1.0
     """What else makes a rank slower, by rank and iteration: drift, throttling, a neighbour."""
+    work_of: Callable[[Instruction], Work] | None = None
+    """What single instructions are, where the chunks of a rank differ; then `work` is not asked."""
     slow_factor_when_tuned: float = 1.0
     """A pipeline that lies: everything takes this much longer below the top clock than profiling showed."""
 
@@ -170,7 +172,7 @@ class VirtualTraining:
                 num_pp_ranks=ranks,
                 schedule_name=self.schedule.name,
                 num_microbatches=self.schedule.num_microbatches,
-                num_chunks=1,
+                num_chunks=self.schedule.num_chunks,
                 policy="under-test",
                 target=PerformanceTarget(max_slowdown_ratio=self.max_slowdown_ratio),
             ),
@@ -336,7 +338,7 @@ class VirtualTraining:
             self.tell(GpuViewChanged(r, self._gpu(r)))
 
     def _work_from(self, r: int, instruction: Instruction, start_s: float) -> float:
-        work = self.work[r, instruction.kind]
+        work = self.work[r, instruction.kind] if self.work_of is None else self.work_of(instruction)
         left = 1.0 + (self.random.gauss(0, self.noise_ratio) if self.noise_ratio else 0.0)
         at_s = start_s
         while True:

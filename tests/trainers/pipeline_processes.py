@@ -17,7 +17,9 @@ from tests.client.fake_daemon import wait_for_report
 RUN_LIMIT_S = 400.0
 
 
-def run_ranks(num_ranks: int, folder: Path, body: Callable[..., Any], *args: Any) -> list[Any]:
+def run_ranks(
+    num_ranks: int, folder: Path, body: Callable[..., Any], *args: Any, limit_s: float = RUN_LIMIT_S
+) -> list[Any]:
     """Run `body(rank, *args)` in one process per rank inside a gloo process group; return what each returned."""
     context = multiprocessing.get_context("fork")
     receivers, processes = [], []
@@ -31,7 +33,7 @@ def run_ranks(num_ranks: int, folder: Path, body: Callable[..., Any], *args: Any
     try:
         results = []
         for rank, receiver in enumerate(receivers):
-            assert receiver.poll(RUN_LIMIT_S), f"rank {rank} said nothing for {RUN_LIMIT_S} s"
+            assert receiver.poll(limit_s), f"rank {rank} said nothing for {limit_s} s"
             results.append(pickle.loads(receiver.recv_bytes()))
         # A rank that fails takes its neighbours with it: the one whose own error it was is told first.
         errors = [f"rank {rank}:\n{error}" for rank, (error, _) in enumerate(results) if error is not None]

@@ -6,30 +6,23 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch.distributed import pipelining  # noqa: E402  after the skip
-
-from gpuenergyd.core.schedules import make_schedule, stage_of_chunk  # noqa: E402
-from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
-from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
-from gpuenergyd_trainers.wrapping import WrappedAttribute  # noqa: E402
-from tests.client.fake_daemon import FakeDaemon  # noqa: E402
-from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
+from gpuenergyd.core.schedules import make_schedule, stage_of_chunk
+from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_trainers.torch_pipelining import attach
+from tests.client.fake_daemon import FakeDaemon
+from tests.trainers.executed import TracedStage, share_trace
+from tests.trainers.pipeline_processes import Pace, run_ranks
 
 pytestmark = pytest.mark.torch
 
 NUM_RANKS = 4
 NUM_CHUNKS = 2
-NUM_STAGES = NUM_RANKS * NUM_CHUNKS
 NUM_MICROBATCHES = 8
 NUM_STEPS = 6
-INTERLEAVED = {
-    "interleaved": pipelining.ScheduleInterleaved1F1B,
-    "looped-bfs": pipelining.ScheduleLoopedBFS,
-    "interleaved-zb": pipelining.ScheduleInterleavedZeroBubble,
-}
-V_SHAPED = {"zbv": pipelining.ScheduleZBVZeroBubble, "dualpipev": pipelining.ScheduleDualPipeV}
+V_SHAPED = ("zbv", "dualpipev")
+SCHEDULES = ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
 
 
 @pytest.fixture
@@ -38,53 +31,20 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
         yield fake
 
 
-def stage_indices(schedule_name: str, rank: int) -> tuple[int, int]:
-    return (rank, 2 * NUM_RANKS - 1 - rank) if schedule_name in V_SHAPED else (rank, NUM_RANKS + rank)
-
-
-def trace_into(trace: list[tuple[str, int, int]], chunk_index: int, kind: str) -> Any:
-    def make(compute: Any) -> Any:
-        def traced(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            is_partial = kind == "B" and not kwargs.get("full_backward", True)
-            trace.append(("I" if is_partial else kind, chunk_id, chunk_index))
-            return compute(chunk_id, *args, **kwargs)
-
-        return traced
-
-    return make
-
-
 def train(rank: int, schedule_name: str, socket_path: str | None) -> Any:
-    models = [build_stage(index, NUM_STAGES, seed=2) for index in stage_indices(schedule_name, rank)]
-    stages = [
-        pipelining.PipelineStage(model, index, NUM_STAGES, torch.device("cpu"))
-        for model, index in zip(models, stage_indices(schedule_name, rank), strict=True)
-    ]
-    schedule: Any = {**INTERLEAVED, **V_SHAPED}[schedule_name](stages, NUM_MICROBATCHES, loss_fn=loss_of)
-    trace: list[tuple[str, int, int]] = []
-    for chunk_index, stage in enumerate(stages):
-        for name, kind in (
-            ("forward_one_chunk", "F"),
-            ("backward_one_chunk", "B"),
-            ("backward_weight_one_chunk", "W"),
-        ):
-            WrappedAttribute(stage, name, trace_into(trace, chunk_index, kind))
-    handle = attach(schedule, job="test", run_key="r", gpu_uuid=f"GPU-{rank}", socket_path=socket_path or "/none")
+    training = GptRank(schedule_name, rank, NUM_RANKS, NUM_MICROBATCHES, seed=2, stage_class=TracedStage)
+    trace = share_trace(training.stages)
+    handle = attach(
+        training.schedule, job="test", run_key="r", gpu_uuid=f"GPU-{rank}", socket_path=socket_path or "/none"
+    )
     if socket_path is None:
         handle.detach()
-    optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
-    has_last = any(stage.is_last for stage in stages)
     # Two iterations are learned from; the second is the first that is reported.
     pace = Pace(handle, rank, socket_path, first_iteration=1)
     exact_losses, traces = [], []
     for step in range(NUM_STEPS):
         trace.clear()
-        inputs, targets = make_batch(step, NUM_MICROBATCHES, seed=2)
-        losses: list[Any] = []
-        arguments = (inputs,) if rank == 0 else ()
-        schedule.step(*arguments, **({"target": targets, "losses": losses} if has_last else {}))
-        optimizer.step()
-        optimizer.zero_grad()
+        losses = training.step(step)
         exact_losses.append([float(loss.detach()).hex() for loss in losses])
         traces.append(tuple(trace))
         pace.keep()
@@ -94,7 +54,7 @@ def train(rank: int, schedule_name: str, socket_path: str | None) -> Any:
     return result
 
 
-@pytest.mark.parametrize("schedule_name", [*INTERLEAVED, *V_SHAPED])
+@pytest.mark.parametrize("schedule_name", SCHEDULES)
 def test_learned_order_is_the_executed_one_and_losses_are_untouched(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str
 ) -> None:
@@ -108,7 +68,9 @@ def test_learned_order_is_the_executed_one_and_losses_are_untouched(
     assert any(losses[0] for losses, *_ in joined)
     if schedule_name in V_SHAPED:
         assert stage_of_chunk(schedule_name, NUM_RANKS) == generated.stage_of_chunk
-        assert generated.stage_of_chunk == tuple(stage_indices(schedule_name, rank) for rank in range(NUM_RANKS))
+        assert generated.stage_of_chunk == tuple(
+            PIPELINES[schedule_name].stage_indices(rank, NUM_RANKS) for rank in range(NUM_RANKS)
+        )
     registered = [daemon.registrations.get_nowait() for _ in range(NUM_RANKS)]
     reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
     for rank, (_, traces, num_errors, is_attached) in enumerate(joined):

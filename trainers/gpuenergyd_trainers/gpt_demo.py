@@ -17,43 +17,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TextIO
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
-from torch.distributed import pipelining
 
 from gpuenergyd.core.pipeline import one_forward_one_backward
 from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, ScheduleError
 from gpuenergyd.gpu.simulated import SimulatedHost
-from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
-from gpuenergyd_trainers.simulated_stage import simulate
-from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
+from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 
 _PR_SET_PDEATHSIG = 1
-
-
-class _Family(NamedTuple):
-    schedule_class: Any
-    num_chunks: int = 1
-    is_v_shaped: bool = False
-
-    def stage_indices(self, rank: int, num_ranks: int) -> tuple[int, ...]:
-        if self.is_v_shaped:
-            return rank, 2 * num_ranks - 1 - rank
-        return tuple(chunk * num_ranks + rank for chunk in range(self.num_chunks))
-
-
-_SCHEDULES = {
-    "1f1b": _Family(pipelining.Schedule1F1B),
-    "gpipe": _Family(pipelining.ScheduleGPipe),
-    "interleaved": _Family(pipelining.ScheduleInterleaved1F1B, 2),
-    "looped-bfs": _Family(pipelining.ScheduleLoopedBFS, 2),
-    "interleaved-zb": _Family(pipelining.ScheduleInterleavedZeroBubble, 2),
-    "zbv": _Family(pipelining.ScheduleZBVZeroBubble, 2, is_v_shaped=True),
-    "dualpipev": _Family(pipelining.ScheduleDualPipeV, 2, is_v_shaped=True),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--iterations", type=int, help="stop after so many")
     add("--stop-file", type=Path, help="stop when this file appears")
     add("--microbatches", type=int, default=8)
-    add("--schedule", choices=sorted(_SCHEDULES), default="1f1b")
+    add("--schedule", choices=sorted(PIPELINES), default="1f1b")
     add("--extra-inflight", type=_counts, help="with 1f1b: extra microbatches in flight on each rank, e.g. 2,2,1,0")
     add("--losses-out", type=Path, help="write each iteration's loss here, as an exact hexadecimal float")
     add("--no-daemon", action="store_true", help="do not join the daemon")
@@ -185,52 +160,34 @@ def _run_rank(options: argparse.Namespace, rank: int) -> None:
 
 
 def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
-    family = _SCHEDULES[options.schedule]
-    num_stages = options.stages * family.num_chunks
-    indices = family.stage_indices(rank, options.stages)
-    is_first, is_last = 0 in indices, num_stages - 1 in indices
-    models = [build_stage(index, num_stages, seed=options.seed) for index in indices]
-    stages = [
-        pipelining.PipelineStage(model, index, num_stages, torch.device("cpu"))
-        for model, index in zip(models, indices, strict=True)
-    ]
-    schedule: Any
-    if options.extra_inflight is not None:
-        schedule = Schedule1F1BExtraInflight(
-            stages[0], options.microbatches, extra_inflight=options.extra_inflight, loss_fn=loss_of
-        )
-    else:
-        schedule = family.schedule_class(
-            stages if family.num_chunks > 1 else stages[0], options.microbatches, loss_fn=loss_of
-        )
-    optimizer = torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], lr=3e-3)
+    training = GptRank(
+        options.schedule,
+        rank,
+        options.stages,
+        options.microbatches,
+        extra_inflight=options.extra_inflight,
+        seed=options.seed,
+    )
     gpu_uuid = options.gpu_uuid
     if options.world is not None:
         host = SimulatedHost.open(options.world)
         cleanup.callback(host.close)
         gpu_uuid = gpu_uuid or host.identities()[rank].gpu_uuid
-        for stage, index in zip(stages, indices, strict=True):
-            works = simulated_works(index, num_stages, num_ranks=options.stages, duration_scale=options.duration_scale)
-            cleanup.callback(simulate(stage, host, gpu_uuid, works).detach)
+        for simulated in training.simulate_on(host, gpu_uuid, duration_scale=options.duration_scale):
+            cleanup.callback(simulated.detach)
     if not options.no_daemon:
         handle = attach(
-            schedule,
+            training.schedule,
             job=options.job,
             gpu_uuid=gpu_uuid,
             socket_path=options.socket,
             run_key=options.run_key,
         )
         cleanup.callback(handle.detach)
-    losses_out = _open_losses(options, cleanup) if is_last else None
+    losses_out = _open_losses(options, cleanup) if training.is_last else None
     iteration_index = 0
     while _shall_go_on(options, iteration_index):
-        inputs, targets = make_batch(iteration_index, options.microbatches, seed=options.seed)
-        losses: list[torch.Tensor] = []
-        arguments = (inputs,) if is_first else ()
-        keywords: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
-        schedule.step(*arguments, return_outputs=False, **keywords)
-        optimizer.step()
-        optimizer.zero_grad()
+        losses = training.step(iteration_index)
         if losses_out is not None:
             losses_out.write(f"{float(torch.stack(losses).detach().mean()).hex()}\n")
             losses_out.flush()

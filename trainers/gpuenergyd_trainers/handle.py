@@ -29,6 +29,11 @@ class Handle:
         return self._rank.order if self._rank is not None else None
 
     @property
+    def plan_epoch(self) -> int:
+        """The plan that the newest iteration followed; 0 while un-tuned."""
+        return self._rank.client.plan_epoch if self._rank is not None else 0
+
+    @property
     def num_errors(self) -> int:
         """How many exceptions of ours were swallowed; each is a defect worth reporting."""
         return self._num_errors + (self._rank.client.total_errors if self._rank is not None else 0)

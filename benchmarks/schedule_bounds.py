@@ -1,0 +1,59 @@
+"""What no clocks could beat: the planner's proven bounds on the exact tables of the demo's simulated stages."""
+
+from collections.abc import Sequence
+
+from gpuenergyd.core.pipeline import Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.gpu.device_model import blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd.gpu.device_parameters import device_parameters
+from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
+from gpuenergyd_policies.planning.judging import baseline
+from gpuenergyd_trainers.gpt_model import simulated_works
+
+_GPU_MODEL = "a100-sxm"
+
+
+def exact_profile(schedule: Schedule, duration_scale: float = 1.0) -> PipelineProfile:
+    """Return what each instruction of a schedule takes at each clock, as the simulated GPUs compute it."""
+    model = device_parameters(_GPU_MODEL)
+    classes = {}
+    for order in schedule.orders:
+        for instruction in order:
+            stage_index = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
+            work = simulated_works(
+                stage_index, schedule.num_stages, num_ranks=schedule.num_ranks, duration_scale=duration_scale
+            )[str(instruction.kind)]
+            options = []
+            for clock_mhz in model.supported_sm_clocks_mhz:
+                time_s = instruction_time_s(model, work, clock_mhz)
+                options.append(ClockOption(clock_mhz, time_s, time_s * working_power_w(model, work, clock_mhz)))
+            classes[instruction.instruction_class] = instruction_profile(options, where=str(instruction))
+    return PipelineProfile(classes, blocking_power_w(model, model.max_sm_clock_mhz))
+
+
+def most_saved_ratio(schedule: Schedule, duration_scale: float = 1.0) -> float:
+    """Return a proven bound on the saving at no slowdown, whatever the clocks, with changes at once and for nothing."""
+    profile = exact_profile(schedule, duration_scale)
+    graph = dependency_graph(schedule)
+    untuned = baseline(graph, profile)
+    solved = solve(graph, profile, deadline_s=untuned.iteration_time_s)
+    return 1 - solved.lower_bound_j / untuned.energy_j
+
+
+def schedule_of(name: str, num_ranks: int, num_microbatches: int, extra_inflight: Sequence[int] | None) -> Schedule:
+    """Return the schedule that a case runs."""
+    if extra_inflight is not None:
+        return one_forward_one_backward(num_ranks, num_microbatches, extra_inflight)
+    return make_schedule(name, num_ranks, num_microbatches)
+
+
+def extra_inflight_for(num_ranks: int, num_microbatches: int, *, memory_limit: int) -> tuple[int, ...]:
+    """Return the extra microbatches that the planner chooses at no slowdown, where so many fit on each rank."""
+    plain = make_schedule("1f1b", num_ranks, num_microbatches)
+    profile = exact_profile(plain)
+    deadline_s = baseline(dependency_graph(plain), profile).iteration_time_s
+    caps = caps_from_microbatches([memory_limit] * num_ranks)
+    planned = plan_inflight(num_ranks, num_microbatches, profile, deadline_s=deadline_s, caps=caps)
+    return planned.extra_inflight

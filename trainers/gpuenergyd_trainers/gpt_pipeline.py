@@ -1,0 +1,106 @@
+"""The demo's model under any of torch's schedules: which stages a rank holds, and one training step of them."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import pipelining
+
+from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
+from gpuenergyd_trainers.simulated_stage import SimulationHandle, simulate
+from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
+
+_LEARNING_RATE = 3e-3
+
+
+class PipelineFamily(NamedTuple):
+    """One of torch's schedules, and where it places a model's stages."""
+
+    schedule_class: Any
+    num_chunks: int = 1
+    is_v_shaped: bool = False
+
+    def stage_indices(self, rank: int, num_ranks: int) -> tuple[int, ...]:
+        """Return the stages that a rank holds, by chunk."""
+        if self.is_v_shaped:
+            return rank, 2 * num_ranks - 1 - rank
+        return tuple(chunk * num_ranks + rank for chunk in range(self.num_chunks))
+
+
+PIPELINES: Mapping[str, PipelineFamily] = MappingProxyType(
+    {
+        "1f1b": PipelineFamily(pipelining.Schedule1F1B),
+        "gpipe": PipelineFamily(pipelining.ScheduleGPipe),
+        "interleaved": PipelineFamily(pipelining.ScheduleInterleaved1F1B, 2),
+        "looped-bfs": PipelineFamily(pipelining.ScheduleLoopedBFS, 2),
+        "interleaved-zb": PipelineFamily(pipelining.ScheduleInterleavedZeroBubble, 2),
+        "zbv": PipelineFamily(pipelining.ScheduleZBVZeroBubble, 2, is_v_shaped=True),
+        "dualpipev": PipelineFamily(pipelining.ScheduleDualPipeV, 2, is_v_shaped=True),
+    }
+)
+"""By the names that `gpuenergyd plan --schedule` knows."""
+
+
+class GptRank:
+    """One rank of the demo's training; making it with `extra_inflight` is a collective call."""
+
+    def __init__(
+        self,
+        schedule_name: str,
+        rank: int,
+        num_ranks: int,
+        num_microbatches: int,
+        *,
+        extra_inflight: Sequence[int] | None = None,
+        seed: int = 0,
+        stage_class: Any = pipelining.PipelineStage,
+    ) -> None:
+        family = PIPELINES[schedule_name]
+        self._num_ranks, self._num_microbatches, self._seed = num_ranks, num_microbatches, seed
+        self.num_stages = num_ranks * family.num_chunks
+        indices = family.stage_indices(rank, num_ranks)
+        self.is_first, self.is_last = 0 in indices, self.num_stages - 1 in indices
+        models = [build_stage(index, self.num_stages, seed=seed) for index in indices]
+        self.stages: list[Any] = [
+            stage_class(model, index, self.num_stages, torch.device("cpu"))
+            for model, index in zip(models, indices, strict=True)
+        ]
+        self.schedule: Any
+        if extra_inflight is not None:
+            self.schedule = Schedule1F1BExtraInflight(
+                self.stages[0], num_microbatches, extra_inflight=extra_inflight, loss_fn=loss_of
+            )
+        else:
+            held = self.stages if family.num_chunks > 1 else self.stages[0]
+            self.schedule = family.schedule_class(held, num_microbatches, loss_fn=loss_of)
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        self._optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
+
+    def simulate_on(
+        self, host: SimulatedHost, gpu_uuid: str, *, duration_scale: float = 1.0
+    ) -> tuple[SimulationHandle, ...]:
+        """Put the rank's stages on a simulated GPU; return what takes each off again."""
+        return tuple(
+            simulate(
+                stage,
+                host,
+                gpu_uuid,
+                simulated_works(
+                    stage.stage_index, self.num_stages, num_ranks=self._num_ranks, duration_scale=duration_scale
+                ),
+            )
+            for stage in self.stages
+        )
+
+    def step(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
+        """Train on one batch; return each microbatch's loss, nothing on ranks without the last stage."""
+        inputs, targets = make_batch(iteration_index, self._num_microbatches, seed=self._seed)
+        losses: list[torch.Tensor] = []
+        arguments = (inputs,) if self.is_first else ()
+        keywords: dict[str, Any] = {"target": targets, "losses": losses} if self.is_last else {}
+        self.schedule.step(*arguments, return_outputs=False, **keywords)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return tuple(losses)
