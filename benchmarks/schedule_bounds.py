@@ -34,7 +34,10 @@ def exact_profile(schedule: Schedule, duration_scale: float = 1.0) -> PipelinePr
 
 
 def most_saved_ratio(schedule: Schedule, duration_scale: float = 1.0) -> float:
-    """Return a proven bound on the saving at no slowdown, whatever the clocks, with changes at once and for nothing."""
+    """Return a proven bound on the saving at no slowdown, whatever the clocks, with changes at once and for nothing.
+
+    Waiting is charged at its power at the maximum clock, as everywhere in planning.
+    """
     profile = exact_profile(schedule, duration_scale)
     graph = dependency_graph(schedule)
     untuned = baseline(graph, profile)

@@ -9,9 +9,10 @@ blocks before and after them, by the simulated GPUs' own counters and the host's
 is the median over iterations with a bootstrap 95 % interval.
 
 Beside that: `bound_ratio`, the most that any clocks could save at no slowdown, proven by the planner on the GPUs' exact
-tables, with clocks that change at once and for nothing; whether every iteration on every rank ran in the order that was
-registered, by a trace in the stage's own class; whether all ranks followed one plan; and whether the losses equal
-those of a run without GPUs or daemon, bit for bit.
+tables, with clocks that change at once and for nothing and waiting at its power at the maximum clock (GPUs that wait at
+a lower one draw less, so a measured figure may lie above it, as GPipe's does); whether every iteration on every rank
+ran in the order that was registered, by a trace in the stage's own class; whether all ranks followed one plan; and
+whether the losses equal those of a run without GPUs or daemon, bit for bit.
 
 `1f1b+inflight` is 1F1B with extra microbatches in flight, chosen by the planner where each rank's memory holds
 `--memory-limit` microbatches; its un-tuned blocks are plain 1F1B's. Its peaks, in microbatches and in the bytes that

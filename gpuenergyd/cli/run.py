@@ -31,8 +31,8 @@ def run(
 ) -> int:
     """Run a training program unchanged and let it join the daemon.
 
-    Pipelines of torch.distributed.pipelining and DeepSpeed and Lightning trainers join at their first step.
-    Without a daemon the program runs as if started without this command.
+    Pipelines of torch.distributed.pipelining and DeepSpeed and trainers of Lightning and Hugging Face join at their
+    first step. Without a daemon the program runs as if started without this command.
     """
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  every other command starts without it
     from gpuenergyd.errors import UsageError  # noqa: PLC0415

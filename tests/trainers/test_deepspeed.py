@@ -14,6 +14,7 @@ from gpuenergyd.core.schedules import make_schedule  # noqa: E402  after the ski
 from gpuenergyd_trainers.deepspeed import attach  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
+from tests.trainers.unchanged_programs import run_unchanged  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -75,3 +76,45 @@ def test_engine_runs_and_reports_plain_1f1b_and_losses_are_untouched(tmp_path: P
         order = [(str(i.kind), i.microbatch_index, 0) for i in planned.orders[rank]]
         assert [report["iteration_index"] for report in mine] == list(range(NUM_STEPS - 1))
         assert all([tuple(row[:3]) for row in report["instructions"]] == order for report in mine)
+
+
+UNCHANGED = f"""
+import os
+import deepspeed
+import torch
+
+deepspeed.ops.__compatible_ops__ = {{}}
+os.environ["LOCAL_SIZE"] = os.environ["WORLD_SIZE"]
+deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+torch.manual_seed(1)
+layers = [deepspeed.pipe.LayerSpec(torch.nn.Linear, 8, 8) for _ in range(4)]
+model = deepspeed.pipe.PipelineModule(layers=layers, num_stages={NUM_RANKS}, loss_fn=torch.nn.functional.mse_loss)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=[*model.parameters()], config={{
+    "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": {NUM_MICROBATCHES},
+    "optimizer": {{"type": "SGD", "params": {{"lr": 0.1}}}}, "zero_allow_untested_optimizer": True,
+    "steps_per_print": 1000}})
+generator = torch.Generator().manual_seed(2)
+data = iter([(torch.randn(2, 8, generator=generator),) * 2 for _ in range(12 * {NUM_MICROBATCHES})])
+losses = [float(engine.train_batch(data_iter=data)).hex() for _ in range(12)]
+with open(os.environ["LOSSES"] + os.environ["RANK"], "a") as out:
+    print(*losses, file=out)
+torch.distributed.barrier()
+os._exit(0)
+"""
+
+
+def test_unchanged_program_joins_under_gpuenergyd_run_and_trains_as_without_us(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
+    joined = run_unchanged(
+        tmp_path, UNCHANGED, num_joining=NUM_RANKS, launcher=torchrun, LOSSES=str(tmp_path / "losses-")
+    )
+
+    planned = make_schedule("1f1b", NUM_RANKS, NUM_MICROBATCHES)
+    for rank in range(NUM_RANKS):
+        joined_losses, losses = (tmp_path / f"losses-{rank}").read_text(encoding="ascii").splitlines()
+        assert joined_losses == losses
+        assert len(losses.split()) == 12
+        registration = next(r for r in joined.registrations if r["pp_rank"] == rank)
+        assert registration["gpu_uuid"] == f"GPU-{rank}"
+        assert registration["order"] == [[str(i.kind), i.microbatch_index, 0] for i in planned.orders[rank]]
+    assert joined.reports

@@ -12,6 +12,8 @@ accelerate = pytest.importorskip("accelerate")
 import gpuenergyd  # noqa: E402  after the skips
 from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
+from tests.trainers.example_runs import check_example  # noqa: E402
+from tests.trainers.unchanged_programs import run_unchanged  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -104,3 +106,46 @@ def test_loop_under_accelerate_is_a_plain_loop(tmp_path: Path) -> None:
 
     assert joined == plain
     assert [report["iteration_index"] for report in reports] == list(range(8))
+
+
+UNCHANGED = """
+import tempfile
+import accelerate
+import torch
+import transformers
+
+# A loop of its own under Accelerate has no method that is known to be a step: it goes on without us.
+accelerator = accelerate.Accelerator(cpu=True)
+layer = torch.nn.Linear(4, 1)
+layer, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+for step in range(3):
+    accelerator.backward(layer(torch.full((2, 4), step / 5)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+
+torch.manual_seed(0)
+model = transformers.GPT2LMHeadModel(
+    transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+rows = [{"input_ids": torch.arange(8) + k, "labels": torch.arange(8) + k} for k in range(8)]
+arguments = transformers.TrainingArguments(output_dir=tempfile.mkdtemp(), max_steps=24, use_cpu=True, report_to=[],
+    per_device_train_batch_size=1, logging_steps=1, save_strategy="no", disable_tqdm=True, seed=1)
+trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+trainer.remove_callback(transformers.PrinterCallback)
+trainer.train()
+print(*(float(entry["loss"]).hex() for entry in trainer.state.log_history if "loss" in entry))
+"""
+
+
+def test_unchanged_program_joins_under_gpuenergyd_run_and_trains_as_without_us(tmp_path: Path) -> None:
+    joined = run_unchanged(tmp_path, UNCHANGED)
+
+    assert joined.output == joined.output_without
+    assert len(joined.output.split()) == 24
+    assert [(r["job_name"], r["gpu_uuid"], r["schedule_name"]) for r in joined.registrations] == [
+        ("train", "GPU-0", "loop")
+    ]
+    assert joined.reports
+
+
+def test_example_runs_as_it_stands_learns_and_joins(tmp_path: Path) -> None:
+    check_example(tmp_path, "huggingface_gpt2")

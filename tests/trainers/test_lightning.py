@@ -10,6 +10,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from gpuenergyd_trainers.lightning import gpuenergy_callback  # noqa: E402  after the skips
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
+from tests.trainers.example_runs import check_example  # noqa: E402
+from tests.trainers.unchanged_programs import run_unchanged  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -93,3 +95,41 @@ def test_batches_are_iterations_and_validation_ends_the_one_before(tmp_path: Pat
     assert [report["iteration_index"] for report in pace.reports] == list(range(2 * NUM_BATCHES))
     was_last = [report["next_begin_mono_ns"] == 0 for report in pace.reports]
     assert was_last == [False, False, False, True] * 2
+
+
+UNCHANGED = """
+import lightning.pytorch as lightning
+import torch
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, _index):
+        loss = self.layer(batch[0]).square().mean()
+        print(float(loss.detach()).hex())
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(96.0).reshape(24, 4) / 96), batch_size=2)
+trainer = lightning.Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, barebones=False)
+trainer.fit(Module(), data)
+"""
+
+
+def test_unchanged_program_joins_under_gpuenergyd_run_and_trains_as_without_us(tmp_path: Path) -> None:
+    joined = run_unchanged(tmp_path, UNCHANGED)
+
+    assert joined.output == joined.output_without
+    assert len(joined.output.split()) == 24
+    assert [(r["job_name"], r["gpu_uuid"], r["schedule_name"]) for r in joined.registrations] == [
+        ("train", "GPU-0", "loop")
+    ]
+    assert joined.reports
+
+
+def test_example_runs_as_it_stands_learns_and_joins(tmp_path: Path) -> None:
+    check_example(tmp_path, "lightning_images")

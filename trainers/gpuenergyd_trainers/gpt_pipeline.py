@@ -1,6 +1,6 @@
 """The demo's model under any of torch's schedules: which stages a rank holds, and one training step of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -96,11 +96,23 @@ class GptRank:
 
     def step(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
         """Train on one batch; return each microbatch's loss, nothing on ranks without the last stage."""
+        losses = self.add_gradients(iteration_index)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return losses
+
+    def add_gradients(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
+        """Run forwards and backwards of one batch, and leave the weights as they are; return as `step` does."""
+        return self._run(self.schedule.step, iteration_index)
+
+    def evaluate(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
+        """Run the forwards of one batch alone; return as `step` does."""
+        with torch.no_grad():
+            return self._run(self.schedule.eval, iteration_index)
+
+    def _run(self, run: Callable[..., Any], iteration_index: int) -> tuple[torch.Tensor, ...]:
         inputs, targets = make_batch(iteration_index, self._num_microbatches, seed=self._seed)
         losses: list[torch.Tensor] = []
         arguments = (inputs,) if self.is_first else ()
-        keywords: dict[str, Any] = {"target": targets, "losses": losses} if self.is_last else {}
-        self.schedule.step(*arguments, return_outputs=False, **keywords)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        run(*arguments, return_outputs=False, **({"target": targets, "losses": losses} if self.is_last else {}))
         return tuple(losses)

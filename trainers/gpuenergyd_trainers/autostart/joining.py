@@ -79,6 +79,21 @@ def join_lightning_trainers(module: ModuleType) -> None:
         _join_at_first("fit", trainer_class, join)
 
 
+def join_huggingface_trainers(module: ModuleType) -> None:
+    """Have the Hugging Face Trainers call our callback from their first training on, after their own."""
+
+    def join(trainer: Any) -> None:
+        if any(type(callback).__name__ == "GpuEnergyCallback" for callback in trainer.callback_handler.callbacks):
+            return
+        from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: PLC0415  only where it is needed
+
+        options = options_from_environment()
+        trainer.add_callback(gpuenergy_callback(options.pop("job"), **options))
+
+    for trainer_class in _classes_with("train", module):
+        _join_at_first("train", trainer_class, join)
+
+
 def _classes_with(method: str, module: ModuleType) -> list[type]:
     return [
         value

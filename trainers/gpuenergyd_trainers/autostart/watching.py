@@ -12,6 +12,7 @@ WATCHED = {
     "deepspeed.runtime.pipe.engine": "join_pipeline_engines",
     "lightning.pytorch.trainer.trainer": "join_lightning_trainers",
     "pytorch_lightning.trainer.trainer": "join_lightning_trainers",
+    "transformers.trainer": "join_huggingface_trainers",
 }
 """Modules, and what `joining` does to them."""
 
