@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
+from gpuenergyd.report.figures import JOULES_PER_KWH
+
 
 def round_step(step: float) -> float:
     """Return the smallest of 1, 2, 5 times a power of ten that is at least `step` (> 0)."""
@@ -14,6 +16,45 @@ def round_step(step: float) -> float:
             if factor * power >= step:
                 return factor * power
         power *= 10.0
+
+
+_ELAPSED_STEPS_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10_800, 21_600, 43_200, 86_400),
+)
+
+
+def elapsed_step(step_s: float) -> float:
+    """Return the smallest step that a clock or a calendar would take and that is at least `step_s` (> 0)."""
+    if step_s <= 0.5:
+        return round_step(step_s)
+    day_s = _ELAPSED_STEPS_S[-1]
+    return next((float(s) for s in _ELAPSED_STEPS_S if s >= step_s), day_s * round_step(step_s / day_s))
+
+
+def elapsed_text(time_s: float) -> str:
+    """Return time since a begin, where ticks are round: 0, 250 ms, 45 s, 1 min 30 s, 6 h, 3 d."""
+    if time_s < 1.0:
+        return f"{time_s * 1e3:.6g} ms" if time_s > 0 else "0"
+    if time_s < 60:
+        return f"{time_s:.6g} s"
+    whole_s = round(time_s)
+    parts = [(whole_s // 86_400, "d"), (whole_s // 3600 % 24, "h"), (whole_s // 60 % 60, "min"), (whole_s % 60, "s")]
+    return " ".join(f"{number} {unit}" for number, unit in parts if number)
+
+
+def energy_step(step_j: float) -> float:
+    """Return the smallest step that is round in the unit its ticks are written in and at least `step_j` (> 0)."""
+    return round_step(step_j) if step_j < JOULES_PER_KWH else round_step(step_j / JOULES_PER_KWH) * JOULES_PER_KWH
+
+
+def energy_tick(energy_j: float) -> str:
+    """Return an energy where ticks are round: 0, 95 J, 2.2 kJ, 10 kWh."""
+    if energy_j == 0:
+        return "0"
+    if energy_j < 10_000:
+        return f"{energy_j:.6g} J"
+    return f"{energy_j / 1e3:.6g} kJ" if energy_j < JOULES_PER_KWH else f"{energy_j / JOULES_PER_KWH:.4g} kWh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +67,7 @@ class Axis:
     at_high: float
     text: Callable[[float], str]
     num_ticks: int = 5
+    step: Callable[[float], float] = round_step
 
     def place(self, value: float) -> float:
         """Return the coordinate of a value."""
@@ -33,7 +75,7 @@ class Axis:
 
     def ticks(self) -> tuple[float, ...]:
         """Return round values within the axis."""
-        step = round_step((self.high - self.low) / self.num_ticks)
+        step = self.step((self.high - self.low) / self.num_ticks)
         return tuple(n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1))
 
     def draw_across(self, y: float) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from gpuenergyd.report.axes import Axis
+from gpuenergyd.report.axes import Axis, energy_step, energy_tick
 from gpuenergyd.report.figures import energy_text, time_text
 from gpuenergyd.report.groups import Group
 
@@ -25,7 +25,7 @@ def days_svg(days: Sequence[Group]) -> str:
     highest_j = max((sum(energy_j for _, energy_j in _parts(day)) for day in shown), default=0.0)
     if highest_j <= 0:
         return ""
-    up = Axis(0.0, highest_j * 1.05, at_low=_BOTTOM, at_high=_TOP, text=energy_text, num_ticks=4)
+    up = Axis(0.0, highest_j * 1.05, at_low=_BOTTOM, at_high=_TOP, text=energy_tick, num_ticks=4, step=energy_step)
     step = (_RIGHT - _LEFT) / len(shown)
     width = min(_MAX_BAR_WIDTH, step * 0.72)
     every = -(-len(shown) // _MAX_LABELS)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
-from gpuenergyd.report.axes import Axis
+from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text
 from gpuenergyd.report.figures import time_text
 
 _WIDTH, _HEIGHT = 1000.0, 260.0
 _LEFT, _RIGHT = 78.0, 984.0
 _GRID_TOP, _GRID_BOTTOM = 26.0, 116.0
 _OWED_TOP, _OWED_BOTTOM = 152.0, 222.0
-_HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def intensity_svg(
         return ""
     begin_at = min(grid[0].begin_at, *(step.at for step in owed)) if owed else grid[0].begin_at
     span_s = max((max(end_at, grid[-1].end_at) - begin_at).total_seconds(), 1.0)
-    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=_elapsed_text, num_ticks=6)
+    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=elapsed_text, num_ticks=7, step=elapsed_step)
     highest = max(step.intensity for step in grid) * 1.08 or 1.0
     up = Axis(0.0, highest, at_low=_GRID_BOTTOM, at_high=_GRID_TOP, text=lambda value: f"{value:g}", num_ticks=3)
     parts = [f'<text class="title" x="0" y="14">{escape(unit)}</text>', up.draw_up(_LEFT, _RIGHT)]
@@ -95,7 +94,3 @@ def _owed(
             path += f"{'L' if path else 'M'}{x:.1f} {up.place(time_s):.1f}H{across.place(end_s):.1f}"
     title = f'<text class="title" x="0" y="{_OWED_TOP - 12:.0f}">iteration time owed</text>'
     return f'{title}{up.draw_up(_LEFT, _RIGHT)}<path class="line owed" d="{path}"/>'
-
-
-def _elapsed_text(time_s: float) -> str:
-    return f"{time_s / _HOUR_S:g} h" if time_s >= _HOUR_S else "0" if time_s == 0 else time_text(time_s)

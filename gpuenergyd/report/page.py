@@ -35,6 +35,7 @@ class JobSection:
     scale: ClockScale | None
     series: Markup
     plane: Markup
+    has_frontier: bool
     power: Markup
     intensity: Markup
 
@@ -101,6 +102,7 @@ def _section(history: History, report: JobReport) -> JobSection:
     job = report.summary
     iterations = before_and_after(history, report)
     plan = plan_in_force(history, report)
+    frontier = next((row.frontier for row in reversed(history.targets(job.job_id)) if row.frontier), ())
     allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
     # Seconds show each iteration, but are not kept for ever.
     seconds, minutes = (
@@ -115,7 +117,8 @@ def _section(history: History, report: JobReport) -> JobSection:
         timelines=_drawn(timelines_svg(iterations)),
         scale=clock_scale(iterations),
         series=_drawn(series_svg(report.iterations)),
-        plane=_drawn(plane_svg(report.iterations, plan, allowed_time_s=allowed_s)),
+        plane=_drawn(plane_svg(report.iterations, plan, allowed_time_s=allowed_s, frontier=frontier)),
+        has_frontier=len(frontier) > 1,
         intensity=_drawn(_intensity(history, report)),
         power=_drawn(power_svg(seconds or minutes, num_gpus=len(job.gpu_uuids), plans=history.plans(job.job_id))),
     )

@@ -1,25 +1,35 @@
 """Time against energy, as inline SVG: what each plan was measured to take, what is predicted, what is proven."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
+from operator import itemgetter
 from statistics import median
 
 from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.report.axes import Axis
+from gpuenergyd.report.axes import Axis, energy_step, energy_tick
 from gpuenergyd.report.figures import energy_text, time_text
 from gpuenergyd.store import IterationRow, PlanRow
 
 _WIDTH = 1000.0
-_HEIGHT = 300.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 10.0, 270.0
+_HEIGHT = 350.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 28.0, 318.0
 _MARGIN = 0.06
 
 
-def plane_svg(iterations: Sequence[IterationRow], plan: PlanRow | None, *, allowed_time_s: float | None) -> str:
+def plane_svg(
+    iterations: Sequence[IterationRow],
+    plan: PlanRow | None,
+    *,
+    allowed_time_s: float | None,
+    frontier: Sequence[tuple[float, float]] = (),
+) -> str:
     """Return one dot per plan at the medians of its regular iterations; the plan in force with its proven bound.
 
-    `allowed_time_s` is how long an iteration may take. Empty when fewer than two plans were measured.
+    `allowed_time_s` is how long an iteration may take, `frontier` the (time, energy) points that the policy chose from,
+    drawn as far as something was measured or allowed, and to the next point. A step line joins the measured points
+    that no other beats in both. Empty when fewer than two plans were measured.
     """
     measured = _measured(iterations)
     if len(measured) < 2:
@@ -30,9 +40,23 @@ def plane_svg(iterations: Sequence[IterationRow], plan: PlanRow | None, *, allow
     if predicted:
         times_s.append(predicted.iteration_time_s)
         energies_j += [predicted.energy_j, *([predicted.lower_bound_j] if predicted.lower_bound_j else [])]
-    across = Axis(*_range(times_s), at_low=_LEFT, at_high=_RIGHT, text=time_text, num_ticks=7)
-    up = Axis(*_range(energies_j), at_low=_BOTTOM, at_high=_TOP, text=energy_text, num_ticks=4)
-    parts = [up.draw_up(_LEFT, _RIGHT), across.draw_across(_BOTTOM)]
+    reached = _reached(frontier, min(times_s), max([*times_s, allowed_time_s or 0.0]))
+    times_s += [time_s for time_s, _ in reached]
+    energies_j += [energy_j for _, energy_j in reached]
+    across = Axis(*_range(times_s), at_low=_LEFT, at_high=_RIGHT, text=time_text, num_ticks=6)
+    up = Axis(*_range(energies_j), at_low=_BOTTOM, at_high=_TOP, text=energy_tick, num_ticks=6, step=energy_step)
+    parts = [
+        up.draw_up(_LEFT, _RIGHT),
+        across.draw_across(_BOTTOM),
+        '<text class="title" x="0" y="14">energy per iteration, against its time</text>',
+    ]
+    unbeaten = _unbeaten([(time_s, energy_j) for _, time_s, energy_j, _ in measured])
+    stairs = "".join(f"H{across.place(t):.1f}V{up.place(e):.1f}" for t, e in unbeaten[1:])
+    first = f"{across.place(unbeaten[0][0]):.1f} {up.place(unbeaten[0][1]):.1f}"
+    parts.append(f'<path class="unbeaten" d="M{first}{stairs}"/>')
+    if len(reached) > 1:
+        curve = "L".join(f"{across.place(t):.1f} {up.place(e):.1f}" for t, e in reached)
+        parts.append(f'<path class="frontier" d="M{curve}"><title>the frontier that was chosen from</title></path>')
     if allowed_time_s is not None and across.low <= allowed_time_s <= across.high:
         x = across.place(allowed_time_s)
         parts.append(
@@ -58,6 +82,22 @@ def plane_svg(iterations: Sequence[IterationRow], plan: PlanRow | None, *, allow
         f'<svg class="plane" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
         f'aria-label="Iteration time against energy of every plan">{"".join(parts)}</svg>'
     )
+
+
+def _reached(frontier: Sequence[tuple[float, float]], low_s: float, high_s: float) -> list[tuple[float, float]]:
+    """Return the points within a range of times, and one more on either side."""
+    ordered = sorted(frontier)
+    begin = max(0, bisect_left(ordered, low_s, key=itemgetter(0)) - 1)
+    return ordered[begin : bisect_right(ordered, high_s, key=itemgetter(0)) + 1]
+
+
+def _unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points than which none is both faster and takes less energy, fastest first."""
+    found: list[tuple[float, float]] = []
+    for time_s, energy_j in sorted(points):
+        if not found or energy_j < found[-1][1]:
+            found.append((time_s, energy_j))
+    return found
 
 
 def _measured(iterations: Sequence[IterationRow]) -> list[tuple[tuple[str, PlanPurpose], float, float, int]]:

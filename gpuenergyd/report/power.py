@@ -3,14 +3,14 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpuenergyd.report.axes import Axis
-from gpuenergyd.report.figures import power_text, time_text
+from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text
+from gpuenergyd.report.figures import power_text
 from gpuenergyd.store import PlanRow
 from gpuenergyd.store.queries import Rollup
 
 _WIDTH = 1000.0
-_HEIGHT = 190.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 984.0, 10.0, 160.0
+_HEIGHT = 230.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 984.0, 12.0, 200.0
 _MAX_POINTS = 480
 
 
@@ -30,21 +30,23 @@ def power_svg(rollups: Sequence[Rollup], *, num_gpus: int, plans: Sequence[PlanR
     begin = points[0][0]
     points, width_s = _thinned(points, rollups[0].bucket_s)
     span_s = points[-1][0] - begin + width_s
-    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=_elapsed_text, num_ticks=6)
+    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=elapsed_text, num_ticks=7, step=elapsed_step)
     predicted = _predicted(plans, begin, begin + span_s)
     highest_w = max([w for _, w in points] + [w for _, _, w in predicted])
-    up = Axis(0.0, highest_w * 1.08, at_low=_BOTTOM, at_high=_TOP, text=power_text, num_ticks=3)
-    path, last_at = "", None
+    up = Axis(0.0, highest_w * 1.08, at_low=_BOTTOM, at_high=_TOP, text=power_text, num_ticks=5)
+    path, area, last_at = "", "", None
     for at, power_w in points:
         is_gap = last_at is None or at - last_at > 1.5 * width_s
         x, y = across.place(at - begin), up.place(power_w)
-        path += f"{'M' if is_gap else 'L'}{x:.1f} {y:.1f}"
-        path += f"H{across.place(at - begin + width_s):.1f}"
+        right = across.place(at - begin + width_s)
+        path += f"{'M' if is_gap else 'L'}{x:.1f} {y:.1f}H{right:.1f}"
+        area += f"M{x:.1f} {_BOTTOM}V{y:.1f}H{right:.1f}V{_BOTTOM}"
         last_at = at
     return (
         f'<svg class="power" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
         f'aria-label="Power of {num_gpus} GPUs over time">{up.draw_up(_LEFT, _RIGHT)}{across.draw_across(_BOTTOM)}'
-        f'<path class="line" d="{path}"/>{_drawn_plans(predicted, begin, across, up)}</svg>'
+        f'<path class="area" d="{area}"/><path class="line" d="{path}"/>'
+        f"{_drawn_plans(predicted, begin, across, up)}</svg>"
     )
 
 
@@ -68,10 +70,6 @@ def _drawn_plans(predicted: Sequence[tuple[float, float, float]], begin: float, 
         for since, until, w in predicted
     )
     return f'<path class="line planned" d="{path}"><title>predicted by the plan in force</title></path>'
-
-
-def _elapsed_text(time_s: float) -> str:
-    return f"{time_s:g} s" if time_s < 100 else time_text(time_s)
 
 
 def _thinned(points: list[tuple[float, float]], width_s: float) -> tuple[list[tuple[float, float]], float]:

@@ -7,7 +7,7 @@ from gpuenergyd.report.figures import energy_text, time_text
 from gpuenergyd.store import IterationRow
 
 _WIDTH = 1000.0
-_LEFT = 64.0
+_LEFT = 78.0
 _TITLE_HEIGHT = 28.0
 _PLOT_HEIGHT = 110.0
 _PANEL_HEIGHT = _TITLE_HEIGHT + _PLOT_HEIGHT

@@ -133,7 +133,7 @@ def test_a_browser_shows_the_daemon_live_and_the_history_on_a_phone_and_in_the_d
                         await page.evaluate("document.querySelectorAll('svg.timeline, svg.plane, svg.days').length")
                         == 3
                     )
-                    await page.screenshot(tmp_path / f"live-{width}.png")
+                    await page.screenshot(f"live-{width}-{'dark' if is_dark else 'light'}", tmp_path)
                 backgrounds = "getComputedStyle(document.body).backgroundColor"
                 assert await page.evaluate(backgrounds) == "rgb(251, 251, 249)"
                 regions = int(await page.evaluate("document.querySelectorAll('.scroll, summary').length"))

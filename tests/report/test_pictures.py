@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.report.axes import Axis, round_step
+from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
 from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.days import days_svg
 from gpuenergyd.report.energy_use import EnergyUse
@@ -52,6 +52,40 @@ def test_less_energy_is_lower_and_more_time_further_right() -> None:
     assert lines["bound"].findtext("title") == "no plan of that time takes less than 80.0 J"
 
 
+def test_the_frontier_is_drawn_to_one_point_beyond_what_was_measured_or_allowed() -> None:
+    points = tuple((0.48 + 0.02 * k, 100.0 - 5.0 * k) for k in range(8))
+
+    svg = ET.fromstring(plane_svg(iterations(), None, allowed_time_s=0.55, frontier=points[::-1]))
+    drawn = {path.attrib["class"]: path.attrib["d"] for path in svg.iter("path")}
+
+    places = [float(x) for x in re.findall(r"[ML]([\d.]+) ", drawn["frontier"])]
+    assert len(places) == 5  # 0.48 and 0.56 beside 0.50 .. 0.54
+    assert places == sorted(places)
+    assert drawn["unbeaten"].count("H") == 1
+    assert "frontier" not in plane_svg(iterations(), None, allowed_time_s=0.55)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "rounded"), [(0.03, 0.05), (0.6, 1.0), (7.0, 10.0), (40.0, 60.0), (4000.0, 7200.0), (3e5, 432_000.0)]
+)
+def test_a_step_in_time_is_one_that_a_clock_or_a_calendar_has(step_s: float, rounded: float) -> None:
+    assert elapsed_step(step_s) == pytest.approx(rounded)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [(0.0, "0"), (0.25, "250 ms"), (45.0, "45 s"), (90.0, "1 min 30 s"), (21_600.0, "6 h"), (259_200.0, "3 d")],
+)
+def test_round_times_are_written_shortly(time_s: float, text: str) -> None:
+    assert elapsed_text(time_s) == text
+
+
+def test_large_energies_have_ticks_that_are_round_in_kilowatt_hours() -> None:
+    axis = Axis(0.0, 90e6, at_low=0.0, at_high=1.0, text=energy_tick, num_ticks=4, step=energy_step)
+
+    assert [axis.text(tick) for tick in axis.ticks()] == ["0", "10 kWh", "20 kWh"]
+
+
 def test_without_measured_energy_there_is_no_time_energy_picture() -> None:
     assert plane_svg(iterations(with_energy=False), None, allowed_time_s=None) == ""
     assert plane_svg(iterations()[:3], None, allowed_time_s=None) == ""
@@ -75,8 +109,10 @@ def test_a_long_history_is_thinned_without_losing_its_mean() -> None:
 
     svg = power_svg(rollups, num_gpus=1)
 
-    assert svg.count("H") <= 500
-    heights = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)", svg)]
+    path = re.search(r'class="line" d="([^"]*)"', svg)
+    assert path
+    assert path[1].count("H") <= 500
+    heights = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)", path[1])]
     assert max(heights) - min(heights) < 0.5
 
 

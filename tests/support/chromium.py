@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import itertools
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,6 +20,7 @@ _FLAGS = (
     " --disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0 about:blank"
 )
 _LIMIT_S = 60.0
+SCREENSHOTS_VARIABLE = "GPUENERGYD_SCREENSHOTS"
 
 
 @dataclass(slots=True)
@@ -86,10 +88,13 @@ class Page:
         said = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent || '').trim()"
         return str(await self.evaluate(said))
 
-    async def screenshot(self, path: Path) -> None:
-        """Write the whole page as PNG."""
+    async def screenshot(self, name: str, folder: Path) -> Path:
+        """Write the whole page as PNG where GPUENERGYD_SCREENSHOTS says, for people to look at, or else in `folder`."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))
+        kept = Path(os.environ.get(SCREENSHOTS_VARIABLE) or folder)
+        await asyncio.to_thread(kept.mkdir, parents=True, exist_ok=True)
+        await asyncio.to_thread((kept / f"{name}.png").write_bytes, base64.b64decode(shot["data"]))
+        return kept / f"{name}.png"
 
 
 @asynccontextmanager

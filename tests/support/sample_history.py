@@ -1,15 +1,26 @@
 """A history as the daemon would leave it: one job with baseline, profiling and tuned iterations, timelines kept."""
 
 import random
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from gpuenergyd.core.carbon import EmissionFactor, IntensityRung, SampleStatus, SignalKind
 from gpuenergyd.core.pipeline import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord, PlanRecord, RankRecord, RollupRecord
+from gpuenergyd.store.records import (
+    IntensityRecord,
+    IterationRecord,
+    JobEndRecord,
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    RollupRecord,
+    TargetRecord,
+)
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 NUM_RANKS = 4
@@ -52,8 +63,13 @@ def spans(*, is_tuned: bool) -> tuple[ObservedSpan, ...]:
     )
 
 
-def write_sample_history(path: Path, *, job_name: str = "gpt", is_measured: bool = True) -> Path:
-    """Write the history of one ended job: 2 irregular, 10 baseline, 4 profiling and 12 tuned iterations."""
+def write_sample_history(
+    path: Path, *, job_name: str = "gpt", is_measured: bool = True, has_grid: bool = False
+) -> Path:
+    """Write the history of one ended job: 2 irregular, 10 baseline, 4 profiling and 12 tuned iterations.
+
+    With a grid, a day of it passes in the job's 14 seconds, targets follow it, and days with and without gaps follow.
+    """
     noise = random.Random(7)
     writer = HistoryWriter(path, batch_s=0.01)
     writer.start()
@@ -118,7 +134,41 @@ def write_sample_history(path: Path, *, job_name: str = "gpt", is_measured: bool
                             measured_s=1.0,
                         )
                     )
+    if has_grid:
+        for record in (*grid_of_the_job(job_id), *days_after_it()):
+            writer.write(record)
     writer.write(JobEndRecord(job_id, START + timedelta(seconds=14), "released"))
     assert writer.flush(10.0)
     writer.close()
     return path
+
+
+def grid_of_the_job(job_id: str) -> Iterator[IntensityRecord | TargetRecord]:
+    """Yield one hour of a grid for each second of the job, the last ones forecast, and targets that follow it."""
+    for hour in range(14):
+        begin, grid_from = START + timedelta(seconds=hour), START + timedelta(hours=hour)
+        yield IntensityRecord(
+            "GB", "csv", SignalKind.AVERAGE, EmissionFactor.LIFECYCLE,
+            SampleStatus.MEASURED if hour < 11 else SampleStatus.FORECAST,
+            begin, begin + timedelta(seconds=1), grid_from, 120.0 + 15 * hour - 14 * max(0, hour - 8), START,
+        )  # fmt: skip
+    frontier = tuple((0.5 + 0.01 * k, 82.0 - 6.0 * k / (k + 2)) for k in range(8))
+    for second, permitted_s in ((0.0, None), (4.0, 0.505), (8.0, 0.525), (11.0, 0.51)):
+        yield TargetRecord(
+            job_id, START + timedelta(seconds=second), "carbon", permitted_s, "the grid is dirty now",
+            IntensityRung.LIVE, 150.0, "g/kWh", 0.01, 0.05, 0.0, frontier if second == 4.0 else None,
+        )  # fmt: skip
+
+
+def days_after_it() -> Iterator[RollupRecord]:
+    """Yield six days after the job on which other jobs ran for some hours; on one of them much is missing."""
+    for day in range(1, 7):
+        for hour in range(24):
+            at = START.replace(hour=0) + timedelta(days=day, hours=hour)
+            for rank in range(NUM_RANKS):
+                owner, power_w = ("later-1", 300.0) if hour < 3 * day else ("", 60.0)
+                missing_s = 1800.0 if day == 4 and hour > 12 else 0.0
+                yield RollupRecord(
+                    3600, f"GPU-{rank}", at, owner, 3600 * power_w, power_w, power_w, 1410.0, 36_000,
+                    90 * power_w, 3600 - missing_s, 0.0, missing_s,
+                )  # fmt: skip

@@ -1,0 +1,40 @@
+"""Questions to a page in a browser, as JavaScript: whether its pictures are drawn, and whether people can read it."""
+
+
+def drawn_marks(name: str) -> str:
+    """Return JavaScript that counts the marks of a picture that can be seen within its frame."""
+    return (
+        f"(() => {{ const svg = document.querySelector('svg.{name}');"
+        " const frame = svg.getBoundingClientRect();"
+        " return [...svg.querySelectorAll('path, circle, rect')].filter((mark) => { const box ="
+        " mark.getBoundingClientRect(); return (box.width > 0 || box.height > 0) && box.left >= frame.left - 1"
+        " && box.right <= frame.right + 1 && box.top >= frame.top - 1 && box.bottom <= frame.bottom + 1;"
+        " }).length; })()"
+    )
+
+
+PALE = """[...document.querySelectorAll('h1, h2, h3, p, dt, dd, td, th, .legend span, svg text.tick, svg text.title')]
+  .filter((each) => {
+    const bright = (colour) => { const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map((c) => {
+      const part = c / 255; return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4; });
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    let behind = each; let paper = 'rgba(0, 0, 0, 0)';
+    while (behind && paper === 'rgba(0, 0, 0, 0)') { paper = getComputedStyle(behind).backgroundColor;
+      behind = behind.parentElement; }
+    const style = getComputedStyle(each); const ink = bright(each.closest('svg') ? style.fill : style.color);
+    const [low, high] = [ink, bright(paper)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05) < 4.5;
+  }).map((each) => each.textContent)"""
+"""JavaScript: texts whose contrast with what lies behind them is below 4.5, what WCAG 2.2 asks of small letters."""
+
+SMALL = """[...document.querySelectorAll('svg text')].filter((each) =>
+  parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a < 9).map((each) => each.textContent)"""
+"""JavaScript: letters in pictures below nine pixels."""
+
+OVERLAPPING = """[...document.querySelectorAll('svg')].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll('text.tick, text.title')];
+  const boxes = texts.map((t) => t.getBoundingClientRect());
+  return texts.flatMap((t, i) => texts.slice(i + 1).filter((u, k) => { const [a, b] = [boxes[i], boxes[i + 1 + k]];
+    return a.left + 1 < b.right && b.left + 1 < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom; })
+    .map((u) => `${svg.getAttribute('class')}: ${t.textContent} / ${u.textContent}`)); })"""
+"""JavaScript: labels of pictures that lie over each other."""
