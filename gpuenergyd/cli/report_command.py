@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuenergyd.store import History
 
 _AGE = re.compile(r"(\d+)([smhdw])")
+_CLOCK_TOLERANCE = timedelta(minutes=2)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -93,6 +94,8 @@ def write_report(request: ReportRequest) -> int:
             raise UsageError(_unknown_job(history, job, begin, end))
         span = Span(history, begin, end, prices, only_jobs=job is not None)
         rows = _rows(span, reports, group_by, request.tag)
+        for line in _clock_troubles(history, reports, now=now):
+            sys.stderr.write(f"gpuenergyd: {line}\n")
         match request.written_as:
             case Format.TABLE:
                 _print_table(reports, rows, group_by)
@@ -116,6 +119,26 @@ def write_report(request: ReportRequest) -> int:
         write_text(request.out, text)
         sys.stderr.write(f"wrote {request.out}\n")
     return 0
+
+
+def _clock_troubles(history: "History", reports: "Sequence[JobReport]", *, now: datetime) -> list[str]:
+    """Return what a clock that was set back did to a history: nothing is lost, but its times cannot be believed."""
+    found = []
+    newest = max(
+        [at for at in (history.last_recorded_at(), *(r.summary.started_at for r in reports)) if at], default=now
+    )
+    if newest > now + _CLOCK_TOLERANCE:
+        found.append(
+            f"records of {newest:%Y-%m-%d %H:%M} UTC are newer than this host's clock, {now:%Y-%m-%d %H:%M} UTC:"
+            " it was set back, or was wrong then"
+        )
+    turned = [r.summary.job_name for r in reports if r.summary.ended_at and r.summary.ended_at < r.summary.started_at]
+    if turned:
+        found.append(
+            f"the clock was set back while {', '.join(sorted(set(turned)))} ran: durations are sums of iterations,"
+            " and days and hours are those that the clock showed"
+        )
+    return found
 
 
 def _check_options(request: ReportRequest) -> None:

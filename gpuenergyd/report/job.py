@@ -167,7 +167,8 @@ def _energy_use(
     if not summaries:
         return {}
     used: dict[str, EnergyUse] = defaultdict(EnergyUse)
-    begun_at = min(summary.started_at for summary in summaries)
+    # A clock that was set back meanwhile lets a job end before it began.
+    begun_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
     # A bucket begins before the job does.
     begin = begun_at.replace(minute=0, second=0, microsecond=0)
     has_periods = tariff is not None and tariff.periods != ()

@@ -127,8 +127,9 @@ class History:
             StoreError: the history cannot be read.
         """
         wanted = {
-            "jobs.ended_at IS NULL OR jobs.ended_at >= ?": since,
-            "jobs.started_at < ?": until,
+            # A clock that was set back while a job ran lets it end before it began.
+            "jobs.ended_at IS NULL OR jobs.ended_at >= ? OR jobs.started_at >= ?": since,
+            "jobs.started_at < ? OR jobs.ended_at < ?": until,
             "jobs.job_id = ? OR jobs.job_name = ?": job,
         }
         counted = Counted(since, until) if counts_only_span else WHOLE

@@ -1,0 +1,166 @@
+"""The real `gpuenergyd report` on histories that hold little, or impossible times: one clear line, the right code."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store.records import (
+    ControlEventRecord,
+    IterationRecord,
+    JobEndRecord,
+    JobRecord,
+    Record,
+    RollupRecord,
+)
+from tests.support.sample_history import write_sample_history
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+def report(*arguments: str, database: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpuenergyd.cli.main", "report", "--database", str(database), *arguments]
+    environment = {**os.environ, "TZ": "UTC"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def written(path: Path, *records: Record) -> Path:
+    writer = HistoryWriter(path)
+    writer.start()
+    for record in records:
+        writer.write(record)
+    assert writer.flush(30.0)
+    writer.close()
+    return path
+
+
+def job(job_id: str, started_at: datetime) -> JobRecord:
+    return JobRecord(job_id, "gpt", "run", 0, "uniform", "1f1b", "torch", True, 1, 8, 0.0, 1000, started_at)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "no job ran in that time"),
+        ("--group-by user", "no job ran in that time"),
+        ("--group-by day", "nothing was measured then"),
+        ("--group-by gpu", "nothing was measured then"),
+        ("--json", '{"jobs":[]}'),
+        ("--group-by day --json", '{"groups":[]}'),
+    ],
+)
+def test_an_empty_history_is_said_to_be_empty(arguments: str, says: str, tmp_path: Path) -> None:
+    done = report(*arguments.split(), database=written(tmp_path / "history.sqlite3"))
+
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, says, "")
+
+
+def test_an_empty_history_has_an_html_page_that_says_so(tmp_path: Path) -> None:
+    done = report("--format", "html", database=written(tmp_path / "history.sqlite3"))
+
+    assert done.returncode == 0
+    assert "No job ran in this span of time" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--job nope", "no job 'nope' in that time; known: gpt"),
+        ("--job nope --json", "no job 'nope' in that time; known: gpt"),
+        ("--since 2126-01-01", "--since 2126-01-01T00:00:00+00:00 lies in the future"),
+        ("--since 2126-01-01 --group-by day --format csv", "--since 2126-01-01T00:00:00+00:00 lies in the future"),
+        ("--job gpt --since 2026-03-05", "job 'gpt' did not run in that time; it began 2026-03-01 12:00 UTC"),
+        ("--since 2026-03-02 --until 2026-03-01", "--since 2026-03-02T00:00:00+00:00 is not before --until"),
+    ],
+)
+def test_an_unknown_job_and_a_time_that_cannot_be_are_one_line_and_a_usage_error(
+    arguments: str, says: str, tmp_path: Path
+) -> None:
+    done = report(*arguments.split(), database=write_sample_history(tmp_path / "history.sqlite3"))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gpuenergyd: {says}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_history_that_is_not_there_is_one_line_and_a_failure(tmp_path: Path) -> None:
+    done = report(database=tmp_path / "none.sqlite3")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"gpuenergyd: no history at {tmp_path / 'none.sqlite3'}\n"
+
+
+def test_a_job_during_which_the_clock_jumped_back_is_reported_whole_and_its_times_are_doubted(tmp_path: Path) -> None:
+    """Ten iterations at noon, then the clock shows eleven: nothing is lost or doubled, no duration is zero."""
+    iterations = [
+        IterationRecord(
+            "j1", k, NOON + timedelta(seconds=k) - timedelta(hours=k >= 10), 1.0, 100.0,
+            BASELINE_PLAN_ID, PlanPurpose.BASELINE, is_regular=True,
+        )
+        for k in range(20)
+    ]  # fmt: skip
+    rollups = [
+        RollupRecord(bucket_s, "GPU-0", at, "j1", 1000.0, 100.0, 100.0, 1410.0, 100, measured_s=10.0)
+        for at in (NOON, NOON - timedelta(hours=1))
+        for bucket_s in (60, 3600)
+    ]
+    ended = JobEndRecord("j1", NOON + timedelta(seconds=20) - timedelta(hours=1), "released")
+    database = written(tmp_path / "history.sqlite3", job("j1", NOON), *iterations, *rollups, ended)
+
+    done = report("--json", database=database)
+    within = report("--json", "--since", "2026-03-01T11:30", database=database)
+    by_day = report("--json", "--group-by", "day", database=database)
+
+    assert [each.returncode for each in (done, within, by_day)] == [0, 0, 0]
+    (found,) = json.loads(done.stdout)["jobs"]
+    assert (found["num_iterations"], found["energy_j"], found["duration_s"]) == (20, 2000.0, 20.0)
+    assert found["gpu_energy_j"] == 2000.0
+    assert done.stderr.startswith("gpuenergyd: the clock was set back while gpt ran")
+    (part,) = json.loads(within.stdout)["jobs"]
+    assert part["num_iterations"] == 10
+    assert [group["energy_j"] for group in json.loads(by_day.stdout)["groups"]] == [2000.0]
+
+
+def test_records_from_after_now_are_said_to_be_doubtful(tmp_path: Path) -> None:
+    later = datetime.now(tz=UTC) + timedelta(days=3)
+    event = ControlEventRecord(later, "phase", "core", "j1", None, "began")
+    database = written(tmp_path / "history.sqlite3", job("j1", later), event)
+
+    done = report("--json", database=database)
+
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)["jobs"]) == 1
+    assert done.stderr.startswith(f"gpuenergyd: records of {later:%Y-%m-%d %H:%M} UTC are newer than this host's clock")
+
+
+SACCT = """\
+JobID|JobIDRaw|JobName|User|Account|State|Elapsed|AllocTRES
+4711|4711|train|ada|vision|COMPLETED|01:00:14|billing=16,cpu=16,gres/gpu=4,node=1
+4711.batch|4711.batch|batch||vision|COMPLETED|01:00:14|cpu=16,node=1
+4711.extern|4711.extern|extern||vision|COMPLETED|01:00:14|billing=16,cpu=16,gres/gpu=4,node=1
+4712_3|4715|sweep|bob|speech|RUNNING|00:10:00|billing=4,cpu=4,gres/gpu=1,node=1
+"""
+"""As `sacct --parsable2 --format=JobID,JobIDRaw,JobName,User,Account,State,Elapsed,AllocTRES` prints it."""
+
+
+def test_csv_joins_with_sacct_on_the_raw_job_id(tmp_path: Path) -> None:
+    """One line of energy per allocation: steps have ids of their own, an array's task is known by its raw id."""
+    done = report("--format", "csv", database=write_sample_history(tmp_path / "history.sqlite3"))
+    jobs = {row["slurm_job_id"]: row for row in csv.DictReader(io.StringIO(done.stdout))}
+
+    joined = [
+        {**slurm, **jobs[slurm["JobIDRaw"]]}
+        for slurm in csv.DictReader(io.StringIO(SACCT), delimiter="|")
+        if slurm["JobIDRaw"] in jobs
+    ]
+
+    assert [(row["JobID"], row["Account"], row["user"]) for row in joined] == [("4711", "vision", "ada")]
+    assert float(joined[0]["gpu_energy_j"]) == 2884.0
