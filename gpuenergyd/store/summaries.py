@@ -26,7 +26,9 @@ class Counted:
         return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
 
     def holds_all(self, started_at: datetime, ended_at: datetime | None) -> bool:
-        """Return whether all of a job counts; one that runs has no end yet."""
+        """Return whether all of a job counts; one that runs has no end yet, one whose clock was set back ends early."""
+        if self != WHOLE and ended_at is not None and ended_at < started_at:
+            return False
         is_over = self.until is None or (ended_at is not None and ended_at <= self.until)
         return is_over and (self.since is None or started_at >= self.since)
 
