@@ -49,7 +49,8 @@ def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
             state = client.get_status()
     from rich.live import Live  # noqa: PLC0415  only a person who watches needs it
 
-    from gpuenergyd.report.live import status_view  # noqa: PLC0415
+    from gpuenergyd.report.live import status_view  # noqa: PLC0415  as above
+    from gpuenergyd.report.screen import screen_view  # noqa: PLC0415  as above
 
     console = people_console()
     while not console.is_terminal:
@@ -57,7 +58,7 @@ def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
         console.file.flush()
         time.sleep(_WATCH_PERIOD_S)
         state = client.get_status()
-    with Live(status_view(state), console=console, screen=True, auto_refresh=False) as live:
+    with Live(screen_view(state, console), console=console, screen=True, auto_refresh=False) as live:
         while True:
+            live.update(screen_view(client.get_status(), console), refresh=True)
             time.sleep(_WATCH_PERIOD_S)
-            live.update(status_view(client.get_status()), refresh=True)

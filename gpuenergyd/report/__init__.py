@@ -15,5 +15,5 @@ axes       round steps and ticks
 series     time and energy of every iteration, drawn in order
 page       the HTML page
 tables     the same for a terminal; csv_table, as CSV
-live       what the daemon is doing now, for a terminal
+live       what the daemon is doing now, for a terminal; screen, in as many lines as there are
 """

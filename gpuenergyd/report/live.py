@@ -29,10 +29,11 @@ Status = Mapping[str, Any]
 def status_view(status: Status) -> RenderableType:
     """Return the whole view: one line of health, then GPUs, then jobs."""
     grid = grid_lines(status.get("carbon"))
-    return Group(_health(status), *grid, _gpus(status), *_switching(status), *_jobs(status))
+    return Group(health_line(status), *grid, _gpus(status), *_switching(status), *_jobs(status))
 
 
-def _health(status: Status) -> Text:
+def health_line(status: Status) -> Text:
+    """Return what is wrong, if anything, and what runs, each in a line."""
     line = Text()
     if status["is_degraded"]:
         reasons = "; ".join(status["degraded_reasons"]) or "no reason given"

@@ -1,0 +1,66 @@
+"""Whose run it was and from which source: from the environment of a training process to the groups of a report."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.daemon_process import ROOT, running_daemon
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PROGRAM = """\
+import sys
+
+from tests.support.fake_trainer import main
+
+sys.exit(main())
+"""
+
+
+def checked_out_program(folder: Path) -> Path:
+    """Write a training program into a git work tree, as git lays one out."""
+    (folder / ".git" / "refs" / "heads").mkdir(parents=True)
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n", encoding="utf-8")
+    (folder / ".git" / "refs" / "heads" / "main").write_text(f"{COMMIT}\n", encoding="utf-8")
+    program = folder / "train.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    return program
+
+
+def grouped(database: Path, tag: str) -> dict[str, float | None]:
+    """Return what the real command adds up: measured energy by the values of a tag."""
+    command = [sys.executable, "-m", "gpuenergyd.cli.main", "report", "--group-by", "tag", "--tag", tag, "--json"]
+    done = subprocess.run([*command, "--database", str(database)], capture_output=True, text=True, check=True)
+    return {group["group"]: group["energy_j"] for group in json.loads(done.stdout)["groups"]}
+
+
+def test_tags_travel_from_the_environment_of_a_training_to_the_groups_of_a_report(tmp_path: Path) -> None:
+    """User, Slurm job, a tag of the user's own and the commit of the program; each group has the job's energy."""
+    program = checked_out_program(tmp_path / "code")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment |= {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_USER": "ada",
+        "SLURM_JOB_ACCOUNT": "vision",
+        "GPUENERGYD_TAGS": "experiment=a7",
+    }
+    with running_daemon(tmp_path / "daemon") as daemon:
+        command = [sys.executable, str(program), "--socket", str(daemon.socket_path), "--world", str(daemon.world_path)]
+        command += ["--ranks", "1", "--rank", "0", "--iterations", "40"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=240)
+        assert daemon.stop() == 0
+
+    expected = {
+        "user": "ada",
+        "slurm_job_id": "4711",
+        "slurm_account": "vision",
+        "experiment": "a7",
+        "git_commit": COMMIT,
+        "program": "train.py",
+    }
+    energies_j = {tag: grouped(daemon.database_path, tag) for tag in expected}
+    assert {tag: value in energies_j[tag] for tag, value in expected.items()} == dict.fromkeys(expected, True)
+    own_j = {groups[expected[tag]] for tag, groups in energies_j.items()}
+    assert len(own_j) == 1
+    assert (own_j.pop() or 0.0) > 0.0
