@@ -1,4 +1,4 @@
-"""What a job has spent of its slowdown budget, and the grams that running slower, and choosing the hours, saved it.
+"""The grams that running slower, and choosing the hours, saved a job.
 
 Both savings are against the same work on the job's own frontier: at its fastest plan from the same start, and at one
 constant point that takes the same total time. The frontier is a model; it is scaled so that for what was run it says
@@ -13,43 +13,6 @@ from math import fsum
 from gpuenergyd.core.carbon import CarbonSavings, grams
 from gpuenergyd.core.speed_curve import power_at, speed_points
 from gpuenergyd.errors import CarbonDataError
-
-
-@dataclass(slots=True)
-class SlowdownAccount:
-    """Time a job took beyond full speed, all its phases together, by its own doing.
-
-    An iteration in which something else ran (a checkpoint, evaluation, a stall), or that waited for a straggler,
-    is charged with what the job was permitted at most.
-    """
-
-    num_iterations: int = 0
-    full_speed_s: float = 0.0
-    excess_s: float = 0.0
-
-    def add(
-        self, iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_regular: bool
-    ) -> None:
-        """Charge one iteration."""
-        charged_s = iteration_time_s if is_regular else min(iteration_time_s, max(permitted_time_s, full_speed_time_s))
-        self.num_iterations += 1
-        self.full_speed_s += full_speed_time_s
-        self.excess_s += charged_s - full_speed_time_s
-
-    @property
-    def slowdown_ratio(self) -> float | None:
-        """Slowdown of the whole job so far; negative when it ran faster; None before the first iteration."""
-        return self.excess_s / self.full_speed_s if self.full_speed_s > 0 else None
-
-    def longest_time_s(self, full_speed_time_s: float, *, budget_ratio: float, slot_s: float, left_s: float) -> float:
-        """Return the longest iteration time of the next `slot_s` that full speed for the rest still makes up for.
-
-        `left_s` is what is left of the budget's window, the slot included; infinite where any time does.
-        """
-        slot_s = min(slot_s, left_s)
-        owed = self.excess_s + slot_s - budget_ratio * (self.full_speed_s + left_s - slot_s)
-        least_speed = owed / (slot_s * (1.0 + budget_ratio)) if slot_s > 0 else 1.0
-        return full_speed_time_s / min(1.0, least_speed) if least_speed > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)

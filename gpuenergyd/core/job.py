@@ -63,6 +63,7 @@ from gpuenergyd.core.plan import (
 from gpuenergyd.core.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.savings import MeasuredSaving, baseline_view, measured_saving
 from gpuenergyd.core.schedules import stage_of_chunk
+from gpuenergyd.core.slowdown_account import JobLength
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import RankIteration
 from gpuenergyd.errors import GpuEnergyError, JobError
@@ -118,6 +119,7 @@ class JobDescription:
     num_chunks: int
     policy: str
     target: PerformanceTarget
+    length: JobLength = field(default_factory=JobLength)
 
 
 @dataclass(slots=True)

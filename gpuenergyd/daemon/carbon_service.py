@@ -93,8 +93,9 @@ class CarbonService:
         self._periodic.start()
 
     async def close(self) -> None:
-        """End the schedule and both processes."""
+        """End the schedule and both processes, and leave the jobs' accounts to the next daemon."""
         self._periodic.close()
+        await self.targets.keep(self._runners())
         if self._fetcher is not None:
             await self._fetcher.close()
         await self._forecaster.close()
@@ -124,6 +125,7 @@ class CarbonService:
     async def _follow(self) -> None:
         await self.feed.read()
         await self.targets.decide(self._runners(), self.forecast)
+        await self.targets.keep(self._runners())
 
     async def _forecast(self) -> None:
         """Forecast anew when an hour has become known."""

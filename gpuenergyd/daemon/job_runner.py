@@ -85,6 +85,8 @@ class JobRunner:
     last_epoch: int = 0
     pidfds: dict[int, int] = field(default_factory=dict)
     """Of the processes that are in the job now, by rank; owned by `Jobs`."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """Of the same."""
     slices: dict[int, list[PlanSlice]] = field(default_factory=dict)
     given: dict[int, PlanSlice] = field(default_factory=dict)
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)

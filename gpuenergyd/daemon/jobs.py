@@ -164,7 +164,7 @@ class Jobs:
             supported_sm_clocks_mhz=frozenset(gpu.identity.supported_sm_clocks_mhz),
         )
         self._sessions[session.token] = session
-        runner.pidfds[session.pp_rank] = pidfd
+        runner.pidfds[session.pp_rank], runner.pids[session.pp_rank] = pidfd, session.peer.pid
         asyncio.get_running_loop().add_reader(pidfd, self._process_died, session)
         self.services.history.write(
             RankRecord(
@@ -421,7 +421,7 @@ class Jobs:
             last_sequence=known.last_sequence,
         )
         self._sessions[session.token] = session
-        runner.pidfds[session.pp_rank] = pidfd
+        runner.pidfds[session.pp_rank], runner.pids[session.pp_rank] = pidfd, session.peer.pid
         asyncio.get_running_loop().add_reader(pidfd, self._process_died, session)
         return True
 
@@ -523,6 +523,7 @@ class Jobs:
     def _forget(self, session: RankSession) -> None:
         if self._sessions.pop(session.token, None) is not None:
             session.runner.pidfds.pop(session.pp_rank, None)
+            session.runner.pids.pop(session.pp_rank, None)
             asyncio.get_running_loop().remove_reader(session.pidfd)
             os.close(session.pidfd)
 

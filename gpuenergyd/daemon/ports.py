@@ -1,6 +1,6 @@
 """What a running job needs of the daemon around it; its own tests put fakes here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -122,6 +122,11 @@ class RunningJob(Protocol):
     @property
     def job_id(self) -> str:
         """Its id."""
+        ...
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """The processes that are in it now, by rank."""
         ...
 
     def take(self, event: Event) -> None:

@@ -204,6 +204,11 @@ class Settings(BaseSettings):
         return self.runtime_dir / "hand-over.json"
 
     @property
+    def carbon_accounts_path(self) -> Path:
+        """What jobs have spent of their slowdown budgets, for the next daemon, however this one ends."""
+        return self.state_dir / "carbon-accounts.json"
+
+    @property
     def lock_path(self) -> Path:
         """Held while a daemon lives: the second one on the same folder finds it taken."""
         return self.runtime_dir / "gpuenergyd.lock"

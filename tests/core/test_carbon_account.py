@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.core.carbon import HOUR
-from gpuenergyd.core.carbon_account import JobCarbon, SlowdownAccount, WorkSlot, job_carbon
+from gpuenergyd.core.carbon_account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.jobs import TraceJob
 
@@ -100,36 +100,3 @@ def test_hours_nobody_knows_are_left_out_and_counted() -> None:
 
 def test_without_a_frontier_nothing_is_claimed() -> None:
     assert job_carbon(worked([1.0], [100.0]), ()) is None
-
-
-def test_a_pause_is_charged_with_what_was_permitted_at_most() -> None:
-    account = SlowdownAccount()
-
-    account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_regular=True)
-    account.add(60.0, full_speed_time_s=1.0, permitted_time_s=1.05, is_regular=False)
-
-    assert account.num_iterations == 2
-    assert account.slowdown_ratio == pytest.approx((0.02 + 0.05) / 2)
-
-
-@given(
-    st.lists(st.floats(1.0, 3.0), min_size=24, max_size=24),
-    st.floats(0.0, 0.3),
-)
-def test_whatever_a_policy_asks_for_the_account_can_always_be_balanced(wishes: list[float], budget: float) -> None:
-    account, left_s = SlowdownAccount(), 24 * 3600.0
-    for wish in wishes:
-        time_s = min(wish, account.longest_time_s(1.0, budget_ratio=budget, slot_s=3600.0, left_s=left_s))
-        num = min(3600.0, left_s) / time_s
-        account.full_speed_s += num
-        account.excess_s += num * (time_s - 1.0)
-        left_s -= min(3600.0, left_s)
-
-    assert account.excess_s <= budget * account.full_speed_s * (1 + 1e-9) + 1e-6
-
-
-def test_an_untouched_account_permits_much_at_first_and_an_empty_one_nothing() -> None:
-    fresh, spent = SlowdownAccount(), SlowdownAccount(100, 100.0, 20.0)
-
-    assert fresh.longest_time_s(2.0, budget_ratio=0.05, slot_s=60.0, left_s=36_000.0) > 4.0
-    assert spent.longest_time_s(2.0, budget_ratio=0.05, slot_s=60.0, left_s=60.0) == 2.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -69,6 +70,11 @@ class Following:
     def job_id(self) -> str:
         """The job's id."""
         return self.run.job.description.job_id
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Return the one process that takes part: this one."""
+        return {0: os.getpid()}
 
     def take(self, event: Event) -> None:
         """Pass an event on."""
