@@ -50,7 +50,7 @@ class DemoRequest:
     seed: int
     time_limit_s: float
     grid: DemoGrid | None = None
-    """Follow this grid until its budget's window has passed."""
+    """Follow this grid until the job is as long as it said it would be."""
 
 
 def demo(
@@ -76,7 +76,9 @@ def demo(
     carbon_hour_s: Annotated[
         float, typer.Option(min=1.0, max=3600.0, help="An hour of the trace takes so long.")
     ] = 20.0,
-    carbon_hours: Annotated[int, typer.Option(min=6, max=1000, help="Hours over which the budget is kept.")] = 12,
+    carbon_hours: Annotated[
+        int, typer.Option(min=6, max=1000, help="Length of the job, over which its budget is kept.")
+    ] = 12,
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Leave history, logs and simulated GPUs here.")
     ] = None,
@@ -125,6 +127,7 @@ def _run(request: DemoRequest, folder: Path, held_fds: Sequence[int], *, as_json
     """Train until enough planned iterations have run; return where the history is. Nothing is left running."""
     from gpuenergyd.cli.demo_processes import Children, raise_on_termination  # noqa: PLC0415  start fast
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
+    from gpuenergyd.client.length import HOURS_VARIABLE  # noqa: PLC0415
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
 
     # A daemon that already runs here, and what is set for it, shall not meet this one.
@@ -174,6 +177,7 @@ def _run(request: DemoRequest, folder: Path, held_fds: Sequence[int], *, as_json
                 ],
                 GPUENERGYD_SOCKET=str(settings.socket_path),
                 TMPDIR=str(folder / "tmp"),  # torch leaves folders there
+                **({HOURS_VARIABLE: str(request.grid.job_hours)} if request.grid is not None else {}),
             )  # fmt: skip
             _watch(request, client, lambda: _check_running(children, training), progress)
             progress.say("stopping the training, then the daemon")

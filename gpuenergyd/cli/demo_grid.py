@@ -58,10 +58,15 @@ class DemoGrid:
             )
         )
 
+    @property
+    def job_hours(self) -> float:
+        """How long the job says it will be, in real hours at full speed."""
+        return self.num_hours * self.hour_s / 3600.0
+
     def is_over(self, job: Mapping[str, Any]) -> bool:
-        """Return whether the budget's window has passed."""
+        """Return whether the job has done all that it said it would."""
         target = job.get("target")
-        return target is not None and bool(target["num_windows"])
+        return target is not None and bool(target["is_length_reached"])
 
     def patience(self) -> timedelta:
         """Return how long the demo may take beyond its usual limit."""

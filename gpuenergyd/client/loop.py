@@ -25,6 +25,7 @@ class LoopJob:
         run_key: str | None = None,
         policy: str | None = None,
         max_slowdown_ratio: float | None = None,
+        num_iterations: int | None = None,
     ) -> None:
         self._name = name
         self._gpu_uuid = gpu_uuid
@@ -32,6 +33,7 @@ class LoopJob:
         self._run_key = run_key
         self._policy = policy
         self._max_slowdown_ratio = max_slowdown_ratio
+        self._num_iterations = num_iterations
         self._client: RankClient | None = None
         self._num_tries = 0
 
@@ -72,6 +74,7 @@ class LoopJob:
             framework="loop",
             policy=self._policy,
             max_slowdown_ratio=self._max_slowdown_ratio,
+            num_iterations=self._num_iterations,
             socket_path=self._socket_path,
         )
 
@@ -110,6 +113,7 @@ def job(
     run_key: str | None = None,
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
+    num_iterations: int | None = None,
 ) -> LoopJob:
     """Return a context manager that joins a plain training loop to the daemon; without one it does nothing.
 
@@ -121,6 +125,8 @@ def job(
         policy: the clock policy to use; the daemon's default when left out.
         max_slowdown_ratio: how much slower than full speed it may become, e.g. 0.05; the daemon's default
             when left out.
+        num_iterations: how many iterations this run will have, so that a slowdown budget can be planned to its end;
+            GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE say it too.
     """
     return LoopJob(
         name,
@@ -129,4 +135,5 @@ def job(
         run_key=run_key,
         policy=policy,
         max_slowdown_ratio=max_slowdown_ratio,
+        num_iterations=num_iterations,
     )

@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic_ns
 
 from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan
+from gpuenergyd.client.length import find_length
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import find_tags
@@ -46,9 +47,11 @@ class RankClient:
         framework: str = "",
         policy: str | None = None,
         max_slowdown_ratio: float | None = None,
+        num_iterations: int | None = None,
         socket_path: str | None = None,
         timer: InstructionTimer | None = None,
     ) -> None:
+        length = find_length()
         self._registration = RankRegistration(
             protocol_version=PROTOCOL_VERSION,
             job_name=job_name,
@@ -65,6 +68,9 @@ class RankClient:
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
             tags=find_tags(),
+            job_iterations=num_iterations or length.iterations,
+            job_hours=length.hours,
+            job_deadline=length.deadline,
         )
         self._socket_path = socket_path
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()

@@ -104,19 +104,28 @@ class SlowdownAccount:
     ) -> float:
         """Return the longest iteration time of the next `slot_s` that full speed for the rest still makes up for.
 
-        Infinite where any time does. A slot that lasts longer than what is left has to balance all the way.
+        Infinite where any time does. A slot that lasts longer than what is left has to balance all the way: the job may
+        go on after it, and slowness does.
         """
-        budget_ratio, work_s = allowance.budget_ratio, allowance.work_s
+        work_s, left_s = allowance.work_s, allowance.left_s
         if work_s is None:
-            left_s = allowance.left_s
-            if left_s < slot_s:
-                is_in_debt = self.excess_s + reserve_s > budget_ratio * self.full_speed_s
-                left_s = slot_s = max(left_s, full_speed_time_s) if is_in_debt else slot_s
-            owed_s = self.excess_s + reserve_s + slot_s - budget_ratio * (self.full_speed_s + left_s - slot_s)
-            least_speed = owed_s / (slot_s * (1.0 + budget_ratio)) if slot_s > 0 else 1.0
+            least_speed = self._least_speed(allowance.budget_ratio, slot_s, left_s, reserve_s, full_speed_time_s)
         else:
-            budget_s = budget_ratio * (self.full_speed_s + work_s) - self.excess_s
-            slack_s = max(0.0, min(budget_s, allowance.left_s - work_s) - reserve_s)
-            spent_in_s = min(slot_s, work_s + slack_s)
-            least_speed = 1.0 - slack_s / spent_in_s if spent_in_s > 0 else 1.0
+            budget_s = allowance.budget_ratio * (self.full_speed_s + work_s) - self.excess_s
+            slack_s = max(0.0, min(budget_s, left_s - work_s) - reserve_s)
+            work_in_s = min(slot_s, work_s + slack_s)
+            least_speed = 1.0 - slack_s / work_in_s if work_in_s > 0 else 1.0
+            if slot_s > work_in_s:
+                beyond = self._least_speed(allowance.budget_ratio, slot_s, slot_s, reserve_s, full_speed_time_s)
+                least_speed = max(least_speed, beyond)
         return full_speed_time_s / min(1.0, least_speed) if least_speed > 0 else math.inf
+
+    def _least_speed(
+        self, budget_ratio: float, slot_s: float, left_s: float, reserve_s: float, full_speed_time_s: float
+    ) -> float:
+        """Return the speed of a slot, full speed being 1, after which the account balances once `left_s` is over."""
+        if left_s < slot_s:
+            is_in_debt = self.excess_s + reserve_s > budget_ratio * self.full_speed_s
+            left_s = slot_s = max(left_s, full_speed_time_s) if is_in_debt else slot_s
+        owed_s = self.excess_s + reserve_s + slot_s - budget_ratio * (self.full_speed_s + left_s - slot_s)
+        return owed_s / (slot_s * (1.0 + budget_ratio)) if slot_s > 0 else 1.0

@@ -283,7 +283,10 @@ class CarbonTargets:
         full_s, budget = baseline.iteration_time_s, self._budget(runner, job, baseline)
         own = replace(decision.target, straggler_time_s=None)
         wanted_s = own.iteration_time_s(full_s)
-        rest_s = max((1.0 + _LATE_RATIO) * self._rest_of_hour_s(), SETTLING_ITERATIONS * full_s)
+        settling_s = SETTLING_ITERATIONS * full_s
+        rest_s = max((1.0 + _LATE_RATIO) * self._rest_of_hour_s(), settling_s)
+        if budget.allowance.work_s is not None:
+            rest_s = min(rest_s, budget.allowance.work_s + settling_s)
         longest_s = job.account.longest_time_s(
             full_s, allowance=budget.allowance, slot_s=rest_s, reserve_s=budget.reserve_s
         )

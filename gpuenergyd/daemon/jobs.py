@@ -20,6 +20,7 @@ from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.daemon.gpus import Claim, Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedJob, HandedSession, memory_of, recalled
+from gpuenergyd.daemon.job_length import checked_length
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.job_tags import checked_tags
 from gpuenergyd.daemon.peers import Peer
@@ -125,6 +126,7 @@ class Jobs:
             JobError: it contradicts its job, or the GPU works for another.
         """
         order = _checked_order(registration)
+        checked_length(registration)
         checked_tags(registration.tags)
         gpu = self.services.gpus[registration.gpu_uuid]
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
@@ -474,6 +476,7 @@ class Jobs:
             num_chunks=registration.num_chunks,
             policy=policy,
             target=PerformanceTarget(self.default_max_slowdown_ratio if ratio is None else ratio),
+            length=checked_length(registration),
         )
         return JobRunner(
             Job(description, self.rules), self.services, LeaseOwner(job_id, peer.pid, peer.uid), self._job_ended

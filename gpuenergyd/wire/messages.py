@@ -30,7 +30,9 @@ class RankRegistration:
     Ranks of one job agree on `job_name` and `run_key` (what tells two runs of one name apart). A pipeline of
     `num_pp_ranks` is complete when each pp_rank has registered; data-parallel replicas are pipelines of their own.
     `order` is what this rank runs in one iteration; a plain loop reports the single instruction F0. `tags` are names
-    and values that group jobs in reports; those of the rank that came first are kept.
+    and values that group jobs in reports; those of the rank that came first are kept. How long the job will be, if
+    anybody knows: its iterations, its hours at full speed, or the instant (ISO 8601, UTC) by which it has to end; what
+    the rank says that came first counts.
     """
 
     protocol_version: int
@@ -48,6 +50,9 @@ class RankRegistration:
     policy: str | None = None
     max_slowdown_ratio: float | None = None
     tags: tuple[tuple[str, str], ...] = ()
+    job_iterations: int | None = None
+    job_hours: float | None = None
+    job_deadline: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ def test_a_job_of_known_work_ends_within_its_budget_and_by_its_deadline(
     for wish in wishes:
         allowance = Allowance(budget, left_s, work_s)
         time_s = min(wish, account.longest_time_s(1.0, allowance=allowance, slot_s=3600.0))
+        if work_s <= 0:
+            break
         num = min(3600.0 / time_s, work_s)
         account.full_speed_s += num
         account.excess_s += num * (time_s - 1.0)
