@@ -60,14 +60,17 @@ class Fetched:
 def write_fetched(path: Path, fetched: Fetched) -> None:
     """Replace the file; a reader sees the old content or the new one, after a crash too.
 
+    Anybody may read it: the core does, as another user, and what a grid emits is no secret.
+
     Raises:
         OSError: the folder cannot be written.
     """
     text = json.dumps(_plain(fetched), separators=(",", ":"), allow_nan=False)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)  # whatever the umask
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

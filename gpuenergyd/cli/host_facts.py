@@ -26,7 +26,7 @@ from gpuenergyd.core.host import (
     SocketState,
     UnitFacts,
 )
-from gpuenergyd.daemon.settings import Driver, Settings, load_settings
+from gpuenergyd.daemon.settings import FETCHER_UNIT_DIR, Driver, Settings, load_settings
 from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
 
 T = TypeVar("T")
@@ -216,18 +216,20 @@ def _is_time_synchronised() -> bool | None:
 def _carbon(settings: Settings) -> CarbonFacts | None:
     from gpuenergyd.carbon.fetched_file import FetchState, read_fetched  # noqa: PLC0415
 
-    zone: str | None = getattr(settings, "carbon_zone", None)
+    zone, is_fetched = settings.carbon_zone, settings.asks_network
     if zone is None:
         return None
+    # Who asks need not be told, as the units are, that the fetcher is one of them.
+    of_unit = FETCHER_UNIT_DIR / "carbon.json"
+    path = of_unit if _is_there(of_unit) and not _is_there(settings.carbon_file_path) else settings.carbon_file_path
     try:
-        fetched = read_fetched(getattr(settings, "carbon_file_path", settings.runtime_dir / "carbon.json"))
+        fetched = read_fetched(path)
     except CarbonSourceError as error:
-        return CarbonFacts(zone, trouble=str(error))
+        return CarbonFacts(zone, trouble=str(error), is_fetched=is_fetched)
     status = fetched.status
     newest = max((sample.valid_to_at for sample in fetched.samples), default=None)
-    if status.state is FetchState.FAILED:
-        return CarbonFacts(zone, trouble=f"{status.problem}: {status.message}", newest_at=newest)
-    return CarbonFacts(zone, newest_at=newest)
+    trouble = f"{status.problem}: {status.message}" if status.state is FetchState.FAILED else None
+    return CarbonFacts(zone, trouble=trouble, newest_at=newest, is_fetched=is_fetched)
 
 
 def _units() -> UnitFacts:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.installation import Action, Step, carry_out, plan_install, plan_uninstall, units_python
+from gpuenergyd.cli.installation import Action, Step, carbon_said, carry_out, plan_install, plan_uninstall, units_python
 from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.errors import AccessError, GpuEnergyError, UsageError
 
@@ -51,7 +51,9 @@ def install(
         carry_out(steps)
         for command in commands:
             _run(command)
-    _tell(steps, commands, is_dry_run=dry_run, next_command=_START if is_this_host else None, as_json=as_json)
+    next_command = _START if is_this_host else None
+    carbon = carbon_said(root)
+    _tell(steps, commands, is_dry_run=dry_run, next_command=next_command, as_json=as_json, carbon=carbon)
     return 0
 
 
@@ -122,6 +124,7 @@ def _tell(
     is_dry_run: bool,
     next_command: Sequence[str] | None,
     as_json: bool,
+    carbon: str | None = None,
 ) -> None:
     if as_json:
         print_json(
@@ -130,6 +133,7 @@ def _tell(
                 "files": [{"path": step.path, "action": step.action} for step in steps],
                 "commands": [" ".join(command) for command in commands],
                 "next_command": " ".join(next_command) if next_command else None,
+                **({"carbon": carbon} if carbon is not None else {}),
             }
         )
         return
@@ -143,5 +147,7 @@ def _tell(
         typer.echo("nothing to change")
     if any(step.action is Action.KEEP_CHANGED for step in steps):
         typer.echo("what was changed by hand is kept; see --help for what replaces or removes it")
+    if carbon is not None:
+        typer.echo(carbon)
     if next_command:
         typer.echo(f"start it with: {' '.join(next_command)}")

@@ -123,6 +123,21 @@ def plan_uninstall(
     return tuple(steps)
 
 
+def carbon_said(root: Path) -> str:
+    """Return whether the carbon fetcher will have anything to do, as the configuration that is there says."""
+    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic
+
+    path = root / CONFIG_PATH
+    try:
+        settings = load_settings(path if path.is_file() else Path(os.devnull))
+    except UsageError as error:
+        return f"carbon: unknown whether a source is configured: {error}"
+    if settings.asks_network:
+        source = settings.carbon_source or "the zone's own source"
+        return f"carbon: gpuenergyd-carbon.service asks {source} for zone {settings.carbon_zone}"
+    return f"carbon: no source is configured (carbon_zone in /{CONFIG_PATH}), so gpuenergyd-carbon.service ends at once"
+
+
 def carry_out(steps: Sequence[Step]) -> None:
     """Do it; a file is there as a whole or not at all.
 

@@ -16,6 +16,7 @@ _NO_ROOM_BYTES = 128 * 2**20
 _FUTURE = timedelta(minutes=5)
 _OLD_INTENSITY = timedelta(hours=6)
 _UNIT = "gpuenergyd.service"
+_FETCHER_UNIT = "gpuenergyd-carbon.service"
 
 
 class Subject(StrEnum):
@@ -294,6 +295,12 @@ def _units(facts: HostFacts) -> Iterator[Diagnosis]:
     for unit in failed:
         fix = f"`journalctl -u {unit}` says why; then `systemctl reset-failed {unit} && systemctl start {unit}`"
         yield Diagnosis(Subject.UNITS, Level.DEGRADED, f"{unit} has failed", fix)
+    carbon, fetcher = facts.carbon, units.active_states.get(_FETCHER_UNIT, "not installed")
+    is_unfetched = carbon is not None and carbon.is_fetched and fetcher in {"inactive", "not installed"}
+    if carbon is not None and is_unfetched and units.active_states.get(_UNIT) == "active":
+        fix = "`gpuenergyd install`" if fetcher == "not installed" else f"`systemctl start {_FETCHER_UNIT}`"
+        detail = f"{_FETCHER_UNIT} is {fetcher}: nobody asks what zone {carbon.zone} emits"
+        yield Diagnosis(Subject.UNITS, Level.DEGRADED, detail, fix)
     if _UNIT not in units.active_states:
         yield Diagnosis(
             Subject.UNITS, Level.NOTE, "none is installed: the daemon starts by hand only", "`gpuenergyd install`"
@@ -301,7 +308,7 @@ def _units(facts: HostFacts) -> Iterator[Diagnosis]:
     elif units.enabled_states.get(_UNIT) == "disabled" and "enabled" not in units.enabled_states.values():
         fix = f"`systemctl enable --now {_UNIT}`"
         yield Diagnosis(Subject.UNITS, Level.NOTE, f"{_UNIT} is installed and does not start at boot", fix)
-    elif not failed:
+    elif not failed and not is_unfetched:
         states = ", ".join(f"{unit} {state}" for unit, state in sorted(units.active_states.items()))
         yield _fine(Subject.UNITS, states)
 

@@ -92,6 +92,8 @@ class CarbonFacts:
     zone: str
     trouble: str | None = None
     newest_at: datetime | None = None
+    is_fetched: bool = False
+    """Whether a process of its own has to ask for it."""
 
 
 @dataclass(frozen=True, slots=True)

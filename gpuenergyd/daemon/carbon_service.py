@@ -177,7 +177,8 @@ class CarbonService:
         """Return what is wrong with the grid's values, None when nothing is."""
         fetch = self.feed.fetch_status
         if self.feed.trouble is not None and not self._is_waiting_for_first_fetch():
-            return f"carbon: {self.feed.trouble}"
+            is_unit = self._settings.asks_network and self._fetcher is None and fetch is None
+            return f"carbon: {self.feed.trouble}" + ("; does gpuenergyd-carbon.service run?" if is_unit else "")
         if fetch is not None and fetch.num_failures > 0 and self._here().rung is not IntensityRung.LIVE:
             return f"carbon: {fetch.message or fetch.problem} (acting on: {self._here().rung})"
         return None

@@ -176,3 +176,26 @@ def test_without_root_the_host_is_not_touched_and_the_way_is_named(
     said = capsys.readouterr().err
     assert f"{command} changes this host and takes root: `sudo gpuenergyd {command}`" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("", "no source is configured"),
+        ('carbon_zone = "GB"\n', "zone GB"),
+        ('carbon_zone = "DE"\ncarbon_source = "electricity-maps"\n', "asks electricity-maps for zone DE"),
+        ("carbon_zone = 7\n", "unknown whether"),
+    ],
+)
+def test_installing_says_whether_the_carbon_fetcher_will_have_a_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, said: str
+) -> None:
+    assert install(tmp_path) == 0
+    with (tmp_path / "etc/gpuenergyd/config.toml").open("a") as config:
+        config.write(written)
+    capsys.readouterr()
+
+    assert install(tmp_path) == 0
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("carbon: ")]
+    assert said in line

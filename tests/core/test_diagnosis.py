@@ -24,6 +24,7 @@ from gpuenergyd.core.host import (
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 GPU = GpuFacts("A100 GPU-a", 81, None, is_persistent=True)
 DAEMON = DaemonFacts("/run/gpuenergyd/gpuenergyd.sock", SocketState.ANSWERS, "gpuenergy")
+_CORE, _FETCHER = "gpuenergyd.service", "gpuenergyd-carbon.service"
 UNITS = UnitFacts(
     is_managed=True,
     active_states={"gpuenergyd.service": "active"},
@@ -141,6 +142,24 @@ def test_a_host_that_is_well_has_nothing_to_mend_and_each_subject_was_looked_at(
         ),
         ({"units": UnitFacts(False, {}, {})}, Subject.UNITS, Level.NOTE, "gpuenergyd restore"),
         ({"units": UnitFacts(True, {}, {})}, Subject.UNITS, Level.NOTE, "gpuenergyd install"),
+        (
+            {
+                "carbon": CarbonFacts("GB", newest_at=NOW, is_fetched=True),
+                "units": UnitFacts(True, {_CORE: "active", _FETCHER: "inactive"}, {_CORE: "enabled"}),
+            },
+            Subject.UNITS,
+            Level.DEGRADED,
+            "systemctl start gpuenergyd-carbon.service",
+        ),
+        (
+            {
+                "carbon": CarbonFacts("GB", newest_at=NOW, is_fetched=True),
+                "units": UnitFacts(True, {_CORE: "active"}, {_CORE: "enabled"}),
+            },
+            Subject.UNITS,
+            Level.DEGRADED,
+            "gpuenergyd install",
+        ),
         ({"units": replace(UNITS, rivals=("zeusd.service",))}, Subject.UNITS, Level.DEGRADED, "disable --now zeusd"),
         (
             {"units": replace(UNITS, active_states={"gpuenergyd.service": "failed"})},

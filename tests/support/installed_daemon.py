@@ -26,6 +26,9 @@ sample_period_s = 0.02
 warmup_iterations = 1
 baseline_iterations = 3
 keep_on_restart_s = 60
+carbon_zone = "XX"
+carbon_source = "fixed"
+carbon_fixed_g_per_kwh = 321.0
 """
 _POLICY = {
     "always_low.py": """

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.xdist_group("real-systemd"),
 ]
 ALL_CAPABILITIES_GONE = "0000000000000000"
+FETCHER = "gpuenergyd-carbon.service"
 SYS_ADMIN_ALONE = "0000000000200000"
 
 
@@ -62,6 +63,16 @@ def test_a_policy_plans_in_a_unit_of_its_own_that_ends_with_the_core(daemon: Ins
         units = daemon.host.systemctl("list-units", "--no-legend", "--plain", "gpuenergyd-policy@*.service")
 
         assert units.count("running") == 1
+
+
+def test_the_carbon_fetcher_is_a_unit_that_the_core_brings_up_and_reads(daemon: InstalledDaemon) -> None:
+    wait_until(lambda: daemon.status()["carbon"]["rung"] == "live", 60)
+    grid = daemon.status()["carbon"]
+
+    assert (grid["zone"], grid["source"], grid["value"]) == ("XX", "fixed", 321.0)
+    assert daemon.host.property_of(FETCHER, "ActiveState") == "active"
+    assert capabilities(daemon, FETCHER) == ALL_CAPABILITIES_GONE
+    assert daemon.host.property_of(FETCHER, "User") == "gpuenergyd-carbon"
 
 
 @pytest.mark.fault(4)
