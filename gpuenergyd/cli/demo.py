@@ -75,7 +75,7 @@ def demo(
     ] = None,
     carbon_hour_s: Annotated[
         float, typer.Option(min=1.0, max=3600.0, help="An hour of the trace takes so long.")
-    ] = 20.0,
+    ] = 30.0,
     carbon_hours: Annotated[
         int, typer.Option(min=6, max=1000, help="Length of the job, over which its budget is kept.")
     ] = 12,

@@ -14,8 +14,8 @@ SYNTHETIC = "synthetic"
 HISTORY_HOURS = 21 * 24
 """What the forecaster may have seen before the demo begins, where the trace holds so much."""
 LEAST_HISTORY_HOURS = 8 * 24
-DEFAULT_BUDGET_RATIO = 0.05
-"""A demo's: large enough to be seen in a table."""
+DEFAULT_BUDGET_RATIO = 0.1
+"""A demo's: large enough to be seen in a table, and to hold what profiling takes of so short a job."""
 
 
 @dataclass(frozen=True, slots=True)

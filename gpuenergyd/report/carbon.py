@@ -25,7 +25,7 @@ NO_CARBON: Mapping[str, Any] = dict.fromkeys(
         *("carbon_g", "priced_energy_j", "unpriced_energy_j", "tuned_carbon_g"),
         *("saved_by_plan_g", "saved_by_frontier_g", "saved_by_timing_g"),
         *("carbon_zone", "carbon_source", "carbon_kind", "carbon_factor", "measured_intensity_ratio"),
-        *("host_power_w", "total_slowdown_ratio", "num_targets", "is_grid_replayed"),
+        *("host_power_w", "total_slowdown_ratio", "profiling_slowdown_ratio", "num_targets", "is_grid_replayed"),
     )
 )
 """The figures of a job of whose time no intensity is known."""
@@ -46,6 +46,8 @@ class CarbonReport:
     targets: tuple[TargetRow, ...]
     slowdown_ratio: float | None
     """Of the whole job against its full speed, all phases together."""
+    profiling_ratio: float | None
+    """What profiling took of that: it tries clocks that are slower than any plan's, before there is one."""
     is_replayed: bool
     """A past trace was lived again at speed: these are not the grams of the day the job ran."""
 
@@ -67,6 +69,7 @@ class CarbonReport:
             "measured_intensity_ratio": self.measured_ratio,
             "host_power_w": self.host_power_w,
             "total_slowdown_ratio": self.slowdown_ratio,
+            "profiling_slowdown_ratio": self.profiling_ratio,
             "num_targets": len(self.targets),
             "is_grid_replayed": self.is_replayed,
         }
@@ -100,7 +103,8 @@ class CarbonReport:
             span = f", {time_text(min(times_s))} to {time_text(max(times_s))} an iteration" if times_s else ""
             budget = ratio_text(self.targets[-1].budget_ratio)
             lines.append(
-                f"the whole job ran {ratio_text(self.slowdown_ratio)} slower, {budget} were permitted;"
+                f"the whole job ran {ratio_text(self.slowdown_ratio)} slower ({ratio_text(self.profiling_ratio)} by"
+                f" profiling), {budget} were permitted;"
                 f" {len(self.targets)} targets{span}"
             )
         return tuple(lines)
@@ -143,6 +147,7 @@ def carbon_report(history: History, job: JobSummary, counted: Counted = WHOLE) -
         tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, untuned=untuned),
         targets=targets,
         slowdown_ratio=_slowdown(job, iterations),
+        profiling_ratio=_slowdown(job, iterations, PlanPurpose.PROFILE),
         is_replayed=any(_is_moved(row) for row in known),
     )
 
@@ -180,12 +185,15 @@ def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[
     return slots
 
 
-def _slowdown(job: JobSummary, iterations: Sequence[Iterations]) -> float | None:
+def _slowdown(job: JobSummary, iterations: Sequence[Iterations], by: PlanPurpose | None = None) -> float | None:
+    """Return how much slower the job ran, or how much of that was by iterations for one purpose."""
     regular = [row for row in iterations if row.is_regular]
-    if not regular or not job.baseline_time_s:
-        return None
     num_iterations = sum(row.num_iterations for row in regular)
-    return sum(row.sum_time_s for row in regular) / (num_iterations * job.baseline_time_s) - 1.0
+    if not num_iterations or not job.baseline_time_s:
+        return None
+    counted = [row for row in regular if by is None or row.purpose is by]
+    excess_s = sum(row.sum_time_s - row.num_iterations * job.baseline_time_s for row in counted)
+    return excess_s / (num_iterations * job.baseline_time_s)
 
 
 def _is_moved(row: StoredIntensity) -> bool:

@@ -1,5 +1,6 @@
 """The daemon on a grid with real processes: fetched, stored, followed, priced, reported; and a killed fetcher."""
 
+import json
 import os
 import signal
 from datetime import UTC, datetime, timedelta
@@ -111,6 +112,47 @@ def test_a_job_on_a_replayed_trace_is_told_targets_and_its_report_shows_both_sav
     assert figures["num_targets"] >= 1
     assert figures["is_grid_replayed"]
     assert any("by choosing the hours" in line for line in report.carbon.lines())
+
+
+def test_what_a_job_has_spent_survives_a_core_that_is_killed(tmp_path: Path) -> None:
+    first_at = datetime(2024, 1, 1, tzinfo=UTC)
+    path = tmp_path / "XX_synthetic_2024.csv"
+    rows = [f"{first_at + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{600 if k % 2 else 60}" for k in range(60 * 24)]
+    path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
+    accounts = tmp_path / "state" / "carbon-accounts.json"
+    with (
+        running_daemon(
+            tmp_path,
+            target="carbon",
+            carbon_signal=str(path),
+            carbon_replay_from="2024-01-10T00:00:00Z",
+            carbon_replay_hour_s=3.0,
+        ) as daemon,
+        training(daemon, arguments=("--policy", "uniform")),
+    ):
+        wait_until(lambda: _kept(accounts).get("num_iterations", 0) >= 10, 120)
+        earlier_id = daemon.job()["job_id"]  # type: ignore[index]  # it runs
+        assert daemon.process is not None
+        daemon.process.kill()
+        daemon.process.wait(30)
+        before = _kept(accounts)
+        daemon.start()
+        wait_until(lambda: (job := daemon.job()) is not None and job["target"]["is_recalled"], 120)
+        wait_until(lambda: _kept(accounts).get("num_iterations", 0) > before["num_iterations"], 60)
+        after = _kept(accounts)
+        job = daemon.job()
+
+    assert job is not None
+    assert job["job_id"] != earlier_id
+    assert after["full_speed_s"] > before["full_speed_s"]
+
+
+def _kept(accounts: Path) -> dict[str, float]:
+    """Return the account of the only job that is kept, nothing while there is none."""
+    if not accounts.exists():
+        return {}
+    jobs = json.loads(accounts.read_text())["jobs"]
+    return jobs[0]["account"] if jobs else {}
 
 
 def _saved(job: dict[str, object] | None) -> object:
