@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 TASKS = {
     "Try it": {"demo": "demo"},
     "Train": {"run": "run"},
-    "See what happens": {"status": "status", "report": "report", "dashboard": "dashboard"},
+    "See what happens": {"status": "status", "report": "report", "dashboard": "dashboard", "otlp": "otlp"},
     "Plan": {"plan": "plan", "explain": "explain", "policies": "policies", "carbon": "carbon"},
     "Run a host": {"serve": "serve", "doctor": "doctor", "restore": "restore", "lock": "leases", "limit": "leases"},
     "Set up a host": {"install": "install", "uninstall": "install"},

@@ -20,7 +20,7 @@ _FLAGS = (
     " --disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0 about:blank"
 )
 _LIMIT_S = 60.0
-SCREENSHOTS_VARIABLE = "GPUENERGYD_SCREENSHOTS"
+SCREENSHOTS_VARIABLE = "TEST_SCREENSHOTS"
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Page:
         return str(await self.evaluate(said))
 
     async def screenshot(self, name: str, folder: Path) -> Path:
-        """Write the whole page as PNG where GPUENERGYD_SCREENSHOTS says, for people to look at, or else in `folder`."""
+        """Write the whole page as PNG where TEST_SCREENSHOTS says, for people to look at, or else in `folder`."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         kept = Path(os.environ.get(SCREENSHOTS_VARIABLE) or folder)
         await asyncio.to_thread(kept.mkdir, parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ class DaemonProcess:
         """Start the daemon and wait until it answers."""
         self.process = self.launch()
         try:
-            wait_until(self.is_ready, 30)
+            wait_until(self.is_ready, 120)
         except AssertionError:
             self.stop()
             raise AssertionError(f"the daemon did not start:\n{self.log}") from None

@@ -1,0 +1,113 @@
+"""Metrics reach an OpenTelemetry collector as Prometheus sees them, and only when asked for."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuenergyd.cli.main import run
+from gpuenergyd.client.connection import DaemonConnection
+from tests.support.daemon_process import DaemonProcess, running_daemon
+
+
+class Collector(ThreadingHTTPServer):
+    """What was posted to it; it answers with one status."""
+
+    def __init__(self, status: int = 200) -> None:
+        super().__init__(("127.0.0.1", 0), _Requests)
+        self.status = status
+        self.seen: list[tuple[str, str, dict[str, Any]]] = []
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Requests(BaseHTTPRequestHandler):
+    server: Collector  # pyright: ignore[reportIncompatibleVariableOverride]  http.server names it so
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append((self.path, self.headers["Content-Type"], body))
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name that http.server calls it by
+        """Say nothing."""
+
+
+@pytest.fixture(params=[200])
+def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
+    with Collector(request.param) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    with running_daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        yield daemon
+
+
+def test_a_collector_gets_what_prometheus_gets(daemon: DaemonProcess, collector: Collector) -> None:
+    """The same names and labels; counters are cumulative sums, joules are joules, and what is unknown is absent."""
+    assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 0
+    connection = DaemonConnection(str(daemon.socket_path))
+    _, text = connection.request("GET", "/v1/metrics", limit_s=30)
+    connection.close()
+
+    ((path, content_type, body),) = collector.seen
+    assert (path, content_type) == ("/v1/metrics", "application/json")
+    ((scope,),) = ((each for each in part["scopeMetrics"]) for part in body["resourceMetrics"])
+    sent = {metric["name"]: metric for metric in scope["metrics"]}
+    families = [family for family in text_string_to_metric_families(text.decode()) if family.samples]
+    own = {sample.name for family in families for sample in family.samples if sample.name.startswith("gpuenergyd_")}
+    assert {name for name in own if not name.endswith("_created")} == set(sent)
+    energy = sent["gpuenergyd_gpu_energy_joules_total"]
+    assert (energy["unit"], energy["sum"]["isMonotonic"], energy["sum"]["aggregationTemporality"]) == ("J", True, 2)
+    uuids = {
+        attribute["value"]["stringValue"]
+        for point in energy["sum"]["dataPoints"]
+        for attribute in point["attributes"]
+        if attribute["key"] == "gpu_uuid"
+    }
+    assert uuids == {gpu["gpu_uuid"] for gpu in daemon.status()["gpus"]}
+    assert all(point["asDouble"] >= 0 for point in energy["sum"]["dataPoints"])
+    assert sent["gpuenergyd_gpu_power_watts"]["unit"] == "W"
+
+
+@pytest.mark.parametrize("collector", [503], indirect=True)
+def test_a_collector_that_refuses_is_one_line_and_a_failure(
+    daemon: DaemonProcess, collector: Collector, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 1
+
+    said = f"gpuenergyd: the collector at {collector.url}/v1/metrics answered 503 Service Unavailable\n"
+    assert capsys.readouterr().err == said
+
+
+def test_no_collector_and_no_daemon_are_one_line_with_its_exit_code(
+    daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nobody = "http://127.0.0.1:1/v1/metrics"
+    assert run(["otlp", "--once", "--endpoint", nobody, "--socket", str(daemon.socket_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"gpuenergyd: no collector at {nobody}: ")
+    assert run(["otlp", "--once", "--endpoint", nobody, "--socket", str(tmp_path / "none.sock")]) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "ftp://host/x", "http://", "http://host:notaport/"])
+def test_an_endpoint_that_is_no_url_is_a_usage_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["otlp", "--once", "--endpoint", url]) == 2
+    assert capsys.readouterr().err.startswith(f"gpuenergyd: --endpoint {url!r}: a URL as http://127.0.0.1:4318")
