@@ -43,6 +43,7 @@ from gpuenergyd.core.messages import (
     RankLost,
     RankReleased,
     RankReported,
+    RecordNotice,
     RecordPhase,
     RestoreGpus,
     SendPlan,
@@ -72,6 +73,7 @@ PROOF_PLAN_ID = "proof"
 """Full-speed blocks between tuned iterations."""
 _ITERATIONS_AHEAD = 3
 """A plan decided after iteration i reaches every rank with the reply to report i+1, which is read during i+2."""
+_NS_PER_S = 1e9
 _SAME_TIME_RATIO = 1e-3
 
 
@@ -99,11 +101,16 @@ class JobRules:
     max_faults: int = 6
     """After more faults (guard trips, policy failures, lost control) the job stays at full speed."""
     max_profile_iterations: int = 120
-    """A policy that is still profiling after so many iterations is not asked again."""
+    """A policy that is still profiling after so many iterations may go on, from the beginning, after as many at full
+    speed; each further time that doubles."""
     relief_iterations: int = 3
     """Iterations under one profiling plan after which the job runs at full speed until the policy has answered."""
     pause_ratio: float = 0.05
     """A wait between steps that is longer than usual by this share of a step was a pause (evaluation, checkpoint)."""
+    foreign_orders: int = 3
+    """So many iterations in a row in another order than registered: clocks planned for that one are given back."""
+    notice_every: int = 25
+    """The same kind of disturbance is recorded once in so many iterations."""
     max_observations: int = 192
 
 
@@ -169,6 +176,9 @@ class Job:
     _generation: int = 0
     _num_proof_iterations: int = 0
     _kept_for_plan_id: str | None = None
+    _num_foreign_orders: int = 0
+    _is_profile_endless: bool = False
+    _noticed_at: dict[str, int] = field(default_factory=dict)
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
 
     def __post_init__(self) -> None:
@@ -183,6 +193,13 @@ class Job:
     def is_given_up(self) -> bool:
         """Whether the job has fallen back to full speed for good."""
         return self.phase is JobPhase.FALLBACK and self._retry_at_iteration is None
+
+    @property
+    def retry_in_iterations(self) -> int | None:
+        """Iterations until a job that has fallen back is planned for again, None while nothing is awaited."""
+        if self.phase is not JobPhase.FALLBACK or self._retry_at_iteration is None:
+            return None
+        return max(0, self._retry_at_iteration - self._last_reported)
 
     @property
     def current_plan(self) -> ClockPlan:
@@ -293,22 +310,54 @@ class Job:
             self._first_iteration = index
         epochs = {r.plan_epoch for r in reports.values()}
         plan_id = self._plan_of_epoch.get(epochs.pop()) if len(epochs) == 1 else None
-        is_regular = (
+        is_in_order = all(self._is_in_order(r) for r in reports.values())
+        is_countable = (
             plan_id is not None
             and index >= self._first_iteration + self.rules.warmup_iterations
             and index >= self._disturbed_before
-            and all(len(r.instructions) == len(self._orders[r.pp_rank]) for r in reports.values())
+            and is_in_order
             and reports[0].next_begin_ns > 0
-            and not self._was_interrupted(reports[0])
         )
-        return (ObserveIteration(tuple(reports[r] for r in sorted(reports)), plan_id, is_regular),)
+        pause_s = self._pause_s(reports[0]) if is_countable else None
+        observe = ObserveIteration(
+            tuple(reports[r] for r in sorted(reports)), plan_id, is_regular=is_countable and pause_s is None
+        )
+        return (observe, *self._disturbance(index, is_in_order=is_in_order, pause_s=pause_s))
 
-    def _was_interrupted(self, rank_0: RankIteration) -> bool:
-        """Return whether something else than training ran between this step and the next."""
+    def _is_in_order(self, report: RankIteration) -> bool:
+        ran = sorted(report.instructions, key=lambda measured: measured.begin_ns)
+        return tuple(measured.instruction for measured in ran) == self._orders[report.pp_rank]
+
+    def _pause_s(self, rank_0: RankIteration) -> float | None:
+        """Return how much longer than usual it took from this step to the next, None when that is chance."""
         gap_ns = rank_0.next_begin_ns - rank_0.end_ns
         usual_ns = median(self._gaps_ns) if self._gaps_ns else gap_ns
         self._gaps_ns.append(gap_ns)
-        return gap_ns > usual_ns + self.rules.pause_ratio * (rank_0.end_ns - rank_0.begin_ns)
+        is_pause = gap_ns > usual_ns + self.rules.pause_ratio * (rank_0.end_ns - rank_0.begin_ns)
+        return (gap_ns - usual_ns) / _NS_PER_S if is_pause else None
+
+    def _disturbance(self, index: int, *, is_in_order: bool, pause_s: float | None) -> tuple[Command, ...]:
+        """Say why an iteration counts for nothing, and give clocks back that were planned for another order."""
+        self._num_foreign_orders = 0 if is_in_order else self._num_foreign_orders + 1
+        if not is_in_order:
+            is_planned_for = self.phase in {JobPhase.PROFILING, JobPhase.TUNED} and self.current_plan.ranks
+            if is_planned_for and self._num_foreign_orders >= self.rules.foreign_orders:
+                what = f"{self._num_foreign_orders} iterations in a row"
+                return self._fall_back(f"{what} ran other instructions, or in another order, than were registered")
+            what = f"iteration {index} ran other instructions, or in another order, than were registered"
+            return self._notice_rarely("order", f"{what}: it is not planned for")
+        if pause_s is not None:
+            what = f"{pause_s:.3g} s passed between iterations {index} and {index + 1}"
+            return self._notice_rarely("pause", f"{what} (evaluation, checkpoint, waiting for others): left alone")
+        return ()
+
+    def _notice_rarely(self, kind: str, reason: str) -> tuple[Command, ...]:
+        before = self._noticed_at.get(kind)
+        if before is not None and self.num_iterations - before < self.rules.notice_every:
+            return ()
+        self._noticed_at[kind] = self.num_iterations
+        self._notice(reason)
+        return (RecordNotice(reason),)
 
     def _iteration_observed(self, observation: IterationObservation) -> tuple[Command, ...]:
         self._remember(observation)
@@ -405,8 +454,10 @@ class Job:
             self.num_faults = 0
             self._forget_unless(lambda o: o.iteration_index >= self._fell_back_at)
             return (self._note(f"the job changed: {change}"), *self._ask())
-        if self._num_slow_plans >= self.rules.relearn_after_slow_plans:
+        if self._is_profile_endless or self._num_slow_plans >= self.rules.relearn_after_slow_plans:
             reason = f"{self._num_slow_plans} plans in a row were slow: profiling again"
+            if self._is_profile_endless:
+                reason = "profiling did not end: profiling again, from the beginning"
             forget = (KeepModel(None),) if self.remembered is not None else ()
             self._forget_unless(lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
             return (*forget, self._note(reason), *self._ask())
@@ -418,6 +469,7 @@ class Job:
         self.issued_plans = [plan for plan in self.issued_plans if plan.purpose is PlanPurpose.BASELINE]
         self.remembered = None
         self._owed_when_made.clear()
+        self._is_profile_endless = False
         self._generation += 1
         self._num_slow_plans = 0
         self._num_tuned_seen = 0
@@ -430,7 +482,10 @@ class Job:
             return ()
         num_profiled = sum(self.purpose_of(o.plan_id) is PlanPurpose.PROFILE for o in self.observations)
         if self.phase is JobPhase.PROFILING and num_profiled >= self.rules.max_profile_iterations:
-            return self._fall_back(f"still profiling after {num_profiled} iterations", is_final=True)
+            self._is_profile_endless = True
+            return self._fall_back(
+                f"still profiling after {num_profiled} iterations", is_fault=True, least_wait=num_profiled
+            )
         self._is_policy_asked = True
         self._asked_target = view.target
         return (AskPolicy(view),)
@@ -556,10 +611,11 @@ class Job:
         """Follow the pace of the slowest replica: ask for a plan at once, and until it comes be never too slow."""
         before_s, self.target = self._owed_s(), replace(self.target, straggler_time_s=event.straggler_time_s)
         owed_s = self._owed_s()
+        self._notice(event.reason)
         if self.phase is not JobPhase.TUNED or before_s is None or owed_s is None:
-            return (self._note(event.reason),)
+            return ()
         hurry = self._hurry(owed_s) if owed_s < before_s else ()
-        return (self._note(event.reason), *hurry, *self._ask())
+        return (*hurry, *self._ask())
 
     def _owed_s(self) -> float | None:
         return None if self.baseline is None else self.target.iteration_time_s(self.baseline.iteration_time_s)
@@ -606,8 +662,11 @@ class Job:
         self._num_slow_plans += is_slow
         return self._fall_back(line, is_fault=is_slow)
 
-    def _fall_back(self, reason: str, *, is_fault: bool = False, is_final: bool = False) -> tuple[Command, ...]:
-        """Go back to full speed; after a fault the policy gets another chance, a limited number of times."""
+    def _fall_back(self, reason: str, *, is_fault: bool = False, least_wait: int = 0) -> tuple[Command, ...]:
+        """Go back to full speed; after a fault the policy gets another chance, a limited number of times.
+
+        `least_wait` iterations are waited for that chance after a first fault, if that is more than usual.
+        """
         if self.schedule is None:
             return ()
         commands: tuple[Command, ...] = ()
@@ -622,10 +681,10 @@ class Job:
         self._is_answer_outdated = self._is_policy_asked
         self._fell_back_at = max(self._disturbed_before, self._last_reported + 1)
         self.num_faults += is_fault
-        if is_final or self.num_faults > self.rules.max_faults:
+        if self.num_faults > self.rules.max_faults:
             self._retry_at_iteration = None
         else:
-            wait = self.rules.fallback_iterations * 2 ** max(0, self.num_faults - 1)
+            wait = max(self.rules.fallback_iterations, least_wait) * 2 ** max(0, self.num_faults - 1)
             self._guarded_from = max(self._last_apply_at, self._last_reported) + wait
             self._retry_at_iteration = self._guarded_from
         return (*commands, *self._enter(JobPhase.FALLBACK, reason))

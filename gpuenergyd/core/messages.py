@@ -190,6 +190,13 @@ class RecordPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordNotice:
+    """Something was noticed of the job that its phase does not show."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeepModel:
     """Keep what this run has shown for the next one, in place of what is kept; None: forget that."""
 
@@ -203,4 +210,6 @@ class EndJob:
     reason: str
 
 
-Command = ObserveIteration | AskPolicy | SendPlan | LeaseGpus | RestoreGpus | RecordPhase | KeepModel | EndJob
+Command = (
+    ObserveIteration | AskPolicy | SendPlan | LeaseGpus | RestoreGpus | RecordPhase | RecordNotice | KeepModel | EndJob
+)

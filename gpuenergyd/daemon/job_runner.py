@@ -25,6 +25,7 @@ from gpuenergyd.core.messages import (
     ObserveIteration,
     PlanDecided,
     PolicyFailed,
+    RecordNotice,
     RecordPhase,
     RestoreGpus,
     SendPlan,
@@ -302,6 +303,9 @@ class JobRunner:
                 self._record("phase", "core", command.reason, after=command.phase)
                 if command.phase is JobPhase.WARMUP:
                     await self._recall()
+            case RecordNotice():
+                log.info("job %s: %s", self.job_id, command.reason)
+                self._record("notice", "core", command.reason)
             case KeepModel():
                 await self._keep_model(command)
             case EndJob():

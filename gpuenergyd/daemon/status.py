@@ -169,6 +169,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "last_notice": job.last_notice,
         "last_notice_iterations_ago": None if job.last_notice_at is None else job.num_iterations - job.last_notice_at,
         "is_given_up": job.is_given_up,
+        "retry_in_iterations": job.retry_in_iterations,
         "num_faults": job.num_faults,
         "policy": job.description.policy,
         "schedule": job.description.schedule_name,

@@ -159,7 +159,10 @@ def _jobs(status: Status) -> list[RenderableType]:
         if job["lower_bound_j"] is not None:
             table.add_row("lower bound", "", energy_text(job["lower_bound_j"]))
         plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
-        why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}")
+        retry = job.get("retry_in_iterations")
+        again = "" if retry is None else f"; again in {retry} iterations"
+        again = "; for good" if job.get("is_given_up") else again
+        why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}{again}")
         views.extend((title, table, why, *_notice(job), plan, *_replicas(job), *_following(job), *_would_be(job)))
     return views
 

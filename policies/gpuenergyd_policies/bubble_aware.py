@@ -32,7 +32,7 @@ from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.segments import plan_segments
 from gpuenergyd_policies.planning.switching import SimulatedIteration, clock_changes, simulate_switching
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
-from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
+from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.memory import with_memory
 from gpuenergyd_policies.profiling.procedure import Design, Knowledge, Ready
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
@@ -58,6 +58,10 @@ TARGET_MOVED_RATIO = 1e-3
 CAUTION_GAIN = 1.5
 """Only part of an iteration runs below the maximum clock, so caution must grow faster than what is missing."""
 MAX_CAUTION_RATIO = 0.2
+GROSS_RATIO, GROSS_CAUTION_RATIO = 0.04, 0.005
+"""What is slower by so much is hardly a matter of caution: a disturbance, which is over, or a wrong profile, which the
+core has measured again when the next plan is slow too. A plan without slack never looks fast, so that much caution would
+stay for good."""
 CHANCE_MARGIN = 0.5
 """Of the spread of one iteration: what a first plan keeps back."""
 MIN_ITERATIONS_TO_TIGHTEN = 4
@@ -129,26 +133,44 @@ def _last_issued(view: JobView) -> ClockPlan | None:
 def _knowledge(view: JobView) -> Knowledge:
     """Return what the iterations so far are worth for planning."""
     try:
-        model = _model(view)
+        fitted = fit_profile(_worth_fitting(view), view.gpus)
     except NotEnoughDataError:
         return Knowledge(regret_ratio=math.inf, doubtful=frozenset())
+    model = PipelineModel.of(view, fitted.profile)
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    regret_ratio = predicted_regret_ratio(model.fitted, model.graph, deadline_s=owed_s - model.bias_s)
-    return Knowledge(regret_ratio, model.fitted.doubtful)
+    regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=owed_s - model.bias_s)
+    return Knowledge(regret_ratio, fitted.doubtful)
 
 
 # --- planning ---
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
-    """The pipeline as fitted; `bias_s` is what a real iteration takes beyond the graph (optimizer, start-up)."""
+class PipelineModel:
+    """A pipeline as it is planned for; `bias_s` is what an iteration takes beyond the graph (optimizer, start-up)."""
 
-    fitted: FittedProfile
+    profile: PipelineProfile
     graph: DependencyGraph
-    baseline_time_s: float
     baseline_energy_j: float
     bias_s: float
+
+    @classmethod
+    def of(cls, view: JobView, profile: PipelineProfile) -> "PipelineModel":
+        """Return the model of a job whose profile is known."""
+        graph = dependency_graph(
+            view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
+        )
+        options = [profile[i.instruction_class].at_max_clock for i in graph.instructions]
+        durations_s = [option.time_s for option in options]
+        energy_j = iteration_energy_j(
+            energies_j=[option.energy_j for option in options],
+            durations_s=durations_s,
+            iteration_time_s=view.baseline.iteration_time_s,
+            num_ranks=graph.num_ranks,
+            blocking_power_w=profile.blocking_power_w,
+        )
+        bias_s = view.baseline.iteration_time_s - timeline(graph, durations_s).iteration_time_s
+        return cls(profile, graph, energy_j, bias_s)
 
 
 def _worth_fitting(view: JobView) -> list[IterationObservation]:
@@ -168,23 +190,8 @@ def _worth_fitting(view: JobView) -> list[IterationObservation]:
     return sorted(profiled[-MAX_PROFILED_ITERATIONS:] + at_full_speed[::step], key=lambda o: o.iteration_index)
 
 
-def _model(view: JobView) -> _Model:
-    fitted = fit_profile(_worth_fitting(view), view.gpus)
-    profile = fitted.profile
-    graph = dependency_graph(
-        view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
-    )
-    options = [profile[i.instruction_class].at_max_clock for i in graph.instructions]
-    durations_s = [option.time_s for option in options]
-    baseline_time_s = timeline(graph, durations_s).iteration_time_s
-    energy_j = iteration_energy_j(
-        energies_j=[option.energy_j for option in options],
-        durations_s=durations_s,
-        iteration_time_s=view.baseline.iteration_time_s,
-        num_ranks=graph.num_ranks,
-        blocking_power_w=profile.blocking_power_w,
-    )
-    return _Model(fitted, graph, baseline_time_s, energy_j, view.baseline.iteration_time_s - baseline_time_s)
+def _model(view: JobView) -> PipelineModel:
+    return PipelineModel.of(view, fit_profile(_worth_fitting(view), view.gpus).profile)
 
 
 def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
@@ -197,23 +204,28 @@ def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why:
         model = _model(view)
     except NotEnoughDataError as error:
         return untuned_plan(view.plan_id(f"unprofiled-{len(view.issued_plans)}"), reason=f"cannot plan: {error}")
+    return plan_from(view, model, caution_ratio=caution_ratio, number=number, why=why)
+
+
+def plan_from(view: JobView, model: PipelineModel, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
+    """Return the plan that a model of the pipeline calls for; caution as in `_tuned_plan`."""
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         slower_s = max(0.0, _profiling_excess_s(view, model)) + CHANCE_MARGIN * view.baseline.iteration_sigma_s
         caution_ratio = slower_s / owed_s
     caution_ratio = min(max(caution_ratio, 0.0), MAX_CAUTION_RATIO)
-    cautious = _with_caution(model.fitted.profile, caution_ratio)
+    cautious = _with_caution(model.profile, caution_ratio)
     deadline_s = max(owed_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
     solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
     bound = solve(
         model.graph,
-        model.fitted.profile,
+        model.profile,
         deadline_s=deadline_s,
         forced=view.target.is_forced,
         effort=Effort.QUICK,
     )
     chosen = _chosen(view, model, cautious, solved)
-    waiting_j = model.fitted.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
+    waiting_j = model.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
     return ClockPlan(
         plan_id=view.plan_id(f"tuned-{number}"),
         purpose=PlanPurpose.TUNED,
@@ -237,15 +249,15 @@ def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why:
     )
 
 
-def _frontier_points(model: _Model) -> tuple[FrontierPoint, ...]:
-    waiting_j = model.fitted.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
+def _frontier_points(model: PipelineModel) -> tuple[FrontierPoint, ...]:
+    waiting_j = model.profile.blocking_power_w * model.graph.num_ranks * model.bias_s
     return tuple(
         FrontierPoint(
             point.iteration_time_s + model.bias_s,
             point.energy_j + waiting_j,
             None if point.lower_bound_j is None else point.lower_bound_j + waiting_j,
         )
-        for point in frontier(model.graph, model.fitted.profile, until_slowest=False).points
+        for point in frontier(model.graph, model.profile, until_slowest=False).points
     )
 
 
@@ -263,7 +275,7 @@ def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelinePro
     return PipelineProfile(classes, profile.blocking_power_w)
 
 
-def _profiling_excess_s(view: JobView, model: _Model) -> float:
+def _profiling_excess_s(view: JobView, model: PipelineModel) -> float:
     """Return by how much iterations at mixed clocks take longer than the model says, beyond the baseline's own bias.
 
     A graph of instructions misses what couples ranks otherwise (sends that wait for their receiver, bursts of clock
@@ -277,7 +289,7 @@ def _profiling_excess_s(view: JobView, model: _Model) -> float:
         if plan is None or not observation.is_regular:
             continue
         changes = tuple(plan.changes_of(r) for r in range(model.graph.num_ranks))
-        simulated = simulate_switching(model.graph, model.fitted.profile, changes, latency=latencies)
+        simulated = simulate_switching(model.graph, model.profile, changes, latency=latencies)
         excesses_s.append(observation.own_time_s - simulated.iteration_time_s - model.bias_s)
     return median(excesses_s) if excesses_s else 0.0
 
@@ -297,7 +309,12 @@ class _Candidate:
 
 
 def _candidates(
-    view: JobView, model: _Model, cautious: PipelineProfile, solved: SolvedPlan, *, latencies: tuple[SwitchLatency, ...]
+    view: JobView,
+    model: PipelineModel,
+    cautious: PipelineProfile,
+    solved: SolvedPlan,
+    *,
+    latencies: tuple[SwitchLatency, ...],
 ) -> list[_Candidate]:
     """Return the plan free to switch at every instruction, and plans with few switches."""
     free = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
@@ -320,13 +337,13 @@ def _candidates(
         _Candidate(
             clock_of,
             changes,
-            simulate_switching(model.graph, model.fitted.profile, changes, latency=latencies),
+            simulate_switching(model.graph, model.profile, changes, latency=latencies),
         )
         for clock_of, changes in found
     ]
 
 
-def _chosen(view: JobView, model: _Model, cautious: PipelineProfile, solved: SolvedPlan) -> _Candidate:
+def _chosen(view: JobView, model: PipelineModel, cautious: PipelineProfile, solved: SolvedPlan) -> _Candidate:
     """Return the candidate with the fewest clock changes among those that cost about the least."""
     latencies = tuple(gpu.switch_latency for gpu in view.gpus)
     candidates = _candidates(view, model, cautious, solved, latencies=latencies)
@@ -370,7 +387,7 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
         # What was slow may have been late: the new leads are tried before more caution is.
         why += f", clock changes take {1000 * latency_s:.3g} ms, not {1000 * planned_s:.3g} ms"
         return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
-    caution_ratio += CAUTION_GAIN * off_s / owed_s
+    caution_ratio += CAUTION_GAIN * off_s / owed_s if off_s < GROSS_RATIO * owed_s else GROSS_CAUTION_RATIO
     candidate = _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
     is_worth_it = (
         candidate.predicted is not None

@@ -1,0 +1,65 @@
+"""The best that could be done with a virtual training: our own planner, told the truth, and what its plan costs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.pipeline import InstructionClass
+from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.policy import ClockPolicy, JobView
+from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd_policies.bubble_aware import PipelineModel, plan_from
+from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
+
+LOWEST_CLOCK_RATIO = 0.5
+WAITING_CLOCKS_MHZ = (1410, 1110)
+"""A waiting GPU draws less at a lower clock; a planner reckons with one power, so both ends are tried."""
+
+
+def true_profile(run: VirtualTraining, slowness: Callable[[int], float], waiting_clock_mhz: int) -> PipelineProfile:
+    """Return what the instructions of a virtual pipeline really take and cost, each rank slower by its own ratio."""
+    clocks_mhz = [mhz for mhz in CLOCKS_MHZ if mhz >= LOWEST_CLOCK_RATIO * CLOCKS_MHZ[0]]
+    classes = {}
+    for (rank, kind), work in run.work.items():
+        options = []
+        for mhz in clocks_mhz:
+            time_s = work.time_s(mhz) * slowness(rank)
+            options.append(ClockOption(mhz, time_s, time_s * work.power_w(mhz)))
+        classes[InstructionClass(rank, kind)] = InstructionProfile(tuple(options))
+    return PipelineProfile(classes, a100_waiting_power_w(waiting_clock_mhz))
+
+
+@dataclass
+class Informed:
+    """A policy that need not learn anything, only be told another target."""
+
+    profile: PipelineProfile
+    target: PerformanceTarget | None = None
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the plan that the truth calls for, then that one again."""
+        if view.issued_plans and view.target == self.target:
+            return view.issued_plans[-1]
+        self.target = view.target
+        model = PipelineModel.of(view, self.profile)
+        return plan_from(view, model, caution_ratio=0.0, number=len(view.issued_plans) + 1, why="told the truth")
+
+
+def least_energy_j(
+    make: Callable[[ClockPolicy], VirtualTraining], slowness: Callable[[int], float] = lambda _: 1.0
+) -> float:
+    """Return what an iteration costs under the plan of a planner with perfect knowledge, measured by running it.
+
+    Args:
+        make: a training of the pipeline under a policy, nothing happening to it.
+        slowness: how much longer everything takes on a rank.
+    """
+    found = []
+    for waiting_clock_mhz in WAITING_CLOCKS_MHZ:
+        run = make(Informed(PipelineProfile({}, 0.0)))
+        run.policy = Informed(true_profile(run, slowness, waiting_clock_mhz))
+        run.slowdown_of = lambda rank, _: slowness(rank)
+        run.run(22)
+        found.append(median(energy_j for _, energy_j, plan in run.history[-6:] if plan == "tuned-1"))
+    return float(min(found))
