@@ -60,8 +60,8 @@ CAUTION_GAIN = 1.5
 MAX_CAUTION_RATIO = 0.2
 GROSS_RATIO, GROSS_CAUTION_RATIO = 0.04, 0.005
 """What is slower by so much is hardly a matter of caution: a disturbance, which is over, or a wrong profile, which the
-core has measured again when the next plan is slow too. A plan without slack never looks fast, so that much caution would
-stay for good."""
+core has measured again when the next plan is slow too. A plan without slack never looks fast, so that much caution
+would stay for good."""
 CHANCE_MARGIN = 0.5
 """Of the spread of one iteration: what a first plan keeps back."""
 MIN_ITERATIONS_TO_TIGHTEN = 4

@@ -200,3 +200,56 @@ def test_status_says_what_would_be_saved_as_a_prediction_with_its_basis() -> Non
     assert "would save +12.0 % (+8.0 % to +19.0 %), predicted: assumed curves" in " ".join(text.split())
     assert "would save: not known; assumed curves" in blank
     assert "would save" not in drawn(STATUS)
+
+
+NOTICES = {
+    "stage slower": "the job changed: B of rank 0 takes 1.100 times as long as before",
+    "throttling": "plan 'tuned-1' takes 1.263 s per iteration, 1.258 s are allowed",
+    "straggler": "straggler: gpt-2 takes 2.036 s for an iteration, this replica 1.7 s",
+    "recovered": "no straggler any more: gpt-2 takes 1.7 s now, this replica 1.703 s",
+    "evaluation": "2.5 s passed between iterations 49 and 50 (evaluation, checkpoint, waiting for others): left alone",
+    "batch": "the job changed: an iteration takes 1.400 times as long as before",
+    "lying policy": "2 plans in a row were slow: profiling again",
+    "orders": "3 iterations in a row ran other instructions, or in another order, than were registered",
+    "endless profiling": "still profiling after 120 iterations",
+}
+
+
+@pytest.mark.parametrize("what", NOTICES)
+def test_status_says_why_a_job_goes_on_differently_in_words_and_as_json(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {"last_notice": NOTICES[what], "last_notice_iterations_ago": 7}
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
+
+    run(["status"])
+    text = " ".join(capsys.readouterr().out.split())
+    run(["status", "--json"])
+    as_json = json.loads(capsys.readouterr().out)
+
+    assert f"noticed 7 iterations ago: {NOTICES[what]}" in text
+    assert as_json["jobs"][0]["last_notice"] == NOTICES[what]
+
+
+def test_status_says_who_sets_the_pace_of_a_job_and_since_when() -> None:
+    status = copy.deepcopy(STATUS)
+    reason = NOTICES["straggler"]
+    status["jobs"][0] |= {"straggler_time_s": 2.036, "straggler_since_s": 41.0, "straggler_reason": reason}
+
+    assert f"slowed to 2.036 s for 41.0 s: {reason}" in " ".join(drawn(status).split())
+
+
+@pytest.mark.parametrize(
+    ("retry", "is_given_up", "said"), [(12, False, "again in 12 iterations"), (None, True, "too slow; for good")]
+)
+def test_status_says_when_a_job_that_fell_back_is_planned_for_again(
+    *, retry: int | None, is_given_up: bool, said: str
+) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {"phase": "fallback", "phase_reason": "a plan was too slow"}
+    status["jobs"][0] |= {"retry_in_iterations": retry, "is_given_up": is_given_up}
+
+    text = " ".join(drawn(status).split())
+    assert "fallback: a plan was too slow" in text
+    assert said in text

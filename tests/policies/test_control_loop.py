@@ -166,11 +166,14 @@ def test_nobody_runs_at_profiling_clocks_while_a_policy_thinks_for_long() -> Non
     assert run.job.baseline is not None
     usual_s = run.job.baseline.iteration_time_s
     profiling = [plan_id for _, _, plan_id in run.history if (plan_id or "").startswith("profile")]
-    most = max(profiling.count(plan_id) for plan_id in set(profiling))
-    slow = sum(time_s > 1.01 * usual_s for time_s, _, _ in run.history)
+    slow = [plan_id for time_s, _, plan_id in run.history if time_s > 1.01 * usual_s]
+    # A plan is relieved once so many of its iterations are known, and the relief takes as long as any plan to arrive.
+    most = JobRules().relief_iterations + 3
     assert len(set(profiling)) > 5
-    assert most <= JobRules().relief_iterations + 4
-    assert slow <= 0.6 * len(run.history)
+    assert max(profiling.count(plan_id) for plan_id in set(profiling)) <= most
+    # The iteration after a profiling plan begins at its clocks: that one may be slow too, and no other.
+    assert len(slow) <= (most + 1) * len(set(profiling))
+    assert slow.count("proof") <= len(set(profiling))
     assert run.job.num_faults == 0
 
 
@@ -239,6 +242,34 @@ def test_a_plan_that_holds_makes_up_for_the_faults_before_it() -> None:
     assert faults_then > 0
     assert run.job.num_faults == 0
     assert run.job.phase is JobPhase.TUNED
+
+
+class _Endless:
+    """Tries clocks for ever."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        order = view.schedule.orders
+        clock = view.gpus[0].supported_sm_clocks_mhz[10]
+        ranks = (RankClocks(r, (clock,) * len(o), (ClockChange(o[0], 0.0, clock),)) for r, o in enumerate(order))
+        return ClockPlan(view.plan_id(f"try-{len(view.issued_plans)}"), PlanPurpose.PROFILE, tuple(ranks))
+
+
+def test_profiling_that_does_not_end_stops_for_as_long_again_and_begins_anew() -> None:
+    run = training(_Endless(), rules=JobRules(max_profile_iterations=12, max_faults=2))
+
+    run.run(70)
+    waiting = run.job.phase, run.job.phase_reason, run.job.retry_in_iterations
+    run.run(90)
+
+    reasons = [c.reason for c in run.commands if isinstance(c, RecordPhase)]
+    begun = fallbacks(run)
+    assert waiting[0] is JobPhase.FALLBACK
+    assert waiting[1] == "still profiling after 12 iterations"
+    assert waiting[2] is not None
+    assert reasons.count("profiling did not end: profiling again, from the beginning") == 2
+    assert begun[2] - begun[1] > begun[1] - begun[0] + 10
+    assert run.job.is_given_up
+    assert run.history[-1][0] == pytest.approx(run.job.baseline.iteration_time_s, rel=1e-6)  # type: ignore[union-attr]
 
 
 class _Failing:

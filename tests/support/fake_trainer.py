@@ -3,13 +3,15 @@
 Run `python -m tests.support.fake_trainer --socket PATH --world PATH --ranks 4 --microbatches 8 --iterations 50`.
 With `--last-when FILE` the iteration that begins after FILE exists is the last one, on all ranks. With `--replicas N`
 there are N such pipelines, which all end an iteration together; the last of them takes `--slow-ratio` times as long
-while the file `--slow-while` exists.
+while the file `--slow-while` exists. While `--pause-while` exists, something else runs between iterations; while
+`--swap-while` exists, rank 0 runs its first two instructions the other way round.
 """
 
 import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
 FORWARD = InstructionWork(memory_time_s=0.001, compute_time_s=0.004, power_coefficient_w_per_mhz=0.2)
 BACKWARD = InstructionWork(memory_time_s=0.002, compute_time_s=0.008, power_coefficient_w_per_mhz=0.2)
 
+_PAUSE_S = 0.5
+"""What an evaluation takes."""
 _MORE, _LAST = b".", b"!"
 
 
@@ -63,8 +67,11 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
         if pp_rank == 0 and options.replicas == 1 and options.last_when is not None:
             is_last = is_last or options.last_when.exists()
         work = slow_work if slow_while is not None and slow_while.exists() else usual_work
+        if pp_rank == 0 and options.pause_while is not None and options.pause_while.exists():
+            time.sleep(_PAUSE_S)
+        is_swapped = pp_rank == 0 and options.swap_while is not None and options.swap_while.exists()
         client.begin_iteration()
-        for instruction in order:
+        for instruction in (order[1], order[0], *order[2:]) if is_swapped else order:
             is_forward = instruction.kind is InstructionKind.F
             # Each rank learns with its first forward from the rank before it whether this iteration is the last.
             is_last = _receive(pipes.get("from_previous" if is_forward else "from_next")) == _LAST or is_last
@@ -127,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--slow-while", type=Path, default=None)
+    parser.add_argument("--pause-while", type=Path, default=None)
+    parser.add_argument("--swap-while", type=Path, default=None)
     parser.add_argument("--slow-ratio", type=float, default=3.0)
     parser.add_argument("--rank", type=int, default=None)
     parser.add_argument("pipes", nargs="*")
