@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon wheel clean
+.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -81,8 +81,8 @@ bench-profiling: $(STAMP)  ## iterations, regret and slowdown of online profilin
 bench-carbon: $(STAMP)  ## forecast skill and captured share of the timing gain, per zone
 	$(BIN)/python benchmarks/carbon.py
 
-wheel: $(STAMP)  ## build the wheel into dist/
-	$(BIN)/python -m build --wheel --no-isolation
+package: $(STAMP)  ## wheel, sdist, Debian package and bill of materials into dist/, the same bytes for the same commit
+	$(BIN)/python -m release dist
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) .frameworks dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
