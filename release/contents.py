@@ -123,10 +123,10 @@ def _requirements(installed: Distribution, extra: str) -> Iterator[Requirement]:
 def _licence(installed: Distribution) -> tuple[str | None, bool]:
     """Return how a distribution names its licence, and whether that is an SPDX expression."""
     metadata = installed.metadata
-    if expression := metadata.get("License-Expression"):
-        return expression, True
+    if "License-Expression" in metadata:
+        return metadata["License-Expression"], True
     classifiers = [c.removeprefix(_CLASSIFIER) for c in metadata.get_all("Classifier", []) if c.startswith(_CLASSIFIER)]
     if classifiers:
         return " and ".join(classifiers), False
-    text = (metadata.get("License") or "").strip()
+    text = metadata["License"].strip() if "License" in metadata else ""
     return (text, False) if text and len(text) <= _MAX_LICENCE_CHARS and "\n" not in text else (None, False)

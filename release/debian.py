@@ -108,8 +108,8 @@ def _write_files(root: Path, wheel: Path, epoch_s: int) -> None:
     _write(root / "usr/bin/gpuenergyd", _LAUNCHER, mode=0o755)
     for name, text in manual_pages().items():
         _write_packed(root / "usr/share/man" / f"man{name[-1]}" / f"{name}.gz", text)
-    for shell, path in _COMPLETIONS.items():
-        _write(root / path, _completion(shell))
+    for shell, place in _COMPLETIONS.items():
+        _write(root / place, _completion(shell))
     documents = root / "usr/share/doc/gpuenergyd"
     _write(documents / "copyright", _COPYRIGHT)
     date = format_datetime(datetime.fromtimestamp(epoch_s, UTC))
