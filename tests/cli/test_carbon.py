@@ -82,6 +82,33 @@ def test_a_backtest_prints_the_documented_figures_and_writes_the_documented_file
             assert set(times_s) <= {1.0, 1.05, 1.1}
 
 
+def test_nothing_of_the_future_reaches_a_forecast_or_a_choice_that_is_written(frontier: Path, tmp_path: Path) -> None:
+    values, changed_from = made_up_values(40).round(2), 34 * 24 + 7
+    other = values.copy()
+    other[changed_from:] = values[changed_from:][::-1] * 3.0 + 100.0
+    starts = tmp_path / "starts.json"
+    starts.write_text(json.dumps([{"zone": "XX", "starts_utc": ["2023-02-03T02:00:00Z", "2023-02-01T20:00:00Z"]}]))
+    written = []
+    for name, lived in (("as-it-was", values), ("another-future", other)):
+        folder = tmp_path / name
+        folder.mkdir()
+        files = folder / "f.csv", folder / "c.json"
+        trace = write_trace(folder / "XX_made_2023.csv", lived.tolist())
+        options = ["--starts-file", starts, "--job-hours", 48, "--forecasts-out", files[0], "--choices-out", files[1]]
+        carbon_command("backtest", trace, "--train-until", "2023-01-31", "--frontier", frontier, *options)
+        written.append((files[0].read_text().splitlines()[1:], json.loads(files[1].read_text())["jobs"]))
+
+    (rows, jobs), (other_rows, other_jobs) = written
+    changed_at = FIRST_AT + changed_from * HOUR  # not known yet to what is issued then
+    num_before = sum(datetime.fromisoformat(row.partition(",")[0]) <= changed_at for row in rows)
+    assert num_before == 24 * (4 * 24 + 7 + 1)
+    assert rows[:num_before] == other_rows[:num_before]
+    assert (rows, jobs) != (other_rows, other_jobs)
+    for job, other_job in zip(jobs, other_jobs, strict=True):
+        num_chosen = (changed_at - datetime.fromisoformat(job["start_utc"])) // HOUR + 1
+        assert job["choices"][:num_chosen] == other_job["choices"][:num_chosen]
+
+
 def test_starts_come_from_a_file_and_several_zones_give_a_list(
     trace: Path, frontier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
