@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpuenergyd.core.carbon import HOUR, CarbonForecast, HourlySeries, IntensityRung, intensity_now
+from gpuenergyd.core.carbon import HOUR, CarbonForecast, HourlySeries, IntensityRung, StalenessRules, intensity_now
 from gpuenergyd.core.carbon_clock import GridClock
 from gpuenergyd.core.carbon_replay import TimingWorth
 from gpuenergyd.core.carbon_skill import LiveSkill
@@ -201,6 +201,7 @@ class CarbonService:
                 "live_age_s": here.age_s,
                 "forecast_age_s": (now_at - forecast.issued_at).total_seconds() if forecast is not None else None,
                 "history_hours": len(series.values) if series is not None else 0,
+                **asdict(StalenessRules()),
             },
             "forecast_model": forecast.model if forecast is not None else None,
             "forecast_failure": self._forecast_failure,

@@ -138,12 +138,14 @@ def site(
     budget: float = BUDGET,
     pipeline: Mapping[str, object] | None = None,
     length: JobLength | None = None,
+    price: str | None = None,
     **overrides: Any,
 ) -> Site:
     """Return a job on a trace, `HISTORY_DAYS` of which have passed."""
     path = folder / "XX_made-up_2024.csv"
     rows = [f"{FIRST_AT + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{value:.3f}" for k, value in enumerate(values)]
-    path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
+    path.write_text(f"timestamp_utc,{price or 'carbon_intensity_g_per_kwh'}\n" + "\n".join(rows) + "\n")
+    followed = {"carbon_signal": str(path)} if price is None else {"carbon_signal": "price", "carbon_price_path": path}
     config = folder / "config.toml"
     config.touch()
     known = load_settings(
@@ -153,9 +155,9 @@ def site(
         runtime_dir=folder,
         state_dir=folder,
         target="carbon",
-        carbon_signal=str(path),
         carbon_replay_from=FIRST_AT + timedelta(days=HISTORY_DAYS),
         carbon_replay_hour_s=hour_s,
+        **followed,
         **overrides,
     )
     run = training(policy, max_slowdown_ratio=budget, **(pipeline or {}))
@@ -264,6 +266,23 @@ def test_a_job_without_a_pipelines_frontier_follows_on_its_uniform_clock_curve(t
     dirty_s, clean_s = tuned_time_by_intensity(here, values)
     assert dirty_s > clean_s * 1.01
     assert here.targets.status(here.following)["target"]["num_frontier_points"] >= 3
+
+
+def test_a_price_is_followed_by_the_same_door_within_the_same_budget_and_claims_no_gram(tmp_path: Path) -> None:
+    values = ([40.0] * 4 + [160.0] * 4) * 3 * (HISTORY_DAYS + 2)
+    length = JobLength(hours=12 * 25.0 / 3600.0)
+    here = site(tmp_path, Uniform(), values, hour_s=25.0, price="price_eur_per_mwh", length=length)
+
+    here.run_hours(8)
+    while not here.targets.status(here.following)["target"]["is_length_reached"]:
+        here.run_hours(0.1)
+
+    dear_s, cheap_s = tuned_time_by_intensity(here, values)
+    status = here.targets.status(here.following)
+    assert dear_s > cheap_s * 1.01
+    assert status["target"]["slowdown_so_far_ratio"] <= BUDGET
+    assert {record.unit for record in here.kept.targets()} == {"price_eur_per_mwh"}
+    assert status["carbon"]["carbon_g"] is None
 
 
 LIES = st.lists(
