@@ -47,3 +47,15 @@ def test_program_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "gpuenergyd: 'no-such-program' cannot be run: No such file or directory; give a program and its arguments"
     ]
+
+
+def test_a_jobs_length_goes_along_with_its_deadline_in_utc_and_a_wrong_one_is_named() -> None:
+    shows = "import os; print(*(os.environ.get('GPUENERGYD_JOB_' + n) for n in ('ITERATIONS', 'HOURS', 'DEADLINE')))"
+    options = ["--iterations", "500", "--hours", "2.5", "--deadline", "2030-01-31T10:00+02:00"]
+
+    done = gpuenergyd_run(*options, "--", sys.executable, "-c", shows)
+    wrong = gpuenergyd_run("--deadline", "tomorrow", "--", sys.executable, "-c", shows)
+
+    assert done.stdout == "500 2.5 2030-01-31T08:00:00+00:00\n"
+    assert wrong.returncode == 2
+    assert "--deadline 'tomorrow'" in wrong.stderr
