@@ -12,6 +12,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 12.0, 178.0
 _MAX_DAYS = 62
 _MAX_LABELS = 10
 _MAX_BAR_WIDTH = 60.0
+_MAX_STEP = 130.0
+"""A few days stand at the left, where a phone shows them."""
 
 _HATCH = (
     '<defs><pattern id="guessed" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -26,7 +28,7 @@ def days_svg(days: Sequence[Group]) -> str:
     if highest_j <= 0:
         return ""
     up = Axis(0.0, highest_j * 1.05, at_low=_BOTTOM, at_high=_TOP, text=energy_tick, num_ticks=4, step=energy_step)
-    step = (_RIGHT - _LEFT) / len(shown)
+    step = min((_RIGHT - _LEFT) / len(shown), _MAX_STEP)
     width = min(_MAX_BAR_WIDTH, step * 0.72)
     every = -(-len(shown) // _MAX_LABELS)
     parts = [

@@ -170,6 +170,14 @@ def test_a_day_is_as_high_as_its_energy_and_its_parts_lie_upon_each_other() -> N
     assert tops == sorted(tops, reverse=True)
 
 
+def test_a_few_days_stand_at_the_left_where_a_phone_shows_them() -> None:
+    svg = ET.fromstring(days_svg([day("2026-03-01", jobs_j=3e6, idle_j=None)]))
+
+    (group,) = svg.iter("g")
+    (bar,) = group.iter("rect")
+    assert float(bar.attrib["x"]) + float(bar.attrib["width"]) < 300
+
+
 def test_a_day_of_which_much_is_missing_says_so_and_days_without_energy_draw_nothing() -> None:
     picture = days_svg([day("2026-03-01", jobs_j=1e6, idle_j=None, missing_s=1800.0)])
 
