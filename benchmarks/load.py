@@ -2,12 +2,15 @@
 
     python benchmarks/load.py                 # 60 s: 16 ranks report iterations, 48 clients watch
     python benchmarks/load.py --gpus 64       # all 64 clients are ranks
-    python benchmarks/load.py --flood         # another user asks as fast as it can (needs root)
+    python benchmarks/load.py --flood requests|connections|visits    # another user asks as fast as it can (needs root)
+    python benchmarks/load.py --compare       # such floods with and without fair turns, in alternation
     python benchmarks/load.py --profile       # CPU time by callback of the core's event loop
 
-The generator is one process with raw sockets and prepared frames, and still takes its share of the same cores. Latency
-runs from the write of a request to the last byte of its answer. A batch is lost when it is not acknowledged, or not in
-the history afterwards. CPU times do not depend on what else runs on the machine; latencies do.
+The generator is one process with raw sockets and prepared frames; its share of the same cores is printed. Latency runs
+from the write of a request to the last byte of its answer, once per window of ten seconds and for all of them; inside
+the core it is measured again from the bytes read to the answer written, beside the turns of the event loop (see
+core_instruments.py). A batch is lost when it is not acknowledged, or not in the history afterwards. CPU times hardly
+depend on what else runs on the machine; latencies do.
 """
 
 import argparse
@@ -23,93 +26,58 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gpuenergyd.client.connection import DaemonClient  # noqa: E402  the tree this file lies in
 from tests.support.daemon_process import DaemonProcess  # noqa: E402
+from tests.support.processes import child_pids  # noqa: E402
+from tests.support.waiting import wait_until  # noqa: E402
 
 PERIOD_S = 0.1
+WARM_S = 8.0
+"""Until buffers have their size and every job its baseline."""
 MICROBATCHES = 8
 WATCHED = (b"/v1/status", b"/v1/metrics", b"/time", b"/gpu/get_power_limit?gpu_ids=0")
 FLOODER = """
-import os, socket, sys
-path, uid = sys.argv[1], int(sys.argv[2])
+import os, select, socket, sys
+path, uid, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
-sockets = []
-for _ in range(8):
-    s = socket.socket(socket.AF_UNIX); s.connect(path); sockets.append(s)
-frame = b"GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" * 8
+ask = b"GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\n"
+def connected():
+    s = socket.socket(socket.AF_UNIX); s.connect(path); return s
+sockets = [connected() for _ in range({"requests": 8, "connections": 400, "visits": 0}[kind])]
+frame = (ask + b"\\r\\n") * (8 if kind == "requests" else 1)
 print("flooding", flush=True)
+poller = select.epoll()
+by_number = {s.fileno(): s for s in sockets}
+for s in sockets:
+    poller.register(s, select.EPOLLIN)
+    s.sendall(frame)
+while kind == "visits":
+    s = connected(); s.sendall(ask + b"Connection: close\\r\\n\\r\\n"); s.recv(1 << 20); s.close()
 while True:
-    for s in sockets:
-        s.sendall(frame)
-    for s in sockets:
+    for number, _ in poller.poll():
+        s = by_number[number]
         s.recv(1 << 20)
+        s.sendall(frame)
 """
-PROFILED = """
-import asyncio, atexit, json, os, time
-from collections import defaultdict
-
-seen = defaultdict(lambda: [0, 0, 0, 0])
-run = asyncio.events.Handle._run
-
-def timed(handle):
-    callback = handle._callback
-    owner = getattr(callback, "__self__", None)
-    name = getattr(callback, "__qualname__", repr(callback))
-    if isinstance(owner, asyncio.Task):
-        name = getattr(owner.get_coro(), "__qualname__", "task")
-    begin = time.thread_time_ns()
-    run(handle)
-    took = time.thread_time_ns() - begin
-    row = seen[name]
-    row[0] += 1; row[1] += took; row[2] = max(row[2], took); row[3] += took > 5_000_000
-
-asyncio.events.Handle._run = timed
-
-def watched(owner, attribute):
-    inner = getattr(owner, attribute)
-
-    def outer(*arguments, **named):
-        begin = time.thread_time_ns()
-        try:
-            return inner(*arguments, **named)
-        finally:
-            took = time.thread_time_ns() - begin
-            row = seen["  " + attribute]
-            row[0] += 1; row[1] += took; row[2] = max(row[2], took); row[3] += took > 5_000_000
-
-    setattr(owner, attribute, outer)
-
-import gc
-import gpuenergyd.daemon.app as app
-import gpuenergyd.daemon.jobs as jobs
-import gpuenergyd.daemon.server as server
-import gpuenergyd.daemon.job_runner as job_runner
-
-begun = [0]
-
-def collected(phase, info):
-    if phase == "start":
-        begun[0] = time.thread_time_ns()
-    else:
-        took = time.thread_time_ns() - begun[0]
-        row = seen["  gc generation %d" % info["generation"]]
-        row[0] += 1; row[1] += took; row[2] = max(row[2], took); row[3] += took > 5_000_000
-
-gc.callbacks.append(collected)
-for owner, attribute in (
-    (app, "daemon_status"), (server, "metrics_text"), (jobs.Jobs, "report"), (jobs.Jobs, "take_samples"),
-    (server, "decode"), (server, "encode"), (job_runner.JobRunner, "_observe"), (job_runner.JobRunner, "take"),
-    (jobs, "_checked_iteration"), (job_runner, "observe_iteration"), (job_runner.JobRunner, "_note"),
-):
-    watched(owner, attribute)
-atexit.register(lambda: open(os.environ["LOAD_PROFILE"], "w").write(json.dumps(seen)))
+FLOODS = ("requests", "connections", "visits")
+"""Eight connections with eight requests ahead each; 400 connections with one each; a connection for each request."""
+WINDOW_S = 10.0
+PAIRS = 3
+INSTRUMENTED = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+sys.path.insert(0, {str(ROOT)!r})
+import core_instruments
+core_instruments.install()
 """
 
 
@@ -161,13 +129,25 @@ class Client:
 class Result:
     """What came of one run."""
 
-    latencies_s: list[float] = field(default_factory=list)
+    latencies_s: list[tuple[float, float]] = field(default_factory=list)
+    """When, since the start, and how long."""
     late_s: list[float] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
     num_sent: int = 0
     num_batches_sent: int = 0
     num_batches_acknowledged: int = 0
     num_skipped: int = 0
+    generator_cpu_s: float = 0.0
+
+    def all_s(self) -> list[float]:
+        return [latency_s for _, latency_s in self.latencies_s]
+
+    def windows_s(self) -> list[list[float]]:
+        """Return the latencies of each window that is whole enough to have a percentile."""
+        windows: dict[int, list[float]] = {}
+        for at_s, latency_s in self.latencies_s:
+            windows.setdefault(int(at_s // WINDOW_S), []).append(latency_s)
+        return [window for _, window in sorted(windows.items()) if len(window) >= 100]
 
 
 def connect(path: Path) -> socket.socket:
@@ -216,6 +196,7 @@ def clients_of(daemon: DaemonProcess, num_clients: int, num_gpus: int) -> list[C
 def drive(clients: list[Client], seconds: float) -> Result:
     """Let every client ask ten times a second, spread over the period; one that still waits skips its turn."""
     result = Result()
+    cpu_before_s = time.process_time()
     selector = selectors.EpollSelector()
     for client in clients:
         selector.register(client.connection, selectors.EVENT_READ, client)
@@ -247,18 +228,27 @@ def drive(clients: list[Client], seconds: float) -> Result:
             client.received += client.connection.recv(1 << 20)
             status = client.has_answer()
             if status is not None:
-                result.latencies_s.append(time.perf_counter() - client.sent_s)
+                now_s = time.perf_counter()
+                result.latencies_s.append((now_s - start_s, now_s - client.sent_s))
                 result.statuses[status] = result.statuses.get(status, 0) + 1
                 result.num_batches_acknowledged += client.is_rank and status == 200
                 client.is_waiting = False
                 num_waiting -= 1
     selector.close()
+    result.generator_cpu_s = time.process_time() - cpu_before_s
     return result
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def cpu_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_by_part_s(pid: int) -> dict[str, float]:
+    """Return the CPU time of the core's event loop, of its other threads, and of its child processes so far."""
+    loop_s = cpu_s(Path(f"/proc/{pid}/task/{pid}/stat"))
+    children_s = sum(cpu_s(Path(f"/proc/{child}/stat")) for child in child_pids(pid))
+    return {"loop": loop_s, "threads": cpu_s(Path(f"/proc/{pid}/stat")) - loop_s, "children": children_s}
 
 
 def resident_kib(pid: int) -> int:
@@ -269,18 +259,22 @@ def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, round(q * (len(values) - 1)))]
 
 
+def ms(seconds: float) -> float:
+    return round(1e3 * seconds, 2)
+
+
 def iterations_recorded(daemon: DaemonProcess) -> int:
     with contextlib.closing(sqlite3.connect(daemon.database_path)) as database:
         return int(database.execute("SELECT count(*) FROM iterations").fetchone()[0])
 
 
 @contextlib.contextmanager
-def flooded(daemon: DaemonProcess) -> Iterator[None]:
+def flooded(daemon: DaemonProcess, kind: str) -> Iterator[None]:
     """Let user 12345 ask without pause."""
     for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):
         path.chmod(path.stat().st_mode | (0o006 if path.is_socket() else 0o001))
     flooder = subprocess.Popen(
-        [sys.executable, "-I", "-c", FLOODER, str(daemon.socket_path), "12345"], stdout=subprocess.PIPE
+        [sys.executable, "-I", "-c", FLOODER, str(daemon.socket_path), "12345", kind], stdout=subprocess.PIPE
     )
     assert flooder.stdout is not None
     flooder.stdout.readline()
@@ -291,27 +285,43 @@ def flooded(daemon: DaemonProcess) -> Iterator[None]:
         flooder.wait()
 
 
-def measure(options: argparse.Namespace, folder: Path) -> int:
+def look_inside(daemon: DaemonProcess, path: Path) -> dict[str, Any]:
+    """Return what the instruments have seen since the last look."""
+    path.unlink(missing_ok=True)
+    os.kill(daemon.pid, signal.SIGUSR2)
+    wait_until(path.exists, 10)
+    seen: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return seen
+
+
+def measure(options: argparse.Namespace, folder: Path, *, flood: str | None, prologue: str = "") -> dict[str, Any]:
+    """Run one daemon under load; return the figures."""
     daemon = DaemonProcess(folder, num_gpus=options.gpus, overrides={"sample_period_s": 0.1})
-    profile_path = folder / "profile.json"
-    daemon.prologue = PROFILED if options.profile else ""
-    os.environ["LOAD_PROFILE"] = str(profile_path)
+    daemon.prologue = INSTRUMENTED + prologue
+    os.environ["LOAD_INSTRUMENTS"] = str(folder / "instruments.json")
     daemon.start()
     clients = clients_of(daemon, options.clients, options.gpus)
-    drive(clients, min(5.0, options.seconds))  # warm: buffers at their size, baselines measured
-    memory_before, cpu_before, at_s = resident_kib(daemon.pid), cpu_s(daemon.pid), time.perf_counter()
+    drive(clients, min(WARM_S, options.seconds))
+    look_inside(daemon, folder / "instruments.json")
+    memory_before, cpu_before, at_s = resident_kib(daemon.pid), cpu_by_part_s(daemon.pid), time.perf_counter()
     recorded_before = sum(client.index for client in clients if client.is_rank)
-    with flooded(daemon) if options.flood else contextlib.nullcontext():
+    with flooded(daemon, flood) if flood else contextlib.nullcontext():
         result = drive(clients, options.seconds)
-    cpu, elapsed_s = cpu_s(daemon.pid) - cpu_before, time.perf_counter() - at_s
+    cpu_after, elapsed_s = cpu_by_part_s(daemon.pid), time.perf_counter() - at_s
     memory_after = resident_kib(daemon.pid)
+    inside = look_inside(daemon, folder / "instruments.json")
     for client in clients:
         client.connection.close()
     daemon.stop()
+    if options.profile:
+        print(daemon.log[daemon.log.find("callback  ") :], file=sys.stderr)
     num_recorded = iterations_recorded(daemon) - recorded_before
-    summary = {
+    cpu = {part: cpu_after[part] - cpu_before[part] for part in cpu_before}
+    of_windows = [ms(quantile(window, 0.99)) for window in result.windows_s()]
+    return {
         "clients": options.clients,
         "gpus": options.gpus,
+        "flood": flood,
         "seconds": round(elapsed_s, 1),
         "requests": result.num_sent,
         "turns_skipped": result.num_skipped,
@@ -319,28 +329,58 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         "batches_sent": result.num_batches_sent,
         "batches_acknowledged": result.num_batches_acknowledged,
         "batches_recorded": num_recorded,
-        "p50_ms": round(1e3 * quantile(result.latencies_s, 0.5), 2),
-        "p99_ms": round(1e3 * quantile(result.latencies_s, 0.99), 2),
-        "max_ms": round(1e3 * max(result.latencies_s), 2),
-        "generator_late_p99_ms": round(1e3 * quantile(result.late_s, 0.99), 2),
-        "core_cpu_ratio": round(cpu / elapsed_s, 3),
-        "core_cpu_ms_per_request": round(1e3 * cpu / result.num_sent, 3),
+        "p50_ms": ms(quantile(result.all_s(), 0.5)),
+        "p99_ms": ms(quantile(result.all_s(), 0.99)),
+        "p99_ms_of_windows": of_windows,
+        "p99_ms_median_window": median(of_windows) if of_windows else None,
+        "max_ms": ms(max(result.all_s())),
+        **inside,
+        "generator_late_p99_ms": ms(quantile(result.late_s, 0.99)),
+        "generator_cpu_ratio": round(result.generator_cpu_s / elapsed_s, 3),
+        **{f"core_{part}_cpu_ratio": round(used_s / elapsed_s, 3) for part, used_s in cpu.items()},
+        "core_cpu_ms_per_request": round(1e3 * (cpu["loop"] + cpu["threads"]) / result.num_sent, 3),
         "memory_growth_kib": memory_after - memory_before,
-        "is_flooded": options.flood,
         "load_average": [round(load, 1) for load in os.getloadavg()],
         "cpus": os.cpu_count(),
     }
-    print(json.dumps(summary) if options.json else "\n".join(f"{key:26} {value}" for key, value in summary.items()))
-    if options.profile:
-        rows = sorted(json.loads(profile_path.read_text()).items(), key=lambda row: -row[1][1])
-        print(f"\n{'callback':60} {'times':>8} {'ms each':>8} {'ms in all':>10} {'ms at most':>10} {'> 5 ms':>7}")
-        for name, (count, total_ns, most_ns, num_long) in rows[:24]:
-            print(
-                f"{name[:60]:60} {count:8} {total_ns / count / 1e6:8.3f} {total_ns / 1e6:10.1f} {most_ns / 1e6:10.2f}"
-                f" {num_long:7}"
-            )
-    is_complete = result.num_batches_sent == result.num_batches_acknowledged == num_recorded
-    return 0 if is_complete else 1
+
+
+def is_complete(figures: Mapping[str, Any]) -> bool:
+    """Return whether no batch was lost."""
+    return bool(figures["batches_sent"] == figures["batches_acknowledged"] == figures["batches_recorded"])
+
+
+def show(figures: Mapping[str, Any], *, as_json: bool) -> None:
+    print(json.dumps(figures) if as_json else "\n".join(f"{key:26} {value}" for key, value in figures.items()))
+    load = figures["load_average"][0]
+    if load > figures["cpus"] + 1:
+        print(f"load average {load}: others use this machine too, latencies are theirs as well", file=sys.stderr)
+
+
+def compare(options: argparse.Namespace, folder: Path) -> int:
+    """Flood daemons with and without fair turns by turns, and show how long another user waits for each."""
+    ways = {"with": "", "without": "core_instruments.without_fair_turns()\n"}
+    options.seconds = min(options.seconds, WINDOW_S)
+    are_complete = True
+    for kind in FLOODS if options.flood is None else (options.flood,):
+        figures: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+        for pair in range(PAIRS):
+            for way, prologue in ways.items():
+                run = measure(options, folder / f"{kind}-{way}-{pair}", flood=kind, prologue=prologue)
+                are_complete &= is_complete(run)
+                figures[way].append(run)
+        summary = {
+            "flood": kind,
+            "pairs": PAIRS,
+            "seconds_each": options.seconds,
+            **{f"p99_ms_{way}": [run["p99_ms"] for run in runs] for way, runs in figures.items()},
+            **{f"p50_ms_{way}": [run["p50_ms"] for run in runs] for way, runs in figures.items()},
+            **{f"longest_turn_ms_{way}": [run["turns"]["max_ms"] for run in runs] for way, runs in figures.items()},
+            "load_average": [round(load, 1) for load in os.getloadavg()],
+            "cpus": os.cpu_count(),
+        }
+        show(summary, as_json=options.json)
+    return 0 if are_complete else 1
 
 
 def main() -> int:
@@ -348,12 +388,18 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--gpus", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--flood", action="store_true")
+    parser.add_argument("--flood", choices=FLOODS)
+    parser.add_argument("--compare", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
-        return measure(options, Path(folder))
+        if options.compare:
+            return compare(options, Path(folder))
+        profiling = "core_instruments.profile_callbacks()\n" if options.profile else ""
+        figures = measure(options, Path(folder), flood=options.flood, prologue=profiling)
+    show(figures, as_json=options.json)
+    return 0 if is_complete(figures) else 1
 
 
 if __name__ == "__main__":

@@ -73,6 +73,8 @@ PROOF_PLAN_ID = "proof"
 """Full-speed blocks between tuned iterations."""
 _ITERATIONS_AHEAD = 3
 """A plan decided after iteration i reaches every rank with the reply to report i+1, which is read during i+2."""
+_EPOCHS_KEPT = 64
+"""A rank that still follows an older plan than so many sends ago follows none that is known."""
 _NS_PER_S = 1e9
 _SAME_TIME_RATIO = 1e-3
 
@@ -216,6 +218,11 @@ class Job:
             return PlanPurpose.BASELINE
         plan = self.plan_by_id(plan_id)
         return plan.purpose if plan else None
+
+    def _purposes(self) -> dict[str | None, PlanPurpose]:
+        """Return what `purpose_of` returns for every plan there was: for looking at many iterations at once."""
+        known: dict[str | None, PlanPurpose] = {plan.plan_id: plan.purpose for plan in self.issued_plans}
+        return {**known, BASELINE_PLAN_ID: PlanPurpose.BASELINE, PROOF_PLAN_ID: PlanPurpose.BASELINE}
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Take one event and return what shall be done, in order.
@@ -382,34 +389,27 @@ class Job:
             observation = replace(observation, is_imposed=True)
         self.observations.append(observation)
         if len(self.observations) > self.rules.max_observations:
-            oldest_dispensable = next(
-                (
-                    i
-                    for i, known in enumerate(self.observations)
-                    if self.purpose_of(known.plan_id) not in {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
-                ),
-                0,
-            )
-            del self.observations[oldest_dispensable]
+            purposes, needed = self._purposes(), {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
+            dispensable = (i for i, known in enumerate(self.observations) if purposes.get(known.plan_id) not in needed)
+            del self.observations[next(dispensable, 0)]
 
     def _full_speed(self, *, since: int = 0) -> list[IterationObservation]:
         """Return the regular full-speed iterations, the first of each block (clocks still rising) left out."""
         kept = []
-        for before, o in zip([None, *self.observations], self.observations, strict=False):
-            is_first_of_block = o.plan_id != BASELINE_PLAN_ID and (before is None or before.plan_id != o.plan_id)
-            if (
-                o.is_regular
-                and o.iteration_index >= since
-                and not is_first_of_block
-                and self.purpose_of(o.plan_id) is PlanPurpose.BASELINE
-            ):
+        full_speed = {plan_id for plan_id, purpose in self._purposes().items() if purpose is PlanPurpose.BASELINE}
+        plan_id_before = None
+        for o in self.observations:
+            is_first_of_block = o.plan_id not in {BASELINE_PLAN_ID, plan_id_before}
+            plan_id_before = o.plan_id
+            if o.is_regular and o.iteration_index >= since and not is_first_of_block and o.plan_id in full_speed:
                 kept.append(o)
         return kept
 
     def saving(self) -> MeasuredSaving | None:
         """Return what the plans in force are measured to save, None before there is enough to say so."""
+        purposes = self._purposes()
         own = [o for o in self.observations if o.is_regular and not o.is_imposed]
-        tuned = [o for o in own if not o.waited_s and self.purpose_of(o.plan_id) is PlanPurpose.TUNED]
+        tuned = [o for o in own if not o.waited_s and purposes.get(o.plan_id) is PlanPurpose.TUNED]
         return measured_saving([o for o in self._full_speed() if not o.is_imposed and not o.waited_s], tuned)
 
     def _after_baseline_iteration(self) -> tuple[Command, ...]:
@@ -477,15 +477,17 @@ class Job:
     # --- plans ---
 
     def _ask(self) -> tuple[Command, ...]:
-        view = self.view()
-        if view is None or self._is_policy_asked:
+        if self._is_policy_asked:
             return ()
-        num_profiled = sum(self.purpose_of(o.plan_id) is PlanPurpose.PROFILE for o in self.observations)
-        if self.phase is JobPhase.PROFILING and num_profiled >= self.rules.max_profile_iterations:
-            self._is_profile_endless = True
-            return self._fall_back(
-                f"still profiling after {num_profiled} iterations", is_fault=True, least_wait=num_profiled
-            )
+        view = self.view()
+        if view is None:
+            return ()
+        if self.phase is JobPhase.PROFILING:
+            num_profiled = sum(self.purpose_of(o.plan_id) is PlanPurpose.PROFILE for o in self.observations)
+            if num_profiled >= self.rules.max_profile_iterations:
+                self._is_profile_endless = True
+                reason = f"still profiling after {num_profiled} iterations"
+                return self._fall_back(reason, is_fault=True, least_wait=num_profiled)
         self._is_policy_asked = True
         self._asked_target = view.target
         return (AskPolicy(view),)
@@ -555,6 +557,8 @@ class Job:
         """Send a plan under the next epoch, at the earliest `after` iterations after the one sent last."""
         plan_epoch = max(self._plan_of_epoch) + 1
         self._plan_of_epoch[plan_epoch] = plan.plan_id
+        for forgotten in [epoch for epoch in self._plan_of_epoch if epoch <= plan_epoch - _EPOCHS_KEPT]:
+            del self._plan_of_epoch[forgotten]
         self._last_apply_at = max(self._last_reported + _ITERATIONS_AHEAD, self._last_apply_at + after)
         return SendPlan(plan, plan_epoch, self._last_apply_at)
 

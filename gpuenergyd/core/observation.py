@@ -91,5 +91,9 @@ class IterationObservation:
     @property
     def energy_j(self) -> float | None:
         """Energy of all ranks, None when any is missing: missing is never zero."""
-        energies = [rank.energy_j for rank in self.ranks if rank.energy_j is not None]
-        return sum(energies) if energies and len(energies) == len(self.ranks) else None
+        total_j = 0.0
+        for rank in self.ranks:
+            if rank.energy_j is None:
+                return None
+            total_j += rank.energy_j
+        return total_j if self.ranks else None

@@ -9,7 +9,7 @@ job drift linearly.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, mean, median, stdev
+from statistics import NormalDist, fmean, median
 
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.policy import BaselineView
@@ -27,14 +27,14 @@ def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
     times_s = [o.own_time_s for o in newest]
     if older and not _differ(times_s, [o.own_time_s for o in older]):
         times_s += [o.own_time_s for o in older]
-    energies_j = [o.energy_j for o in full_speed if o.energy_j is not None and not o.is_imposed] or [
-        o.energy_j for o in full_speed if o.energy_j is not None
-    ]
+    measured = [(energy_j, o.is_imposed) for o in full_speed if (energy_j := o.energy_j) is not None]
+    energies_j = [energy_j for energy_j, is_imposed in measured if not is_imposed] or [j for j, _ in measured]
+    iteration_time_s = median(times_s)
     return BaselineView(
-        iteration_time_s=median(times_s),
+        iteration_time_s=iteration_time_s,
         energy_j=median(energies_j) if energies_j else None,
         num_iterations=len(full_speed),
-        iteration_sigma_s=_NORMAL_PER_MAD * median(abs(t - median(times_s)) for t in times_s),
+        iteration_sigma_s=_NORMAL_PER_MAD * median(abs(t - iteration_time_s) for t in times_s),
     )
 
 
@@ -68,8 +68,8 @@ def measured_saving(
     if times is None:
         return None
     energies = _effect(
-        [(o, o.energy_j) for o in full_speed if o.energy_j is not None],
-        [(o, o.energy_j) for o in tuned if o.energy_j is not None],
+        [(o, energy_j) for o in full_speed if (energy_j := o.energy_j) is not None],
+        [(o, energy_j) for o in tuned if (energy_j := o.energy_j) is not None],
     )
     return MeasuredSaving(
         saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
@@ -93,8 +93,10 @@ def _blocks(observations: Sequence[IterationObservation]) -> list[list[Iteration
 def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
     if len(a) < 2 or len(b) < 2:
         return False
-    pooled = math.sqrt(((len(a) - 1) * stdev(a) ** 2 + (len(b) - 1) * stdev(b) ** 2) / (len(a) + len(b) - 2))
-    return abs(mean(a) - mean(b)) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
+    a_mean, b_mean = fmean(a), fmean(b)
+    squares = sum((x - a_mean) ** 2 for x in a) + sum((x - b_mean) ** 2 for x in b)
+    pooled = math.sqrt(squares / (len(a) + len(b) - 2))
+    return abs(a_mean - b_mean) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
 
 
 def _effect(

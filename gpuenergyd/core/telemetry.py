@@ -5,7 +5,7 @@ Instants are integer nanoseconds of the host's monotonic clock, given by whoever
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -16,8 +16,11 @@ from gpuenergyd.core.observation import (
     RankEnergy,
     TimeAtClock,
 )
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionKind
 from gpuenergyd.core.timeline import makespan_s
+
+Pieces = Sequence[tuple[int, int]]
+"""Clocks in MHz and for how many ns each, in order of time."""
 
 _NS_PER_S = 1e9
 _OUTLIER_RATIO = 1.3
@@ -40,17 +43,24 @@ class ClockHistory:
         self._at_ns.insert(position, effective_mono_ns)
         self._clocks_mhz.insert(position, sm_clock_mhz)
 
-    def pieces(self, begin_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-        """Yield (clock in MHz, ns) over an interval, in order of time."""
+    def pieces(self, begin_ns: int, end_ns: int) -> Pieces:
+        """Return the clocks over an interval."""
+        if begin_ns >= end_ns:
+            return ()
         position = bisect_right(self._at_ns, begin_ns)
+        clock = self._clocks_mhz[position - 1] if position else self.initial_sm_clock_mhz
+        if position == len(self._at_ns) or self._at_ns[position] >= end_ns:
+            return ((clock, end_ns - begin_ns),)
+        pieces = []
         at = begin_ns
         while at < end_ns:
             until = min(end_ns, self._at_ns[position]) if position < len(self._at_ns) else end_ns
-            clock = self._clocks_mhz[position - 1] if position else self.initial_sm_clock_mhz
             if until > at:
-                yield clock, until - at
+                pieces.append((clock, until - at))
+            clock = self._clocks_mhz[position] if position < len(self._at_ns) else clock
             at = until
             position += 1
+        return pieces
 
     def forget_before(self, mono_ns: int) -> None:
         """Drop what is older than an instant, keeping the clock in force at it."""
@@ -191,9 +201,10 @@ def observe_iteration(
     spans: list[ObservedSpan] = []
     for rank in ranks:
         history = clocks[rank.pp_rank]
-        samples += _instruction_samples(rank, history)
+        pieces = [history.pieces(measured.begin_ns, measured.end_ns) for measured in rank.instructions]
+        samples += _instruction_samples(rank, pieces)
         energies.append(_rank_energy(rank, window, history, counters[rank.pp_rank]))
-        spans += [_span(measured, window, history) for measured in rank.instructions]
+        spans += [_span(measured, window, of_it) for measured, of_it in zip(rank.instructions, pieces, strict=True)]
     latency_s, gap_s = _gaps(ranks, graph)
     observation = IterationObservation(
         iteration_index=ranks[0].iteration_index,
@@ -209,17 +220,18 @@ def observe_iteration(
     return observation, tuple(spans)
 
 
-def _instruction_samples(rank: RankIteration, history: ClockHistory) -> list[InstructionSample]:
-    groups: dict[tuple[InstructionClass, int], list[dict[int, int]]] = defaultdict(list)
-    for measured in rank.instructions:
-        shares: dict[int, int] = defaultdict(int)
-        for clock, duration_ns in history.pieces(measured.begin_ns, measured.end_ns):
-            shares[clock] += duration_ns
+def _instruction_samples(rank: RankIteration, pieces: Sequence[Pieces]) -> list[InstructionSample]:
+    """Return the samples of a rank's instructions; `pieces` are the clocks of each."""
+    groups: dict[tuple[InstructionKind, int, int], list[dict[int, int]]] = defaultdict(list)
+    for measured, of_it in zip(rank.instructions, pieces, strict=True):
+        shares: dict[int, int] = {}
+        for clock, duration_ns in of_it:
+            shares[clock] = shares.get(clock, 0) + duration_ns
         if shares:
-            mostly = max(shares, key=lambda clock: shares[clock])
-            groups[measured.instruction.instruction_class, mostly].append(shares)
+            mostly = max(shares, key=shares.__getitem__)
+            groups[measured.instruction.kind, measured.instruction.chunk_index, mostly].append(shares)
     samples = []
-    for (instruction_class, _), members in sorted(groups.items()):
+    for (kind, chunk_index, _), members in sorted(groups.items()):
         typical_ns = median(sum(shares.values()) for shares in members)
         kept = [shares for shares in members if sum(shares.values()) <= _OUTLIER_RATIO * typical_ns]
         total: dict[int, int] = defaultdict(int)
@@ -228,9 +240,9 @@ def _instruction_samples(rank: RankIteration, history: ClockHistory) -> list[Ins
                 total[clock] += duration_ns
         samples.append(
             InstructionSample(
-                pp_rank=instruction_class.pp_rank,
-                kind=instruction_class.kind,
-                chunk_index=instruction_class.chunk_index,
+                pp_rank=rank.pp_rank,
+                kind=kind,
+                chunk_index=chunk_index,
                 shares=tuple(
                     ClockShare(clock, duration_ns / len(kept) / _NS_PER_S)
                     for clock, duration_ns in sorted(total.items(), reverse=True)
@@ -291,9 +303,9 @@ def _rank_energy(
     )
 
 
-def _span(measured: MeasuredInstruction, window: IterationWindow, history: ClockHistory) -> ObservedSpan:
+def _span(measured: MeasuredInstruction, window: IterationWindow, pieces: Pieces) -> ObservedSpan:
     duration_ns = measured.end_ns - measured.begin_ns
-    weighted = sum(clock * ns for clock, ns in history.pieces(measured.begin_ns, measured.end_ns))
+    weighted = sum(clock * ns for clock, ns in pieces)
     instruction = measured.instruction
     return ObservedSpan(
         pp_rank=instruction.pp_rank,
