@@ -69,8 +69,8 @@ format: $(STAMP)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-fuzz: $(STAMP)  ## 100,000 mutated messages and as many clock records; made-up requests from the API description
-	FUZZ_MESSAGES=100000 timeout 600 $(BIN)/python -m pytest -q tests/daemon/test_fuzz.py tests/daemon/test_schemathesis.py
+fuzz: $(STAMP)  ## 100,000 mutated messages over the sockets, as many in process; made-up requests from the API description
+	FUZZ_MESSAGES=100000 timeout 1500 $(BIN)/python -m pytest -q -s tests/daemon/test_socket_fuzz.py tests/daemon/test_fuzz.py tests/daemon/test_schemathesis.py
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
 	$(BIN)/python benchmarks/planner.py

@@ -1,4 +1,4 @@
-"""Instruments that run inside a measured core: how long its event loop's turns are, and requests take from read to written.
+"""Instruments that run inside a measured core: how long turns and requests take.
 
 `benchmarks/load.py` imports this first in the core's process. It keeps histograms by powers of 2^(1/4) and writes them
 as JSON, named by LOAD_INSTRUMENTS, whenever the process gets SIGUSR2, which also begins them anew. A turn of the loop
@@ -67,7 +67,8 @@ class Instruments:
         self._collecting_ns = 0
 
     def begin_anew(self) -> None:
-        self.turns, self.turns_cpu, self.requests, self.collections = (Histogram() for _ in range(4))
+        self.turns, self.turns_cpu, self.requests = Histogram(), Histogram(), Histogram()
+        self.collections = (Histogram(), Histogram(), Histogram())
 
     def install(self) -> None:
         self._watch_turns()
@@ -112,9 +113,9 @@ class Instruments:
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            self._collecting_ns = time.perf_counter_ns()
-        elif info["generation"] == 2:
-            self.collections.add(time.perf_counter_ns() - self._collecting_ns)
+            self._collecting_ns = time.thread_time_ns()
+        else:
+            self.collections[info["generation"]].add(time.thread_time_ns() - self._collecting_ns)
 
     def _write(self, number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -123,7 +124,7 @@ class Instruments:
             "turns": self.turns,
             "turns_cpu": self.turns_cpu,
             "requests_inside": self.requests,
-            "full_collections": self.collections,
+            **{f"collections_{generation}_cpu": seen for generation, seen in enumerate(self.collections)},
         }
         unfinished = path.with_suffix(".new")
         unfinished.write_text(json.dumps({name: part.summary() for name, part in parts.items()}), encoding="utf-8")

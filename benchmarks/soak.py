@@ -1,13 +1,14 @@
 """Does the core's memory grow? One hour of sixteen jobs in a few minutes, on a clock that this program moves.
 
-    python benchmarks/soak.py [--hours 1] [--json]
+    python benchmarks/soak.py [--hours 1] [--json]      # exit status 1 when it grows by 1 MiB a day or more
 
 The core's own parts in one process: HTTP server, jobs, GPUs, history with a real database. Every virtual second each of
-16 jobs reports an iteration over the socket, every tenth of a second each of 16 GPUs is sampled, now and then somebody
-asks for status, connections come and go, and a job ends and another begins. What is kept for fifteen minutes is full
-when measuring begins; the slope is a robust line (median of pairwise slopes, with its 95 % interval) through the memory
-after a full collection, extrapolated to a day. What Python's and C's allocators have handed out is told apart from what
-they hold: only the former grows for ever when something leaks.
+16 jobs reports an iteration over the socket and asks for clocks as its tuned plan says, every tenth of a second each of
+16 GPUs is sampled, now and then somebody asks for status, connections come and go, and a job ends and another begins.
+What is kept for fifteen minutes is full when measuring begins; the slope is a robust line (median of pairwise slopes,
+with its 95 % interval) through the memory after a full collection, extrapolated to a day. C's allocator gives back what
+it can before each look, so that what it has handed out is measured and not what it keeps in stock; what Python's has
+handed out, and which kinds of objects have become more, says where growth comes from.
 """
 
 import argparse
@@ -22,10 +23,12 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,24 +40,28 @@ time.monotonic_ns = lambda: _now_ns  # before anything of ours reads it; the eve
 time.time_ns = lambda: _WALL_NS + _now_ns - _START_NS
 
 from gpuenergyd.core.job import JobRules  # noqa: E402
-from gpuenergyd.core.plan import ClockPlan, untuned_plan  # noqa: E402
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy import JobView  # noqa: E402
 from gpuenergyd.daemon.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.gpu_leases import GpuLeases  # noqa: E402
 from gpuenergyd.daemon.gpus import Gpus  # noqa: E402
 from gpuenergyd.daemon.jobs import Jobs  # noqa: E402
+from gpuenergyd.daemon.peers import Peer  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
 from gpuenergyd.daemon.server import Server  # noqa: E402
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
+from gpuenergyd.wire.clock_record import ClockRecord  # noqa: E402
 
 GPUS = 16
 MICROBATCHES = 4
 CLOCKS_MHZ = (1410, 1200, 900)
 NS_PER_S = 1_000_000_000
+MAX_GROWTH_MIB_PER_DAY = 1.0
+ME = Peer(os.getpid(), os.getuid(), os.getgid())
 
 
 class Worker:
@@ -84,11 +91,13 @@ class Worker:
 
 
 class Policy:
-    """A policy that stays with the plan in force."""
+    """A policy that finds its plan at once and stays with it; the job itself proves now and then what it saves."""
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
-        del policy
-        return view.issued_plans[-1] if view.issued_plans else untuned_plan(f"same-{job_id}")
+        del policy, job_id
+        clocks = [gpu.supported_sm_clocks_mhz[1:] for gpu in view.gpus]
+        slower = full_speed_plan("tuned", view.schedule, clocks, reason="for the soak")
+        return view.issued_plans[-1] if view.issued_plans else replace(slower, purpose=PlanPurpose.TUNED)
 
     async def forget(self, job_id: str) -> None:
         del job_id
@@ -146,7 +155,9 @@ class Soak:
         self.connections: list[Connection] = []
         self.tokens: list[str] = []
         self.indices = [0] * GPUS
-        self.num_runs = 0
+        self.plans: list[list[dict[str, Any]]] = [[] for _ in range(GPUS)]
+        """Received by each rank and not replaced by a newer one: the first is in force."""
+        self.num_records = self.num_runs = 0
 
     async def start(self) -> None:
         listener = socket.socket(socket.AF_UNIX)
@@ -177,6 +188,7 @@ class Soak:
         }
         answer = await self.connections[number].ask("POST", "/v1/ranks", json.dumps(registration).encode())
         self.indices[number] = 0
+        self.plans[number] = []
         return str(json.loads(answer)["rank_token"])
 
     async def second(self, number: int) -> None:
@@ -207,6 +219,15 @@ class Soak:
             self.tokens[gone] = await self.register(gone)
 
     async def report(self, number: int) -> None:
+        plans = self.plans[number]
+        while len(plans) > 1 and plans[1]["apply_at_iteration"] <= self.indices[number]:
+            plans.pop(0)
+        is_in_force = plans and plans[0]["apply_at_iteration"] <= self.indices[number]
+        plan_epoch = plans[0]["plan_epoch"] if is_in_force else 0
+        for *_, clock_mhz in plans[0]["changes"] if is_in_force else ():
+            self.num_records += 1
+            token = bytes.fromhex(self.tokens[number])
+            self.jobs.take_clock_record(ClockRecord(self.num_records, token, plan_epoch, clock_mhz, 0, 0, _now_ns), ME)
         end_ns = _now_ns
         begin_ns = end_ns - NS_PER_S
         step_ns = NS_PER_S // (2 * MICROBATCHES)
@@ -217,14 +238,15 @@ class Soak:
         body = {
             "rank_token": self.tokens[number],
             "iteration_index": self.indices[number],
-            "plan_epoch": 0,
+            "plan_epoch": plan_epoch,
             "begin_mono_ns": begin_ns,
             "end_mono_ns": end_ns,
             "next_begin_mono_ns": end_ns,
             "instructions": rows,
         }
         self.indices[number] += 1
-        await self.connections[number].ask("POST", "/v1/iterations", json.dumps(body).encode())
+        answer = await self.connections[number].ask("POST", "/v1/iterations", json.dumps(body).encode())
+        plans += json.loads(answer)["plans"]
 
     async def stop(self) -> None:
         for connection in self.connections:
@@ -255,6 +277,8 @@ class _MallInfo(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None)
+_M_ARENA_MAX = -8
+_libc.mallopt(_M_ARENA_MAX, 1)  # all threads from one arena, so that its figures are those of the whole process
 _libc.mallinfo2.restype = _MallInfo
 
 
@@ -268,7 +292,6 @@ class Point:
     """Handed out by malloc, the pages of Python's own allocator not among it."""
     python_blocks: int
     """Handed out by Python's own allocator."""
-    objects: int
 
     @classmethod
     def at(cls, day: float) -> "Point":
@@ -276,12 +299,18 @@ class Point:
         resident = memory_kib()
         info = _libc.mallinfo2()
         used = (info.uordblks + info.hblkhd) // 1024
-        return cls(day, resident, used, sys.getallocatedblocks(), len(gc.get_objects()))
+        return cls(day, resident, used, sys.getallocatedblocks())
+
+
+def objects_by_kind() -> Counter[str]:
+    """Return how many objects of each kind the collector knows."""
+    return Counter(type(thing).__qualname__ for thing in gc.get_objects())
 
 
 def memory_kib() -> int:
     """Return what the process holds that it could not give back: anonymous memory, after a full collection."""
     gc.collect()
+    _libc.malloc_trim(0)
     return int(Path("/proc/self/status").read_text(encoding="ascii").partition("RssAnon:")[2].split()[0])
 
 
@@ -290,18 +319,26 @@ async def soak(hours: float, warmup_hours: float, folder: Path) -> dict[str, obj
     parts = Soak(folder)
     await parts.start()
     points: list[Point] = []
+    kinds: Counter[str] = Counter()
     for number in range(round((warmup_hours + hours) * 3600)):
         await parts.second(number)
         if number % 60 == 0 and number >= warmup_hours * 3600:
             while not await asyncio.to_thread(parts.history.flush, 60.0):
                 pass
             points.append(Point.at(number / 86_400))
+            if len(points) == 1:
+                kinds = objects_by_kind()
+    grown = objects_by_kind()
+    grown.subtract(kinds)
+    num_runs, num_records = parts.num_runs, parts.num_records
     await parts.stop()
     days = [point.day for point in points]
     memory = slope(days, [point.resident_kib / 1024 for point in points])
     return {
         "virtual_hours": hours,
         "iterations": round(GPUS * hours * 3600),
+        "jobs": num_runs,
+        "clock_records": num_records,
         "memory_kib_first_last": [points[0].resident_kib, points[-1].resident_kib],
         "memory_mib_per_day": round(memory.middle, 2),
         "memory_mib_per_day_95": [round(memory.low, 2), round(memory.high, 2)],
@@ -309,8 +346,8 @@ async def soak(hours: float, warmup_hours: float, folder: Path) -> dict[str, obj
         "malloc_used_kib_first_last": [points[0].malloc_used_kib, points[-1].malloc_used_kib],
         "python_blocks_per_day": round(slope(days, [point.python_blocks for point in points]).middle),
         "python_blocks_first_last": [points[0].python_blocks, points[-1].python_blocks],
-        "objects_per_day": round(slope(days, [point.objects for point in points]).middle),
-        "objects_first_last": [points[0].objects, points[-1].objects],
+        "objects_grown": sum(grown.values()),
+        "objects_grown_most": dict(grown.most_common(8)),
         "cpu_s": round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1),
         "load_average": [round(load, 1) for load in os.getloadavg()],
     }
@@ -347,8 +384,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         result = asyncio.run(soak(options.hours, options.warmup_hours, Path(folder)))
+    is_flat = float(str(result["memory_mib_per_day"])) < MAX_GROWTH_MIB_PER_DAY
+    result["verdict"] = f"{'flat' if is_flat else 'GROWS'}: {result['memory_mib_per_day']} MiB a day"
     print(json.dumps(result) if options.json else "\n".join(f"{key:24} {value}" for key, value in result.items()))
-    return 0
+    return 0 if is_flat else 1
 
 
 if __name__ == "__main__":

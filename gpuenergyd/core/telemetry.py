@@ -16,7 +16,7 @@ from gpuenergyd.core.observation import (
     RankEnergy,
     TimeAtClock,
 )
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionKind
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionClass, InstructionKind
 from gpuenergyd.core.timeline import makespan_s
 
 Pieces = Sequence[tuple[int, int]]

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-REQUESTS_PER_TURN = 8
+REQUESTS_PER_TURN = 4
 
 
 @dataclass(slots=True)

@@ -52,6 +52,10 @@ class ConnectionCounts:
         self._open[uid] += 1
         return True
 
+    def num_open(self, uid: int) -> int:
+        """Return how many connections a user has."""
+        return self._open.get(uid, 0)
+
     def give_back(self, uid: int) -> None:
         """Count one less."""
         self._open[uid] -= 1

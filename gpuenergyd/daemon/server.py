@@ -52,11 +52,14 @@ FRAME_LIMIT_S = 2.0
 """A header, and then a body, must be complete this soon."""
 _UNREAD_LIMIT_S = 5.0
 """How long a client may leave its answers unread once they fill the socket."""
+_REPORT_PATH = "/v1/iterations"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """After an early answer, how long to read on so that the sender gets to see it."""
 _SHUTDOWN_LIMIT_S = 1.0
 _REFUSAL_PAUSE_S = 0.1
+_REFUSALS_PER_USER_PER_S = 200
+_JSON_TYPE = "application/json"
 
 
 class Server:
@@ -77,7 +80,7 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._leases = leases
-        self._status = status
+        self._status_text = Snapshot(lambda: encode(status()))
         self._metrics = Snapshot(lambda: metrics_text(status()))
         self._job_detail = job_detail
         self._access = access
@@ -102,7 +105,7 @@ class Server:
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._around_each_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
         app.router.add_post("/v1/ranks", self._register)
-        app.router.add_post("/v1/iterations", self._report)
+        app.router.add_post(_REPORT_PATH, self._report)
         app.router.add_post("/v1/pace", self._take_pace)
         app.router.add_post("/v1/release", self._release)
         app.router.add_post("/v1/leases", self._grant_lease)
@@ -168,7 +171,7 @@ class Server:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         del request
-        return _json(self._status())
+        return web.Response(body=self._status_text.value(), headers={"Content-Type": _JSON_TYPE})
 
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]
@@ -205,12 +208,17 @@ class Server:
             return await self._answer(request, handler, guard)
         finally:
             guard.request_ends()
+            if request.method != "GET" and request.path != _REPORT_PATH:
+                self._status_text.forget()  # who has changed something reads it back
 
     async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:
         wait_s = self._rates.wait_s(guard.peer.uid)
         if wait_s > 0:
-            # Each connection waits for its refusal, so a flood on it slows itself down and nobody else.
-            await asyncio.sleep(_REFUSAL_PAUSE_S)
+            # Each connection waits for its refusal, the longer the more of them there are, and a turn for it: so a
+            # flood slows itself down and nobody else.
+            num_open = self._guards.counts.num_open(guard.peer.uid)
+            await asyncio.sleep(max(_REFUSAL_PAUSE_S, num_open / _REFUSALS_PER_USER_PER_S))
+            await self._turns.take(guard.peer.uid)
             refusal = _error(429, f"more than {self._rates.rate_per_s:g} requests per second from uid {guard.peer.uid}")
             refusal.headers["Retry-After"] = f"{max(wait_s, 0.001):.3f}"  # never "no time"
             return refusal
@@ -272,7 +280,7 @@ class Server:
 
 
 def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=encode(value), status=status, content_type="application/json")
+    return web.Response(body=encode(value), status=status, headers={"Content-Type": _JSON_TYPE})
 
 
 def _error(status: int, message: str, *, is_last: bool = False) -> web.Response:

@@ -15,7 +15,7 @@ LIFETIME_S = 0.05
 class Snapshot(Generic[T]):
     """One answer: built anew for each request up to a rate, and above it only once it is older than a moment.
 
-    Not for what people read back after a change.
+    Whoever changes what it says lets it `forget`, so that the change is read back whatever the rate.
     """
 
     build: Callable[[], T]
@@ -33,3 +33,7 @@ class Snapshot(Generic[T]):
             self._tokens = max(0.0, self._tokens - 1.0)
             self._kept = self.build(), now_s
         return self._kept[0]
+
+    def forget(self) -> None:
+        """Build the next answer anew."""
+        self._kept = None

@@ -1,15 +1,14 @@
-"""Mutated messages by the thousand: every one is answered well-formed or refused in one line, and no clock changes.
+"""Mutated messages by the thousand, given to the jobs: each is taken or refused in one line, and no clock changes.
 
-`make fuzz` offers more of them than the suite does: FUZZ_MESSAGES each of message bodies and of clock records.
+`make fuzz` offers more of them than the suite does: FUZZ_MESSAGES each of message bodies and of clock records. The same
+over a real daemon's sockets: test_socket_fuzz.py.
 """
 
 import asyncio
 import json
 import os
 import random
-import socket
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,50 +21,9 @@ from gpuenergyd.wire.clock_record import ClockRecord, decode_record, encode_reco
 from gpuenergyd.wire.daemon_codec import decode
 from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRelease
 from tests.daemon.test_jobs import ME, Stage, plan, registration, report, settle
-from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.mutations import mutated
 
 NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "40000"))
-TOKENS = (
-    b"null", b"true", b"-1", b"0", b"1e308", b"-1e400", b"NaN", b"9223372036854775808", b"340282366920938463463",
-    b'""', b'"\\ud800"', b'"\\u0000"', b"[]", b"{}", b"[[[[[[[[[[]]]]]]]]]]", b'"F"', b"0.5", b",", b":", b"}", b"]",
-    b'"',
-)  # fmt: skip
-
-
-def mutated(message: bytes, rng: random.Random) -> bytes:
-    """Return a message with a few bytes or values spoilt."""
-    body = bytearray(message)
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        at, until = sorted((rng.randrange(len(body) + 1), rng.randrange(len(body) + 1)))
-        match rng.randrange(6):
-            case 0:
-                del body[at : at + rng.randrange(1, 9)]
-            case 1:
-                body[at:at] = rng.choice(TOKENS)
-            case 2:
-                body[at : at + rng.randrange(1, 6)] = rng.choice(TOKENS)
-            case 3:
-                body[at:at] = body[at : min(until, at + 200)]
-            case 4 if at < len(body):
-                body[at] ^= 1 << rng.randrange(8)
-            case _:
-                spoil_number(body, rng)
-        if not body:
-            return b""
-    return bytes(body[: MAX_CONTROL_MESSAGE_BYTES + 10])
-
-
-def spoil_number(body: bytearray, rng: random.Random) -> None:
-    """Replace one whole number of a message by another token."""
-    digits = [i for i, byte in enumerate(body) if 48 <= byte <= 57]
-    if not digits:
-        return
-    begin = end = rng.choice(digits)
-    while begin > 0 and 48 <= body[begin - 1] <= 57:
-        begin -= 1
-    while end < len(body) and 48 <= body[end] <= 57:
-        end += 1
-    body[begin:end] = rng.choice(TOKENS)
 
 
 def offer(jobs: Jobs, kind: int, body: bytes) -> str | None:
@@ -159,49 +117,6 @@ def test_no_mutated_clock_record_reaches_the_worker_unless_it_is_a_supported_wis
     assert {clock for _, now, later in stage.worker.wants for clock in (now, later)} <= {0, 900, 1200, 1410}
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    with running_daemon(tmp_path_factory.mktemp("fuzz")) as daemon:
-        yield daemon
-
-
-@pytest.mark.fault(32)
-def test_no_mutated_http_request_brings_the_daemon_down(daemon: DaemonProcess) -> None:
-    rng = random.Random(4)
-    body = json.dumps(asdict(registration(0))).encode()
-    requests = [
-        b"GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-        b"POST /v1/ranks HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body,
-        b"GET /v1/jobs/%2e%2e/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    ]
-    num_answered = 0
-    before = memory_kib(daemon.pid)
-    for _ in range(1000):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(0.02)
-            client.connect(str(daemon.socket_path))
-            client.sendall(mutated(rng.choice(requests), rng))
-            try:
-                answer = client.recv(65_536)
-            except (ConnectionResetError, TimeoutError):  # a message that lacks its end is waited for a while
-                continue
-        if answer:
-            num_answered += 1
-            assert answer.startswith(b"HTTP/"), answer[:100]
-            assert b"Traceback" not in answer
-
-    assert num_answered > 300
-    assert daemon.is_as_found()
-    assert daemon.status()["worker"]["num_restarts"] == 0
-    assert memory_kib(daemon.pid) < before + 20_000
-
-
 def num_open_descriptors() -> int:
     """Return how many files this process has open."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def memory_kib(pid: int) -> int:
-    """Return a process's resident memory."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    return int(status.partition("VmRSS:")[2].split()[0])

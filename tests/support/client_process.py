@@ -59,14 +59,14 @@ def needs_namespaces(*namespaces: str) -> None:
 
 
 @contextlib.contextmanager
-def daemon_for_everybody(**overrides: Any) -> Iterator[DaemonProcess]:
+def daemon_for_everybody(*, prologue: str = "", **overrides: Any) -> Iterator[DaemonProcess]:
     """Run a daemon that every user can connect to.
 
     Not in pytest's own folder: each session of the same user, this one's neighbours too, closes that to all others.
     """
     with tempfile.TemporaryDirectory(prefix="gpuenergyd-everybody-") as folder:
         Path(folder).chmod(0o755)
-        with running_daemon(Path(folder), **overrides) as daemon:
+        with running_daemon(Path(folder), prologue=prologue, **overrides) as daemon:
             daemon.socket_path.parent.chmod(0o755)
             daemon.socket_path.chmod(0o666)
             yield daemon

@@ -45,7 +45,7 @@ class DaemonProcess:
     python: str = sys.executable
     """The interpreter, and so the environment, that the daemon runs in."""
     prologue: str = ""
-    """Python that runs in the daemon's process first: a benchmark's instruments."""
+    """Python that runs in the daemon's process first: instruments of a benchmark or a test."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -216,9 +216,9 @@ class Training:
 
 
 @contextmanager
-def running_daemon(folder: Path, **overrides: Any) -> Iterator[DaemonProcess]:
+def running_daemon(folder: Path, *, prologue: str = "", **overrides: Any) -> Iterator[DaemonProcess]:
     """Run a daemon for the length of a block."""
-    daemon = DaemonProcess(folder, overrides=overrides).start()
+    daemon = DaemonProcess(folder, overrides=overrides, prologue=prologue).start()
     try:
         yield daemon
     finally:

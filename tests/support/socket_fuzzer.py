@@ -1,0 +1,308 @@
+"""Sends mutated messages to a daemon's sockets over many connections, and checks that each is answered well-formed.
+
+    python -m tests.support.socket_fuzzer '{"socket_path": ..., "num_messages": ..., ...}'    # see `Settings`
+
+Most messages keep to HTTP's framing, so that several wait on one connection and each must be answered; their paths,
+parameters and bodies are spoilt. Others are spoilt anywhere, each on a connection of its own. Between them go spoilt
+clock records, and good messages, so that jobs come, run and go. Prints what came of it as JSON; a malformed answer
+ends the program with a line that holds it.
+"""
+
+import contextlib
+import json
+import os
+import random
+import selectors
+import socket
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from urllib.parse import quote_from_bytes
+
+from gpuenergyd.wire.clock_record import ClockRecord, encode_record
+from tests.support.mutations import mutated
+
+NUM_CONNECTIONS = 16
+NUM_RAW_CONNECTIONS = 4
+GOOD_RATIO = 0.15
+AHEAD = 8
+MICROBATCHES = 4
+ANSWER_LIMIT_S = 60.0
+KNOWN_STATUSES = frozenset({200, 400, 403, 404, 405, 408, 409, 413, 414, 417, 429, 431, 500, 501, 503, 505})
+FAILURES = frozenset({500})
+PATHS = (
+    b"/v1/status", b"/v1/metrics", b"/v1/openapi.json", b"/v1/jobs/nobody-0a1b2c", b"/discover", b"/time",
+    b"/auth/whoami", b"/gpu/get_power?gpu_ids=0,1", b"/gpu/get_power_limit?gpu_ids=0", b"/gpu/get_cumulative_energy",
+    b"/gpu/get_power_limit_constraints", b"/gpu/get_persistence_mode?gpu_ids=1",
+)  # fmt: skip
+CHANGES = (
+    b"/gpu/set_power_limit?gpu_ids=0&power_limit_mw=300000&block=true",
+    b"/gpu/set_gpu_locked_clocks?gpu_ids=0&min_clock_mhz=900&max_clock_mhz=900&block=true",
+    b"/gpu/set_persistence_mode?gpu_ids=0&enabled=true&block=false",
+    b"/gpu/reset_gpu_locked_clocks?gpu_ids=0,1&block=true",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to do."""
+
+    socket_path: str
+    clock_socket_path: str
+    gpu_uuids: tuple[str, ...]
+    num_messages: int
+    """Spoilt ones."""
+    seed: int
+    uid: int | None = None
+    """Become this user first."""
+    asks_for_changes: bool = False
+    """Also ask for leases and clocks, as a user who may not have them."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """One connection and how many answers are owed on it."""
+
+    socket: socket.socket
+    num_owed: int = 0
+    is_framed: bool = True
+    received: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(slots=True)
+class Fuzzer:
+    """Everything sent and seen."""
+
+    settings: Settings
+    rng: random.Random
+    tokens: list[str] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    refusals: set[str] = field(default_factory=set)
+    num_sent: int = 0
+    num_mutated: int = 0
+    num_raw: int = 0
+    num_records: int = 0
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def run(self) -> None:
+        """Send all, and wait for every answer."""
+        for k in range(NUM_CONNECTIONS):
+            self.open(is_framed=k >= NUM_RAW_CONNECTIONS)
+        clocks = self.clock_socket()
+        while self.selector.get_map():
+            ready = self.selector.select(ANSWER_LIMIT_S)
+            assert ready, f"no answer within {ANSWER_LIMIT_S} s"
+            for key, _ in ready:
+                connection: Connection = key.data
+                if not self.read(connection):
+                    self.open(is_framed=connection.is_framed)
+                elif connection.is_framed and connection.num_owed == 0:
+                    self.send_more(connection)
+            clocks = self.send_record(clocks)
+        clocks.close()
+
+    def open(self, *, is_framed: bool) -> None:
+        """Open a connection and send its first messages."""
+        connection = Connection(socket.socket(socket.AF_UNIX), is_framed=is_framed)
+        connection.socket.connect(self.settings.socket_path)
+        self.selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self.send_more(connection)
+
+    def send_more(self, connection: Connection) -> None:
+        """Send the next messages, or close when there are none."""
+        if self.num_mutated >= self.settings.num_messages:
+            self.close(connection)
+        elif connection.is_framed:
+            connection.num_owed = AHEAD
+            self.num_sent += AHEAD
+            connection.socket.sendall(b"".join(self.framed() for _ in range(AHEAD)))
+        else:
+            self.num_raw += 1
+            self.num_mutated += 1
+            self.num_sent += 1
+            method, path, body = self.request()
+            message = mutated(
+                b"%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (method, path, len(body), body), self.rng
+            )
+            with contextlib.suppress(OSError):  # hung up on already
+                connection.socket.sendall(message)
+                connection.socket.shutdown(socket.SHUT_WR)
+
+    def close(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.selector.unregister(connection.socket)
+        connection.socket.close()
+
+    # --- messages ---
+
+    def request(self) -> tuple[bytes, bytes, bytes]:
+        """Return method, path and body of a good request."""
+        if self.rng.random() < 0.25:
+            return b"GET", self.rng.choice(PATHS), b""
+        if self.settings.asks_for_changes and self.rng.random() < 0.4:
+            if self.rng.random() < 0.5:
+                return b"POST", self.rng.choice(CHANGES), b""
+            asked = {"gpu": self.rng.choice(("0", *self.settings.gpu_uuids)), "sm_clock_mhz": 900, "is_dry_run": False}
+            return b"POST", self.rng.choice((b"/v1/leases", b"/v1/leases/release")), json.dumps(asked).encode()
+        token = self.rng.choice([*self.tokens[-8:], "00" * 16])
+        match self.rng.choices(("ranks", "iterations", "release"), (2, 6, 1))[0]:
+            case "ranks":
+                message = self.registration()
+            case "iterations":
+                message = self.report(token)
+            case _:
+                message = {"rank_token": token}
+                return b"POST", b"/v1/release", json.dumps(message).encode()
+        path = b"/v1/ranks" if "order" in message else b"/v1/iterations"
+        return b"POST", path, json.dumps(message).encode()
+
+    def framed(self) -> bytes:
+        """Return a request whose path, parameters or body are spoilt, but for a few; it ends where it says."""
+        method, path, body = self.request()
+        is_good = self.rng.random() < GOOD_RATIO
+        self.num_mutated += not is_good
+        if body and not is_good:
+            body = mutated(body, self.rng)
+        elif not is_good:
+            path = b"/" + quote_from_bytes(mutated(path, self.rng)[1:2000], safe="/?&=,%:.-_").encode()
+        return b"%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (method, path, len(body)) + body
+
+    def registration(self) -> dict[str, object]:
+        """Return a rank that joins a job of its own or with a second one."""
+        number = self.rng.randrange(1000)
+        return {
+            "protocol_version": 1,
+            "job_name": f"fuzz-{number % 4}",
+            "run_key": "1",
+            "pp_rank": number % 2,
+            "num_pp_ranks": self.rng.choice((1, 2)),
+            "dp_rank": 0,
+            "schedule_name": "1f1b",
+            "num_microbatches": MICROBATCHES,
+            "num_chunks": 1,
+            "order": [["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)],
+            "gpu_uuid": self.rng.choice(self.settings.gpu_uuids),
+        }
+
+    def report(self, token: str) -> dict[str, object]:
+        """Return an iteration that has just ended."""
+        end_ns = time.monotonic_ns()
+        step_ns = 10_000_000
+        begin_ns = end_ns - 2 * MICROBATCHES * step_ns
+        rows = [
+            ["FB"[k % 2], k // 2, 0, begin_ns + k * step_ns, begin_ns + (k + 1) * step_ns]
+            for k in range(2 * MICROBATCHES)
+        ]
+        return {
+            "rank_token": token,
+            "iteration_index": self.num_sent,
+            "plan_epoch": 0,
+            "begin_mono_ns": begin_ns,
+            "end_mono_ns": end_ns,
+            "next_begin_mono_ns": end_ns,
+            "instructions": rows,
+        }
+
+    def clock_socket(self) -> socket.socket:
+        """Return a connection for clock records."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(self.settings.clock_socket_path)
+        connection.setblocking(False)
+        return connection
+
+    def send_record(self, connection: socket.socket) -> socket.socket:
+        """Send a spoilt clock record; return the connection to use next, as hostile ones are closed."""
+        token = bytes.fromhex(self.rng.choice([*self.tokens[-8:], "00" * 16]))
+        now_ns = time.monotonic_ns()
+        record = bytearray(encode_record(ClockRecord(self.num_records + 1, token, 1, 1200, 1410, 0, now_ns)))
+        for _ in range(self.rng.choice((1, 2, 8))):
+            record[self.rng.randrange(len(record))] = self.rng.randrange(256)
+        try:
+            connection.send(bytes(record[: self.rng.choice((48, 48, 48, 47, 1))]))
+            self.num_records += 1
+        except BlockingIOError:
+            pass
+        except OSError:
+            connection.close()
+            return self.clock_socket()
+        return connection
+
+    # --- answers ---
+
+    def read(self, connection: Connection) -> bool:
+        """Take in answers; return whether the connection is still open."""
+        try:
+            data = connection.socket.recv(1 << 18)
+        except ConnectionResetError:
+            data = b""
+        connection.received += data
+        while (length := answer_length(connection.received, is_last=not data)) is not None:
+            self.check(bytes(connection.received[:length]))
+            del connection.received[:length]
+            connection.num_owed -= connection.is_framed
+        if data:
+            return True
+        assert not connection.received, f"half an answer: {bytes(connection.received[:300])!r}"
+        assert connection.num_owed <= 0, f"{connection.num_owed} requests were not answered"
+        self.close(connection)
+        return False
+
+    def check(self, answer: bytes) -> None:
+        """Look at one answer."""
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1."), f"no HTTP: {answer[:200]!r}"
+        status = int(head[9:12])
+        assert status in KNOWN_STATUSES - FAILURES, f"status {status}: {answer[:500]!r}"
+        assert b"Traceback" not in answer, answer[:500]
+        self.statuses[status] += 1
+        if b"application/json" not in head:
+            return
+        value = json.loads(body)
+        if status >= 400:
+            text = value.get("error") or next(iter(value["errors"].values()))
+            assert "\n" not in text, text
+            self.refusals.add(text[:40])
+        elif isinstance(value, dict) and "rank_token" in value:
+            self.tokens.append(value["rank_token"])
+
+
+def answer_length(received: bytearray, *, is_last: bool) -> int | None:
+    """Return the length of the first answer, None while it is not complete; without a length it ends with the last."""
+    head, separator, _ = received.partition(b"\r\n\r\n")
+    if not separator:
+        return None
+    lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    if not lengths:
+        return len(received) if is_last and received else None
+    length = len(head) + 4 + int(lengths[0].partition(b":")[2])
+    return length if len(received) >= length else None
+
+
+def main() -> int:
+    """Do what the settings say."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    if settings.uid is not None:
+        os.setgroups([])
+        os.setgid(settings.uid)
+        os.setuid(settings.uid)
+    fuzzer = Fuzzer(settings, random.Random(settings.seed))
+    begun_s = time.monotonic()
+    fuzzer.run()
+    outcome = {
+        "num_sent": fuzzer.num_sent,
+        "num_mutated": fuzzer.num_mutated,
+        "num_raw": fuzzer.num_raw,
+        "num_records": fuzzer.num_records,
+        "num_answers": fuzzer.statuses.total(),
+        "num_registered": len(fuzzer.tokens),
+        "statuses": dict(sorted(fuzzer.statuses.items())),
+        "num_kinds_of_refusal": len(fuzzer.refusals),
+        "elapsed_s": round(time.monotonic() - begun_s, 1),
+    }
+    sys.stdout.write(json.dumps(outcome) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
