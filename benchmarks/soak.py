@@ -47,6 +47,7 @@ from gpuenergyd.daemon.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.gpu_leases import GpuLeases  # noqa: E402
 from gpuenergyd.daemon.gpus import Gpus  # noqa: E402
 from gpuenergyd.daemon.jobs import Jobs  # noqa: E402
+from gpuenergyd.daemon.memory import allocate_from_one_arena  # noqa: E402
 from gpuenergyd.daemon.peers import Peer  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
 from gpuenergyd.daemon.server import Server  # noqa: E402
@@ -277,8 +278,7 @@ class _MallInfo(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None)
-_M_ARENA_MAX = -8
-_libc.mallopt(_M_ARENA_MAX, 1)  # all threads from one arena, so that its figures are those of the whole process
+allocate_from_one_arena()  # as the daemon does: so C's figures are those of the whole process
 _libc.mallinfo2.restype = _MallInfo
 
 
@@ -340,6 +340,7 @@ async def soak(hours: float, warmup_hours: float, folder: Path) -> dict[str, obj
         "jobs": num_runs,
         "clock_records": num_records,
         "memory_kib_first_last": [points[0].resident_kib, points[-1].resident_kib],
+        "memory_kib_every_ten_minutes": [point.resident_kib for point in points[::10]],
         "memory_mib_per_day": round(memory.middle, 2),
         "memory_mib_per_day_95": [round(memory.low, 2), round(memory.high, 2)],
         "malloc_used_mib_per_day": round(slope(days, [point.malloc_used_kib / 1024 for point in points]).middle, 2),

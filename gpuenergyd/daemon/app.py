@@ -25,6 +25,7 @@ from gpuenergyd.daemon.host_energy import HostEnergy
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.log_flood import FloodGuard
+from gpuenergyd.daemon.memory import allocate_from_one_arena
 from gpuenergyd.daemon.model_memory import ModelMemory
 from gpuenergyd.daemon.pauses import keep_pauses_short
 from gpuenergyd.daemon.plugins import TARGET_GROUP, check_policy_name, policy_names
@@ -273,6 +274,7 @@ def serve(settings: Settings) -> int:
         UsageError: a group or user of the settings does not exist.
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be made.
     """
+    allocate_from_one_arena()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(FloodGuard())

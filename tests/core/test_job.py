@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job import Job, JobDescription, JobRules
 from gpuenergyd.core.messages import (
     AskPolicy,
     JobPhase,
@@ -98,11 +98,13 @@ class _Asked:
         )
 
 
+WORK = {
+    (rank, kind): A100Work(0.01, 0.04, 0.25) for rank in range(2) for kind in (InstructionKind.F, InstructionKind.B)
+}
+
+
 def trained(policy: _Asked) -> VirtualTraining:
-    work = {
-        (rank, kind): A100Work(0.01, 0.04, 0.25) for rank in range(2) for kind in (InstructionKind.F, InstructionKind.B)
-    }
-    run = VirtualTraining(SCHEDULE, work, policy)
+    run = VirtualTraining(SCHEDULE, WORK, policy)
     run.run(16)
     return run
 
@@ -143,3 +145,15 @@ def test_an_answer_that_was_awaited_before_a_fall_back_is_ignored(answer: Policy
     assert job.issued_plans == plans
     assert job.num_faults == faults
     assert job.phase is JobPhase.FALLBACK
+
+
+def test_a_job_of_many_plans_remembers_the_last_ones_and_knows_every_iteration_of_them() -> None:
+    always_proving = JobRules(proof_budget_ratio=1.0)
+    run = VirtualTraining(SCHEDULE, WORK, _Asked(), max_slowdown_ratio=0.5, rules=always_proving)
+    run.run(350)
+
+    sent = [c.plan_epoch for c in run.commands if isinstance(c, SendPlan)]
+    assert len(sent) > 70
+    assert sent == list(range(1, len(sent) + 1))
+    assert len(run.job._plan_of_epoch) <= 64
+    assert {plan_id for _, _, plan_id in run.history[-50:]} == {"slow", "proof"}

@@ -36,3 +36,16 @@ def test_a_flood_shares_answers_no_older_than_a_moment() -> None:
         assert now[0] - made_at[answer] < LIFETIME_S
 
     assert len(built) <= BURST + BUILDS_PER_S * now[0] + 1
+
+
+def test_what_was_changed_is_read_back_at_any_rate() -> None:
+    now = [0.0]
+    snapshot, built = counted(now)
+    for _ in range(100):
+        snapshot.value()
+    num_built = len(built)
+
+    snapshot.forget()
+
+    assert snapshot.value() == num_built
+    assert snapshot.value() == num_built
