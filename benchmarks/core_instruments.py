@@ -3,7 +3,9 @@
 `benchmarks/load.py` imports this first in the core's process. It keeps histograms by powers of 2^(1/4) and writes them
 as JSON, named by LOAD_INSTRUMENTS, whenever the process gets SIGUSR2, which also begins them anew. A turn of the loop
 is what happens between two waits for something to happen: nothing else is answered meanwhile. Its wall time beyond its
-CPU time is what other threads (the interpreter's lock) and other processes took from it.
+CPU time is what other threads (the interpreter's lock) and other processes took from it. So the CPU time that the loop
+spent between a request and its answer is what the request would have waited on a machine of its own, but for the rest
+of the turn in which it came.
 """
 
 import asyncio
@@ -63,11 +65,11 @@ class Instruments:
     def __init__(self) -> None:
         self.begin_anew()
         self._turn_begins_ns = self._turn_cpu_ns = 0
-        self._arrived_ns: dict[int, int] = {}
+        self._arrived_ns: dict[int, tuple[int, int]] = {}
         self._collecting_ns = 0
 
     def begin_anew(self) -> None:
-        self.turns, self.turns_cpu, self.requests = Histogram(), Histogram(), Histogram()
+        self.turns, self.turns_cpu, self.requests, self.requests_cpu = (Histogram() for _ in range(4))
         self.collections = (Histogram(), Histogram(), Histogram())
 
     def install(self) -> None:
@@ -90,13 +92,14 @@ class Instruments:
         selectors.EpollSelector.select = watched  # type: ignore[method-assign]
 
     def _watch_requests(self) -> None:
-        """From the last bytes read of a connection to the first write of an answer to it."""
+        """From the last bytes read of a connection to the first write of an answer to it; not of other users'."""
         from gpuenergyd.daemon.connection_guard import GuardedProtocol  # noqa: PLC0415  the path is set by now
 
         received = GuardedProtocol.data_received
 
         def arrives(guard: GuardedProtocol, data: bytes) -> None:
-            self._arrived_ns[id(guard._transport)] = time.perf_counter_ns()
+            if guard.peer.uid == os.getuid():
+                self._arrived_ns[id(guard._transport)] = time.perf_counter_ns(), time.thread_time_ns()
             received(guard, data)
 
         GuardedProtocol.data_received = arrives  # type: ignore[method-assign]
@@ -105,9 +108,10 @@ class Instruments:
 
         def writes(transport: Any, data: bytes) -> None:
             write(transport, data)
-            arrived_ns = self._arrived_ns.pop(id(transport), None)
-            if arrived_ns is not None:
-                self.requests.add(time.perf_counter_ns() - arrived_ns)
+            arrived = self._arrived_ns.pop(id(transport), None)
+            if arrived is not None:
+                self.requests.add(time.perf_counter_ns() - arrived[0])
+                self.requests_cpu.add(time.thread_time_ns() - arrived[1])
 
         transport_class.write = writes
 
@@ -124,6 +128,7 @@ class Instruments:
             "turns": self.turns,
             "turns_cpu": self.turns_cpu,
             "requests_inside": self.requests,
+            "requests_inside_cpu": self.requests_cpu,
             **{f"collections_{generation}_cpu": seen for generation, seen in enumerate(self.collections)},
         }
         unfinished = path.with_suffix(".new")

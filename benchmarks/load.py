@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -357,6 +357,10 @@ def show(figures: Mapping[str, Any], *, as_json: bool) -> None:
         print(f"load average {load}: others use this machine too, latencies are theirs as well", file=sys.stderr)
 
 
+def of_inside(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [run[name]["p99_ms"] for run in runs]
+
+
 def compare(options: argparse.Namespace, folder: Path) -> int:
     """Flood daemons with and without fair turns by turns, and show how long another user waits for each."""
     ways = {"with": "", "without": "core_instruments.without_fair_turns()\n"}
@@ -375,7 +379,8 @@ def compare(options: argparse.Namespace, folder: Path) -> int:
             "seconds_each": options.seconds,
             **{f"p99_ms_{way}": [run["p99_ms"] for run in runs] for way, runs in figures.items()},
             **{f"p50_ms_{way}": [run["p50_ms"] for run in runs] for way, runs in figures.items()},
-            **{f"longest_turn_ms_{way}": [run["turns"]["max_ms"] for run in runs] for way, runs in figures.items()},
+            **{f"inside_cpu_p99_ms_{way}": of_inside(runs, "requests_inside_cpu") for way, runs in figures.items()},
+            **{f"turn_cpu_p99_ms_{way}": of_inside(runs, "turns_cpu") for way, runs in figures.items()},
             "load_average": [round(load, 1) for load in os.getloadavg()],
             "cpus": os.cpu_count(),
         }
