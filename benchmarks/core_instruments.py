@@ -65,11 +65,13 @@ class Instruments:
     def __init__(self) -> None:
         self.begin_anew()
         self._turn_begins_ns = self._turn_cpu_ns = 0
-        self._arrived_ns: dict[int, tuple[int, int]] = {}
+        self._arrived: dict[int, tuple[int, int, int]] = {}
+        self._num_others = 0
         self._collecting_ns = 0
 
     def begin_anew(self) -> None:
         self.turns, self.turns_cpu, self.requests, self.requests_cpu = (Histogram() for _ in range(4))
+        self.overtaken_by: list[int] = []
         self.collections = (Histogram(), Histogram(), Histogram())
 
     def install(self) -> None:
@@ -99,7 +101,8 @@ class Instruments:
 
         def arrives(guard: GuardedProtocol, data: bytes) -> None:
             if guard.peer.uid == os.getuid():
-                self._arrived_ns[id(guard._transport)] = time.perf_counter_ns(), time.thread_time_ns()
+                now_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+                self._arrived[id(guard._transport)] = now_ns, cpu_ns, self._num_others
             received(guard, data)
 
         GuardedProtocol.data_received = arrives  # type: ignore[method-assign]
@@ -108,12 +111,20 @@ class Instruments:
 
         def writes(transport: Any, data: bytes) -> None:
             write(transport, data)
-            arrived = self._arrived_ns.pop(id(transport), None)
-            if arrived is not None:
+            arrived = self._arrived.pop(id(transport), None)
+            if arrived is None:
+                self._num_others += 1
+            else:
                 self.requests.add(time.perf_counter_ns() - arrived[0])
                 self.requests_cpu.add(time.thread_time_ns() - arrived[1])
+                self.overtaken_by.append(self._num_others - arrived[2])
 
         transport_class.write = writes
+
+    def _of_overtaken(self, q: float) -> int:
+        """Return a quantile of how many of others' answers went out while one of ours was waited for."""
+        ordered = sorted(self.overtaken_by) or [0]
+        return ordered[round(q * (len(ordered) - 1))]
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -129,6 +140,7 @@ class Instruments:
             "turns_cpu": self.turns_cpu,
             "requests_inside": self.requests,
             "requests_inside_cpu": self.requests_cpu,
+            "others_answered_first": {"p50": self._of_overtaken(0.5), "p99": self._of_overtaken(0.99)},
             **{f"collections_{generation}_cpu": seen for generation, seen in enumerate(self.collections)},
         }
         unfinished = path.with_suffix(".new")

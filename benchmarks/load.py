@@ -381,6 +381,10 @@ def compare(options: argparse.Namespace, folder: Path) -> int:
             **{f"p50_ms_{way}": [run["p50_ms"] for run in runs] for way, runs in figures.items()},
             **{f"inside_cpu_p99_ms_{way}": of_inside(runs, "requests_inside_cpu") for way, runs in figures.items()},
             **{f"turn_cpu_p99_ms_{way}": of_inside(runs, "turns_cpu") for way, runs in figures.items()},
+            **{
+                f"others_answered_first_p99_{way}": [run["others_answered_first"]["p99"] for run in runs]
+                for way, runs in figures.items()
+            },
             "load_average": [round(load, 1) for load in os.getloadavg()],
             "cpus": os.cpu_count(),
         }

@@ -14,6 +14,8 @@ from gpuenergyd.daemon.peers import Peer, peer_of
 
 log = logging.getLogger(__name__)
 
+_GRACE_S = 0.05
+
 
 @dataclass(slots=True)
 class Guards:
@@ -126,6 +128,10 @@ class GuardedProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def _too_slow(self) -> None:
+        # Where this loop itself was held up, what has come meanwhile begins first, and stops the clock.
+        self._deadline = asyncio.get_running_loop().call_later(_GRACE_S, self._hang_up)
+
+    def _hang_up(self) -> None:
         self._deadline = None
         if self._transport is not None:
             self._transport.abort()
