@@ -52,7 +52,7 @@ FRAME_LIMIT_S = 2.0
 """A header, and then a body, must be complete this soon."""
 _UNREAD_LIMIT_S = 5.0
 """How long a client may leave its answers unread once they fill the socket."""
-_REPORT_PATH = "/v1/iterations"
+_REPORT_PATH, _PACE_PATH = "/v1/iterations", "/v1/pace"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """After an early answer, how long to read on so that the sender gets to see it."""
@@ -106,7 +106,7 @@ class Server:
         app = web.Application(middlewares=[self._around_each_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
         app.router.add_post("/v1/ranks", self._register)
         app.router.add_post(_REPORT_PATH, self._report)
-        app.router.add_post("/v1/pace", self._take_pace)
+        app.router.add_post(_PACE_PATH, self._take_pace)
         app.router.add_post("/v1/release", self._release)
         app.router.add_post("/v1/leases", self._grant_lease)
         app.router.add_post("/v1/leases/release", self._release_lease)
@@ -208,7 +208,7 @@ class Server:
             return await self._answer(request, handler, guard)
         finally:
             guard.request_ends()
-            if request.method != "GET" and request.path != _REPORT_PATH:
+            if request.method != "GET" and request.path not in {_REPORT_PATH, _PACE_PATH}:
                 self._status_text.forget()  # who has changed something reads it back
 
     async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:

@@ -146,16 +146,14 @@ class Fuzzer:
             asked = {"gpu": self.rng.choice(("0", *self.settings.gpu_uuids)), "sm_clock_mhz": 900, "is_dry_run": False}
             return b"POST", self.rng.choice((b"/v1/leases", b"/v1/leases/release")), json.dumps(asked).encode()
         token = self.rng.choice([*self.tokens[-8:], "00" * 16])
-        match self.rng.choices(("ranks", "iterations", "release"), (2, 6, 1))[0]:
-            case "ranks":
-                message = self.registration()
-            case "iterations":
-                message = self.report(token)
-            case _:
-                message = {"rank_token": token}
-                return b"POST", b"/v1/release", json.dumps(message).encode()
-        path = b"/v1/ranks" if "order" in message else b"/v1/iterations"
-        return b"POST", path, json.dumps(message).encode()
+        messages: dict[bytes, dict[str, object]] = {
+            b"/v1/ranks": self.registration(),
+            b"/v1/iterations": self.report(token),
+            b"/v1/pace": {"rank_token": token, "slowest_other_time_s": 0.2, "age_s": 0.1},
+            b"/v1/release": {"rank_token": token},
+        }
+        path = self.rng.choices(tuple(messages), (2, 6, 1, 1))[0]
+        return b"POST", path, json.dumps(messages[path]).encode()
 
     def framed(self) -> bytes:
         """Return a request whose path, parameters or body are spoilt, but for a few; it ends where it says."""
