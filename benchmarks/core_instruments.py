@@ -140,11 +140,12 @@ class Instruments:
             "turns_cpu": self.turns_cpu,
             "requests_inside": self.requests,
             "requests_inside_cpu": self.requests_cpu,
-            "others_answered_first": {"p50": self._of_overtaken(0.5), "p99": self._of_overtaken(0.99)},
             **{f"collections_{generation}_cpu": seen for generation, seen in enumerate(self.collections)},
         }
+        seen: dict[str, Any] = {name: part.summary() for name, part in parts.items()}
+        seen["others_answered_first"] = {"p50": self._of_overtaken(0.5), "p99": self._of_overtaken(0.99)}
         unfinished = path.with_suffix(".new")
-        unfinished.write_text(json.dumps({name: part.summary() for name, part in parts.items()}), encoding="utf-8")
+        unfinished.write_text(json.dumps(seen), encoding="utf-8")
         unfinished.rename(path)
         self.begin_anew()
 

@@ -289,7 +289,7 @@ def look_inside(daemon: DaemonProcess, path: Path) -> dict[str, Any]:
     """Return what the instruments have seen since the last look."""
     path.unlink(missing_ok=True)
     os.kill(daemon.pid, signal.SIGUSR2)
-    wait_until(path.exists, 10)
+    wait_until(path.exists, 60)
     seen: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return seen
 
