@@ -24,7 +24,7 @@ from gpuenergyd.wire.clock_record import ClockRecord, encode_record
 from tests.support.mutations import mutated
 
 NUM_CONNECTIONS = 16
-NUM_RAW_CONNECTIONS = 4
+RAW_RATIO = 0.1
 GOOD_RATIO = 0.15
 AHEAD = 8
 MICROBATCHES = 4
@@ -67,6 +67,7 @@ class Connection:
     socket: socket.socket
     num_owed: int = 0
     is_framed: bool = True
+    has_served: bool = False
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -87,8 +88,8 @@ class Fuzzer:
 
     def run(self) -> None:
         """Send all, and wait for every answer."""
-        for k in range(NUM_CONNECTIONS):
-            self.open(is_framed=k >= NUM_RAW_CONNECTIONS)
+        for _ in range(NUM_CONNECTIONS):
+            self.open()
         clocks = self.clock_socket()
         while self.selector.get_map():
             ready = self.selector.select(ANSWER_LIMIT_S)
@@ -96,24 +97,33 @@ class Fuzzer:
             for key, _ in ready:
                 connection: Connection = key.data
                 if not self.read(connection):
-                    self.open(is_framed=connection.is_framed)
+                    self.open()
                 elif connection.is_framed and connection.num_owed == 0:
                     self.send_more(connection)
             clocks = self.send_record(clocks)
         clocks.close()
 
-    def open(self, *, is_framed: bool) -> None:
+    @property
+    def lacks_raw(self) -> bool:
+        """Whether it is the turn of a message that does not keep to the framing."""
+        return self.num_raw < RAW_RATIO * self.num_sent
+
+    def open(self) -> None:
         """Open a connection and send its first messages."""
-        connection = Connection(socket.socket(socket.AF_UNIX), is_framed=is_framed)
+        connection = Connection(socket.socket(socket.AF_UNIX), is_framed=not self.lacks_raw)
         connection.socket.connect(self.settings.socket_path)
         self.selector.register(connection.socket, selectors.EVENT_READ, connection)
         self.send_more(connection)
 
     def send_more(self, connection: Connection) -> None:
-        """Send the next messages, or close when there are none."""
+        """Send the next messages, or close when there are none, or none for this connection."""
         if self.num_mutated >= self.settings.num_messages:
             self.close(connection)
+        elif connection.is_framed and connection.has_served and self.lacks_raw:
+            self.close(connection)
+            self.open()
         elif connection.is_framed:
+            connection.has_served = True
             connection.num_owed = AHEAD
             self.num_sent += AHEAD
             connection.socket.sendall(b"".join(self.framed() for _ in range(AHEAD)))
