@@ -103,7 +103,7 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
 
         return run
 
-    wrapped_rank: RankClient = handle._rank.client  # type: ignore[union-attr]
+    wrapped_rank: RankClient = handle._rank.client  # type: ignore[union-attr]  # noqa: SLF001  attached, as asserted
     kinds = {
         "control": (None, empty),
         "instruction": (clients[PLAIN], mark(clients[PLAIN])),

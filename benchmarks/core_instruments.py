@@ -8,6 +8,7 @@ spent between a request and its answer is what the request would have waited on 
 of the turn in which it came.
 """
 
+# ruff: noqa: SLF001  instruments look where nothing else may
 import asyncio
 import gc
 import json
