@@ -22,7 +22,8 @@ from gpuenergyd.cli.carbon_inputs import (
     utc_now,
 )
 from gpuenergyd.cli.carbon_plot import forecast_lines, write_forecast_svg
-from gpuenergyd.cli.output import JsonOption, people_console, print_json
+from gpuenergyd.cli.output import JsonOption, print_json
+from gpuenergyd.cli.terminal import people_console
 from gpuenergyd.core.carbon import (
     CarbonForecast,
     EmissionFactor,

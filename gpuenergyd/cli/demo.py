@@ -290,8 +290,8 @@ def _check_clocks_are_back(world: Path) -> None:
 
 def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool) -> dict[str, Any]:
     """Print the table, write the page, and return the figures of the plan in force."""
-    from gpuenergyd.cli.output import people_console  # noqa: PLC0415  start fast
     from gpuenergyd.cli.report_command import write_text  # noqa: PLC0415
+    from gpuenergyd.cli.terminal import people_console  # noqa: PLC0415  start fast
     from gpuenergyd.report.job import job_reports  # noqa: PLC0415
     from gpuenergyd.report.page import report_page  # noqa: PLC0415
     from gpuenergyd.report.tables import job_table  # noqa: PLC0415

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gpuenergyd.cli.output import JsonOption, people_console, print_json
+from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.cli.plan import DEFAULT_POLICY, load_planner
 from gpuenergyd.cli.plan_inputs import PlanInput, PlanOptions, plan_input
+from gpuenergyd.cli.terminal import people_console
 from gpuenergyd.core.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
 from gpuenergyd.core.policy import OfflinePlan

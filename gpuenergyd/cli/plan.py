@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gpuenergyd.cli.output import JsonOption, people_console, print_json
+from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.cli.plan_inputs import DEFAULT_SCHEDULE, PlanInput, PlanOptions, plan_input
+from gpuenergyd.cli.terminal import people_console
 from gpuenergyd.core.policy import OfflinePlan, OfflinePlanner, SwitchingFigures
 from gpuenergyd.core.schedules import SCHEDULES
 from gpuenergyd.errors import UnknownPolicyError

@@ -2,7 +2,8 @@
 
 from dataclasses import asdict
 
-from gpuenergyd.cli.output import JsonOption, people_console, print_json
+from gpuenergyd.cli.output import JsonOption, print_json
+from gpuenergyd.cli.terminal import people_console
 
 _KINDS = {
     "policy": "gpuenergyd.policies",

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from gpuenergyd.cli.main import EXIT_DEGRADED
-from gpuenergyd.cli.output import JsonOption, SocketOption, people_console, print_json
+from gpuenergyd.cli.output import JsonOption, SocketOption, print_json
+from gpuenergyd.cli.terminal import people_console
 
 _WATCH_PERIOD_S = 1.0
 
