@@ -14,7 +14,7 @@ from typing import Any
 from gpuenergyd.core.carbon import HOUR, CarbonForecast, IntensityRung
 from gpuenergyd.core.carbon_account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd.core.carbon_clock import GridClock
-from gpuenergyd.core.messages import JobPhase, TargetChanged
+from gpuenergyd.core.messages import ControlLost, JobPhase, TargetChanged
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.policy import BaselineView, TargetDecision, TargetView
@@ -23,7 +23,7 @@ from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.carbon_memory import CarbonMemory, KeptJob, identified
 from gpuenergyd.daemon.carbon_questions import SentSeries, TargetQuestion, TargetReply
-from gpuenergyd.daemon.job_budget import JobBudget, is_overdrawing, job_budget, view_deadline
+from gpuenergyd.daemon.job_budget import JobBudget, is_overdrawing, is_unaffordable, job_budget, view_deadline
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.settings import Settings
@@ -101,10 +101,18 @@ class CarbonTargets:
             hour_at = self._grid.hour_of(begun_at)
             slot = job.slots.get(hour_at) or WorkSlot(hour_at, 0, 0.0, 0.0, None)
             job.slots[hour_at] = slot.joined(observation.iteration_time_s, observation.energy_j)
-        if job.decision is not None and is_overdrawing(
-            job.account, self._budget(runner, job, baseline), target, baseline.iteration_time_s
-        ):
+        if job.decision is None:
+            return
+        budget = self._budget(runner, job, baseline)
+        if is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
             self._brake(runner, job, job.decision)
+        elif (
+            runner.job.phase is JobPhase.PROFILING
+            and purpose is PlanPurpose.PROFILE
+            and is_unaffordable(job.account, budget, observation.iteration_time_s, baseline.iteration_time_s)
+        ):
+            job.num_brakings += 1
+            runner.take(ControlLost(f"profiling again has to wait: {_spent(job.account)}"))
 
     def job_ended(self, job_id: str) -> None:
         """Forget a job."""

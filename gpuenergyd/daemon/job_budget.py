@@ -100,6 +100,21 @@ def is_overdrawing(
     return own_s > max(longest_s, full_speed_time_s) * (1.0 + _SAME_RATIO)
 
 
+def is_unaffordable(
+    account: SlowdownAccount, budget: JobBudget, iteration_time_s: float, full_speed_time_s: float
+) -> bool:
+    """Return whether going on as slowly as profiling does would overdraw a budget; one of nothing forbids nothing."""
+    if budget.allowance.budget_ratio <= 0:
+        return False
+    longest_s = account.longest_time_s(
+        full_speed_time_s,
+        allowance=budget.allowance,
+        slot_s=SETTLING_ITERATIONS * iteration_time_s,
+        reserve_s=budget.reserve_s,
+    )
+    return iteration_time_s > max(longest_s, full_speed_time_s) * (1.0 + _SAME_RATIO)
+
+
 def view_deadline(budget: JobBudget, account: SlowdownAccount, now_at: datetime) -> datetime | None:
     """Return when a target policy has to be done: by the deadline, and where the work is known, within its budget."""
     allowance = budget.allowance

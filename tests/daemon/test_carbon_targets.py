@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpuenergyd.core.carbon import HOUR, IntensityRung
 from gpuenergyd.core.carbon_clock import GridClock
 from gpuenergyd.core.job import Job
-from gpuenergyd.core.messages import Event
+from gpuenergyd.core.messages import ControlLost, Event, JobPhase
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.policy import ClockPolicy, TargetDecision
 from gpuenergyd.core.slowdown_account import JobLength
@@ -61,6 +61,8 @@ class Following:
     policy: ClockPolicy
     lies: Sequence[PerformanceTarget | None] | None = None
     num_asked: int = 0
+    reasons: list[str] = field(default_factory=list)
+    """Why full speed was ordered."""
 
     @property
     def job(self) -> Job:
@@ -79,6 +81,8 @@ class Following:
 
     def take(self, event: Event) -> None:
         """Pass an event on."""
+        if isinstance(event, ControlLost):
+            self.reasons.append(event.reason)
         self.run.tell(event)
 
     async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
@@ -235,6 +239,23 @@ def test_a_job_of_known_length_never_takes_longer_than_permitted_however_its_pip
     assert max(after) <= BUDGET
     assert after[0] > 0.4 * BUDGET
     assert here.targets.status(here.following)["carbon"]["saved_by_timing_g"] > 0
+
+
+def test_a_job_that_has_to_be_profiled_again_waits_until_its_budget_allows_that(tmp_path: Path) -> None:
+    values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
+    length = JobLength(hours=10 * 25.0 / 3600.0)
+    here = site(tmp_path, Uniform(), values, hour_s=25.0, length=length)
+    job = here.following.job
+
+    here.run_hours(4)
+    while not here.targets.status(here.following)["target"]["is_length_reached"]:
+        if job.phase is JobPhase.TUNED:  # the job has changed, say
+            job._forget_unless(lambda seen: job.purpose_of(seen.plan_id) is PlanPurpose.BASELINE)
+        here.run_hours(0.5)
+
+    status = here.targets.status(here.following)["target"]
+    assert status["slowdown_so_far_ratio"] <= BUDGET
+    assert any("profiling again has to wait" in reason for reason in here.following.reasons)
 
 
 def test_a_job_nobody_has_told_the_length_of_says_what_is_assumed_and_a_deadline_ends_all_slowness(
