@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon clean
+.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon bench-emulation clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -80,6 +80,9 @@ bench-profiling: $(STAMP)  ## iterations, regret and slowdown of online profilin
 
 bench-carbon: $(STAMP)  ## forecast skill and captured share of the timing gain, per zone
 	$(BIN)/python benchmarks/carbon.py
+
+bench-emulation: $(STAMP)  ## GPT-3 175B on up to 8,192 GPUs: EnvPipe, Perseus and ours, with and without a straggler
+	$(BIN)/python benchmarks/emulation.py
 
 package: $(STAMP)  ## wheel, sdist, Debian package and bill of materials into dist/, the same bytes for the same commit
 	$(BIN)/python -m release dist
