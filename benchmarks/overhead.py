@@ -1,6 +1,6 @@
 """What attaching costs a training run: step times with and without it, in short segments that take turns in one run.
 
-    python benchmarks/overhead.py [--pairs 100] [--steps 4] [--ranks 2] [--microbatches 8] [--json]
+    python benchmarks/overhead.py [--pairs 60] [--steps 4] [--ranks 2] [--microbatches 8] [--json]
 
 A real torch pipeline over gloo on this machine's CPU, one process and one core per rank, under a real daemon in mode
 `observe`: it registers, records and reports as ever, and sets nothing, so the ratio is overhead and not slower clocks.
@@ -45,7 +45,8 @@ SETTLING_STEPS = 2
 """At the begin of each segment: the first step after wrappers are put on is no iteration, and caches are cold."""
 FIRST_STEPS = 30
 """Attached, before anything is measured: the daemon's baseline and its one prediction are over by then."""
-WIDTH, TOKENS, SEQUENCES, LAYERS = 128, 64, 4, 2
+WIDTH, TOKENS, SEQUENCES, LAYERS = 128, 64, 8, 2
+"""A step of a third of a second on one core; on GPUs steps take seconds."""
 NUM_RESAMPLES = 4_000
 RUN_LIMIT_S = 3_600.0
 US_PER_S = 1e6
@@ -53,13 +54,14 @@ US_PER_S = 1e6
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--steps", type=int, default=4, help="in a segment, after it has settled")
     parser.add_argument("--ranks", type=int, default=2, help="processes, no more than cores")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running_daemon(Path(folder) / "daemon", mode="observe") as daemon:
+    settings = {"mode": "observe", "sample_period_s": 0.1}
+    with tempfile.TemporaryDirectory() as folder, running_daemon(Path(folder) / "daemon", **settings) as daemon:
         gpu_uuids = [str(gpu["gpu_uuid"]) for gpu in daemon.status()["gpus"]][: options.ranks]
         arguments = (options.pairs, options.steps, options.microbatches, str(daemon.socket_path), gpu_uuids, daemon.pid)
         ranks = run_ranks(options.ranks, Path(folder), train, *arguments, limit_s=RUN_LIMIT_S)

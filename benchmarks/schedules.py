@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[*PIPELINES, INFLIGHT], default=[*PIPELINES, INFLIGHT])
     parser.add_argument("--rounds", type=int, default=2, help="attached blocks, each between two un-tuned ones")
     parser.add_argument("--block", type=int, default=10, help="iterations of an un-tuned block, and of a settled plan")
-    parser.add_argument("--most", type=int, default=90, help="iterations that an attached block may take")
+    parser.add_argument("--most", type=int, default=160, help="iterations that an attached block may take")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--memory-limit", type=int, default=6, help="microbatches that fit on each rank")
     parser.add_argument("--max-slowdown", type=float, default=0.0, help="asked for; 0.005 is 0.5 %%")
