@@ -186,7 +186,7 @@ def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[s
         spans_us = {
             event.name: event.time_range.elapsed_us()
             for event in profiled.events() or ()
-            if event.device_type == torch.autograd.DeviceType.CUDA and event.name[:2] in {"F ", "B "}
+            if event.device_type.name == "CUDA" and event.name[:2] in {"F ", "B "}
         }
         for kind, microbatch_index, _, begin_ns, end_ns in taken[0].rows() or ():
             span_us = spans_us.get(f"{kind} {microbatch_index}")
