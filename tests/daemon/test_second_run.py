@@ -1,0 +1,77 @@
+"""A second run of a known job under the default policy is planned from what the first one showed, at once."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+from gpuenergyd.core.messages import JobPhase
+from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd_policies.bubble_aware import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
+from tests.daemon.test_jobs import FakeWorker
+from tests.support.virtual_daemon import LATENCY_S, DaemonTraining, PolicyInProcess, until, virtual_daemon
+from tests.support.virtual_training import A100Work, Work
+
+RANK_SHARES = (1.0, 0.9, 1.1)
+
+
+def run_of_the_job() -> DaemonTraining:
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, share in enumerate(RANK_SHARES):
+        work[rank, InstructionKind.F] = A100Work(0.0120 * share, 0.0382 * share, 0.25)
+        work[rank, InstructionKind.B] = A100Work(0.0270 * share, 0.0660 * share, 0.27)
+    schedule = one_forward_one_backward(len(RANK_SHARES), 6)
+    return DaemonTraining(schedule, work, FullSpeed(), switch_latency_s=LATENCY_S)
+
+
+def num_models(database: Path) -> int:
+    with sqlite3.connect(database) as connection:
+        return int(connection.execute("SELECT count(*) FROM models WHERE length(model) > 0").fetchone()[0])
+
+
+def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp_path: Path) -> None:
+    database = tmp_path / "history.sqlite3"
+    url = f"sqlite:///{database}"
+    history = HistoryWriter(url, reserve_bytes=0)
+    history.start()
+    policy = PolicyInProcess(BubbleAware)
+    plans: list[list[str | None]] = []
+    job_ids: list[str] = []
+
+    async def scenario() -> None:
+        jobs = virtual_daemon(policy, FakeWorker(), history, url, len(RANK_SHARES))
+        begin_s: float | None = None
+        for run_key in ("1", "2"):
+            training = run_of_the_job()
+            runner = training.join(jobs, run_key, begin_s)
+            job_ids.append(runner.job_id)
+            if run_key == "2":
+                await until(lambda runner=runner: runner.job.remembered is not None)
+            await training.train(50 if run_key == "1" else 24)
+            assert runner.job.phase is JobPhase.TUNED, runner.job.last_notice
+            if run_key == "1":
+                await until(lambda: num_models(database) == 1)
+            plans.append([plan_id for _, _, plan_id in training.history])
+            begin_s = training.now_s + 1.0
+            training.leave()
+            await until(lambda: not list(jobs))
+        await jobs.close("test over")
+
+    asyncio.run(scenario())
+    history.close(10.0)
+
+    first, second = plans
+    assert any((plan_id or "").startswith("profile") for plan_id in first)
+    assert not any((plan_id or "").startswith("profile") for plan_id in second)
+    num_baseline = next(k for k, plan_id in enumerate(second) if plan_id == "tuned-1")
+    rules = 2 + 10  # warm-up and baseline
+    assert num_baseline <= rules + 6
+    assert set(second[:num_baseline]) <= {None, BASELINE_PLAN_ID}
+    with open_history(database) as read:
+        told = [e for e in read.control_events(job_ids[1]) if e.action == "recall"]
+        purposes = {row.plan.purpose for row in read.plans(job_ids[1])}
+    assert [event.reason for event in told] == [f"what job {job_ids[0]} showed"]
+    assert PlanPurpose.TUNED in purposes
+    assert PlanPurpose.PROFILE not in purposes
