@@ -2,11 +2,13 @@
 
 import asyncio
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 from gpuenergyd.core.messages import JobPhase
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
@@ -31,6 +33,11 @@ def num_models(database: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM models WHERE length(model) > 0").fetchone()[0])
 
 
+def is_told(runner: JobRunner) -> bool:
+    """Return whether a job knows what an earlier run showed."""
+    return runner.job.remembered is not None
+
+
 def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp_path: Path) -> None:
     database = tmp_path / "history.sqlite3"
     url = f"sqlite:///{database}"
@@ -48,7 +55,7 @@ def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp
             runner = training.join(jobs, run_key, begin_s)
             job_ids.append(runner.job_id)
             if run_key == "2":
-                await until(lambda runner=runner: runner.job.remembered is not None)
+                await until(partial(is_told, runner))
             await training.train(50 if run_key == "1" else 24)
             assert runner.job.phase is JobPhase.TUNED, runner.job.last_notice
             if run_key == "1":
