@@ -8,12 +8,18 @@ from pathlib import Path
 from gpuenergyd.core.messages import JobPhase
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
-from tests.daemon.test_jobs import FakeWorker
-from tests.support.virtual_daemon import LATENCY_S, DaemonTraining, PolicyInProcess, until, virtual_daemon
+from tests.daemon.test_jobs import FakeWorker, settle
+from tests.support.virtual_daemon import (
+    LATENCY_S,
+    CountingMemory,
+    DaemonTraining,
+    PolicyInProcess,
+    until,
+    virtual_daemon,
+)
 from tests.support.virtual_training import A100Work, Work
 
 RANK_SHARES = (1.0, 0.9, 1.1)
@@ -33,9 +39,9 @@ def num_models(database: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM models WHERE length(model) > 0").fetchone()[0])
 
 
-def is_told(runner: JobRunner) -> bool:
-    """Return whether a job knows what an earlier run showed."""
-    return runner.job.remembered is not None
+def has_answered(memory: CountingMemory, num_answers: int) -> bool:
+    """Return whether so many jobs were told what is known of them."""
+    return memory.num_answers >= num_answers
 
 
 def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp_path: Path) -> None:
@@ -48,14 +54,16 @@ def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp
     job_ids: list[str] = []
 
     async def scenario() -> None:
-        jobs = virtual_daemon(policy, FakeWorker(), history, url, len(RANK_SHARES))
+        memory = CountingMemory(url)
+        jobs = virtual_daemon(policy, FakeWorker(), history, memory, len(RANK_SHARES))
         begin_s: float | None = None
         for run_key in ("1", "2"):
             training = run_of_the_job()
             runner = training.join(jobs, run_key, begin_s)
             job_ids.append(runner.job_id)
-            if run_key == "2":
-                await until(partial(is_told, runner))
+            await until(partial(has_answered, memory, int(run_key)))
+            await settle()
+            assert (runner.job.remembered is not None) is (run_key == "2")
             await training.train(50 if run_key == "1" else 24)
             assert runner.job.phase is JobPhase.TUNED, runner.job.last_notice
             if run_key == "1":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.job import JobRules
 from gpuenergyd.core.messages import Event, RankJoined, RankReported
+from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.pipeline import Instruction, InstructionKind
 from gpuenergyd.core.plan import ClockChange, ClockPlan
 from gpuenergyd.core.policy import ClockPolicy, JobView
@@ -51,8 +52,21 @@ class PolicyInProcess:
         self._policies.pop(job_id, None)
 
 
+class CountingMemory(ModelMemory):
+    """The memory of earlier runs, which counts how often it has answered: until then no iteration is observed."""
+
+    num_answers = 0
+
+    async def recall(self, signature: str) -> RememberedModel | None:
+        """Return what the last run showed."""
+        try:
+            return await super().recall(signature)
+        finally:
+            self.num_answers += 1
+
+
 def virtual_daemon(
-    policy: PolicyInProcess, worker: WorkerPort, history: HistoryPort, database_url: str, num_gpus: int
+    policy: PolicyInProcess, worker: WorkerPort, history: HistoryPort, models: ModelMemory, num_gpus: int
 ) -> Jobs:
     """Return the jobs of a daemon with so many GPUs of one model."""
     gpus = Gpus()
@@ -66,7 +80,7 @@ def virtual_daemon(
         history=history,
         gpus=gpus,
         observation_limit_s=60.0,
-        models=ModelMemory(database_url),
+        models=models,
     )
     return Jobs(
         services=services,
