@@ -103,6 +103,7 @@ def test_whatever_a_stranger_sends_is_answered_well_formed_and_changes_nothing()
         outcome = fuzz(daemon, seed=5, uid=STRANGER, asks_for_changes=True)
 
         assert outcome["num_answers"] >= outcome["num_sent"] - outcome["num_raw"] > 0.8 * NUM_MESSAGES
+        assert outcome["num_raw_answered"] > outcome["num_raw"] / 4
         assert outcome["statuses"].get("403", 0) > NUM_MESSAGES / 100
         assert outcome["num_registered"] == 0
         check_nothing_is_left(daemon, before)
@@ -116,6 +117,7 @@ def test_whatever_a_training_process_sends_is_answered_well_formed_and_changes_n
         outcome = fuzz(daemon, seed=6)
 
         assert outcome["num_answers"] >= outcome["num_sent"] - outcome["num_raw"] > 0.8 * NUM_MESSAGES
+        assert outcome["num_raw_answered"] > outcome["num_raw"] / 4
         assert outcome["statuses"].get("200", 0) > NUM_MESSAGES / 20
         assert outcome["num_registered"] > 0
         assert outcome["num_kinds_of_refusal"] > 20
