@@ -24,6 +24,11 @@ class PreparedPlan:
     apply_at_iteration: int
     wishes: Mapping[OrderRow, ClockWish]
     token: bytes
+    plan_id: str = ""
+    full_speed_sm_clock_mhz: int = 0
+    """Of a part of a pipeline: its GPU's maximum clock."""
+    is_full_speed: bool = False
+    """No plan is agreed for this iteration: ask for the maximum clock, whatever was asked for before."""
 
     @property
     def highest_sm_clock_mhz(self) -> int:
@@ -48,7 +53,9 @@ def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
             wishes[key] = wish._replace(sm_clock_mhz=sm_clock_mhz)
         elif wish.later_sm_clock_mhz == 0 or delay_ns < wish.later_delay_ns:
             wishes[key] = wish._replace(later_sm_clock_mhz=sm_clock_mhz, later_delay_ns=delay_ns)
-    return PreparedPlan(plan.plan_epoch, plan.apply_at_iteration, wishes, token)
+    return PreparedPlan(
+        plan.plan_epoch, plan.apply_at_iteration, wishes, token, plan.plan_id, plan.full_speed_sm_clock_mhz
+    )
 
 
 class PlanQueue:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 
+from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan
 from gpuenergyd.client.length import find_length
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
-from gpuenergyd.client.tags import find_tags
+from gpuenergyd.client.tags import MAX_TAGS, find_tags
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_record import pack_record
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
@@ -50,6 +51,8 @@ class RankClient:
         num_iterations: int | None = None,
         socket_path: str | None = None,
         timer: InstructionTimer | None = None,
+        agreed_plans: AgreedPlans | None = None,
+        extra_tags: Sequence[tuple[str, str]] = (),
     ) -> None:
         length = find_length()
         self._registration = RankRegistration(
@@ -67,15 +70,16 @@ class RankClient:
             framework=framework,
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
-            tags=find_tags(),
+            tags=(*extra_tags, *find_tags())[:MAX_TAGS],
             job_iterations=num_iterations or length.iterations,
             job_hours=length.hours,
             job_deadline=length.deadline,
+            is_part=agreed_plans is not None,
         )
         self._socket_path = socket_path
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
-        self._plans = PlanQueue()
+        self._plans = PlanQueue() if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = UNTUNED
         self._wishes: Mapping[OrderRow, ClockWish] = UNTUNED.wishes
         self._reporter: Reporter | None = None
@@ -122,6 +126,11 @@ class RankClient:
         """The iteration that runs or ran last; -1 before the first."""
         return self._iteration_index
 
+    @property
+    def rank_token(self) -> str | None:
+        """What the daemon knows this rank by; None while it is not registered."""
+        return self._reporter.rank_token if self._reporter is not None else None
+
     def register(self, order: Sequence[OrderRow]) -> None:
         """Join the job with this order; returns at once."""
         if self._is_inert or self._reporter is not None:
@@ -145,7 +154,9 @@ class RankClient:
             self._plan = plan
             self._wishes = plan.wishes
             can_send = self._reporter is not None and self._reporter.clock_socket is not None
-            self._plan_epoch = plan.plan_epoch if can_send or not plan.wishes else 0
+            self._plan_epoch = plan.plan_epoch if (can_send or not plan.wishes) and not plan.is_full_speed else 0
+            if plan.is_full_speed:
+                self._send(plan, ClockWish(plan.full_speed_sm_clock_mhz, 0, 0))
             self._is_in_iteration = True
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()

@@ -71,6 +71,12 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="gpuenergyd-reporter", daemon=True)
         self._thread.start()
 
+    @property
+    def rank_token(self) -> str | None:
+        """What the daemon knows this rank by; None while it does not."""
+        registered = self._registered
+        return registered.rank_token if registered is not None else None
+
     def put(self, iteration: FinishedIteration) -> None:
         """Queue a report; never blocks."""
         self._queue.put(iteration)

@@ -36,6 +36,7 @@ from gpuenergyd.core.messages import (
     KeepModel,
     LeaseGpus,
     ModelRecalled,
+    ObservedElsewhere,
     ObserveIteration,
     PlanDecided,
     PolicyFailed,
@@ -114,6 +115,11 @@ class JobRules:
     notice_every: int = 25
     """The same kind of disturbance is recorded once in so many iterations."""
     max_observations: int = 192
+
+
+def part_rules(rules: JobRules) -> JobRules:
+    """Return the rules for a part of a pipeline across hosts: who plans the whole decides how long it profiles."""
+    return replace(rules, proof_iterations=0, max_profile_iterations=2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +218,10 @@ class Job:
         """Return an issued plan."""
         return next((plan for plan in reversed(self.issued_plans) if plan.plan_id == plan_id), None)
 
+    def plan_id_of(self, plan_epoch: int | None) -> str | None:
+        """Return the plan that was sent under an epoch; None for an epoch that is not ours."""
+        return self._plan_of_epoch.get(plan_epoch) if plan_epoch is not None else None
+
     def purpose_of(self, plan_id: str | None) -> PlanPurpose | None:
         """Return what the iterations of a plan are for; None for iterations under mixed plans."""
         if plan_id in {BASELINE_PLAN_ID, PROOF_PLAN_ID}:
@@ -239,6 +249,8 @@ class Job:
                 return self._rank_reported(event.report)
             case IterationObserved():
                 return self._iteration_observed(event.observation)
+            case ObservedElsewhere():
+                return self._observed_elsewhere(event)
             case PlanDecided():
                 return self._plan_decided(event.plan)
             case PolicyFailed():
@@ -330,6 +342,24 @@ class Job:
             tuple(reports[r] for r in sorted(reports)), plan_id, is_regular=is_countable and pause_s is None
         )
         return (observe, *self._disturbance(index, is_in_order=is_in_order, pause_s=pause_s))
+
+    def _observed_elsewhere(self, event: ObservedElsewhere) -> tuple[Command, ...]:
+        if self.schedule is None:
+            return ()
+        observation = event.observation
+        index = observation.iteration_index
+        self._last_reported = max(self._last_reported, index)
+        self.num_iterations += 1
+        if self._first_iteration is None:
+            self._first_iteration = index
+        plan_id = self.plan_id_of(event.plan_epoch)
+        is_regular = (
+            plan_id is not None
+            and observation.is_regular
+            and index >= self._first_iteration + self.rules.warmup_iterations
+            and index >= self._disturbed_before
+        )
+        return self._iteration_observed(replace(observation, plan_id=plan_id, is_regular=is_regular))
 
     def _is_in_order(self, report: RankIteration) -> bool:
         ran = sorted(report.instructions, key=lambda measured: measured.begin_ns)

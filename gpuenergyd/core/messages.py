@@ -57,6 +57,14 @@ class IterationObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedElsewhere:
+    """An iteration whose ranks reported to their own hosts' daemons; `plan_epoch` None: not all followed one plan."""
+
+    observation: IterationObservation
+    plan_epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDecided:
     """The policy answered."""
 
@@ -126,6 +134,7 @@ Event = (
     RankJoined
     | RankReported
     | IterationObserved
+    | ObservedElsewhere
     | PlanDecided
     | PolicyFailed
     | GpuViewChanged

@@ -18,6 +18,7 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
 )
+from gpuenergyd.wire.part_messages import PartPlan, PartQuestion, PartState, PipelineReply, PipelineReport
 
 _ERRORS = {
     "400": "The message is malformed, or asks for what does not exist.",
@@ -37,6 +38,7 @@ def api_description() -> dict[str, Any]:
     """Return the OpenAPI document."""
     schemas = json_schemas(
         *(RankRegistration, RankRegistered, IterationReport, IterationReply, PaceReport, PaceReply, RankRelease),
+        *(PartQuestion, PartState, PartPlan, PipelineReport, PipelineReply),
         *(LeaseRequest, LeaseGranted, LeaseRelease, LeaseReleased),
     )
     schemas["Error"] = {
@@ -57,6 +59,9 @@ def api_description() -> dict[str, Any]:
             "/v1/iterations": _post("A rank reports an iteration.", "IterationReport", "IterationReply"),
             "/v1/pace": _post("A rank says how slow the replicas elsewhere are.", "PaceReport", "PaceReply"),
             "/v1/release": _post("A rank leaves its job in order.", "RankRelease", None),
+            "/v1/parts": _post("A part of a pipeline asks what is known of it.", "PartQuestion", "PartState"),
+            "/v1/parts/plan": _post("A part has its slice of a plan installed.", "PartPlan", "IterationReply"),
+            "/v1/pipelines": _post("The leading rank has its pipeline planned.", "PipelineReport", "PipelineReply"),
             "/v1/leases": _post("An administrator locks a clock or limits power.", "LeaseRequest", "LeaseGranted"),
             "/v1/leases/release": _post("An administrator gives a GPU back.", "LeaseRelease", "LeaseReleased"),
             "/v1/status": _get("The whole daemon: health, GPUs, jobs. Missing is null, never 0."),

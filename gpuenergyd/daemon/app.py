@@ -27,6 +27,7 @@ from gpuenergyd.daemon.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.log_flood import FloodGuard
 from gpuenergyd.daemon.memory import allocate_from_one_arena
 from gpuenergyd.daemon.model_memory import ModelMemory
+from gpuenergyd.daemon.parts import Parts
 from gpuenergyd.daemon.pauses import keep_pauses_short
 from gpuenergyd.daemon.plugins import TARGET_GROUP, check_policy_name, policy_names
 from gpuenergyd.daemon.policy_link import PolicyLink
@@ -103,10 +104,12 @@ class Daemon:
             max_ranks_per_user=settings.max_ranks_per_user,
             silence_limit_s=settings.silence_limit_s,
         )
+        self.parts = Parts(self.jobs)
         self.leases = GpuLeases(self.worker, self.gpus, self._history)
         self._server = Server(
             self.jobs,
             AdministratorLeases(self.leases, self.gpus, is_observing=settings.mode is Mode.OBSERVE),
+            self.parts,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             access=_access_rules(settings),

@@ -57,6 +57,7 @@ _FIGURES_KEPT = 512
 _IMAGINE_EVERY = 50
 """Iterations between two looks at what would be saved, and at whether clocks may be set by now."""
 _RECALL_LIMIT_S = 5.0
+_WAITING = "waiting for the plan of the whole pipeline"
 _WOULD_BE_EPOCH = -1
 """No rank ever follows it; each would-be plan of a job takes the place of the one before."""
 
@@ -81,6 +82,10 @@ class JobRunner:
     services: JobServices
     owner: LeaseOwner
     on_end: Callable[["JobRunner"], None]
+    is_part: bool = False
+    """One rank of a pipeline that is planned as a whole elsewhere: its policy is what is posted."""
+    posted: ClockPlan | None = None
+    """The plan of a part that its pipeline's leader decided last."""
     created_mono_ns: int = field(default_factory=time.monotonic_ns)
     last_report_mono_ns: int | None = None
     last_epoch: int = 0
@@ -301,13 +306,14 @@ class JobRunner:
             case RecordPhase():
                 log.info("job %s: %s (%s)", self.job_id, command.phase, command.reason)
                 self._record("phase", "core", command.reason, after=command.phase)
-                if command.phase is JobPhase.WARMUP:
+                if command.phase is JobPhase.WARMUP and not self.is_part:
                     await self._recall()
             case RecordNotice():
                 log.info("job %s: %s", self.job_id, command.reason)
                 self._record("notice", "core", command.reason)
             case KeepModel():
-                await self._keep_model(command)
+                if not self.is_part:
+                    await self._keep_model(command)
             case EndJob():
                 await self._end(command.reason)
             case _:
@@ -315,8 +321,32 @@ class JobRunner:
 
     def _answer(self, view: JobView) -> None:
         """Let the policy decide; where no clock may be set, let it say what it would aim for while the job waits."""
+        if self.is_part:
+            self._answer_with_posted()
+            return
         work = self._imagine(view) if self.is_observing else self._ask_policy(view)
         self._policy_task = asyncio.create_task(work)
+
+    def post(self, plan: ClockPlan) -> None:
+        """Have a part follow a plan: at once where its job follows plans now, else as soon as it does."""
+        self.posted = plan
+        if self.job.phase in {JobPhase.PROFILING, JobPhase.TUNED}:
+            self._answer_with_posted()
+
+    async def slices_soon(self, limit_s: float) -> tuple[PlanSlice, ...]:
+        """Return what a part's rank has not been given yet, once what is queued is carried out or the limit over."""
+        queue = asyncio.create_task(self._commands.join())
+        await asyncio.wait({queue}, timeout=limit_s)
+        queue.cancel()
+        new = tuple(self.slices.pop(0, ()))
+        if new:
+            self.given[0] = new[-1]
+        return new
+
+    def _answer_with_posted(self) -> None:
+        untuned = untuned_plan("waiting", reason=_WAITING)
+        plan = untuned if self.posted is None or self.is_observing else self.posted
+        self.take(PlanDecided(plan))
 
     async def _ask_policy(self, view: JobView) -> None:
         self._is_policy_waited_for = False
@@ -379,7 +409,8 @@ class JobRunner:
                 )
                 for change in plan.changes_of(pp_rank)
             )
-            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, changes)
+            top_mhz = self.job.gpus[pp_rank].supported_sm_clocks_mhz[0] if self.is_part else 0
+            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, changes, top_mhz)
             self.slices.setdefault(pp_rank, []).append(plan_slice)
         now = utc_at(time.monotonic_ns())
         self.services.history.write(PlanRecord(self.job_id, command.plan_epoch, plan, now, command.apply_at_iteration))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gpuenergyd.core.job import Job, JobDescription, JobRules
+from gpuenergyd.core.job import Job, JobDescription, JobRules, part_rules
 from gpuenergyd.core.messages import RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.pipeline import Instruction, InstructionKind
 from gpuenergyd.core.switching import SwitchLatency
@@ -153,7 +153,8 @@ class Jobs:
         if is_new:
             self._open[key] = self._runners[job_id] = runner
             self._registrations[job_id] = registration
-            self.replicas.join(key[:3], runner)
+            if not registration.is_part:  # its pipeline as a whole is the replica
+                self.replicas.join(key[:3], runner)
             self._record_job(runner, registration, peer)
             runner.start()
         session = RankSession(
@@ -190,7 +191,7 @@ class Jobs:
         Raises:
             ProtocolError: instants or instructions that cannot be.
         """
-        session = self._session(report.rank_token, peer)
+        session = self.session(report.rank_token, peer)
         if session is None:
             return None
         runner = session.runner
@@ -199,7 +200,7 @@ class Jobs:
         if not runner.job.is_ended:
             runner.take(RankReported(iteration))
             if runner.is_suspended:
-                self._spawn(runner.resume())
+                self.spawn(runner.resume())
         return IterationReply(runner.plans_for(iteration))
 
     def take_pace(self, report: PaceReport, peer: Peer) -> PaceReply | None:
@@ -208,12 +209,12 @@ class Jobs:
         Raises:
             ProtocolError: a time that cannot be one.
         """
-        session = self._session(report.rank_token, peer)
+        session = self.session(report.rank_token, peer)
         return None if session is None else self.replicas.told(session.runner, report)
 
     def release(self, rank_token: str, peer: Peer) -> bool:
         """Let a rank go; return whether the token was known."""
-        session = self._session(rank_token, peer)
+        session = self.session(rank_token, peer)
         if session is None:
             return False
         self._forget(session)
@@ -320,7 +321,7 @@ class Jobs:
             typical_s = baseline.iteration_time_s if baseline is not None else 0.0
             silent_s = (now_ns - last_ns) / _NS_PER_S
             if runner.holds_clocks and silent_s > max(self.silence_limit_s, 3 * typical_s):
-                self._spawn(runner.suspend(f"no report for {silent_s:.0f} s"))
+                self.spawn(runner.suspend(f"no report for {silent_s:.0f} s"))
 
     async def close(self, reason: str) -> None:
         """End every job; the caller restores the GPUs."""
@@ -361,9 +362,11 @@ class Jobs:
         Raises:
             GpuEnergyError: it cannot be gone on with.
         """
-        job = recalled(handed.description, self.rules, handed.memory)
+        is_part = handed.registration.is_part
+        job = recalled(handed.description, part_rules(self.rules) if is_part else self.rules, handed.memory)
         job.forget_question()
-        runner = JobRunner(job, self.services, handed.runner.owner, self._job_ended)
+        runner = JobRunner(job, self.services, handed.runner.owner, self._job_ended, is_part=is_part)
+        runner.posted = job.current_plan
         runner.recall(handed.runner)
         job_id, first = runner.job_id, handed.registration
         for known in handed.sessions:
@@ -376,7 +379,8 @@ class Jobs:
         uid = handed.sessions[0].peer.uid if handed.sessions else runner.owner.uid
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
-        self.replicas.join((uid, first.job_name, first.run_key), runner)
+        if not is_part:
+            self.replicas.join((uid, first.job_name, first.run_key), runner)
         self.services.history.write(JobResumedRecord(job_id))
         runner.start()
         if job.target.is_forced:
@@ -440,7 +444,8 @@ class Jobs:
         if any(runner.observe_one_if_covered() for runner in self):
             self._observe_soon()
 
-    def _session(self, rank_token: str, peer: Peer) -> RankSession | None:
+    def session(self, rank_token: str, peer: Peer) -> RankSession | None:
+        """Return the session of a token that belongs to its sender; None for any other."""
         try:
             token = bytes.fromhex(rank_token)
         except ValueError:
@@ -478,9 +483,10 @@ class Jobs:
             target=PerformanceTarget(self.default_max_slowdown_ratio if ratio is None else ratio),
             length=checked_length(registration),
         )
-        return JobRunner(
-            Job(description, self.rules), self.services, LeaseOwner(job_id, peer.pid, peer.uid), self._job_ended
-        )
+        is_part = registration.is_part
+        rules = part_rules(self.rules) if is_part else self.rules
+        owner = LeaseOwner(job_id, peer.pid, peer.uid)
+        return JobRunner(Job(description, rules), self.services, owner, self._job_ended, is_part=is_part)
 
     def _record_job(self, runner: JobRunner, registration: RankRegistration, peer: Peer) -> None:
         description = runner.job.description
@@ -542,7 +548,8 @@ class Jobs:
         self.num_hostile_records += 1
         return Wish.HOSTILE
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something until it is done or the daemon ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -572,6 +579,8 @@ def _checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
         value = getattr(registration, name)
         if not lowest <= value <= highest:
             raise ProtocolError(f"{name} {value} must be in [{lowest}, {highest}]")
+    if registration.is_part and registration.num_pp_ranks != 1:
+        raise ProtocolError(f"num_pp_ranks {registration.num_pp_ranks}: a part of a pipeline is one rank")
     if not registration.order:
         raise ProtocolError("order: a rank runs one instruction at least")
     return tuple(

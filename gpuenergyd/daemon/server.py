@@ -26,6 +26,7 @@ from gpuenergyd.daemon.gpu_use import ProofOfUse
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.metrics import metrics_text
+from gpuenergyd.daemon.parts import Parts
 from gpuenergyd.daemon.peers import Peer, open_pidfd, require_alive
 from gpuenergyd.daemon.ports import AskableWorker
 from gpuenergyd.daemon.snapshots import Snapshot
@@ -42,6 +43,7 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
 )
+from gpuenergyd.wire.part_messages import PartPlan, PartQuestion, PipelineReport
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Server:
         self,
         jobs: Jobs,
         leases: AdministratorLeases,
+        parts: Parts,
         *,
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
@@ -80,6 +83,7 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._leases = leases
+        self._parts = parts
         self._status_text = Snapshot(lambda: encode(status()))
         self._metrics = Snapshot(lambda: metrics_text(status()))
         self._job_detail = job_detail
@@ -108,6 +112,9 @@ class Server:
         app.router.add_post(_REPORT_PATH, self._report)
         app.router.add_post(_PACE_PATH, self._take_pace)
         app.router.add_post("/v1/release", self._release)
+        app.router.add_post("/v1/parts", self._part_state)
+        app.router.add_post("/v1/parts/plan", self._post_part_plan)
+        app.router.add_post("/v1/pipelines", self._plan_pipeline)
         app.router.add_post("/v1/leases", self._grant_lease)
         app.router.add_post("/v1/leases/release", self._release_lease)
         app.router.add_get("/v1/status", self._get_status)
@@ -160,6 +167,21 @@ class Server:
         message = await self._body(request, RankRelease, MAX_CONTROL_MESSAGE_BYTES)
         is_known = self._jobs.release(message.rank_token, self._peer(request))
         return _json({}) if is_known else _error(404, "unknown rank token")
+
+    async def _part_state(self, request: web.Request) -> web.Response:
+        message = await self._body(request, PartQuestion, MAX_CONTROL_MESSAGE_BYTES)
+        state = self._parts.state(message, self._peer(request))
+        return _error(404, "unknown rank token; register again") if state is None else _json(state)
+
+    async def _post_part_plan(self, request: web.Request) -> web.Response:
+        message = await self._body(request, PartPlan, MAX_ITERATION_REPORT_BYTES)
+        reply = await self._parts.post(message, self._peer(request))
+        return _error(404, "unknown rank token; register again") if reply is None else _json(reply)
+
+    async def _plan_pipeline(self, request: web.Request) -> web.Response:
+        message = await self._body(request, PipelineReport, MAX_ITERATION_REPORT_BYTES)
+        reply = self._parts.plan(message, self._peer(request))
+        return _error(404, "unknown rank token; register again") if reply is None else _json(reply)
 
     async def _grant_lease(self, request: web.Request) -> web.Response:
         message = await self._body(request, LeaseRequest, MAX_CONTROL_MESSAGE_BYTES)

@@ -16,6 +16,7 @@ from gpuenergyd.daemon.gpus import Claim, ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.host_energy import HostEnergy
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.jobs import Jobs
+from gpuenergyd.daemon.parts import Parts
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.gpu.link import GpuHealth
@@ -32,6 +33,7 @@ class StatusSource(Protocol):
     started_mono_s: float
     gpus: Gpus
     jobs: Jobs
+    parts: Parts
     worker: GpuWorker
     policy: PolicyLink
     carbon: CarbonService | None
@@ -199,6 +201,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         **daemon.jobs.replicas.status(runner),
         **_following(runner, daemon.carbon),
         "is_suspended": runner.is_suspended,
+        "is_part": runner.is_part,
+        "pipeline": daemon.parts.spoken_of(runner.job_id),
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [

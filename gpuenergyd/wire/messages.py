@@ -6,6 +6,9 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
     POST /v1/iterations   IterationReport  -> IterationReply
     POST /v1/pace         PaceReport       -> PaceReply
     POST /v1/release      RankRelease      -> {}
+    POST /v1/parts        PartQuestion     -> PartState         pipelines across hosts: wire/part_messages.py
+    POST /v1/parts/plan   PartPlan         -> IterationReply
+    POST /v1/pipelines    PipelineReport   -> PipelineReply
     POST /v1/leases       LeaseRequest     -> LeaseGranted     an administrator's, outside any job
     POST /v1/leases/release  LeaseRelease  -> LeaseReleased
     GET  /v1/status       -> the daemon's state, see daemon/server.py
@@ -53,6 +56,8 @@ class RankRegistration:
     job_iterations: int | None = None
     job_hours: float | None = None
     job_deadline: str | None = None
+    is_part: bool = False
+    """One rank of a pipeline that is planned as a whole elsewhere: its plans are posted, see wire/part_messages.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ class PlanSlice:
     plan_epoch: int
     apply_at_iteration: int
     changes: tuple[ChangeRow, ...]
+    full_speed_sm_clock_mhz: int = 0
+    """What a part of a pipeline wishes for when the time agreed for the plan is over; 0 for every other job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.api_description import api_description
 from gpuenergyd.daemon.gpu_leases import GpuLeases
+from gpuenergyd.daemon.parts import Parts
 from gpuenergyd.daemon.server import Server
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.gpu.device import GpuDetails
@@ -48,6 +49,7 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
         server = Server(
             stage.jobs,
             AdministratorLeases(leases, stage.gpus),
+            Parts(stage.jobs),
             status=dict,
             job_detail=lambda _: None,
             access=AccessRules(),

@@ -46,6 +46,8 @@ class DaemonProcess:
     """The interpreter, and so the environment, that the daemon runs in."""
     prologue: str = ""
     """Python that runs in the daemon's process first: instruments of a benchmark or a test."""
+    launcher: tuple[str, ...] = ()
+    """What starts the daemon's command, in another network namespace for instance."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,9 @@ class DaemonProcess:
         }
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
-                [self.python, "-c", self.prologue + SERVE, json.dumps(settings)], stderr=log, stdout=log
+                [*self.launcher, self.python, "-c", self.prologue + SERVE, json.dumps(settings)],
+                stderr=log,
+                stdout=log,
             )
 
     def start(self) -> "DaemonProcess":

@@ -17,6 +17,8 @@ class Handle:
         self._rank = rank
         self._wrapped: list[WrappedAttribute] = []
         self._num_errors = 0
+        self.on_detach: list[Callable[[], None]] = []
+        """What else ends with the attachment."""
 
     @property
     def is_attached(self) -> bool:
@@ -43,6 +45,9 @@ class Handle:
         for wrapped in reversed(self._wrapped):
             wrapped.undo()
         self._wrapped.clear()
+        for end in self.on_detach:
+            end()
+        self.on_detach.clear()
         if self._rank is not None:
             self._rank.leave()
 

@@ -20,6 +20,7 @@ from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline import Schedule
 from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd_trainers.across_hosts import PipelinePlace, find_part, spans_hosts
 from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
@@ -139,6 +140,9 @@ def attach(
     dp_rank: int | None = None,
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
+    across_hosts: bool | None = None,
+    tp_rank: int = 0,
+    num_tp_ranks: int = 1,
 ) -> Handle:
     """Join a pipeline schedule to the daemon and return what undoes it; call it on every rank before the first step.
 
@@ -156,6 +160,9 @@ def attach(
         dp_rank: which replica of the pipeline this is; from the stage's process group when left out.
         policy: the clock policy to use; the daemon's default when left out.
         max_slowdown_ratio: how much slower than full speed it may become; the daemon's default when left out.
+        across_hosts: whether the pipeline's ranks sit on several hosts; from LOCAL_WORLD_SIZE when left out.
+        tp_rank: which tensor-parallel rank of its stage this is, the innermost dimension; all follow one plan.
+        num_tp_ranks: how many of them there are.
     """
     try:
         local_stages = _stages(schedule, stages)
@@ -166,25 +173,34 @@ def attach(
         planned = _planned_schedule(schedule, num_pp_ranks, num_microbatches)
         expected_order = None if planned is None else order_rows(planned, pp_rank)
         num_chunks = len(local_stages)
+        run_key = find_run_key(run_key, num_processes=num_pp_ranks)
+        replica = _dp_rank(first) - (tp_rank if num_tp_ranks > 1 else 0) if dp_rank is None else dp_rank
+        part = None
+        if num_tp_ranks > 1 or (spans_hosts(_members(first)) if across_hosts is None else across_hosts):
+            part = find_part(PipelinePlace(pp_rank, num_pp_ranks, tp_rank, num_tp_ranks, replica), run_key)
         client = RankClient(
             job_name=job,
-            run_key=find_run_key(run_key, num_processes=num_pp_ranks),
+            run_key=run_key if part is None else part.own_run_key,
             gpu_uuid=find_gpu_uuid(gpu_uuid, device=first.device if _is_cuda(first) else None),
             schedule_name=planned.name if planned else _LEARNED_ORDERS.get(type(schedule).__name__, OTHER_SCHEDULE),
             num_microbatches=num_microbatches,
             num_chunks=num_chunks,
-            pp_rank=pp_rank,
-            num_pp_ranks=num_pp_ranks,
-            dp_rank=_dp_rank(first) if dp_rank is None else dp_rank,
+            pp_rank=pp_rank if part is None else 0,
+            num_pp_ranks=num_pp_ranks if part is None else 1,
+            dp_rank=replica,
             framework="torch.distributed.pipelining",
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
             socket_path=socket_path,
             timer=timer_for(first.device, num_microbatches, num_chunks),
+            agreed_plans=None if part is None else part.plans,
+            extra_tags=() if part is None else part.tags,
         )
         rank = OrderedRank(client, expected_order=expected_order, what=f"job {job}, rank {pp_rank}")
         handle = PipelineHandle(schedule, rank)
         handle.wrap(local_stages)
+        if part is not None:
+            handle.on_detach.append(part.join(client, socket_path).stop)
     except Exception as error:  # noqa: BLE001  a schedule this version does not know must train on as it is
         logger.warning("gpuenergyd: job %s: %s cannot be joined: %r", job, type(schedule).__name__, error)
         return Handle()
@@ -212,11 +228,16 @@ def _is_cuda(stage: Any) -> bool:
 
 def _dp_rank(stage: Any) -> int:
     """Return a number that is this pipeline's own among the replicas: from the global ranks of its process group."""
-    import torch.distributed as dist  # noqa: PLC0415  whoever has a schedule has loaded it
-
-    members = dist.get_process_group_ranks(stage.group if stage.group is not None else dist.group.WORLD)
+    members = _members(stage)
     is_contiguous = max(members) - min(members) == len(members) - 1
     return min(members) // len(members) if is_contiguous else min(members)
+
+
+def _members(stage: Any) -> list[int]:
+    """Return the global ranks of a stage's pipeline."""
+    import torch.distributed as dist  # noqa: PLC0415  whoever has a schedule has loaded it
+
+    return dist.get_process_group_ranks(stage.group if stage.group is not None else dist.group.WORLD)
 
 
 def _named_index(kwargs: dict[str, Any]) -> int:

@@ -1,0 +1,78 @@
+"""The DaemonSet and the container recipe name only what exists: settings, files, commands, and the group's number."""
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+from gpuenergyd.client.environment import SYSTEM_SOCKET_PATH
+from gpuenergyd.daemon.settings import ENVIRONMENT_PREFIX, Settings
+from tests.support.daemon_process import ROOT
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+CONTAINERFILE = (KUBERNETES / "Containerfile").read_text()
+
+
+def daemon_set() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest")
+    documents: list[dict[str, Any]] = list(yaml.safe_load_all((KUBERNETES / "daemonset.yaml").read_text()))
+    return next(document for document in documents if document["kind"] == "DaemonSet")
+
+
+def test_every_setting_in_the_manifest_is_one_with_a_valid_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = daemon_set()["spec"]["template"]["spec"]
+    variables = {v["name"]: v["value"] for v in pod["containers"][0]["env"] if v["name"].startswith(ENVIRONMENT_PREFIX)}
+    assert {name.removeprefix(ENVIRONMENT_PREFIX).lower() for name in variables} <= set(Settings.model_fields)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    settings = Settings()
+    assert str(settings.socket_path) == SYSTEM_SOCKET_PATH
+    (restore,) = pod["initContainers"]
+    assert restore["command"][-1] == str(settings.journal_path)
+
+
+def test_folders_are_the_hosts_so_that_socket_and_journal_outlive_a_container() -> None:
+    pod = daemon_set()["spec"]["template"]["spec"]
+    on_host = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == on_host
+
+
+def test_the_daemon_sees_the_hosts_processes_and_has_one_strong_capability() -> None:
+    pod = daemon_set()["spec"]["template"]["spec"]
+
+    assert pod["hostPID"] is True
+    assert "hostNetwork" not in pod
+    for container in (*pod["initContainers"], *pod["containers"]):
+        privilege = container["securityContext"]
+        assert "privileged" not in privilege
+        assert privilege["capabilities"]["drop"] == ["ALL"]
+        assert "SYS_ADMIN" in privilege["capabilities"]["add"]
+
+
+def test_selector_and_labels_agree() -> None:
+    spec = daemon_set()["spec"]
+
+    assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+
+
+def test_the_recipe_copies_installs_and_runs_what_is_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"'/src\[([a-z,]+)\]'", CONTAINERFILE)
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
+
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert json.loads(entry)[0] in project["scripts"]
+    assert (ROOT / "constraints.txt").exists()
+    assert project["requires-python"] == ">=3.11"
+    assert "python:3.11" in CONTAINERFILE
+
+
+def test_the_documented_group_is_the_recipes() -> None:
+    (number,) = re.findall(r"groupadd --gid (\d+) gpuenergy", CONTAINERFILE)
+
+    assert f"supplementalGroups: [{number}]" in (ROOT / "docs" / "clusters.md").read_text()

@@ -1,0 +1,86 @@
+"""Slurm's prolog and epilog put back what a journal lists, leave a living daemon its work, and say when they cannot."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon_process import ROOT, DaemonProcess, training
+from tests.support.processes import child_pids
+from tests.support.waiting import wait_until
+
+SLURM = ROOT / "deploy" / "slurm"
+SCRIPTS = sorted(SLURM.glob("*.sh"))
+
+
+def prefix_of(folder: Path, daemon: DaemonProcess | None = None) -> Path:
+    """Make an installation whose commands are this environment's."""
+    bin_folder = folder / "prefix" / "bin"
+    bin_folder.mkdir(parents=True)
+    socket_path = daemon.socket_path if daemon is not None else folder / "nobody.sock"
+    for name, command in (("python", ""), ("gpuenergyd", "-m gpuenergyd.cli.main")):
+        program = bin_folder / name
+        program.write_text(
+            f'#!/bin/sh\nGPUENERGYD_SOCKET={socket_path} exec {sys.executable} {command} "$@"\n', encoding="utf-8"
+        )
+        program.chmod(0o755)
+    return bin_folder.parent
+
+
+def run(script: str, prefix: Path, journal: Path) -> int:
+    environment = {**os.environ, "GPUENERGYD_PREFIX": str(prefix), "GPUENERGYD_JOURNAL": str(journal)}
+    return subprocess.run([SLURM / script], env=environment, check=False, capture_output=True).returncode
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_scripts_are_what_bash_reads_and_slurm_may_run(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+
+    assert os.access(script, os.X_OK)
+    assert script.read_text().startswith("#!/bin/bash\n")
+
+
+def test_on_a_node_without_gpuenergyd_both_do_nothing(tmp_path: Path) -> None:
+    for script in SCRIPTS:
+        assert run(script.name, tmp_path / "nothing", tmp_path / "journal.json") == 0
+
+
+@pytest.mark.kill
+def test_the_epilog_leaves_a_living_daemon_alone_and_puts_back_what_a_killed_one_left(tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path, 4, {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2}).start()
+    prefix = prefix_of(tmp_path, daemon)
+    try:
+        with training(daemon):
+            wait_until(daemon.is_lowered, 60)
+            assert run("epilog.sh", prefix, daemon.journal_path) == 0
+            wait_until(daemon.is_lowered, 60)
+
+            # Everything at once, the keeper before the worker: nobody is left to restore.
+            worker = daemon.status()["worker"]
+            os.kill(daemon.pid, signal.SIGSTOP)
+            wait_until(daemon.is_lowered, 60)
+            others = [pid for pid in child_pids(daemon.pid) if pid not in worker.values()]
+            for pid in (worker["keeper_pid"], worker["pid"], *others):
+                os.kill(pid, signal.SIGKILL)
+            os.kill(daemon.pid, signal.SIGKILL)
+            assert daemon.process is not None
+            daemon.process.wait(10)
+        assert daemon.is_lowered(), "nobody was left to give the GPUs back"
+
+        assert run("epilog.sh", prefix, daemon.journal_path) == 0
+        assert daemon.is_as_found()
+    finally:
+        daemon.stop()
+
+
+def test_an_epilog_that_cannot_put_back_drains_the_node_and_a_prolog_refuses_no_job(tmp_path: Path) -> None:
+    prefix = prefix_of(tmp_path)
+    journal = tmp_path / "journal.json"
+    journal.write_text("no journal")
+    assert run("epilog.sh", prefix, journal) == 1
+
+    journal.write_text("no journal")
+    assert run("prolog.sh", prefix, journal) == 0

@@ -1,0 +1,264 @@
+"""One host's share of a training run on two hosts: PP 4 x DP 2 without torch's model, but with its TCPStore.
+
+Stages 0 and 1 of both replicas run on host 0, stages 2 and 3 on host 1. Neighbours on one host talk through pipes,
+those on two hosts through TCP; at the end of an iteration the two replicas of a stage wait for each other. Rank 0
+serves the job's store, as `init_process_group` would have it. torch is imported once, then the ranks are forked.
+
+Run `python -m tests.support.host_trainer CONFIG.json HOST` in the host's network namespace.
+"""
+
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.client.agreed_plans import AgreedPlans
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
+from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd_trainers.across_hosts import PipelineMember, PipelinePlace
+from gpuenergyd_trainers.job_store import JobStore
+from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
+
+NUM_STAGES, NUM_REPLICAS, STAGES_PER_HOST = 4, 2, 2
+_MORE, _LAST = b".", b"!"
+_CONNECT_LIMIT_S = 60.0
+_PERIOD_S = 0.04
+_SLOT = struct.Struct("<qq")
+"""Of each rank in the progress file: its pid, and the iterations it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What both hosts know."""
+
+    folder: str
+    addresses: tuple[str, str]
+    port: int
+    is_managed: bool
+    microbatches: int = 4
+    max_slowdown: float = 0.6
+
+    def daemon_folder(self, host: int) -> Path:
+        """Return where a host's daemon lives."""
+        return Path(self.folder) / f"host{host}"
+
+    @property
+    def progress_path(self) -> Path:
+        """The progress file."""
+        return Path(self.folder) / "progress"
+
+    @property
+    def last_when(self) -> Path:
+        """Once this exists, the next iteration is the last."""
+        return Path(self.folder) / "enough"
+
+    @property
+    def straggle_path(self) -> Path:
+        """While this exists, replica 1 takes as many times as long as it says."""
+        return Path(self.folder) / "straggle"
+
+
+def rank_index(dp_rank: int, pp_rank: int) -> int:
+    """Return a rank's place in the progress file."""
+    return dp_rank * NUM_STAGES + pp_rank
+
+
+def read_progress(path: Path) -> list[tuple[int, int]]:
+    """Return (pid, iterations ended) of every rank."""
+    return list(_SLOT.iter_unpack(path.read_bytes()))
+
+
+def create_progress(path: Path) -> None:
+    """Make an empty progress file."""
+    path.write_bytes(bytes(_SLOT.size * NUM_STAGES * NUM_REPLICAS))
+
+
+class _Line:
+    """One byte at a time to and from a neighbour."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+
+    def receive(self) -> bytes:
+        said = os.read(self._reading, 1)
+        if not said:
+            raise EOFError
+        return said
+
+    def send(self, said: bytes) -> None:
+        os.write(self._writing, said)
+
+
+def _pair() -> tuple[_Line, _Line]:
+    (a_in, b_out), (b_in, a_out) = os.pipe(), os.pipe()
+    return _Line(a_in, a_out), _Line(b_in, b_out)
+
+
+def _across(config: RunConfig, host: int, dp_rank: int) -> _Line:
+    address = (config.addresses[1], config.port + 1 + dp_rank)
+    if host == 1:
+        with socket.create_server(address) as listener:
+            listener.settimeout(_CONNECT_LIMIT_S)
+            link, _ = listener.accept()
+    else:
+        deadline = time.monotonic() + _CONNECT_LIMIT_S
+        while True:
+            try:
+                link = socket.create_connection(address, 5)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                break
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    held = link.detach()
+    return _Line(held, held)
+
+
+def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: dict[str, _Line]) -> None:
+    """Run one rank until the last iteration, or until a neighbour is gone."""
+    store = None
+    if dp_rank == pp_rank == 0 and config.is_managed:
+        import torch.distributed as dist  # noqa: PLC0415  imported before the fork already
+
+        store = dist.TCPStore(config.addresses[0], config.port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # public, not re-exported
+    world = SimulatedHost.open(config.daemon_folder(host) / "world")
+    gpu_uuid = world.identities()[STAGES_PER_HOST * dp_rank + pp_rank % STAGES_PER_HOST].gpu_uuid
+    world.attach_process(gpu_uuid, os.getpid())
+    order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
+    ratio = 1.0 + 0.4 * (pp_rank == NUM_STAGES - 1)
+    client, member = _join(config, host, dp_rank, pp_rank, gpu_uuid) if config.is_managed else (None, None)
+    before, after = lines.get("before"), lines.get("after")
+    with config.progress_path.open("r+b") as file:
+        progress = mmap.mmap(file.fileno(), 0)
+    is_last, ended = False, 0
+    while not is_last:
+        is_last = dp_rank == pp_rank == 0 and config.last_when.exists()
+        slower = _straggling(config) if dp_rank == 1 else 1.0
+        work = {InstructionKind.F: scaled(FORWARD, ratio * slower), InstructionKind.B: scaled(BACKWARD, ratio * slower)}
+        if client is not None:
+            client.begin_iteration()
+        for instruction in order:
+            is_forward = instruction.kind is InstructionKind.F
+            source, sink = (before, after) if is_forward else (after, before)
+            is_last = (source is not None and source.receive() == _LAST) or is_last
+            slot = client.begin_instruction(str(instruction.kind), instruction.microbatch_index) if client else -1
+            world.begin_work(gpu_uuid, work[instruction.kind])
+            world.hold(gpu_uuid)
+            world.finish_work(gpu_uuid)
+            if client is not None:
+                client.end_instruction(slot)
+            if sink is not None:
+                sink.send(_LAST if is_last else _MORE)
+        if client is not None:
+            client.end_iteration()
+        # The replicas' gradients meet: the slower one is waited for.
+        lines["replica"].send(_LAST if is_last else _MORE)
+        is_last = lines["replica"].receive() == _LAST or is_last
+        ended += 1
+        _SLOT.pack_into(progress, _SLOT.size * rank_index(dp_rank, pp_rank), os.getpid(), ended)
+    if client is not None and member is not None:
+        member.stop()
+        client.release()
+    world.detach_process(gpu_uuid, os.getpid())
+    world.close()
+    del store
+
+
+def _join(config: RunConfig, host: int, dp_rank: int, pp_rank: int, gpu_uuid: str) -> tuple[RankClient, PipelineMember]:
+    plans = AgreedPlans()
+    socket_path = str(config.daemon_folder(host) / "run" / "gpuenergyd.sock")
+    order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
+    client = RankClient(
+        job_name="two-hosts",
+        run_key=f"run-1/pp{pp_rank}",
+        gpu_uuid=gpu_uuid,
+        schedule_name="1f1b",
+        num_microbatches=config.microbatches,
+        dp_rank=dp_rank,
+        order=[(str(i.kind), i.microbatch_index, i.chunk_index) for i in order],
+        framework="fake",
+        max_slowdown_ratio=config.max_slowdown,
+        socket_path=socket_path,
+        agreed_plans=plans,
+    )
+
+    def connect() -> JobStore:
+        return JobStore(config.addresses[0], config.port, "gpuenergyd/run-1", limit_s=5)
+
+    place = PipelinePlace(pp_rank, NUM_STAGES, dp_rank=dp_rank)
+    return client, PipelineMember(client, plans, place, connect, socket_path=socket_path, period_s=_PERIOD_S)
+
+
+def _straggling(config: RunConfig) -> float:
+    try:
+        return float(config.straggle_path.read_text())
+    except (OSError, ValueError):
+        return 1.0
+
+
+def main() -> int:
+    """Fork this host's ranks; return 0 when all have ended well."""
+    raw: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+    config, host = RunConfig(**{**raw, "addresses": tuple(raw["addresses"])}), int(sys.argv[2])
+    if config.is_managed:
+        import torch.distributed as dist  # noqa: PLC0415  once for all ranks
+
+        assert dist.is_available()
+    first = STAGES_PER_HOST * host
+    lines: dict[tuple[int, int], dict[str, _Line]] = {
+        (dp, first + k): {} for dp in range(NUM_REPLICAS) for k in range(STAGES_PER_HOST)
+    }
+    for dp in range(NUM_REPLICAS):
+        lines[dp, first]["after"], lines[dp, first + 1]["before"] = _pair()
+    for k in range(STAGES_PER_HOST):
+        lines[0, first + k]["replica"], lines[1, first + k]["replica"] = _pair()
+    children = []
+    for (dp, pp), mine in lines.items():
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(config, host, dp, pp, mine, lines)
+        children.append(pid)
+    for others in lines.values():
+        _close(others)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    return max(abs(status) for status in statuses)
+
+
+def _be_rank(
+    config: RunConfig, host: int, dp: int, pp: int, mine: dict[str, _Line], lines: dict[tuple[int, int], Any]
+) -> None:
+    status = 1
+    try:
+        for others in lines.values():
+            if others is not mine:
+                _close(others)
+        if pp == STAGES_PER_HOST * host and host == 1:
+            mine["before"] = _across(config, host, dp)
+        elif pp == STAGES_PER_HOST - 1 and host == 0:
+            mine["after"] = _across(config, host, dp)
+        run_rank(config, host, dp, pp, mine)
+        status = 0
+    except (EOFError, ConnectionError):
+        pass
+    finally:
+        os._exit(status)
+
+
+def _close(lines: dict[str, _Line]) -> None:
+    for line in lines.values():
+        for fd in {line._reading, line._writing}:
+            os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
