@@ -160,10 +160,11 @@ class Leader:
         self.pipeline_id = reply["pipeline_id"]
         self._replicas.say(self.store, reply["own_time_s"], self.giver.newest_iteration)
         before_s, self._straggler_time_s = self._straggler_time_s, reply["straggler_time_s"]
-        if before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s):
-            self.giver.release()  # a straggler has recovered: nobody shall wait for the next plan, or for us
+        is_hurried = before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s)
         plan_id = reply["plan_id"]
         if plan_id is not None and plan_id != self._offered:
+            if is_hurried:
+                self.giver.release()  # a straggler has recovered: full speed until the faster plan is agreed
             for pp_rank, plan in enumerate(reply["slices"]):
                 self.store.set(place.key(_slice(plan_id, pp_rank)), json.dumps(plan))
             self.giver.propose(plan_id)
