@@ -43,7 +43,7 @@ class RunConfig:
     port: int
     is_managed: bool
     microbatches: int = 4
-    max_slowdown: float = 0.6
+    max_slowdown: float = 3.0
 
     def daemon_folder(self, host: int) -> Path:
         """Return where a host's daemon lives."""
