@@ -39,9 +39,13 @@ class Terminal:
         )
         os.close(slave)
 
-    def text(self) -> str:
-        """Return what stands on the screen after all that has been drawn so far."""
-        while select.select([self._master], [], [], 0.0)[0]:
+    def read_to_end(self) -> None:
+        """Read until the command has closed its end: what it wrote last reaches us a moment after it has gone."""
+        self.text(patience_s=LIMIT_S)
+
+    def text(self, *, patience_s: float = 0.0) -> str:
+        """Return what stands on the screen after all that has been drawn so far, or follows soon enough."""
+        while select.select([self._master], [], [], patience_s)[0]:
             try:
                 drawn = os.read(self._master, 65_536)
             except OSError:  # the other end is closed
@@ -89,7 +93,7 @@ def test_a_watched_status_fills_its_screen_and_gives_it_back_on_ctrl_c(
         shown = terminal.wait_for(lambda text: "no job" in text and text.count(" MHz") >= 4)
         os.kill(terminal.process.pid, signal.SIGINT)
         assert terminal.process.wait(LIMIT_S) == 130
-        terminal.text()
+        terminal.read_to_end()
 
     assert "gpuenergyd " in shown
     assert "simulated GPUs" in shown
@@ -104,7 +108,7 @@ def test_a_watched_status_ends_with_one_line_when_its_daemon_does(tmp_path: Path
         terminal.wait_for(lambda text: "no job" in text)
         assert daemon.stop() == 0
         assert terminal.process.wait(LIMIT_S) == 3
-        terminal.text()
+        terminal.read_to_end()
 
     assert terminal.raw.rindex(b"\x1b[?1049l") < terminal.raw.rindex(b"gpuenergyd: ")
     assert "Traceback" not in terminal.raw.decode()
