@@ -37,15 +37,15 @@ class Terminal:
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
         )
-        os.close(slave)
+        self._slave = slave  # stays open: where the last one closes, what was not read yet may be lost
 
-    def read_to_end(self) -> None:
-        """Read until the command has closed its end: what it wrote last reaches us a moment after it has gone."""
-        self.text(patience_s=LIMIT_S)
+    def read_until(self, said: bytes) -> None:
+        """Read until something was said: what a command says last may reach us a moment after it has gone."""
+        wait_until(lambda: bool(self.text()) and said in self.raw, LIMIT_S)
 
-    def text(self, *, patience_s: float = 0.0) -> str:
-        """Return what stands on the screen after all that has been drawn so far, or follows soon enough."""
-        while select.select([self._master], [], [], patience_s)[0]:
+    def text(self) -> str:
+        """Return what stands on the screen after all that has been drawn so far."""
+        while select.select([self._master], [], [], 0.0)[0]:
             try:
                 drawn = os.read(self._master, 65_536)
             except OSError:  # the other end is closed
@@ -66,6 +66,7 @@ class Terminal:
         self.process.kill()
         self.process.wait(LIMIT_S)
         os.close(self._master)
+        os.close(self._slave)
 
 
 @contextmanager
@@ -93,7 +94,7 @@ def test_a_watched_status_fills_its_screen_and_gives_it_back_on_ctrl_c(
         shown = terminal.wait_for(lambda text: "no job" in text and text.count(" MHz") >= 4)
         os.kill(terminal.process.pid, signal.SIGINT)
         assert terminal.process.wait(LIMIT_S) == 130
-        terminal.read_to_end()
+        terminal.read_until(b"\x1b[?1049l")
 
     assert "gpuenergyd " in shown
     assert "simulated GPUs" in shown
@@ -108,7 +109,7 @@ def test_a_watched_status_ends_with_one_line_when_its_daemon_does(tmp_path: Path
         terminal.wait_for(lambda text: "no job" in text)
         assert daemon.stop() == 0
         assert terminal.process.wait(LIMIT_S) == 3
-        terminal.read_to_end()
+        terminal.read_until(b"gpuenergyd: ")
 
     assert terminal.raw.rindex(b"\x1b[?1049l") < terminal.raw.rindex(b"gpuenergyd: ")
     assert "Traceback" not in terminal.raw.decode()
