@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 
-LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, 0.56)
-"""Levels against the maximum clock, dense where power caps and voltage knees sit; below 0.55 no plan is worth it."""
+LOWEST_RATIO = 0.55
+"""Against the maximum clock; below it no plan is worth it."""
+LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, LOWEST_RATIO)
+"""Levels against the maximum clock, dense where power caps and voltage knees sit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class DesignPoint:
 def clock_levels(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int, ...]:
     """Return the clocks to try on one GPU, descending: the supported ones nearest to `LEVEL_RATIOS` of the maximum."""
     top = max(supported_sm_clocks_mhz)
-    nearest = {min(supported_sm_clocks_mhz, key=lambda clock: abs(clock - ratio * top)) for ratio in LEVEL_RATIOS}
+    worth_it = [clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top]
+    nearest = {min(worth_it, key=lambda clock: abs(clock - ratio * top)) for ratio in LEVEL_RATIOS}
     return tuple(sorted(nearest, reverse=True))
 
 

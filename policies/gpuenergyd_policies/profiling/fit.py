@@ -25,6 +25,8 @@ FloatArray = NDArray[np.float64]
 
 _DOES_NOT_FIT_RATIO = 0.08
 """Energies of iterations off by more than this, root mean square: the formula does not describe this GPU."""
+_BETTER_RATIO = 0.8
+"""A power cap is believed where it explains energies this much better than none."""
 _DRAWS_FOR_SIGMA = 24
 _SEED = 20261121
 
@@ -62,7 +64,8 @@ class FittedProfile:
         classes: dict[InstructionClass, InstructionProfile] = {}
         for key, own in self.profile.classes.items():
             clocks = [option.sm_clock_mhz for option in own.options]
-            curve, what = self._curves[key], (key.pp_rank, key.kind, key.chunk_index)
+            curve = self._curves[key]
+            mean_ratio, sigma_ratio = _misfit(self._residual, key, curve, clocks)
             # One draw for the lower and one for the higher clocks: neighbours err alike.
             low, high = random.standard_normal(2)
             tilt = np.linspace(1.0, 0.0, len(clocks))
@@ -70,7 +73,7 @@ class FittedProfile:
             times_s = curve.times_s(clocks) * (1 + error * curve.sigmas_ratio(clocks))
             low, high = random.standard_normal(2)
             wobble = (high * tilt + low * (1 - tilt)) / np.hypot(tilt, 1 - tilt)
-            factor = 1 + self._residual.mean_ratio[what] + wobble * self._residual.sigma_ratio[what]
+            factor = 1 + mean_ratio + wobble * sigma_ratio
             energies_j = _energies_j(models[key.pp_rank], key, curve, clocks, times_s) * np.maximum(factor, 0.1)
             options = map(ClockOption, clocks, times_s.tolist(), energies_j.tolist())
             classes[key] = instruction_profile(list(options), where=f"draw of {key.kind} on rank {key.pp_rank}")
@@ -86,23 +89,23 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
     curves = fit_times(observations)
     if {c.pp_rank for c in curves} != set(range(len(gpus))):
         raise NotEnoughDataError("some rank has no timed instructions")
-    power = fit_power(shares_of(observations, curves), gpus)
+    curves, power = _with_caps_if_better(observations, curves, fit_power(shares_of(observations, curves), gpus), gpus)
     models = power.models()
     clocks_of = {
-        key: [c for c in gpus[key.pp_rank].supported_sm_clocks_mhz if c >= curve.lowest_mhz]
+        key: [c for c in gpus[key.pp_rank].supported_sm_clocks_mhz if curve.is_offered(c)]
         for key, curve in curves.items()
     }
-    residual = fit_residual(power, {_what(key): clocks for key, clocks in clocks_of.items()})
+    residual = fit_residual(power, _by_part(clocks_of, curves))
     is_believed = power.energy_error_ratio <= _DOES_NOT_FIT_RATIO
     if not is_believed:
         clocks_of = {key: _measured_clocks(observations, key, clocks) for key, clocks in clocks_of.items()}
-        residual = fit_residual(power, {_what(key): clocks for key, clocks in clocks_of.items()})
+        residual = fit_residual(power, _by_part(clocks_of, curves))
     classes: dict[InstructionClass, InstructionProfile] = {}
     for key, curve in curves.items():
         clocks = clocks_of[key]
         times_s = curve.times_s(clocks)
         energies_j = _energies_j(models[key.pp_rank], key, curve, clocks, times_s)
-        energies_j = energies_j * (1 + residual.mean_ratio[_what(key)])
+        energies_j = energies_j * (1 + _misfit(residual, key, curve, clocks)[0])
         options = list(map(ClockOption, clocks, times_s.tolist(), energies_j.tolist()))
         classes[key] = instruction_profile(options, where=f"fit of {key.kind} on rank {key.pp_rank}")
     return FittedProfile(
@@ -119,8 +122,47 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
     )
 
 
-def _what(key: InstructionClass) -> What:
-    return (key.pp_rank, key.kind, key.chunk_index)
+def _with_caps_if_better(
+    observations: Sequence[IterationObservation],
+    curves: Mapping[InstructionClass, TimeCurve],
+    power: PowerFit,
+    gpus: Sequence[GpuView],
+) -> tuple[Mapping[InstructionClass, TimeCurve], PowerFit]:
+    """Return curves whose bends are a power cap's where the energies say so, else what was given."""
+    if all(curve.bend_mhz is None for curve in curves.values()):
+        return curves, power
+    capped = {key: curve.as_capped() for key, curve in curves.items()}
+    of_capped = fit_power(shares_of(observations, capped), gpus)
+    if of_capped.energy_error_ratio > _BETTER_RATIO * power.energy_error_ratio:
+        return curves, power
+    return capped, of_capped
+
+
+def _what(key: InstructionClass, part_index: int) -> What:
+    return (key.pp_rank, key.kind, key.chunk_index, part_index)
+
+
+def _by_part(
+    clocks_of: Mapping[InstructionClass, Sequence[int]], curves: Mapping[InstructionClass, TimeCurve]
+) -> dict[What, list[int]]:
+    """Return the clocks of each part of each class's time curve, in their order."""
+    found: dict[What, list[int]] = {}
+    for key, clocks in clocks_of.items():
+        for clock in clocks:
+            found.setdefault(_what(key, curves[key].part_index(clock)), []).append(clock)
+    return found
+
+
+def _misfit(
+    residual: Residual, key: InstructionClass, curve: TimeCurve, clocks: Sequence[int]
+) -> tuple[FloatArray, FloatArray]:
+    """Return what the formula misses for a class at those clocks that the residual was asked for, and its sigma."""
+    parts = np.array([curve.part_index(clock) for clock in clocks], dtype=np.int64)
+    mean_ratio, sigma_ratio = np.zeros(len(clocks)), np.zeros(len(clocks))
+    for part in set(parts.tolist()):
+        mean_ratio[parts == part] = residual.mean_ratio[_what(key, part)]
+        sigma_ratio[parts == part] = residual.sigma_ratio[_what(key, part)]
+    return mean_ratio, sigma_ratio
 
 
 def _blocking_power_w(models: Sequence[PowerModel]) -> float:
@@ -132,7 +174,9 @@ def _energies_j(
 ) -> FloatArray:
     return np.array(
         [
-            model.energy_j(key.kind, key.chunk_index, curve.effective_mhz(clock), float(time_s))
+            model.energy_j(
+                (key.kind, key.chunk_index, curve.part_index(clock)), curve.effective_mhz(clock), float(time_s)
+            )
             for clock, time_s in zip(clocks, times_s, strict=True)
         ]
     )
@@ -164,6 +208,6 @@ def _uncertainty(
         times_s = np.array([option.time_s for option in own.options])
         energies_j = np.array([_energies_j(m[key.pp_rank], key, curves[key], clocks, times_s) for m in draws])
         of_model = energies_j.std(axis=0) / np.maximum(energies_j.mean(axis=0), 1e-9)
-        sigma = np.hypot(of_model, residual.sigma_ratio[_what(key)])
+        sigma = np.hypot(of_model, _misfit(residual, key, curves[key], clocks)[1])
         found[key] = Uncertainty(tuple(curves[key].sigmas_ratio(clocks).tolist()), tuple(sigma.tolist()))
     return found

@@ -49,18 +49,21 @@ class NotEnoughDataError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Power of one GPU; `dynamic_j[kind, chunk]` is what one instruction adds to the static power below the knee."""
+    """Power of one GPU; `dynamic_j[kind, chunk, part]` is what one instruction adds to the static power below the knee.
+
+    The part is the side of its time curve's steps: other work costs another amount.
+    """
 
     static_power_w: float
     knee_mhz: float
     max_voltage_ratio: float
     max_sm_clock_mhz: int
-    dynamic_j: Mapping[tuple[InstructionKind, int], float]
+    dynamic_j: Mapping[tuple[InstructionKind, int, int], float]
     waiting_w_per_mhz: float
 
-    def energy_j(self, kind: InstructionKind, chunk_index: int, sm_clock_mhz: float, time_s: float) -> float:
-        """Return what one instruction costs that takes `time_s` at a clock."""
-        return self.static_power_w * time_s + self.dynamic_j[kind, chunk_index] * self._voltage_squared(sm_clock_mhz)
+    def energy_j(self, work: tuple[InstructionKind, int, int], sm_clock_mhz: float, time_s: float) -> float:
+        """Return what one instruction (kind, chunk, part) costs that takes `time_s` at a clock."""
+        return self.static_power_w * time_s + self.dynamic_j[work] * self._voltage_squared(sm_clock_mhz)
 
     def waiting_power_w(self, sm_clock_mhz: float) -> float:
         """Return the power while waiting for a peer at a clock."""
@@ -70,8 +73,8 @@ class PowerModel:
         return float(_voltage(sm_clock_mhz, self.knee_mhz, self.max_voltage_ratio, self.max_sm_clock_mhz) ** 2)
 
 
-What = tuple[int, InstructionKind | None, int]
-"""Rank, kind (None: waiting) and chunk: what a coefficient belongs to."""
+What = tuple[int, InstructionKind | None, int, int]
+"""Rank, kind (None: waiting), chunk and part of the time curve: what a coefficient belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +121,17 @@ def shares_of(observations: Sequence[IterationObservation], curves: Mapping[Inst
             if rank.energy_j is None or not rank.energy_j > 0:
                 continue
             for share in rank.time_at:
-                what = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index), len(index_of))
-                clock_mhz, amount = float(share.sm_clock_mhz), share.time_s * share.sm_clock_mhz
+                clock_mhz, amount, part = float(share.sm_clock_mhz), share.time_s * share.sm_clock_mhz, 0
                 if share.kind is not None:
                     key = InstructionClass(rank.pp_rank, share.kind, share.chunk_index)
-                    clock_mhz = curves[key].effective_mhz(share.sm_clock_mhz)
+                    clock_mhz, part = (
+                        curves[key].effective_mhz(share.sm_clock_mhz),
+                        curves[key].part_index(share.sm_clock_mhz),
+                    )
                     if (key, share.sm_clock_mhz) not in time_s_at:
                         time_s_at[key, share.sm_clock_mhz] = float(curves[key].times_s([share.sm_clock_mhz])[0])
                     amount = share.time_s / time_s_at[key, share.sm_clock_mhz]
+                what = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index, part), len(index_of))
                 row = (len(energies), rank.pp_rank, what, clock_mhz, share.sm_clock_mhz, amount, share.time_s)
                 columns.append(row)
             energies.append(rank.energy_j)
@@ -169,11 +175,11 @@ class PowerFit:
                 max_voltage_ratio=float(x[n + model]),
                 max_sm_clock_mhz=int(top),
                 dynamic_j={
-                    (kind, chunk): float(coefficients[i])
-                    for (rank, kind, chunk), i in index_of.items()
+                    (kind, chunk, part): float(coefficients[i])
+                    for (rank, kind, chunk, part), i in index_of.items()
                     if rank == r and kind is not None
                 },
-                waiting_w_per_mhz=float(coefficients[index_of[r, None, 0]]) if (r, None, 0) in index_of else 0.0,
+                waiting_w_per_mhz=float(coefficients[index_of[r, None, 0, 0]]) if (r, None, 0, 0) in index_of else 0.0,
             )
             for r, (model, top) in enumerate(zip(self._model_of_rank, self._top_of_rank, strict=True))
         )
@@ -237,9 +243,9 @@ class _Fit:
         self._n = n = len(models)
         self._model, self._top = self.model_of_rank[shares.rank_of], self.top_of_rank[shares.rank_of]
         self._waiting = [
-            (r, shares.index_of[r, None, 0], gpu.blocking_power_w)
+            (r, shares.index_of[r, None, 0, 0], gpu.blocking_power_w)
             for r, gpu in enumerate(gpus)
-            if gpu.blocking_power_w is not None and (r, None, 0) in shares.index_of
+            if gpu.blocking_power_w is not None and (r, None, 0, 0) in shares.index_of
         ]
         prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
         self._prior = np.asarray(prior, dtype=np.float64)

@@ -2,10 +2,12 @@
 
 The fit leaves many profiles probable. A plan made from the most probable one is judged on draws of the others, each
 against the plan that its own draw would have asked for. Time that the plan would take beyond the deadline is charged
-at the deadline's price, since a correction will have to buy it back.
+at the deadline's price, since a correction will have to buy it back. Near the least time of a pipeline that price has
+no bound: single draws lost 50 % and more where the typical one lost 0.6 %, and a mean of few draws told which draws they
+were. So the median counts.
 """
 
-from statistics import mean
+from statistics import median
 
 import numpy as np
 
@@ -15,13 +17,13 @@ from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.profiling.fit import FittedProfile
 
-NUM_DRAWS = 5
+NUM_DRAWS = 11
 _THIN_TOLERANCE = 5e-3
 _SEED = 5
 
 
 def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, deadline_s: float) -> float:
-    """Return the mean energy lost by planning on the fit now, over the energy of the plans of perfect knowledge."""
+    """Return the energy typically lost by planning on the fit now, over the energy of the plans of perfect knowledge."""
     profile = fitted.profile
     deadline_s = max(deadline_s, min_iteration_time_s(graph, profile))
     plan = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
@@ -45,4 +47,4 @@ def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, dea
         best = solve(graph, truth, deadline_s=owed_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
         late_j = best.price_w * max(0.0, time_s - owed_s)
         losses.append((energy_j + late_j) / best.energy_j - 1)
-    return max(0.0, mean(losses))
+    return max(0.0, median(losses))

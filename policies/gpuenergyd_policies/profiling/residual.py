@@ -23,9 +23,9 @@ from gpuenergyd_policies.profiling.power import PowerFit, What
 
 FloatArray = NDArray[np.float64]
 
-_LENGTH_RATIO = 0.2
+_LENGTH_RATIO = 0.14
 """How far g stays alike, in shares of the maximum clock."""
-_NODES = np.linspace(0.5, 1.0, 6)
+_NODES = np.linspace(0.5, 1.0, 9)
 _MISFIT_RATIO, _MISFIT_BOUNDS = 0.02, (1e-4, 0.08)
 _NOISE_RATIO, _NOISE_BOUNDS = 0.02, (3e-4, 0.1)
 _MIN_ITERATIONS = 8
@@ -34,7 +34,7 @@ _MIN_ITERATIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Relative error of the formula by (rank, kind, chunk), over the clocks it was asked for."""
+    """Relative error of the formula by what it belongs to, over the clocks it was asked for."""
 
     mean_ratio: Mapping[What, FloatArray]
     sigma_ratio: Mapping[What, FloatArray]
@@ -105,10 +105,10 @@ def _contributed_j(fit: PowerFit) -> FloatArray:
     of_index = {index: what for what, index in shares.index_of.items()}
     joules = np.zeros(len(shares.row_of))
     for k, index in enumerate(shares.what_of.tolist()):
-        rank, kind, chunk = of_index[index]
+        rank, kind, chunk, part = of_index[index]
         clock, time_s, amount = float(shares.clock_mhz[k]), float(shares.time_s[k]), float(shares.amount[k])
         if kind is None:
             joules[k] = models[rank].waiting_power_w(clock) * time_s
         elif amount > 0:
-            joules[k] = amount * models[rank].energy_j(kind, chunk, clock, time_s / amount)
+            joules[k] = amount * models[rank].energy_j((kind, chunk, part), clock, time_s / amount)
     return joules

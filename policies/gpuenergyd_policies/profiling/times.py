@@ -10,6 +10,10 @@ Something else on the machine only ever makes an instruction slower. A sample th
 clock is left out of the fit. Where there is no other, shape must tell: time over the clock is convex, capped or not,
 and halving the clock at most doubles it. A knot above that is *doubtful*: to be measured again, and until then
 replaced by what its neighbours allow.
+
+A knot that is out of shape and was measured again with the same result is a fact: the work itself takes a *step*
+between two clocks (another kernel, another state of a part that is not the SM; the published A40 table has one).
+Nobody knows where inside, so between those two clocks nothing is offered, and either side is a curve of its own.
 """
 
 from collections import defaultdict
@@ -38,6 +42,12 @@ _FLAT_RATIO = 0.01
 """A cap makes the times of several clocks equal; one time off the line alone is a disturbed measurement."""
 _DISTURBED_RATIO = 0.03
 """A sample slower than the others at its clock by this, or a knot above what its neighbours allow: not this work."""
+_STEP_RATIO = 0.02
+"""How far a confirmed knot lies above the line (time over 1 / clock) between its neighbours if the work has a step."""
+_SAME_RATIO = 0.01
+"""Samples of two iterations that agree within this confirm each other."""
+_NEAR_RATIO = 0.02
+"""A bend this near to a measured clock is that clock's."""
 _BETWEEN_KNOTS_RATIO = 0.004
 """Uncertainty that interpolation adds half way between two knots: 0.1-0.4 % on published tables and simulated GPUs."""
 
@@ -47,7 +57,8 @@ class TimeCurve:
     """Time of one class over the clock, flat above the last knot.
 
     `cap_mhz` is the clock a power cap holds it to, None where none was seen. `sigma_ratios` are the standard errors of
-    the knots' times; `doubtful_mhz` are measured clocks whose time is not believed.
+    the knots' times; `doubtful_mhz` are measured clocks whose time is not believed. `steps_mhz` are pairs of measured
+    clocks, ascending, between which the work itself changes: inside a pair nothing is known.
     """
 
     knots_mhz: tuple[float, ...]
@@ -55,15 +66,52 @@ class TimeCurve:
     cap_mhz: float | None = None
     sigma_ratios: tuple[float, ...] = ()
     doubtful_mhz: tuple[float, ...] = ()
+    steps_mhz: tuple[tuple[float, float], ...] = ()
+    measured_to_mhz: float = 0.0
+    bend_mhz: float | None = None
+    """The clock that the line of the lower clocks leads to at the highest clock's time, where that is well below it.
+
+    Times alone cannot tell a power cap there from work that does not scale: energies can.
+    """
 
     @property
     def lowest_mhz(self) -> float:
         """The lowest measured clock: below it nothing is known, and extrapolation overshoots deadlines."""
         return self.knots_mhz[0]
 
+    @property
+    def highest_mhz(self) -> float:
+        """The highest measured clock, also where a cap holds it down."""
+        return max(self.knots_mhz[-1], self.measured_to_mhz)
+
     def times_s(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
-        """Return the times at some clocks."""
-        return _interpolate(sm_clocks_mhz, np.array(self.knots_mhz), np.array(self.knot_times_s))
+        """Return the times at some clocks; inside a step, that of its upper end."""
+        clocks, knots = np.asarray(sm_clocks_mhz, dtype=np.float64), np.array(self.knots_mhz)
+        if not self.steps_mhz:
+            return _interpolate(clocks, knots, np.array(self.knot_times_s))
+        parts, part_of_knot = self._parts(clocks), self._parts(knots)
+        times_s = np.empty(len(clocks))
+        for part in np.unique(parts):
+            own = part_of_knot == part
+            times_s[parts == part] = _interpolate(clocks[parts == part], knots[own], np.array(self.knot_times_s)[own])
+        return times_s
+
+    def part_index(self, sm_clock_mhz: float) -> int:
+        """Return on which side of the steps a clock lies, counted from the lowest; inside a step, the upper one."""
+        return int(self._parts(np.array([sm_clock_mhz], dtype=np.float64))[0])
+
+    def is_offered(self, sm_clock_mhz: float) -> bool:
+        """Return whether a plan may use a clock: neither below what was measured, nor inside a step.
+
+        Above a power cap only the highest is: the GPU runs all of them alike.
+        """
+        if any(low < sm_clock_mhz < high for low, high in self.steps_mhz):
+            return False
+        is_like_highest = self.cap_mhz is not None and self.cap_mhz < sm_clock_mhz < self.highest_mhz
+        return sm_clock_mhz >= self.lowest_mhz and not is_like_highest
+
+    def _parts(self, clocks_mhz: FloatArray) -> NDArray[np.int64]:
+        return np.searchsorted([low for low, _ in self.steps_mhz], clocks_mhz, side="left").astype(np.int64)
 
     def sigmas_ratio(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
         """Return the standard errors of those times, relative: least at a measured clock, most half way to the next."""
@@ -74,6 +122,22 @@ class TimeCurve:
             return np.asarray(at_knots, dtype=np.float64)
         share = np.clip((clocks - knots[right - 1]) / (knots[right] - knots[right - 1]), 0.0, 1.0)
         return np.asarray(np.hypot(at_knots, _BETWEEN_KNOTS_RATIO * 4 * share * (1 - share)), dtype=np.float64)
+
+    def as_capped(self) -> "TimeCurve":
+        """Return the curve with its bend taken for a power cap's, and as a knot where none is near."""
+        bend_mhz = self.bend_mhz
+        if bend_mhz is None:
+            return self
+        if min(abs(knot / bend_mhz - 1) for knot in self.knots_mhz) <= _NEAR_RATIO:
+            return replace(self, cap_mhz=bend_mhz)
+        k = int(np.searchsorted(self.knots_mhz, bend_mhz))
+        return replace(
+            self,
+            knots_mhz=(*self.knots_mhz[:k], bend_mhz, *self.knots_mhz[k:]),
+            knot_times_s=(*self.knot_times_s[:k], max(self.knot_times_s[k:]), *self.knot_times_s[k:]),
+            sigma_ratios=(*self.sigma_ratios[:k], _BETWEEN_KNOTS_RATIO, *self.sigma_ratios[k:]),
+            cap_mhz=bend_mhz,
+        )
 
     def effective_mhz(self, sm_clock_mhz: float) -> float:
         """Return the clock the GPU really runs this at."""
@@ -96,12 +160,12 @@ def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:
     if {_main_clock(s) for s in kept} != {_main_clock(s) for s in samples}:
         kept = list(samples)
     fit = _fit_class_times(kept, loss="soft_l1")
-    doubtful = _doubtful(fit.knots_mhz, fit.times_s)
+    is_confirmed = _confirmed(kept, fit)
+    doubtful = _doubtful(fit.knots_mhz, fit.times_s, is_confirmed)
     believed = ~doubtful
-    curve = _with_bend(
-        fit.knots_mhz[believed],
-        monotone_times_s(fit.times_s[believed], fit.seen[believed]),
-        fit.sigma_ratios[believed],
+    steps = _steps(fit.knots_mhz[believed], fit.times_s[believed], is_confirmed[believed])
+    curve = _with_steps(
+        fit.knots_mhz[believed], fit.times_s[believed], fit.seen[believed], fit.sigma_ratios[believed], steps
     )
     lowest_mhz = float(fit.knots_mhz[0])
     if doubtful[0]:
@@ -116,11 +180,67 @@ def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:
     return replace(curve, doubtful_mhz=tuple(fit.knots_mhz[doubtful].tolist()))
 
 
-def _doubtful(knots_mhz: FloatArray, times_s: FloatArray) -> NDArray[np.bool_]:
+def _confirmed(samples: Sequence[InstructionSample], fit: "_ClassTimes") -> NDArray[np.bool_]:
+    """Return which knots two iterations or more agree on."""
+    agreed: dict[int, int] = defaultdict(int)
+    for sample, off in zip(samples, fit.residuals, strict=True):
+        agreed[_main_clock(sample)] += abs(float(off)) <= _SAME_RATIO
+    return np.array([agreed[int(knot)] > 1 for knot in fit.knots_mhz], dtype=np.bool_)
+
+
+def _steps(
+    knots_mhz: FloatArray, times_s: FloatArray, is_confirmed: NDArray[np.bool_]
+) -> tuple[tuple[float, float], ...]:
+    """Return between which neighbouring knots the work itself changes, the plainest step first split off.
+
+    Time over 1 / clock is convex for one and the same work. Where a confirmed knot lies above the line between its
+    neighbours the step is below it, unless the knot is slower than 1 / clock makes the one above: then it is above.
+    """
+    period = 1 / knots_mhz
+    excess = np.full(len(knots_mhz), -1.0)
+    for k in range(1, len(knots_mhz) - 1):
+        share = (period[k] - period[k + 1]) / (period[k - 1] - period[k + 1])
+        excess[k] = times_s[k] / (times_s[k + 1] + share * (times_s[k - 1] - times_s[k + 1])) - 1
+    excess[~is_confirmed] = -1.0
+    if len(knots_mhz) == 0 or excess.max() <= _STEP_RATIO:
+        return ()
+    k = int(np.argmax(excess))
+    is_above = times_s[k] * knots_mhz[k] > (1 + _STEP_RATIO) * times_s[k + 1] * knots_mhz[k + 1]
+    split = k + 1 if is_above else k
+    return (
+        *_steps(knots_mhz[:split], times_s[:split], is_confirmed[:split]),
+        (float(knots_mhz[split - 1]), float(knots_mhz[split])),
+        *_steps(knots_mhz[split:], times_s[split:], is_confirmed[split:]),
+    )
+
+
+def _with_steps(
+    knots_mhz: FloatArray,
+    times_s: FloatArray,
+    seen: FloatArray,
+    sigma_ratios: FloatArray,
+    steps_mhz: tuple[tuple[float, float], ...],
+) -> TimeCurve:
+    """Return a curve that falls smoothly with the clock between steps; a power cap can only bend the highest part."""
+    parts = np.searchsorted([low for low, _ in steps_mhz], knots_mhz, side="left")
+    own = [np.flatnonzero(parts == part) for part in range(len(steps_mhz) + 1)]
+    smooth_s = np.concatenate([monotone_times_s(times_s[k], seen[k]) for k in own])
+    top, below = own[-1], np.concatenate([[], *own[:-1]]).astype(np.int64)
+    curve = _with_bend(knots_mhz[top], smooth_s[top], sigma_ratios[top])
+    return replace(
+        curve,
+        knots_mhz=(*knots_mhz[below].tolist(), *curve.knots_mhz),
+        knot_times_s=(*smooth_s[below].tolist(), *curve.knot_times_s),
+        sigma_ratios=(*sigma_ratios[below].tolist(), *curve.sigma_ratios),
+        steps_mhz=steps_mhz,
+    )
+
+
+def _doubtful(knots_mhz: FloatArray, times_s: FloatArray, is_confirmed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which knots are slower than convexity and proportionality to 1 / clock allow; the highest never is.
 
     The most implausible goes first, since a bad knot makes its neighbours look odd too. The highest clock is known
-    from the whole baseline.
+    from the whole baseline; what two iterations agree on is as it is.
     """
     believed = np.ones(len(knots_mhz), dtype=np.bool_)
     while True:
@@ -134,6 +254,7 @@ def _doubtful(knots_mhz: FloatArray, times_s: FloatArray) -> NDArray[np.bool_]:
                 share = (knots_mhz[k] - knots_mhz[left]) / (knots_mhz[right] - knots_mhz[left])
                 allowed_s = min(allowed_s, times_s[left] + share * (times_s[right] - times_s[left]))
             excess[k] = times_s[k] / allowed_s - 1
+        excess[is_confirmed] = -1.0
         worst = int(np.argmax(excess))
         if excess[worst] <= _DISTURBED_RATIO:
             return ~believed
@@ -163,7 +284,7 @@ def _with_bend(knots_mhz: FloatArray, times_s: FloatArray, sigma_ratios: FloatAr
         and np.ptp(times_s[capped]) <= _FLAT_RATIO * times_s[-1]
     )
     if not is_cap:
-        return plain
+        return replace(plain, bend_mhz=_bend_mhz(knots_mhz, times_s, num_on_line))
     capped_s = float(np.mean(times_s[capped[0] :]))
     cap_mhz = float(slope / (capped_s - offset_s))
     below = knots_mhz < cap_mhz
@@ -174,7 +295,20 @@ def _with_bend(knots_mhz: FloatArray, times_s: FloatArray, sigma_ratios: FloatAr
         knot_times_s=(*np.maximum(times_s[below], capped_s).tolist(), capped_s),
         cap_mhz=cap_mhz,
         sigma_ratios=(*sigma_ratios[below].tolist(), float(np.min(sigma_ratios[capped]))),
+        measured_to_mhz=float(knots_mhz[-1]),
     )
+
+
+def _bend_mhz(knots_mhz: FloatArray, times_s: FloatArray, num_on_line: int) -> float | None:
+    """Return where the line through the two highest knots on the line reaches the highest clock's time."""
+    if num_on_line == len(knots_mhz):
+        return None
+    (low_mhz, mhz), (low_s, time_s) = knots_mhz[num_on_line - 2 : num_on_line], times_s[num_on_line - 2 : num_on_line]
+    slope = (low_s - time_s) / (1 / low_mhz - 1 / mhz)
+    top_s = times_s[-1]
+    if slope <= 0 or top_s <= (1 + _CAPPED_RATIO) * (time_s + slope * (1 / knots_mhz[-1] - 1 / mhz)):
+        return None
+    return float(1 / (1 / mhz - (time_s - top_s) / slope))
 
 
 @dataclass(frozen=True, slots=True)
