@@ -8,12 +8,15 @@ which keeps the iterations about equally long. Order is random, by a seed, withi
 at full speed between two blocks shows drift.
 """
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd_policies.profiling.times import TimeCurve
 
 LOWEST_RATIO = 0.55
 """Against the maximum clock; below it no plan is worth it."""
@@ -34,6 +37,37 @@ def clock_levels(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int, ...]:
     worth_it = [clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top]
     nearest = {min(worth_it, key=lambda clock: abs(clock - ratio * top)) for ratio in LEVEL_RATIOS}
     return tuple(sorted(nearest, reverse=True))
+
+
+_AS_MEASURED_RATIO = 0.04
+"""A clock this near to a measured one need not be measured: no bend is known better."""
+
+
+def next_clock(
+    supported_sm_clocks_mhz: Sequence[int], measured_mhz: Collection[int], curves: Iterable[TimeCurve] = ()
+) -> int | None:
+    """Return the clock that would tell most beside those measured, None when every gap between them is small.
+
+    First the ends of what a plan may use and their geometric mean; then the highest clock at which a power cap holds
+    nothing, as the curves of this GPU's classes show it: without a knot there both sides come out wrong. Then the
+    middle of the widest gap. Gaps count in squares of clocks, as energy moves with them; above a cap it does not.
+    """
+    top = max(supported_sm_clocks_mhz)
+    worth_it = sorted(clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top)
+    middle = min(worth_it, key=lambda clock: abs(clock - math.sqrt(worth_it[0] * top)))
+    for clock in (top, worth_it[0], middle):
+        if clock not in measured_mhz:
+            return clock
+    bends = [bend for bend in (curve.cap_mhz or curve.bend_mhz for curve in curves) if bend is not None]
+    bend_mhz = max((clock for clock in worth_it if clock <= min(bends, default=math.inf)), default=top)
+    if all(abs(clock / bend_mhz - 1) > _AS_MEASURED_RATIO for clock in measured_mhz):
+        return bend_mhz
+    below_mhz = bend_mhz / (1 + _AS_MEASURED_RATIO)
+    gaps = [(low, high) for low, high in pairwise(sorted(measured_mhz)) if worth_it[0] <= low < below_mhz]
+    low, high = max(gaps, key=lambda gap: gap[1] ** 2 - gap[0] ** 2)
+    if high / low - 1 <= _AS_MEASURED_RATIO:
+        return None
+    return min(worth_it, key=lambda clock: abs(clock - math.sqrt(low * high)))
 
 
 def design_points(

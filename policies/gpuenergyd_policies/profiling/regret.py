@@ -3,8 +3,8 @@
 The fit leaves many profiles probable. A plan made from the most probable one is judged on draws of the others, each
 against the plan that its own draw would have asked for. Time that the plan would take beyond the deadline is charged
 at the deadline's price, since a correction will have to buy it back. Near the least time of a pipeline that price has
-no bound: single draws lost 50 % and more where the typical one lost 0.6 %, and a mean of few draws told which draws they
-were. So the median counts.
+no bound: single draws lost 50 % and more where the typical one lost 0.6 %, and a mean of few draws told only whether
+one of those was among them. So the median counts.
 """
 
 from statistics import median
@@ -23,7 +23,7 @@ _SEED = 5
 
 
 def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, deadline_s: float) -> float:
-    """Return the energy typically lost by planning on the fit now, over the energy of the plans of perfect knowledge."""
+    """Return the energy typically lost by planning on the fit now, over that of the plans of perfect knowledge."""
     profile = fitted.profile
     deadline_s = max(deadline_s, min_iteration_time_s(graph, profile))
     plan = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
