@@ -47,6 +47,7 @@ lint: $(STAMP)  ## ruff: rules and format
 
 types: $(STAMP)  ## mypy and pyright
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 	$(BIN)/pyright
 
 layers: $(STAMP)  ## import-linter: the arrows of the architecture

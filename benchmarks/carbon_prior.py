@@ -91,13 +91,14 @@ def fit_ridge(features: Array, corrections: Array) -> Array:
     """Return a weighted ridge over crossed features; hard origins weigh less, as absolute errors ask for."""
     size = np.abs(corrections[:, :24]).mean(axis=1)
     weights = 1.0 / (size + 0.5 * size.mean())
-    gram, cross = 0.0, 0.0
+    gram: Array = np.zeros(())
+    cross: Array = np.zeros(())
     for k in range(0, len(features), 4096):
         x = crossed_shape_features(features[k : k + 4096].astype(np.float64))
         weighted = x * weights[k : k + 4096, None]
         gram = gram + weighted.T @ x
-        cross = cross + weighted.T @ corrections[k : k + 4096]
-    penalised = gram + np.diag(3e-4 * np.diag(gram) + 1e-3)
+        cross = cross + np.asarray(weighted.T @ corrections[k : k + 4096], dtype=np.float64)
+    penalised = np.asarray(gram + np.diag(3e-4 * np.diag(gram) + 1e-3), dtype=np.float64)
     coefficients: Array = np.linalg.solve(penalised, cross)
     return coefficients
 
@@ -154,7 +155,7 @@ def main() -> None:
         network = fit_network(scaled, corrections, weights, seed=number)
         for name, tensor in network.state_dict().items():
             stored[f"{number}.{name}"] = tensor.numpy().astype(np.float16)
-    np.savez_compressed(options.out, **stored)
+    np.savez_compressed(options.out, **stored)  # type: ignore[arg-type]  # numpy takes any names
     print(f"{options.out}: {options.out.stat().st_size / 1e3:.0f} kB")
 
 

@@ -46,7 +46,7 @@ class Histogram:
         for step in sorted(self.counts):
             left -= self.counts[step]
             if left <= 0:
-                return round(min(2.0 ** (step / STEPS_PER_DOUBLING), self.longest_ns) / 1e6, 3)
+                return round(float(min(2.0 ** (step / STEPS_PER_DOUBLING), self.longest_ns)) / 1e6, 3)
         return 0.0
 
     def summary(self) -> dict[str, float]:
@@ -92,7 +92,7 @@ class Instruments:
             self._turn_begins_ns, self._turn_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
             return ready
 
-        selectors.EpollSelector.select = watched  # type: ignore[method-assign]
+        selectors.EpollSelector.select = watched  # type: ignore[method-assign,assignment]  # it is watched from outside
 
     def _watch_requests(self) -> None:
         """From the last bytes read of a connection to the first write of an answer to it; not of other users'."""
@@ -106,7 +106,7 @@ class Instruments:
                 self._arrived[id(guard._transport)] = now_ns, cpu_ns, self._num_others
             received(guard, data)
 
-        GuardedProtocol.data_received = arrives  # type: ignore[method-assign]
+        GuardedProtocol.data_received = arrives  # type: ignore[method-assign,assignment]  # as above
         transport_class = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
         write = transport_class.write
 
@@ -194,5 +194,5 @@ def profile_callbacks() -> None:
             columns = f"{total_ns / count / 1e6:8.3f} {total_ns / 1e6:10.1f} {most_ns / 1e6:10.2f}"
             print(f"{name[:60]:60} {count:8} {columns}", file=sys.stderr)
 
-    asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+    asyncio.events.Handle._run = timed  # type: ignore[method-assign,assignment]  # as above
     atexit.register(report)

@@ -178,7 +178,12 @@ def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[s
     for _ in range(PROFILED_STEPS):
         taken: list[Any] = []
         take = client._timer.take  # noqa: SLF001  as above
-        client._timer.take = lambda take=take, taken=taken: taken.append(take()) or taken[-1]  # type: ignore[method-assign,func-returns-value]  # noqa: SLF001  as above
+
+        def keep(take: Any = take, taken: list[Any] = taken) -> Any:
+            taken.append(take())
+            return taken[-1]
+
+        client._timer.take = keep  # type: ignore[method-assign]  # noqa: SLF001  as above
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
             step()
             torch.cuda.synchronize(device)

@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    settings = {"mode": "observe", "sample_period_s": 0.1}
+    settings: dict[str, Any] = {"mode": "observe", "sample_period_s": 0.1}
     with tempfile.TemporaryDirectory() as folder, running_daemon(Path(folder) / "daemon", **settings) as daemon:
         gpu_uuids = [str(gpu["gpu_uuid"]) for gpu in daemon.status()["gpus"]][: options.ranks]
         arguments = (options.pairs, options.steps, options.microbatches, str(daemon.socket_path), gpu_uuids, daemon.pid)

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuenergyd.core.job import JobRules
 from gpuenergyd.core.pipeline import (
+    Instruction,
     InstructionClass,
     InstructionKind,
     Schedule,
@@ -188,7 +189,7 @@ def judge(job: TrueJob, plan: ClockPlan) -> tuple[float, float]:
     """Return (energy, iteration time) of a plan's clocks on the true tables."""
     truth = job.profile()
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
-    clocks = {}
+    clocks: dict[Instruction, int | None] = {}
     for rank in plan.ranks:
         clocks.update(zip(job.schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True))
     options = [truth[i.instruction_class].at_clock(clocks.get(i) or job.clocks_mhz[0]) for i in graph.instructions]
@@ -270,7 +271,7 @@ def measure_sweep(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
     return Outcome(5 * len(clocks), energy_j / least_j - 1, time_s / untuned_s - 1, time.process_time() - begin)
 
 
-def as_plan(job: TrueJob, clocks: Mapping[object, int]) -> ClockPlan:
+def as_plan(job: TrueJob, clocks: Mapping[Instruction, int | None]) -> ClockPlan:
     """Return clocks as a plan."""
     return ClockPlan(
         "p",

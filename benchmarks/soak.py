@@ -48,6 +48,7 @@ from gpuenergyd.daemon.gpu_leases import GpuLeases  # noqa: E402
 from gpuenergyd.daemon.gpus import Gpus  # noqa: E402
 from gpuenergyd.daemon.jobs import Jobs  # noqa: E402
 from gpuenergyd.daemon.memory import allocate_from_one_arena  # noqa: E402
+from gpuenergyd.daemon.parts import Parts  # noqa: E402
 from gpuenergyd.daemon.peers import Peer  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
 from gpuenergyd.daemon.server import Server  # noqa: E402
@@ -132,7 +133,7 @@ class Soak:
         self.history = HistoryWriter(f"sqlite:///{folder / 'history.sqlite3'}")
         worker = Worker()
         self.jobs = Jobs(
-            services=JobServices(worker, Policy(), self.history, self.gpus, observation_limit_s=1.0),  # type: ignore[arg-type]  # `want` takes what it is given
+            services=JobServices(worker, Policy(), self.history, self.gpus, observation_limit_s=1.0),
             rules=JobRules(),
             default_policy="same",
             default_max_slowdown_ratio=0.0,
@@ -141,10 +142,11 @@ class Soak:
             max_ranks_per_user=64,
             silence_limit_s=60.0,
         )
-        leases = GpuLeases(worker, self.gpus, self.history)  # type: ignore[arg-type]  # as above
+        leases = GpuLeases(worker, self.gpus, self.history)
         self.server = Server(
             self.jobs,
             AdministratorLeases(leases, self.gpus),
+            Parts(self.jobs),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
             access=AccessRules(),

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -55,7 +56,7 @@ def main() -> int:
         "core hangs": _WATCHDOG_S[CORE] + 1.0,
         "worker hangs": _WATCHDOG_S[WORKER] + 1.0,
     }
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "what": name,
             "median_s": median(values),
