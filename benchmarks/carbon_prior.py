@@ -98,9 +98,8 @@ def fit_ridge(features: Array, corrections: Array) -> Array:
         weighted = x * weights[k : k + 4096, None]
         gram = gram + weighted.T @ x
         cross = cross + np.asarray(weighted.T @ corrections[k : k + 4096], dtype=np.float64)
-    penalised = np.asarray(gram + np.diag(3e-4 * np.diag(gram) + 1e-3), dtype=np.float64)
-    coefficients: Array = np.linalg.solve(penalised, cross)
-    return coefficients
+    penalised = gram + np.diag(3e-4 * np.diag(gram) + 1e-3)
+    return np.asarray(np.linalg.solve(penalised, cross), dtype=np.float64)
 
 
 def fit_network(features: Array, corrections: Array, weights: Array, seed: int) -> Network:
