@@ -141,7 +141,7 @@ def test_whoever_connects_starts_a_daemon_that_was_not_running(daemon: Installed
     status = daemon.status()
 
     assert status["mode"] == "control"
-    assert daemon.host.property_of(CORE, "ActiveState") == "active"
+    wait_until(lambda: daemon.host.property_of(CORE, "ActiveState") == "active", 30)  # it answers before it is READY
 
 
 def test_a_stop_gives_clocks_back_and_ends_core_and_worker(daemon: InstalledDaemon) -> None:
