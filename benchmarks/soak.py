@@ -382,7 +382,7 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=1.0)
-    parser.add_argument("--warmup-hours", type=float, default=1.0)
+    parser.add_argument("--warmup-hours", type=float, default=2.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonConnection
 from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.waiting import wait_until
 
 
 class Collector(ThreadingHTTPServer):
@@ -56,22 +57,29 @@ def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon that has read every GPU, its energy counter twice: metrics say nothing of what is not known yet."""
     with running_daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        wait_until(lambda: metrics_of(daemon).count("gpuenergyd_gpu_energy_joules_total{") == daemon.num_gpus, 60)
         yield daemon
+
+
+def metrics_of(daemon: DaemonProcess) -> str:
+    connection = DaemonConnection(str(daemon.socket_path))
+    _, text = connection.request("GET", "/v1/metrics", limit_s=30)
+    connection.close()
+    return text.decode()
 
 
 def test_a_collector_gets_what_prometheus_gets(daemon: DaemonProcess, collector: Collector) -> None:
     """The same names and labels; counters are cumulative sums, joules are joules, and what is unknown is absent."""
     assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 0
-    connection = DaemonConnection(str(daemon.socket_path))
-    _, text = connection.request("GET", "/v1/metrics", limit_s=30)
-    connection.close()
+    text = metrics_of(daemon)
 
     ((path, content_type, body),) = collector.seen
     assert (path, content_type) == ("/v1/metrics", "application/json")
     ((scope,),) = ((each for each in part["scopeMetrics"]) for part in body["resourceMetrics"])
     sent = {metric["name"]: metric for metric in scope["metrics"]}
-    families = [family for family in text_string_to_metric_families(text.decode()) if family.samples]
+    families = [family for family in text_string_to_metric_families(text) if family.samples]
     own = {sample.name for family in families for sample in family.samples if sample.name.startswith("gpuenergyd_")}
     assert {name for name in own if not name.endswith("_created")} == set(sent)
     energy = sent["gpuenergyd_gpu_energy_joules_total"]
