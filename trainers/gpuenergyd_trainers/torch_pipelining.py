@@ -176,7 +176,7 @@ def attach(
         run_key = find_run_key(run_key, num_processes=num_pp_ranks)
         replica = _dp_rank(first) - (tp_rank if num_tp_ranks > 1 else 0) if dp_rank is None else dp_rank
         part = None
-        if num_tp_ranks > 1 or (spans_hosts(_members(first)) if across_hosts is None else across_hosts):
+        if num_tp_ranks > 1 or (_crosses_hosts(first) if across_hosts is None else across_hosts):
             part = find_part(PipelinePlace(pp_rank, num_pp_ranks, tp_rank, num_tp_ranks, replica), run_key)
         client = RankClient(
             job_name=job,
@@ -231,6 +231,12 @@ def _dp_rank(stage: Any) -> int:
     members = _members(stage)
     is_contiguous = max(members) - min(members) == len(members) - 1
     return min(members) // len(members) if is_contiguous else min(members)
+
+
+def _crosses_hosts(stage: Any) -> bool:
+    import torch.distributed as dist  # noqa: PLC0415  whoever has a schedule has loaded it
+
+    return dist.is_initialized() and spans_hosts(_members(stage))
 
 
 def _members(stage: Any) -> list[int]:
