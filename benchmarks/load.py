@@ -41,8 +41,8 @@ from tests.support.processes import child_pids  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
 
 PERIOD_S = 0.1
-WARM_S = 8.0
-"""Until buffers have their size and every job its baseline."""
+WARM_S = 130.0
+"""Until every job has its baseline and as many iterations as it keeps, and every GPU two minutes of raw samples."""
 MICROBATCHES = 8
 WATCHED = (b"/v1/status", b"/v1/metrics", b"/time", b"/gpu/get_power_limit?gpu_ids=0")
 FLOODER = """
@@ -138,6 +138,8 @@ class Result:
     num_batches_acknowledged: int = 0
     num_skipped: int = 0
     generator_cpu_s: float = 0.0
+    resident_kib: list[int] = field(default_factory=list)
+    """The core's memory at the begin of each window."""
 
     def all_s(self) -> list[float]:
         return [latency_s for _, latency_s in self.latencies_s]
@@ -193,7 +195,7 @@ def clients_of(daemon: DaemonProcess, num_clients: int, num_gpus: int) -> list[C
     return clients
 
 
-def drive(clients: list[Client], seconds: float) -> Result:
+def drive(clients: list[Client], seconds: float, watched_pid: int | None = None) -> Result:
     """Let every client ask ten times a second, spread over the period; one that still waits skips its turn."""
     result = Result()
     cpu_before_s = time.process_time()
@@ -206,6 +208,8 @@ def drive(clients: list[Client], seconds: float) -> Result:
     num_waiting = 0
     while heap or num_waiting:
         now_s = time.perf_counter()
+        if watched_pid is not None and now_s - start_s >= WINDOW_S * len(result.resident_kib):
+            result.resident_kib.append(resident_kib(watched_pid))
         while heap and heap[0][0] <= now_s:
             due_s, k = heapq.heappop(heap)
             client = clients[k]
@@ -306,7 +310,7 @@ def measure(options: argparse.Namespace, folder: Path, *, flood: str | None, pro
     memory_before, cpu_before, at_s = resident_kib(daemon.pid), cpu_by_part_s(daemon.pid), time.perf_counter()
     recorded_before = sum(client.index for client in clients if client.is_rank)
     with flooded(daemon, flood) if flood else contextlib.nullcontext():
-        result = drive(clients, options.seconds)
+        result = drive(clients, options.seconds, daemon.pid)
     cpu_after, elapsed_s = cpu_by_part_s(daemon.pid), time.perf_counter() - at_s
     memory_after = resident_kib(daemon.pid)
     inside = look_inside(daemon, folder / "instruments.json")
@@ -340,6 +344,7 @@ def measure(options: argparse.Namespace, folder: Path, *, flood: str | None, pro
         **{f"core_{part}_cpu_ratio": round(used_s / elapsed_s, 3) for part, used_s in cpu.items()},
         "core_cpu_ms_per_request": round(1e3 * (cpu["loop"] + cpu["threads"]) / result.num_sent, 3),
         "memory_growth_kib": memory_after - memory_before,
+        "memory_kib_of_windows": [*result.resident_kib, memory_after],
         "load_average": [round(load, 1) for load in os.getloadavg()],
         "cpus": os.cpu_count(),
     }

@@ -1,6 +1,7 @@
 """`GET /v1/metrics`: the status in Prometheus' text format, in base units; what is not known is left out."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -188,11 +189,17 @@ def metrics_text(status: Mapping[str, Any]) -> bytes:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         lines.append(f"# HELP {name} {family.documentation}\n# TYPE {name} {family.type}\n")
         for sample in family.samples:
-            labels = ",".join([f'{key}="{_escaped(value)}"' for key, value in sorted(sample.labels.items())])
-            lines.append(f"{sample.name}{{{labels}}}" if labels else sample.name)
+            lines.append(sample.name + _label_text(tuple(sample.labels.items())))
             number = floatToGoString(sample.value)  # type: ignore[no-untyped-call]  # the library left it untyped
             lines.append(f" {number}\n")
     return "".join(lines).encode()
+
+
+@lru_cache(maxsize=4096)
+def _label_text(labels: tuple[tuple[str, str], ...]) -> str:
+    """Return labels in braces; the same ones come with every scrape."""
+    text = ",".join(f'{key}="{_escaped(value)}"' for key, value in sorted(labels))
+    return f"{{{text}}}" if text else ""
 
 
 def _escaped(text: str) -> str:

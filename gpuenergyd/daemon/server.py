@@ -84,8 +84,9 @@ class Server:
         self._jobs = jobs
         self._leases = leases
         self._parts = parts
-        self._status_text = Snapshot(lambda: encode(status()))
-        self._metrics = Snapshot(lambda: metrics_text(status()))
+        self._status = Snapshot(status)
+        self._status_text = Snapshot(lambda: encode(self._status.value()))
+        self._metrics = Snapshot(lambda: metrics_text(self._status.value()))
         self._job_detail = job_detail
         self._access = access
         self._proof_of_use = ProofOfUse(access, worker.users)
@@ -231,7 +232,8 @@ class Server:
         finally:
             guard.request_ends()
             if request.method != "GET" and request.path not in {_REPORT_PATH, _PACE_PATH}:
-                self._status_text.forget()  # who has changed something reads it back
+                for snapshot in (self._status, self._status_text, self._metrics):
+                    snapshot.forget()  # who has changed something reads it back
 
     async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:
         wait_s = self._rates.wait_s(guard.peer.uid)

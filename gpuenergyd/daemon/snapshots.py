@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-BUILDS_PER_S = 50.0
-BURST = 25.0
+BUILDS_PER_S = 20.0
+BURST = 10.0
 LIFETIME_S = 0.05
 
 

@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _WRITE_AHEAD_KEPT_BYTES = 16 * 2**20
 """What is left of a write-ahead log that a long reader made grow, once that reader has gone."""
 
 
+@lru_cache(maxsize=8)
 def sqlite_path(path_or_url: str | Path) -> Path | None:
     """Return the file of an SQLite history, None for any other database.
 
