@@ -9,10 +9,15 @@ job drift linearly.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from statistics import NormalDist, fmean, median
+from typing import TypeAlias
 
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.policy import BaselineView
+
+Point: TypeAlias = tuple[int, float, float | None]
+"""One iteration: its index, its time in s, its energy in J where that was measured."""
 
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
@@ -60,17 +65,21 @@ class MeasuredSaving:
 def measured_saving(
     full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
 ) -> MeasuredSaving | None:
+    """Return the measured saving of a job's iterations, as `saving_between` says it."""
+    return saving_between(
+        *([(o.iteration_index, o.iteration_time_s, o.energy_j) for o in own] for own in (full_speed, tuned))
+    )
+
+
+def saving_between(full_speed: Sequence[Point], tuned: Sequence[Point]) -> MeasuredSaving | None:
     """Return the measured saving, None with fewer than three iterations on either side.
 
     log(y) = level + effect * is_tuned + drift * iteration + noise, by least squares; the interval is Student's.
     """
-    times = _effect([(o, o.iteration_time_s) for o in full_speed], [(o, o.iteration_time_s) for o in tuned])
+    times = _effect(*([(index, time_s) for index, time_s, _ in own] for own in (full_speed, tuned)))
     if times is None:
         return None
-    energies = _effect(
-        [(o, energy_j) for o in full_speed if (energy_j := o.energy_j) is not None],
-        [(o, energy_j) for o in tuned if (energy_j := o.energy_j) is not None],
-    )
+    energies = _effect(*([(index, j) for index, _, j in own if j is not None] for own in (full_speed, tuned)))
     return MeasuredSaving(
         saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
         slowdown_ratio=times,
@@ -99,30 +108,24 @@ def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
     return abs(a_mean - b_mean) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
 
 
-def _effect(
-    full_speed: Sequence[tuple[IterationObservation, float]], tuned: Sequence[tuple[IterationObservation, float]]
-) -> Interval | None:
+def _effect(full_speed: Sequence[tuple[int, float]], tuned: Sequence[tuple[int, float]]) -> Interval | None:
     if len(full_speed) < 3 or len(tuned) < 3:
         return None
-    rows = [(0.0, float(o.iteration_index), math.log(y)) for o, y in full_speed]
-    rows += [(1.0, float(o.iteration_index), math.log(y)) for o, y in tuned]
-    effect, standard_error, degrees = _regress(rows)
+    is_tuned = [0.0] * len(full_speed) + [1.0] * len(tuned)
+    indices, values = zip(*full_speed, *tuned, strict=True)
+    effect, standard_error, degrees = _regress(is_tuned, indices, list(map(math.log, values)))
     margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * standard_error
     return Interval(*(math.expm1(x) for x in (effect, effect - margin, effect + margin)))
 
 
-def _regress(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, int]:
-    """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, first, second).
+def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int]:
+    """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, a, b).
 
     The second column is dropped where it cannot be told from the first: a job without blocks has no drift to see.
     """
-    n = len(rows)
-    a_mean, b_mean, y_mean = (fmean(row[k] for row in rows) for k in range(3))
-    saa = sum((a - a_mean) ** 2 for a, _, _ in rows)
-    sbb = sum((b - b_mean) ** 2 for _, b, _ in rows)
-    sab = sum((a - a_mean) * (b - b_mean) for a, b, _ in rows)
-    say = sum((a - a_mean) * (y - y_mean) for a, _, y in rows)
-    sby = sum((b - b_mean) * (y - y_mean) for _, b, y in rows)
+    n = len(y)
+    a, b, y = (_about_mean(column) for column in (a, b, y))
+    saa, sbb, sab, say, sby = (_products(*pair) for pair in ((a, a), (b, b), (a, b), (a, y), (b, y)))
     determinant = saa * sbb - sab * sab
     if sbb <= 0 or determinant < 0.3 * saa * sbb:
         effect, drift, inverse, degrees = say / saa, 0.0, 1 / saa, n - 2
@@ -130,8 +133,17 @@ def _regress(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, 
         effect = (say * sbb - sby * sab) / determinant
         drift = (sby * saa - say * sab) / determinant
         inverse, degrees = sbb / determinant, n - 3
-    residual = sum((y - y_mean - effect * (a - a_mean) - drift * (b - b_mean)) ** 2 for a, b, y in rows)
-    return effect, math.sqrt(max(0.0, residual) / degrees * inverse), degrees
+    left = [y_k - effect * a_k - drift * b_k for a_k, b_k, y_k in zip(a, b, y, strict=True)]
+    return effect, math.sqrt(_products(left, left) / degrees * inverse), degrees
+
+
+def _about_mean(column: Sequence[float]) -> list[float]:
+    mean = fmean(column)
+    return [value - mean for value in column]
+
+
+def _products(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(map(mul, a, b))
 
 
 def student_quantile(probability: float, degrees: int) -> float:

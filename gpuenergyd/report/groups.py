@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse, added
@@ -15,7 +15,7 @@ from gpuenergyd.store.energy_sums import EnergySum
 IDLE_GROUP = "(idle)"
 """What nobody's jobs used, where groups are of jobs."""
 UNTAGGED_GROUP = "(none)"
-_WHOLE_HOUR_S = 3600
+_ALL_BUT_THE_NEXT = timedelta(minutes=59)
 
 
 @dataclass(slots=True)
@@ -74,20 +74,19 @@ class Span:
     """Whether what was used for nobody is left out: of one job it says nothing."""
 
     def parts(self, *, by_gpu: bool = False, zone: tzinfo | None = UTC, by_time: bool = False) -> Iterable[EnergySum]:
-        """Return the ledger's sums; by time in hours, or in minutes where the zone's days begin within an hour."""
+        """Return the ledger's sums; by time in hours, and in minutes where a day of the zone begins within an hour."""
         has_periods = self.tariff is not None and self.tariff.periods != ()
+
+        def is_split(hour: datetime) -> bool:
+            return _day(hour, zone) != _day(hour + _ALL_BUT_THE_NEXT, zone)
+
         return self.history.energy_sums(
             since=self.since,
             until=self.until,
             by_gpu=by_gpu,
             by_time=by_time or has_periods,
-            in_minutes=by_time and not self._has_whole_hours(zone),
+            is_split=is_split if by_time else None,
         )
-
-    def _has_whole_hours(self, zone: tzinfo | None) -> bool:
-        edges = (self.since, self.until, datetime.now(tz=UTC))
-        offsets = (at.astimezone(zone).utcoffset() for at in edges if at is not None)
-        return all(offset is not None and offset.total_seconds() % _WHOLE_HOUR_S == 0 for offset in offsets)
 
 
 def groups_by_user(span: Span, reports: Sequence[JobReport]) -> tuple[Group, ...]:

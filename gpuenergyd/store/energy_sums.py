@@ -1,12 +1,14 @@
 """The ledger added up: energy by job, and by GPU or by hour, from the coarsest buckets that the span allows."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from gpuenergyd.store.reading import Reader
 
 _HOUR_S, _MINUTE_S = 3600, 60
+_SAME_WITHIN_S = 0.001
 _AMOUNTS = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
 
 
@@ -52,20 +54,37 @@ def energy_sums(
     until: datetime | None,
     by_gpu: bool,
     by_time: bool,
-    in_minutes: bool,
+    is_split: Callable[[datetime], bool] | None = None,
 ) -> Iterator[EnergySum]:
-    """Yield sums over a span: whole hours from hours, the rest of it from minutes; from minutes alone if asked.
+    """Yield sums over a span: whole hours from hours, the rest of it from minutes.
 
-    A key may come in up to three parts, one for each part of the span.
+    By time, hours that `is_split` names by their begin come in minutes, as long as those are kept. A key may come in up
+    to three parts, one for each part of the span.
     """
     keys = ["job_id", *(["gpu_uuid"] if by_gpu else []), *(["started_at"] if by_time else [])]
-    sums = (f"sum({name}) AS {name}" for name in _AMOUNTS)
-    columns, grouping = ", ".join((*keys, *sums)), ", ".join(keys)
-    apart = {"gpu_uuid": None, "started_at": None}
-    for bucket_s, begin, end in [(_MINUTE_S, since, until)] if in_minutes else _parts(since, until):
+
+    def sums(bucket_s: int, begin: datetime | None, end: datetime | None) -> list[EnergySum]:
+        columns = ", ".join((*keys, *(f"sum({name}) AS {name}" for name in _AMOUNTS)))
         wanted = {"bucket_s = ?": bucket_s, "started_at >= ?": begin, "started_at < ?": end}
-        for row in reader.select(columns, "gpu_rollups", wanted, group_by=grouping):
-            yield EnergySum(**{**apart, **vars(row)})
+        rows = reader.select(columns, "gpu_rollups", wanted, group_by=", ".join(keys))
+        return [EnergySum(**{"gpu_uuid": None, "started_at": None, **vars(row)}) for row in rows]
+
+    for bucket_s, begin, end in _parts(since, until):
+        hours: dict[datetime, list[EnergySum]] = defaultdict(list)
+        for part in sums(bucket_s, begin, end):
+            at = part.started_at if is_split is not None and bucket_s == _HOUR_S else None
+            if at is not None and is_split is not None and is_split(at):
+                hours[at].append(part)
+            else:
+                yield part
+        for at, whole in hours.items():
+            minutes = sums(_MINUTE_S, at, at + timedelta(hours=1))
+            # Where minutes of an hour have been forgotten already, all of it counts where it begins.
+            yield from minutes if _known_s(minutes) >= _known_s(whole) - _SAME_WITHIN_S else whole
+
+
+def _known_s(parts: Iterable[EnergySum]) -> float:
+    return sum(part.measured_s + part.estimated_s + part.missing_s for part in parts)
 
 
 def _parts(since: datetime | None, until: datetime | None) -> list[tuple[int, datetime | None, datetime | None]]:

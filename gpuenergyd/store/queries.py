@@ -1,7 +1,7 @@
 """What can be asked of the history, while the daemon runs and after it. Nothing here writes."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -238,16 +238,18 @@ class History:
         until: datetime | None = None,
         by_gpu: bool = False,
         by_time: bool = False,
-        in_minutes: bool = False,
+        is_split: Callable[[datetime], bool] | None = None,
     ) -> tuple[EnergySum, ...]:
         """Return what GPUs used by job, and by GPU or time where asked; from hours as far as the span allows.
+
+        By time, hours that `is_split` names by their begin come in minutes, as long as those are kept.
 
         Raises:
             StoreError: the history cannot be read.
         """
         with self._source.reading() as reader:
             return tuple(
-                energy_sums(reader, since=since, until=until, by_gpu=by_gpu, by_time=by_time, in_minutes=in_minutes)
+                energy_sums(reader, since=since, until=until, by_gpu=by_gpu, by_time=by_time, is_split=is_split)
             )
 
     def host_energy(self, *, since: datetime | None = None, until: datetime | None = None) -> tuple[HostEnergyRow, ...]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
-from functools import lru_cache
+from itertools import starmap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -42,9 +42,6 @@ Row: TypeAlias = Any
 
 Record = TypeVar("Record", bound="DataclassInstance")
 
-_TRUTHS: Mapping[str, Callable[[Any], bool]] = {"is_": bool}
-_SAME_INSTANTS = 1024
-"""So many instants are remembered while rows are read: the rows of several GPUs share theirs."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BUSY_TIMEOUT_S = 5.0
 
@@ -92,9 +89,13 @@ class Reader(ABC):
         self, kind: type[Record], table: str, where: Mapping[str, object], *, order_by: str
     ) -> tuple[Record, ...]:
         """Return rows as dataclasses whose fields are named like the columns."""
-        names: tuple[str, ...] = tuple(field.name for field in fields(kind))
-        _, rows = self._rows(names, table, where, order_by=order_by)
-        return tuple(kind(*row) for row in rows)
+        return tuple(starmap(kind, self.values(names_of(kind), table, where, order_by=order_by)))
+
+    def values(
+        self, columns: Sequence[str], table: str, where: Mapping[str, object], *, order_by: str
+    ) -> Sequence[Sequence[Any]]:
+        """Return rows without names, for whoever reads thousands of them."""
+        return self._rows(columns, table, where, order_by=order_by)[1]
 
     def _rows(
         self,
@@ -105,7 +106,7 @@ class Reader(ABC):
         group_by: str = "",
         order_by: str = "",
         limit: int | None = None,
-    ) -> tuple[Sequence[str], list[list[Any]]]:
+    ) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         conditions, values = [], {}
         for number, (condition, value) in enumerate((where or {}).items()):
             if value is not None:
@@ -120,14 +121,16 @@ class Reader(ABC):
             ("ORDER BY", order_by),
             ("LIMIT", "" if limit is None else str(limit)),
         ]
-        names, found = self._fetch(" ".join(f"{word} {part}" for word, part in parts if part), values)
-        rows = [list(row) for row in found]
-        for k, name in enumerate(names):
-            read = lru_cache(_SAME_INSTANTS)(instant_of) if name in INSTANTS else _TRUTHS.get(name[:3])
-            if read is not None:
-                for row in rows:
-                    row[k] = read(row[k])
-        return names, rows
+        names, rows = self._fetch(" ".join(f"{word} {part}" for word, part in parts if part), values)
+        reads = {k: read for k, name in enumerate(names) if (read := _read_as(name)) is not None}
+        if not reads or not rows:
+            return names, rows
+        read_columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        for k, read in reads.items():
+            # Few different ones stand in many rows: GPUs share their hours, and truths are two.
+            meanings = {stored: read(stored) for stored in set(read_columns[k])}
+            read_columns[k] = [meanings[stored] for stored in read_columns[k]]
+        return names, list(zip(*read_columns, strict=True))
 
     def first(self, column: str, table: str, where: Mapping[str, object] | None = None, *, order_by: str = "") -> Any:
         """Return one column of the first row, None without any."""
@@ -256,6 +259,18 @@ def one_line(error: Exception) -> str:
     """Return a database error without SQL and links."""
     original = getattr(error, "orig", None) or error
     return (str(original).splitlines() or [type(original).__name__])[0]
+
+
+def names_of(kind: "type[DataclassInstance]") -> tuple[str, ...]:
+    """Return the columns that a dataclass holds."""
+    return tuple(field.name for field in fields(kind))
+
+
+def _read_as(name: str) -> Callable[[Any], Any] | None:
+    """Return what makes of a stored value what its column means, None where that is the same."""
+    if name in INSTANTS:
+        return instant_of
+    return bool if name.startswith("is_") else None
 
 
 def _stored(value: object) -> object:

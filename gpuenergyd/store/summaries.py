@@ -1,16 +1,15 @@
 """One job in figures, from its iterations: the single ones and those that have become blocks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.store.blobs import decode_tags
-from gpuenergyd.store.reading import Reader, Row
+from gpuenergyd.store.reading import Reader, Row, names_of
 
 if TYPE_CHECKING:
-    from gpuenergyd.core.observation import IterationObservation
     from gpuenergyd.core.savings import Interval
 
 
@@ -34,6 +33,14 @@ class Counted:
 
 
 WHOLE = Counted()
+
+_PURPOSES: Mapping[str | None, PlanPurpose | None] = {None: None, "": None, **{str(word): word for word in PlanPurpose}}
+_OF_ITERATIONS = ("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j")
+_OF_BLOCKS = (
+    *("first_iteration_index", "started_at", "plan_purpose", "is_regular", "num_iterations"),
+    *("sum_time_s", "median_time_s", "num_measured", "sum_energy_j", "median_energy_j"),
+)
+"""The columns that `Iterations` holds, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +107,11 @@ class IterationRow:
 
 def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
     """Return the single iterations of a job, in order."""
-    names = tuple(IterationRow.__dataclass_fields__)
-    rows = reader.select(names, "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
-    return tuple(IterationRow(**{**vars(row), "plan_purpose": _purpose(row)}) for row in rows)
-
-
-def _purpose(row: Row) -> PlanPurpose | None:
-    return PlanPurpose(row.plan_purpose) if row.plan_purpose else None
+    rows = reader.values(names_of(IterationRow), "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
+    return tuple(
+        IterationRow(index, at, time_s, energy_j, plan_id, _PURPOSES[purpose], is_regular)
+        for index, at, time_s, energy_j, plan_id, purpose, is_regular in rows
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,35 +137,15 @@ class Iterations:
 
 def all_iterations(reader: Reader, job_id: str) -> list[Iterations]:
     """Return a job's iterations in order, as single as they are still kept."""
+    single = reader.values(_OF_ITERATIONS, "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
     found = [
-        Iterations(
-            row.iteration_index,
-            row.started_at,
-            row.plan_purpose,
-            row.is_regular,
-            1,
-            row.iteration_time_s,
-            row.iteration_time_s,
-            int(row.energy_j is not None),
-            row.energy_j,
-            row.energy_j,
-        )
-        for row in iteration_rows(reader, job_id)
+        Iterations(index, at, _PURPOSES[purpose], is_regular, 1, time_s, time_s, int(j is not None), j, j)
+        for index, at, purpose, is_regular, time_s, j in single
     ]
+    blocks = reader.values(_OF_BLOCKS, "iteration_blocks", {"job_id = ?": job_id}, order_by="first_iteration_index")
     found += [
-        Iterations(
-            row.first_iteration_index,
-            row.started_at,
-            _purpose(row),
-            row.is_regular,
-            row.num_iterations,
-            row.sum_time_s,
-            row.median_time_s,
-            row.num_measured,
-            row.sum_energy_j,
-            row.median_energy_j,
-        )
-        for row in reader.select("*", "iteration_blocks", {"job_id = ?": job_id})
+        Iterations(index, at, _PURPOSES[purpose], is_regular, *figures)
+        for index, at, purpose, is_regular, *figures in blocks
     ]
     return sorted(found, key=lambda own: own.first_index)
 
@@ -200,14 +185,14 @@ def job_summary(reader: Reader, job: Row, counted: Counted = WHOLE) -> JobSummar
 
     Of a part of it, the baseline is still that of the whole job: full speed is what every saving refers to.
     """
-    from gpuenergyd.core.savings import measured_saving  # noqa: PLC0415  a report of ended jobs needs no statistics
+    from gpuenergyd.core.savings import saving_between  # noqa: PLC0415  a report of ended jobs needs no statistics
 
     whole = all_iterations(reader, job.job_id)
     every = [own for own in whole if counted.holds(own.started_at)]
     regular = [own for own in every if own.is_regular]
     at_full_speed, under_plan = _regular(whole, PlanPurpose.BASELINE), _regular(every, PlanPurpose.TUNED)
     baseline, tuned = _typical(at_full_speed), _typical(under_plan)
-    measured = measured_saving(_observations(at_full_speed), _observations(under_plan))
+    measured = saving_between(_points(at_full_speed), _points(under_plan))
     profiled = [own for own in every if own.purpose is PlanPurpose.PROFILE]
     of_job = {"job_id = ?": job.job_id}
     tuned_plans = reader.select(
@@ -279,20 +264,9 @@ def _typical(every: Sequence[Iterations]) -> Typical:
     )
 
 
-def _observations(every: Sequence[Iterations]) -> "list[IterationObservation]":
+def _points(every: Sequence[Iterations]) -> list[tuple[int, float, float | None]]:
     """Return what the statistics of the domain want of iterations: when, how long, how much; a block speaks once."""
-    from gpuenergyd.core.observation import IterationObservation, RankEnergy  # noqa: PLC0415  as above
-
-    return [
-        IterationObservation(
-            iteration_index=own.first_index + own.num_iterations // 2,
-            plan_id=None,
-            iteration_time_s=own.median_time_s,
-            instruction_samples=(),
-            ranks=(RankEnergy(0, own.median_time_s, own.median_energy_j, ()),),
-        )
-        for own in every
-    ]
+    return [(own.first_index + own.num_iterations // 2, own.median_time_s, own.median_energy_j) for own in every]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

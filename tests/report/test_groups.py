@@ -162,8 +162,33 @@ def test_hours_and_the_minutes_at_both_ends_cover_a_span_once(tmp_path: Path) ->
 
         spans = [(0, 240), (30, 210), (30, 50), (60, 120), (59, 61), (5, 60), (60, 61)]
         assert [minutes(*span) for span in spans] == [until - since for since, until in spans]
-        half_hours = groups_by_day(Span(history), zone=timezone(timedelta(hours=5, minutes=30)))
-        assert sum(group.energy_j or 0 for group in half_hours) == 240
+
+
+@pytest.mark.parametrize(("minutes_kept", "first_day_j"), [(True, 30 + 60), (False, 60 + 60)])
+def test_a_day_that_begins_within_an_hour_takes_its_minutes_as_long_as_they_are_kept(
+    tmp_path: Path, *, minutes_kept: bool, first_day_j: int
+) -> None:
+    """In India a day ends at 18:30 UTC. With minutes forgotten all of that hour counts where it begins: never less."""
+    path = tmp_path / "history.sqlite3"
+    begin = datetime(2026, 3, 1, 17, 0, tzinfo=UTC)
+    writer = HistoryWriter(path, batch_s=0.01)
+    writer.start()
+    for minute in range(240):
+        at = begin + timedelta(minutes=minute)
+        # Of the hour that the day ends in, the first minutes may be forgotten already.
+        kept = [(60, at)] if minutes_kept or not 60 <= minute < 70 else []
+        for bucket_s, begun in (*kept, (3600, at.replace(minute=0))):
+            writer.write(RollupRecord(bucket_s, "GPU-0", begun, "", 1.0, 1.0, 1.0, 1410.0, 1, measured_s=60.0))
+    assert writer.flush(10.0)
+    writer.close()
+
+    with open_history(path) as history:
+        days = groups_by_day(Span(history), zone=timezone(timedelta(hours=5, minutes=30)))
+
+    assert [(day.name, day.energy_j) for day in days] == [
+        ("2026-03-01", first_day_j),
+        ("2026-03-02", 240 - first_day_j),
+    ]
 
 
 def test_an_empty_history_has_no_groups(history: History) -> None:
