@@ -1,4 +1,4 @@
-"""What the history costs: size per GPU and day, time of a 30-day report, rows a second, CPU of the writer.
+"""What the history costs: bytes per GPU and day, times of a report over 30 days and its queries, writing, CPU.
 
 The history is what 8 GPUs at 10 Hz leave behind in steady state after 30 days under one job after another: packed
 samples of the last two days, packed seconds of the last week, minutes and hours of all of it, and every iteration of
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sized
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ from statistics import median
 from sqlalchemy import Connection
 
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import History, HistoryWriter, open_history
 from gpuenergyd.store.compaction import compact_iterations
 from gpuenergyd.store.database import upgrade, writing_engine
 from gpuenergyd.store.kept_summaries import keep_summaries
@@ -182,17 +182,23 @@ def timed_reports(path: Path, repeats: int) -> dict[str, list[float]]:
     return times_s
 
 
-def timed_queries(path: Path, since: datetime, repeats: int) -> list[float]:
-    """Return wall seconds of the two queries of a 30-day report: all jobs, and hours of all GPUs."""
-    times_s = []
+def timed_queries(path: Path, since: datetime, repeats: int) -> dict[str, list[float]]:
+    """Return wall seconds of the queries of a 30-day report, each as the first after opening the history."""
+    queries: dict[str, Callable[[History], Sized]] = {
+        "all jobs": lambda history: history.job_summaries(since=since),
+        "all hours of all GPUs": lambda history: history.rollups(bucket_s=3600, since=since),
+        "energy by job and hour": lambda history: history.energy_sums(since=since, by_time=True),
+        "the same where days begin at half an hour": lambda history: history.energy_sums(
+            since=since, by_time=True, is_split=lambda hour: hour.hour == 18
+        ),
+    }
+    times_s: dict[str, list[float]] = {name: [] for name in queries}
     for _ in range(repeats):
-        with open_history(path) as history:
-            begin = time.perf_counter()
-            assert history.job_summaries(since=since)
-            jobs_s = time.perf_counter() - begin
-            begin = time.perf_counter()
-            assert history.rollups(bucket_s=3600, since=since)
-            times_s.append(max(jobs_s, time.perf_counter() - begin))
+        for name, query in queries.items():
+            with open_history(path) as history:
+                begin = time.perf_counter()
+                assert len(query(history)) > 0
+                times_s[name].append(time.perf_counter() - begin)
     return times_s
 
 
@@ -264,10 +270,11 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     slower = max(("job", "day"), key=lambda name: median(reports_s[name]))
+    slowest = max(queries_s, key=lambda name: median(queries_s[name]))
     figures = {
         "bytes_per_gpu_day": round(per_gpu_day),
         "report_s": round(median(reports_s[slower]), 3),
-        "query_s": round(median(queries_s), 4),
+        "query_s": round(median(queries_s[slowest]), 4),
         "insert_rows_per_s": round(rates["samples"]),
         "writer_cpu_ratio": round(ratio, 5),
     }
@@ -278,13 +285,14 @@ def main() -> None:
     print(f"{options.days} days of {NUM_GPUS} GPUs at {RATE_HZ} Hz: {held / 1e6:.0f} MB, {per_day}")
     for name, times_s in reports_s.items():
         print(f"{'gpuenergyd --version' if name == 'version' else f'report by {name}'}, cold: {spread(times_s)}")
-    print(f"slower of its queries: {spread(queries_s)}")
+    for name, times_s in queries_s.items():
+        print(f"query, {name}: {spread(times_s)}{' (query_s)' if name == slowest else ''}")
     print(f"rows a second: samples {rates['samples']:,.0f}, iterations {rates['iterations']:,.0f}")
     print(f"writer: {ratio:.2%} of a core over {options.live_seconds:g} s; load average {os.getloadavg()[0]:.1f}")
 
 
 def spread(times_s: list[float]) -> str:
-    return f"{median(times_s):.3f} s ({min(times_s):.3f}-{max(times_s):.3f}, n={len(times_s)})"
+    return f"{median(times_s):.4f} s ({min(times_s):.4f}-{max(times_s):.4f}, n={len(times_s)})"
 
 
 if __name__ == "__main__":

@@ -143,7 +143,8 @@ def _about_mean(column: Sequence[float]) -> list[float]:
 
 
 def _products(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(map(mul, a, b))
+    total: float = sum(map(mul, a, b))
+    return total
 
 
 def student_quantile(probability: float, degrees: int) -> float:

@@ -7,13 +7,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    create_engine,
+    event,
+    insert,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.reading import APPLICATION_ID, connect_read_only, one_line
+from gpuenergyd.store.reading import APPLICATION_ID, SCHEMA_REVISION, connect_read_only, one_line
+from gpuenergyd.store.schema import metadata
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 _WRITE_AHEAD_KEPT_BYTES = 16 * 2**20
@@ -95,18 +107,37 @@ def reading_engine(path_or_url: str | Path) -> Engine:
     return create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
 
+def create(connection: Connection) -> None:
+    """Make the newest tables in an empty database, in the transaction that is open.
+
+    The revisions would end with the same; to load what carries them out takes longer than all else that a first start
+    does.
+    """
+    _claim(connection)
+    metadata.create_all(connection)
+    revisions = Table("alembic_version", MetaData(), Column("version_num", String(32), nullable=False))
+    revisions.append_constraint(PrimaryKeyConstraint("version_num", name="alembic_version_pkc"))
+    revisions.create(connection)
+    connection.execute(insert(revisions), {"version_num": SCHEMA_REVISION})
+
+
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Bring the schema to a revision, in the transaction that is open."""
     logging.getLogger("alembic").setLevel(logging.WARNING)  # before it is loaded, for it talks while it loads
     from alembic import command  # noqa: PLC0415  a reader, and a writer that finds all in order, start without it
     from alembic.config import Config  # noqa: PLC0415  as above
 
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    _claim(connection)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
+
+
+def _claim(connection: Connection) -> None:
+    """Say in the database, where it has a place for it, whose it is."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
 
 
 def check_after_unclean_stop(engine: Engine, path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, case, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from gpuenergyd.store import schema
 from gpuenergyd.store.blobs import encode_clocks, encode_hours, encode_points, encode_spans, encode_tags
@@ -147,7 +147,9 @@ def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
     if table is schema.control_events:
         connection.execute(insert(table), rows)
         return
-    make: Callable[[Table], Any] = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    make: Callable[[Table], Any] = sqlite_insert
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as make  # noqa: PLC0415  slow to load; most hosts have none
     if table in {schema.intensities, schema.models}:
         # What comes twice in one batch counts as it came last: no database replaces a row twice in one statement.
         rows = list({tuple(row[name] for name in key): row for row in rows}.values())

@@ -22,6 +22,7 @@ from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError, SQLA
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.database import (
     check_after_unclean_stop,
+    create,
     reading_engine,
     set_aside,
     sqlite_path,
@@ -366,7 +367,9 @@ class HistoryWriter:
     def _prepare(self, connection: Connection) -> None:
         held = contents(EngineReader(connection))
         self._require_ours(held)
-        if held is not Contents.CURRENT:
+        if held is Contents.NOTHING:
+            create(connection)
+        elif held is not Contents.CURRENT:
             upgrade(connection)
         close_abandoned_jobs(connection)
 

@@ -25,6 +25,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def other_place(place: str, request: pytest.FixtureRequest) -> str:
+    """Return a second one, of the same kind."""
+    if "://" not in place:
+        return str(Path(place).with_name("other.sqlite3"))
+    server: PostgresqlServer = request.getfixturevalue("postgresql")
+    return server.new_database()
+
+
+@pytest.fixture
 def writer(place: str) -> Iterator[HistoryWriter]:
     writer = HistoryWriter(place, batch_s=0.01)
     writer.start()

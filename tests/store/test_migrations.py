@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, MetaData, insert
+from sqlalchemy import Connection, MetaData, insert, inspect
 
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.database import MIGRATIONS, reading_engine, upgrade, writing_engine
-from gpuenergyd.store.reading import SCHEMA_REVISION, micros_of
+from gpuenergyd.store.database import MIGRATIONS, create, reading_engine, upgrade, writing_engine
+from gpuenergyd.store.engine_reading import EngineReader
+from gpuenergyd.store.reading import SCHEMA_REVISION, Contents, contents, micros_of
 from gpuenergyd.store.schema import metadata
 from tests.store.test_history import job
 
@@ -90,6 +91,36 @@ def write_as(connection: Connection, revision: str) -> None:
 def test_every_revision_is_followed_by_the_next_to_the_newest() -> None:
     assert [f"{number:04d}" for number in range(1, len(REVISIONS) + 1)] == REVISIONS
     assert REVISIONS[-1] == SCHEMA_REVISION
+
+
+def tables_in(connection: Connection) -> dict[str, Any]:
+    """Return all that the database knows of its tables, in an order that does not depend on their making."""
+    seen = inspect(connection)
+    columns = ("name", "type", "nullable", "default", "autoincrement")
+    return {
+        table: {
+            "columns": [tuple(str(column.get(key)) for key in columns) for column in seen.get_columns(table)],
+            "key": seen.get_pk_constraint(table)["constrained_columns"],
+            "indexes": sorted(str((i["name"], i["column_names"], i["unique"])) for i in seen.get_indexes(table)),
+            "options": seen.get_table_options(table) if connection.dialect.name == "sqlite" else {},
+        }
+        for table in seen.get_table_names()
+    }
+
+
+def test_a_new_history_has_the_tables_that_all_migrations_make(place: str, other_place: str) -> None:
+    """It is made at once, for what carries out migrations takes long to load; nothing tells it from a migrated one."""
+    made = []
+    for where, make in ((place, create), (other_place, upgrade)):
+        engine = writing_engine(where, busy_timeout_s=5)
+        with engine.begin() as connection:
+            make(connection)
+            made.append((tables_in(connection), contents(EngineReader(connection))))
+            upgrade(connection)  # finds nothing to do
+        engine.dispose()
+
+    assert made[0] == made[1]
+    assert made[0][1] is Contents.CURRENT
 
 
 @pytest.mark.parametrize("revision", EARLIER)
