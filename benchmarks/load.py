@@ -38,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 from gpuenergyd.client.connection import DaemonClient  # noqa: E402  the tree this file lies in
 from tests.support.daemon_process import DaemonProcess  # noqa: E402
 from tests.support.processes import child_pids  # noqa: E402
+from tests.support.registration import one_stage_registration  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
 
 PERIOD_S = 0.1
@@ -162,20 +163,13 @@ def register(daemon: DaemonProcess, number: int) -> str:
     client = DaemonClient(str(daemon.socket_path))
     answer = client.post(
         "/v1/ranks",
-        {
-            "protocol_version": 1,
-            "job_name": f"load-{number}",
-            "run_key": "1",
-            "pp_rank": 0,
-            "num_pp_ranks": 1,
-            "dp_rank": 0,
-            "schedule_name": "1f1b",
-            "num_microbatches": MICROBATCHES,
-            "num_chunks": 1,
-            "order": [["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)],
-            "gpu_uuid": daemon.status()["gpus"][number]["gpu_uuid"],
-            "policy": "full-speed",
-        },
+        one_stage_registration(
+            daemon.status()["gpus"][number]["gpu_uuid"],
+            f"load-{number}",
+            num_microbatches=MICROBATCHES,
+            order=[["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)],
+            policy="full-speed",
+        ),
     )
     client.close()
     return str(answer["rank_token"])

@@ -57,6 +57,7 @@ from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
 from gpuenergyd.wire.clock_record import ClockRecord  # noqa: E402
+from tests.support.registration import one_stage_registration  # noqa: E402
 
 GPUS = 16
 MICROBATCHES = 4
@@ -175,20 +176,13 @@ class Soak:
 
     async def register(self, number: int) -> str:
         self.num_runs += 1
-        order = [["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)]
-        registration = {
-            "protocol_version": 1,
-            "job_name": f"soak-{number}",
-            "run_key": str(self.num_runs),
-            "pp_rank": 0,
-            "num_pp_ranks": 1,
-            "dp_rank": 0,
-            "schedule_name": "1f1b",
-            "num_microbatches": MICROBATCHES,
-            "num_chunks": 1,
-            "order": order,
-            "gpu_uuid": f"GPU-{number}",
-        }
+        registration = one_stage_registration(
+            f"GPU-{number}",
+            f"soak-{number}",
+            run_key=str(self.num_runs),
+            num_microbatches=MICROBATCHES,
+            order=[["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)],
+        )
         answer = await self.connections[number].ask("POST", "/v1/ranks", json.dumps(registration).encode())
         self.indices[number] = 0
         self.plans[number] = []

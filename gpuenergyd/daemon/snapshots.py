@@ -6,32 +6,35 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-BUILDS_PER_S = 20.0
-BURST = 10.0
+SHARE = 0.05
+"""Of a core's time that goes into building an answer anew whenever it is asked for."""
+BURST_S = 0.1
 LIFETIME_S = 0.05
 
 
 @dataclass(slots=True)
 class Snapshot(Generic[T]):
-    """One answer: built anew for each request up to a rate, and above it only once it is older than a moment.
+    """One answer: built anew for each request while that takes little of a core, else once it is older than a moment.
 
     Whoever changes what it says lets it `forget`, so that the change is read back whatever the rate.
     """
 
     build: Callable[[], T]
     monotonic_s: Callable[[], float] = time.monotonic
-    _tokens: float = BURST
+    cpu_s: Callable[[], float] = time.thread_time
+    _credit_s: float = BURST_S
     _asked_at_s: float = float("-inf")
     _kept: tuple[T, float] | None = None
 
     def value(self) -> T:
         """Return the answer."""
         now_s = self.monotonic_s()
-        self._tokens = min(BURST, self._tokens + (now_s - self._asked_at_s) * BUILDS_PER_S)
+        self._credit_s = min(BURST_S, self._credit_s + (now_s - self._asked_at_s) * SHARE)
         self._asked_at_s = now_s
-        if self._kept is None or self._tokens >= 1.0 or now_s - self._kept[1] >= LIFETIME_S:
-            self._tokens = max(0.0, self._tokens - 1.0)
+        if self._kept is None or self._credit_s > 0 or now_s - self._kept[1] >= LIFETIME_S:
+            begin_s = self.cpu_s()
             self._kept = self.build(), now_s
+            self._credit_s = max(-BURST_S, self._credit_s - (self.cpu_s() - begin_s))
         return self._kept[0]
 
     def forget(self) -> None:

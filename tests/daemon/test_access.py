@@ -21,6 +21,7 @@ from gpuenergyd.daemon.peers import Peer, is_dead, is_host_root, open_pidfd, ope
 from gpuenergyd.errors import AccessError, JobError, UsageError
 from tests.support.client_process import client_process, daemon_for_everybody, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -35,19 +36,7 @@ def daemon() -> Iterator[DaemonProcess]:
 
 
 def registration(daemon: DaemonProcess) -> dict[str, Any]:
-    return {
-        "protocol_version": 1,
-        "job_name": "access-test",
-        "run_key": "1",
-        "pp_rank": 0,
-        "num_pp_ranks": 1,
-        "dp_rank": 0,
-        "schedule_name": "1f1b",
-        "num_microbatches": 1,
-        "num_chunks": 1,
-        "order": [["F", 0, 0], ["B", 0, 0]],
-        "gpu_uuid": daemon.status()["gpus"][0]["gpu_uuid"],
-    }
+    return one_stage_registration(daemon.status()["gpus"][0]["gpu_uuid"])
 
 
 def register_as(daemon: DaemonProcess, uid: int, gid: int, groups: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:

@@ -6,7 +6,6 @@ import pwd
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from tests.support.client_process import (
     needs_root,
 )
 from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -44,25 +44,9 @@ def world(daemon: DaemonProcess) -> Iterator[SimulatedHost]:
     host.close()
 
 
-def registration(gpu_uuid: str, job_name: str = "proof") -> dict[str, Any]:
-    return {
-        "protocol_version": 1,
-        "job_name": job_name,
-        "run_key": "1",
-        "pp_rank": 0,
-        "num_pp_ranks": 1,
-        "dp_rank": 0,
-        "schedule_name": "1f1b",
-        "num_microbatches": 1,
-        "num_chunks": 1,
-        "order": [["F", 0, 0], ["B", 0, 0]],
-        "gpu_uuid": gpu_uuid,
-    }
-
-
 def claim(client: ClientProcess, gpu_uuid: str) -> tuple[int, str]:
     """Ask for a GPU; return the status and what was wrong."""
-    status, answer = client.ask("POST", "/v1/ranks", registration(gpu_uuid))
+    status, answer = client.ask("POST", "/v1/ranks", one_stage_registration(gpu_uuid))
     return status, answer.get("error", "")
 
 
@@ -111,7 +95,7 @@ def test_the_gpu_of_another_users_job_is_refused_and_who_runs_there_is_named(
     assert from_outside[0] == 403
     assert f"(processes there: {alice_pid})" in from_outside[1]
     assert from_beside[0] == 409
-    assert f"works for job {job_id} ('proof') of uid {ALICE} since" in from_beside[1]
+    assert f"works for job {job_id} ('one stage') of uid {ALICE} since" in from_beside[1]
 
 
 def test_a_launcher_may_claim_what_its_worker_runs_on(daemon: DaemonProcess, world: SimulatedHost) -> None:
@@ -153,7 +137,7 @@ def test_an_unprivileged_user_is_refused_every_change_and_told_how_to_become_one
 ) -> None:
     with client_process(daemon.socket_path, uid=NOBODY, gid=NOBODY) as client:
         answers = [
-            client.ask("POST", "/v1/ranks", registration(gpu(daemon, 0))),
+            client.ask("POST", "/v1/ranks", one_stage_registration(gpu(daemon, 0))),
             client.ask("POST", "/v1/leases", {"gpu": "0", "sm_clock_mhz": 1200}),
             client.ask("POST", "/v1/leases/release", {"gpu": "0"}),
         ]
@@ -174,7 +158,7 @@ def test_root_of_a_container_commands_nothing_whatever_groups_it_gives_itself(
     groups = None if "--user" in namespaces else [TRAINERS.gr_gid, ADMINS.gr_gid]
     with client_process(daemon.socket_path, uid=0, gid=0, groups=groups, unshare=namespaces) as root:
         answers = [
-            root.ask("POST", "/v1/ranks", registration(gpu(daemon, 0))),
+            root.ask("POST", "/v1/ranks", one_stage_registration(gpu(daemon, 0))),
             root.ask("POST", "/v1/leases", {"gpu": "0", "sm_clock_mhz": 1200}),
         ]
 

@@ -19,6 +19,7 @@ from gpuenergyd.errors import AccessError
 from gpuenergyd.gpu.journal import Journal
 from gpuenergyd.gpu.simulated import SimulatedHost
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -197,19 +198,7 @@ def test_a_job_and_an_administrator_never_have_the_same_gpu(
 
 def test_a_job_is_refused_on_a_leased_gpu_and_told_by_whom(daemon: DaemonProcess) -> None:
     assert command(daemon, "lock", "0", "1200") == 0
-    registration = {
-        "protocol_version": 1,
-        "job_name": "late",
-        "run_key": "1",
-        "pp_rank": 0,
-        "num_pp_ranks": 1,
-        "dp_rank": 0,
-        "schedule_name": "1f1b",
-        "num_microbatches": 1,
-        "num_chunks": 1,
-        "order": [["F", 0, 0], ["B", 0, 0]],
-        "gpu_uuid": daemon.status()["gpus"][0]["gpu_uuid"],
-    }
+    registration = one_stage_registration(daemon.status()["gpus"][0]["gpu_uuid"])
     client = daemon.client()
 
     with pytest.raises(Exception, match=rf"409.*leased to the administrator, uid {os.geteuid()}, since"):

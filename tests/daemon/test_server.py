@@ -15,6 +15,7 @@ import pytest
 from gpuenergyd.client.connection import DaemonConnection
 from gpuenergyd.wire.clock_record import ClockRecord, encode_record
 from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
 
 
@@ -41,23 +42,6 @@ def gpu_uuids(daemon: DaemonProcess) -> list[str]:
     return [gpu["gpu_uuid"] for gpu in daemon.status()["gpus"]]
 
 
-def registration(gpu_uuid: str, /, **changes: Any) -> dict[str, Any]:
-    return {
-        "protocol_version": 1,
-        "job_name": "server-test",
-        "run_key": "1",
-        "pp_rank": 0,
-        "num_pp_ranks": 1,
-        "dp_rank": 0,
-        "schedule_name": "1f1b",
-        "num_microbatches": 1,
-        "num_chunks": 1,
-        "order": [["F", 0, 0], ["B", 0, 0]],
-        "gpu_uuid": gpu_uuid,
-        **changes,
-    }
-
-
 def report(token: str, **changes: Any) -> dict[str, Any]:
     now = monotonic_ns()
     return {
@@ -75,7 +59,7 @@ def report(token: str, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def token(daemon: DaemonProcess, connection: DaemonConnection) -> Iterator[str]:
     """Return the token of a registered rank, and let it go afterwards."""
-    status, answer = call(connection, "POST", "/v1/ranks", registration(gpu_uuids(daemon)[0]))
+    status, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0]))
     assert status == 200, answer
     yield answer["rank_token"]
     call(connection, "POST", "/v1/release", {"rank_token": answer["rank_token"]})
@@ -155,7 +139,7 @@ def test_a_malformed_message_is_refused_in_one_line(
 def test_a_registration_that_cannot_be_is_refused_and_leaves_nothing(
     daemon: DaemonProcess, connection: DaemonConnection, changes: dict[str, Any], status: int, wrong: str
 ) -> None:
-    got, answer = call(connection, "POST", "/v1/ranks", registration(gpu_uuids(daemon)[0], **changes))
+    got, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0], **changes))
 
     assert got == status
     assert wrong in answer["error"]
@@ -168,19 +152,19 @@ def test_a_gpu_that_works_for_a_job_is_refused_to_another_with_owner_job_and_age
     daemon: DaemonProcess, connection: DaemonConnection, token: str
 ) -> None:
     status, answer = call(
-        connection, "POST", "/v1/ranks", registration(gpu_uuids(daemon)[0], job_name="second", run_key="2")
+        connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0], job_name="second", run_key="2")
     )
 
     assert token
     assert status == 409
-    assert "'server-test'" in answer["error"]
+    assert "'one stage'" in answer["error"]
     assert f"of uid {os.geteuid()} since 0 s" in answer["error"]
 
 
 def test_a_rank_that_asks_again_because_the_answer_was_lost_gets_the_same_token(
     daemon: DaemonProcess, connection: DaemonConnection, token: str
 ) -> None:
-    status, answer = call(connection, "POST", "/v1/ranks", registration(gpu_uuids(daemon)[0]))
+    status, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0]))
 
     assert status == 200
     assert answer["rank_token"] == token
@@ -188,10 +172,10 @@ def test_a_rank_that_asks_again_because_the_answer_was_lost_gets_the_same_token(
 
 def test_ranks_that_contradict_each_other_are_told_in_what(daemon: DaemonProcess, connection: DaemonConnection) -> None:
     first, second, *_ = gpu_uuids(daemon)
-    _, answer = call(connection, "POST", "/v1/ranks", registration(first, num_pp_ranks=2))
+    _, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(first, num_pp_ranks=2))
 
     status, refusal = call(
-        connection, "POST", "/v1/ranks", registration(second, num_pp_ranks=2, pp_rank=1, num_microbatches=8)
+        connection, "POST", "/v1/ranks", one_stage_registration(second, num_pp_ranks=2, pp_rank=1, num_microbatches=8)
     )
     call(connection, "POST", "/v1/release", {"rank_token": answer["rank_token"]})
     wait_until(lambda: not daemon.status()["jobs"])

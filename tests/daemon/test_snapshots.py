@@ -1,51 +1,77 @@
 """Costly answers under a flood: fresh for those who ask seldom, shared within a moment by those who do not stop."""
 
-from gpuenergyd.daemon.snapshots import BUILDS_PER_S, BURST, LIFETIME_S, Snapshot
+from dataclasses import dataclass, field
+
+from gpuenergyd.daemon.snapshots import BURST_S, LIFETIME_S, SHARE, Snapshot
 
 
-def counted(now: list[float]) -> tuple[Snapshot[int], list[int]]:
-    built: list[int] = []
+@dataclass
+class Counted:
+    """A snapshot whose answer is its number, and which takes a given time of a core to build."""
 
-    def build() -> int:
-        built.append(len(built))
-        return built[-1]
+    cost_s: float
+    now_s: float = 0.0
+    spent_s: float = 0.0
+    built_at_s: list[float] = field(default_factory=list)
 
-    return Snapshot(build, monotonic_s=lambda: now[0]), built
+    def __post_init__(self) -> None:
+        self.snapshot = Snapshot(self._build, monotonic_s=lambda: self.now_s, cpu_s=lambda: self.spent_s)
+
+    def _build(self) -> int:
+        self.spent_s += self.cost_s
+        self.built_at_s.append(self.now_s)
+        return len(self.built_at_s) - 1
 
 
 def test_who_asks_now_and_then_gets_a_fresh_answer_each_time() -> None:
-    now = [0.0]
-    snapshot, built = counted(now)
+    counted = Counted(cost_s=0.002)
 
     for _ in range(100):
-        now[0] += 1.1 / BUILDS_PER_S
-        snapshot.value()
+        counted.now_s += 1.1 * counted.cost_s / SHARE
+        counted.snapshot.value()
 
-    assert len(built) == 100
+    assert len(counted.built_at_s) == 100
 
 
-def test_a_flood_shares_answers_no_older_than_a_moment() -> None:
-    now = [0.0]
-    snapshot, built = counted(now)
-    made_at: dict[int, float] = {}
+def test_a_cheap_answer_is_fresh_at_hundreds_a_second() -> None:
+    counted = Counted(cost_s=0.0001)
+
+    for _ in range(1000):
+        counted.now_s += 0.0025
+        counted.snapshot.value()
+
+    assert len(counted.built_at_s) == 1000
+
+
+def test_a_flood_shares_answers_no_older_than_a_moment_and_costs_a_small_share_of_a_core() -> None:
+    counted = Counted(cost_s=0.002)
+
+    for _ in range(100_000):
+        counted.now_s += 0.0001
+        answer = counted.snapshot.value()
+        assert counted.now_s - counted.built_at_s[answer] < LIFETIME_S
+
+    assert counted.spent_s <= BURST_S + SHARE * counted.now_s + counted.cost_s
+
+
+def test_an_answer_too_costly_for_its_share_is_still_no_older_than_a_moment() -> None:
+    counted = Counted(cost_s=0.02)
 
     for _ in range(10_000):
-        now[0] += 0.0001
-        answer = snapshot.value()
-        made_at.setdefault(answer, now[0])
-        assert now[0] - made_at[answer] < LIFETIME_S
+        counted.now_s += 0.001
+        answer = counted.snapshot.value()
+        assert counted.now_s - counted.built_at_s[answer] < LIFETIME_S
 
-    assert len(built) <= BURST + BUILDS_PER_S * now[0] + 1
+    assert len(counted.built_at_s) <= 1 + BURST_S / counted.cost_s + counted.now_s / LIFETIME_S
 
 
 def test_what_was_changed_is_read_back_at_any_rate() -> None:
-    now = [0.0]
-    snapshot, built = counted(now)
+    counted = Counted(cost_s=0.01)
     for _ in range(100):
-        snapshot.value()
-    num_built = len(built)
+        counted.snapshot.value()
+    num_built = len(counted.built_at_s)
 
-    snapshot.forget()
+    counted.snapshot.forget()
 
-    assert snapshot.value() == num_built
-    assert snapshot.value() == num_built
+    assert counted.snapshot.value() == num_built
+    assert counted.snapshot.value() == num_built

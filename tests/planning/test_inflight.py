@@ -22,25 +22,9 @@ from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.judging import baseline
 from gpuenergyd_policies.planning.offline import plan_offline
+from tests.planning.profiles import forward_backward_profile
 
 F, B = InstructionKind.F, InstructionKind.B
-
-
-def _profile(weights: list[float]) -> PipelineProfile:
-    return PipelineProfile(
-        {
-            InstructionClass(rank, kind): instruction_profile(
-                (
-                    ClockOption(mhz, weight * work * (0.3 + 0.7 * 1400 / mhz), weight * work * (100 + mhz * mhz / 8000))
-                    for mhz in range(1400, 600, -100)
-                ),
-                where="test",
-            )
-            for rank, weight in enumerate(weights)
-            for kind, work in ((F, 1.0), (B, 2.0))
-        },
-        blocking_power_w=80.0,
-    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -53,7 +37,7 @@ def test_choice_keeps_deadline_and_caps_and_is_never_worse_than_plain_1f1b(
     weights: list[float], num_microbatches: int, cap: int | None
 ) -> None:
     num_ranks = len(weights)
-    profile = _profile(weights)
+    profile = forward_backward_profile(weights)
     plain = dependency_graph(one_forward_one_backward(num_ranks, num_microbatches))
     deadline_s = baseline(plain, profile).iteration_time_s
 
@@ -70,7 +54,7 @@ def test_choice_keeps_deadline_and_caps_and_is_never_worse_than_plain_1f1b(
 
 
 def test_extra_microbatches_turn_into_saving_at_the_same_time() -> None:
-    profile = _profile([1.0, 1.0, 1.0, 1.05])
+    profile = forward_backward_profile([1.0, 1.0, 1.0, 1.05])
     plain = dependency_graph(one_forward_one_backward(4, 16))
     full_speed = baseline(plain, profile)
 
@@ -82,7 +66,7 @@ def test_extra_microbatches_turn_into_saving_at_the_same_time() -> None:
 
 
 def test_no_room_for_more_is_plain_1f1b() -> None:
-    profile = _profile([1.0, 1.1, 1.0])
+    profile = forward_backward_profile([1.0, 1.1, 1.0])
     plain = dependency_graph(one_forward_one_backward(3, 6))
     deadline_s = baseline(plain, profile).iteration_time_s
 
@@ -94,7 +78,7 @@ def test_no_room_for_more_is_plain_1f1b() -> None:
 
 def test_deadline_that_no_order_meets_is_refused() -> None:
     with pytest.raises(TargetError, match="T_min"):
-        plan_inflight(3, 6, _profile([1.0, 1.1, 1.0]), deadline_s=1.0)
+        plan_inflight(3, 6, forward_backward_profile([1.0, 1.1, 1.0]), deadline_s=1.0)
 
 
 def test_memory_limits_become_caps() -> None:
@@ -107,7 +91,7 @@ def test_offline_planner_keeps_cap_and_memory_limit_together() -> None:
     schedule = one_forward_one_backward(4, 12)
     request = OfflineRequest(
         "test",
-        _profile([1.0, 1.0, 1.0, 1.05]),
+        forward_backward_profile([1.0, 1.0, 1.0, 1.05]),
         schedule,
         dependency_graph(schedule),
         PerformanceTarget(),
@@ -125,7 +109,9 @@ def test_offline_planner_keeps_cap_and_memory_limit_together() -> None:
 
 def test_offline_planner_refuses_extra_microbatches_for_an_unknown_order() -> None:
     graph = dependency_graph(one_forward_one_backward(2, 2))
-    request = OfflineRequest("test", _profile([1.0, 1.0]), None, graph, PerformanceTarget(), extra_inflight="auto")
+    request = OfflineRequest(
+        "test", forward_backward_profile([1.0, 1.0]), None, graph, PerformanceTarget(), extra_inflight="auto"
+    )
 
     with pytest.raises(UsageError, match="need schedule 1f1b"):
         plan_offline(request)

@@ -8,33 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline import InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.profile import PipelineProfile
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning import segments
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.judging import baseline
 from gpuenergyd_policies.planning.segments import plan_segments
+from tests.planning.profiles import forward_backward_profile
 
 F, B = InstructionKind.F, InstructionKind.B
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-def _profile(weights: list[float]) -> PipelineProfile:
-    return PipelineProfile(
-        {
-            InstructionClass(rank, kind): instruction_profile(
-                (
-                    ClockOption(mhz, weight * work * (0.3 + 0.7 * 1400 / mhz), weight * work * (100 + mhz * mhz / 8000))
-                    for mhz in range(1400, 600, -100)
-                ),
-                where="test",
-            )
-            for rank, weight in enumerate(weights)
-            for kind, work in ((F, 1.0), (B, 2.0))
-        },
-        blocking_power_w=80.0,
-    )
 
 
 @settings(max_examples=15, deadline=None)
@@ -52,7 +36,7 @@ def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
     switch_latency_s: float,
     slowdown: float,
 ) -> None:
-    profile = _profile(weights)
+    profile = forward_backward_profile(weights)
     graph = dependency_graph(one_forward_one_backward(len(weights), num_microbatches))
     full_speed = baseline(graph, profile)
     deadline_s = full_speed.iteration_time_s * (1 + slowdown)
@@ -75,7 +59,7 @@ def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
 
 
 def test_same_seed_gives_the_same_plan() -> None:
-    profile = _profile([1.0, 1.1])
+    profile = forward_backward_profile([1.0, 1.1])
     graph = dependency_graph(one_forward_one_backward(2, 4))
     deadline_s = baseline(graph, profile).iteration_time_s
     solved = solve(graph, profile, deadline_s=deadline_s)
@@ -88,7 +72,7 @@ def test_same_seed_gives_the_same_plan() -> None:
 
 
 def test_more_segments_save_no_less() -> None:
-    profile = _profile([1.0, 1.1, 0.9])
+    profile = forward_backward_profile([1.0, 1.1, 0.9])
     graph = dependency_graph(one_forward_one_backward(3, 8))
     deadline_s = baseline(graph, profile).iteration_time_s
     solved = solve(graph, profile, deadline_s=deadline_s)

@@ -23,6 +23,7 @@ from urllib.parse import quote_from_bytes
 
 from gpuenergyd.wire.clock_record import ClockRecord, encode_record
 from tests.support.mutations import mutated
+from tests.support.registration import one_stage_registration
 
 NUM_CONNECTIONS = 16
 RAW_RATIO = 0.1
@@ -186,19 +187,14 @@ class Fuzzer:
     def registration(self) -> dict[str, object]:
         """Return a rank that joins a job of its own or with a second one."""
         number = self.rng.randrange(1000)
-        return {
-            "protocol_version": 1,
-            "job_name": f"fuzz-{number % 4}",
-            "run_key": "1",
-            "pp_rank": number % 2,
-            "num_pp_ranks": self.rng.choice((1, 2)),
-            "dp_rank": 0,
-            "schedule_name": "1f1b",
-            "num_microbatches": MICROBATCHES,
-            "num_chunks": 1,
-            "order": [["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)],
-            "gpu_uuid": self.rng.choice(self.settings.gpu_uuids),
-        }
+        return one_stage_registration(
+            self.rng.choice(self.settings.gpu_uuids),
+            f"fuzz-{number % 4}",
+            pp_rank=number % 2,
+            num_pp_ranks=self.rng.choice((1, 2)),
+            num_microbatches=MICROBATCHES,
+            order=[["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)],
+        )
 
     def report(self, token: str) -> dict[str, object]:
         """Return an iteration that has just ended."""
