@@ -14,7 +14,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks fuzz bench-planner bench-profiling bench-carbon bench-emulation clean
+.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks fuzz bench bench-planner bench-profiling bench-carbon bench-emulation clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -72,6 +72,9 @@ format: $(STAMP)  ## let ruff mend what it can
 
 fuzz: $(STAMP)  ## 100,000 mutated messages over the sockets, as many in process; made-up requests from the API description
 	FUZZ_MESSAGES=100000 timeout 1500 $(BIN)/python -m pytest -q -s tests/daemon/test_socket_fuzz.py tests/daemon/test_fuzz.py tests/daemon/test_schemathesis.py
+
+bench: $(STAMP)  ## every benchmark, an hour at most, and docs/benchmarks.md from it; ONLY="store load" runs these alone
+	$(BIN)/python -m evidence $(if $(ONLY),--only $(ONLY)) $(BENCH_ARGS)
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
 	$(BIN)/python benchmarks/planner.py

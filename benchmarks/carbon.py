@@ -1,6 +1,6 @@
 """Print what forecasts are worth, per zone: skill against naive ones, and the captured share of the timing gain.
 
-    python benchmarks/carbon.py [TRACES_FOLDER] [--zones GB,DE] [--frontier FILE | --instances FILE] [--cold]
+    python benchmarks/carbon.py [TRACES_FOLDER] [--zones GB,DE] [--frontier FILE | --instances FILE] [--cold] [--json]
 
 TRACES_FOLDER holds `ZONE_electricitymaps24_YEAR.csv`, hourly; models see up to 2023 before the first forecast of 2024,
 and each day of 2024 once it is over. With --cold they never see more than the last 8 days; the prior that ships was
@@ -99,6 +99,29 @@ def print_captured(title: str, zones: list[ZoneReplay]) -> None:
         print(f"{name:8} {'':16} " + " ".join(f"{of(column):17.1f}" for column in columns))
 
 
+def skill_figures(zone: ZoneReplay) -> dict[str, float | str]:
+    skill = zone.skill
+    return {
+        "zone": zone.zone,
+        "skill_1h_ratio": skill.skill_1h_ratio,
+        "skill_6h_ratio": skill.skill_6h_ratio,
+        "skill_24h_mean_ratio": skill.skill_24h_mean_ratio,
+        "refit_s_max": zone.refit_s_max,
+        "forecast_s_max": zone.forecast_s_max,
+    }
+
+
+def captured_figures(zone: ZoneReplay) -> dict[str, object]:
+    return {
+        "zone": zone.zone,
+        "constant_saving_ratio": zone.constant_saving_ratio,
+        "timing_gain_ratio": zone.timing_gain_ratio,
+        "time_used_ratio_max": zone.time_used_ratio_max,
+        "captured_ratio": {method.name: method.captured_ratio for method in zone.methods},
+        "worst_job_ratio": {method.name: method.worst_job_ratio for method in zone.methods},
+    }
+
+
 def print_cold(traces: list[HourlySeries], priors: Path | None) -> None:
     print(f"{'zone':8} {'1 h':>6} {'6 h':>6} {'24 h mean':>10}   from 8 days of history alone")
     rows = []
@@ -128,6 +151,7 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=240)
     parser.add_argument("--cold", action="store_true", help="only 8 days of history at any moment")
     parser.add_argument("--priors", type=Path, help="with --cold: folder of without-ZONE.npz")
+    parser.add_argument("--json", action="store_true", help="not with --cold")
     options = parser.parse_args()
     traces = zones_in(options.traces, options.zones.split(",") if options.zones else None)
     if not traces:
@@ -140,13 +164,21 @@ def main() -> int:
     if options.instances.exists():
         frontiers[INSTANCE] = pipeline_frontier(options.instances)
     started_s = time.perf_counter()
+    found: dict[str, object] = {"starts": options.starts, "captured": (captured := {})}
     for number, (name, frontier) in enumerate(frontiers.items()):
         request = ReplayRequest(tuple(traces), frontier, TEST_FROM_AT, num_starts=options.starts)
         zones = list(replay(request))
+        if options.json:
+            captured[name] = [captured_figures(zone) for zone in zones]
+            found["skill"] = [skill_figures(zone) for zone in zones]
+            continue
         if number == 0:
             print("forecast skill in %, against the best naive forecast of each zone and horizon")
             print_skill(zones)
         print_captured(name, zones)
+    if options.json:
+        print(json.dumps(found))
+        return 0
     print(f"\n{time.perf_counter() - started_s:.0f} s")
     return 0
 

@@ -1,30 +1,63 @@
 """GPT-3 175B on up to 8,192 GPUs, emulated as in Perseus section 6: EnvPipe, Perseus and ours on the same tables.
 
-Usage: python benchmarks/emulation.py [--profiles FOLDER] [--gpus a100-sxm a40] [--microbatches 12 24 48 96]
+Usage: python benchmarks/emulation.py [--profiles FOLDER] [--gpus a100-sxm a40] [--microbatches 12 24 48 96] [--json]
 
 FOLDER holds the measured stage tables of the Perseus artifact, its planner's own frontiers (paper_frontiers/) and what
 it gives for EnvPipe. Eight stages, tensor parallel 8, and as many pipelines as share 1,536 microbatches: all of one
 speed but one, where a straggler is asked for. Savings are against every instruction of every pipeline at its highest
 clock, waits charged at the blocking power until the slowest pipeline is done. Perseus's energies are those of its own
 solver, which rounds each duration down; ours are judged on un-quantised times. Tables measured, pipelines emulated.
+
+"Any order" is a bound that no schedule of whole forwards and backwards beats at no slowdown, whatever is in flight: a
+stage's first instruction waits for a forward on each stage before it, and after its last a backward on each of those
+still has to run, so a stage's work has T0 minus one fastest forward and backward of each stage before it. In that time,
+as its lower hulls allow, it uses at least what is charged here. Each case runs in a process of its own; memory is what
+its planning adds to the imports and a small plan. "Carbon" lets the largest job follow forecasts for a month from the
+first of each month of 2024, 5 % slower at most, where traces are at hand.
 """
 
 import argparse
 import csv
+import json
 import platform
+import resource
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from carbon import zones_in
 
 from gpuenergyd.cli.plan import load_planner
 from gpuenergyd.cli.plan_inputs import PlanOptions, plan_input
-from gpuenergyd.core.policy import OfflinePlan
+from gpuenergyd.core.carbon_replay import ReplayRequest
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.policy import OfflinePlan, OfflineRequest
+from gpuenergyd.core.profile import ClockOption
+from gpuenergyd_policies.carbon.replay import replay
+from gpuenergyd_policies.planning.frontier import frontier
 
-PROFILES = Path(__file__).parents[2] / "shared" / "data" / "profiles"
+DATA = Path(__file__).parents[2] / "shared" / "data"
+PROFILES = DATA / "profiles"
 BLOCKING_POWER_W = {"a100-sxm": 83.64, "a40": 70.38}
 NUM_STAGES, TENSOR_PARALLEL, MICROBATCHES_OF_ALL = 8, 8, 1536
 STRAGGLERS = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5)
+PERSEUS_TABLE_6 = {
+    "a100-sxm": {12: 0.152, 24: 0.142, 48: 0.136, 96: 0.133},
+    "a40": {12: 0.118, 24: 0.102, 48: 0.093, 96: 0.089},
+}
+"""Intrinsic saving of GPT-3 175B on eight stages (Chung et al., SOSP'24, Table 6)."""
+PERSEUS_FIGURE_7 = {"a100-sxm": (0.270, 0.120), "a40": (0.236, 0.078)}
+"""GPT-3 175B on 1,024 GPUs with a straggler of 1.2, total saving: Perseus, EnvPipe (the same, Figure 7)."""
+FIGURE_7_MICROBATCHES, FIGURE_7_STRAGGLER = 96, 1.2
+CARBON_SLOWDOWN = 0.05
+TRAIN_UNTIL_AT = datetime(2024, 1, 1, tzinfo=UTC)
+MONTH_HOURS = 30 * 24.0
 ENVPIPE_TIME_SCALE, ENVPIPE_ENERGY_SCALE = 10.0, 80.0
 """The artifact's EnvPipe figures speak of ten times the time, and ten times eight times the energy, of the tables."""
 
@@ -45,15 +78,34 @@ class Case:
     def num_gpus(self) -> int:
         return self.num_pipelines * NUM_STAGES * TENSOR_PARALLEL
 
-    def plan(self, straggler_time_s: float | None = None, extra_inflight: str | None = None) -> OfflinePlan:
+    def request(self, straggler_time_s: float | None = None, extra_inflight: str | None = None) -> OfflineRequest:
         options = PlanOptions(
             microbatches=self.num_microbatches,
             blocking_power_w=BLOCKING_POWER_W[self.gpu],
             straggler_time_s=straggler_time_s,
             extra_inflight=extra_inflight,
         )
-        given = plan_input(self.folder / f"gpt3-175b_{self.gpu}.csv", options)
-        return load_planner("bubble-aware")(given.request)
+        return plan_input(self.folder / f"gpt3-175b_{self.gpu}.csv", options).request
+
+    def plan(self, straggler_time_s: float | None = None, extra_inflight: str | None = None) -> OfflinePlan:
+        return load_planner("bubble-aware")(self.request(straggler_time_s, extra_inflight))
+
+    def frontier(self) -> list[tuple[float, float]]:
+        """Return times and energies of plans of plain 1F1B, from the fastest to the one of least energy."""
+        graph = dependency_graph(one_forward_one_backward(NUM_STAGES, self.num_microbatches))
+        whole = frontier(graph, self.request().profile, until_slowest=False)
+        return [(point.iteration_time_s, point.energy_j) for point in whole.points]
+
+    def any_order_bound_j(self, until_s: float) -> float:
+        """Return the energy below which no order of whole instructions gets when it takes this long."""
+        profile = self.request().profile
+        power_w, before_s, total_j = BLOCKING_POWER_W[self.gpu], 0.0, 0.0
+        for stage in range(NUM_STAGES):
+            classes = [InstructionClass(stage, kind) for kind in (InstructionKind.F, InstructionKind.B)]
+            hulls = [profile[one].lower_hull(power_w) for one in classes]
+            total_j += least_effective_j(hulls, self.num_microbatches, until_s - before_s, power_w)
+            before_s += sum(hull[0].time_s for hull in hulls)
+        return total_j + power_w * NUM_STAGES * until_s
 
     def charged_j(self, time_s: float, energy_j: float, until_s: float) -> float:
         """Return a pipeline's energy with the wait until the slowest one is done."""
@@ -85,58 +137,153 @@ class Case:
         return None
 
 
-def main() -> None:
+def least_effective_j(
+    hulls: list[tuple[ClockOption, ...]], num_times: int, available_s: float, blocking_power_w: float
+) -> float:
+    """Return the least energy above blocking of so many instructions of each hull in a time, clocks mixed at will."""
+    left_s = available_s - num_times * sum(hull[0].time_s for hull in hulls)
+    energy_j = num_times * sum(hull[0].effective_energy_j(blocking_power_w) for hull in hulls)
+    steps = sorted(
+        (
+            (slow.effective_energy_j(blocking_power_w) - fast.effective_energy_j(blocking_power_w))
+            / (slow.time_s - fast.time_s),
+            num_times * (slow.time_s - fast.time_s),
+        )
+        for hull in hulls
+        for fast, slow in pairwise(hull)
+    )
+    for slope_w, width_s in steps:
+        taken_s = min(width_s, max(0.0, left_s))
+        energy_j += min(0.0, slope_w) * taken_s
+        left_s -= taken_s
+    return energy_j
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", type=Path, default=PROFILES)
     parser.add_argument("--gpus", nargs="+", choices=sorted(BLOCKING_POWER_W), default=sorted(BLOCKING_POWER_W))
     parser.add_argument("--microbatches", nargs="+", type=int, default=[12, 24, 48, 96])
+    parser.add_argument("--traces", type=Path, default=DATA / "carbon")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    print(f"{datetime.now(tz=UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}\n")
-    cases = [Case(gpu, count, options.profiles) for gpu in options.gpus for count in options.microbatches]
-    _print_intrinsic(cases)
-    _print_stragglers(cases)
+    if options.one:
+        print(json.dumps(emulated(Case(options.gpus[0], options.microbatches[0], options.profiles))))
+        return 0
+    if not options.json:
+        print(f"{datetime.now(tz=UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}")
+    rows = []
+    for gpu in options.gpus:
+        for count in options.microbatches:
+            given = ["--gpus", gpu, "--microbatches", str(count), "--profiles", str(options.profiles)]
+            command = [sys.executable, __file__, "--one", *given]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            rows.append(json.loads(done.stdout))
+            if not options.json:
+                show({name: value for name, value in rows[-1].items() if name != "frontier"})
+    largest = max((row["num_gpus"] for row in rows), default=0)
+    months = [month for row in rows if row["num_gpus"] == largest for month in carbon_months(row, options.traces)]
+    if options.json:
+        for row in rows:
+            del row["frontier"]
+        print(json.dumps({"cases": rows, "months": months, "figure_7": PERSEUS_FIGURE_7}))
+    else:
+        for month in months:
+            show(month)
+    return 0
 
 
-def _print_intrinsic(cases: list[Case]) -> None:
-    print("### No straggler, no slowdown: energy saved, %\n")
-    print(
-        "| GPU | microbatches | pipelines | GPUs | EnvPipe (its slowdown) | Perseus | ours, plain 1F1B "
-        "| ours, microbatches ahead | most ahead | planning, CPU s | ahead, CPU s |"
+def show(figures: dict[str, Any]) -> None:
+    print("\n" + "\n".join(f"{name:<24}{value}" for name, value in figures.items()), flush=True)
+
+
+def emulated(case: Case) -> dict[str, Any]:
+    """Return everything about one case but carbon."""
+    Case(case.gpu, 4, case.folder).plan()
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plain, plain_cpu_s = _timed(case, None)
+    plain_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ahead, ahead_cpu_s = _timed(case, "auto")
+    ahead_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    base_s, base_j = plain.baseline_time_s, plain.baseline_energy_j
+    theirs = case.envpipe()
+    assert plain.lower_bound_j is not None
+    return {
+        "gpu": case.gpu,
+        "num_microbatches": case.num_microbatches,
+        "num_pipelines": case.num_pipelines,
+        "num_gpus": case.num_gpus,
+        "envpipe_ratio": None if theirs is None else 1 - theirs[1] / base_j,
+        "envpipe_slowdown_ratio": None if theirs is None else theirs[0] / base_s - 1,
+        "perseus_published_ratio": PERSEUS_TABLE_6[case.gpu].get(case.num_microbatches),
+        "perseus_ratio": 1 - case.perseus_j(base_s, base_s) / base_j,
+        "plain_ratio": 1 - plain.energy_j / base_j,
+        "plain_slowdown_ratio": plain.iteration_time_s / base_s - 1,
+        "plain_bound_ratio": 1 - plain.lower_bound_j / base_j,
+        "ahead_ratio": 1 - ahead.energy_j / base_j,
+        "ahead_slowdown_ratio": ahead.iteration_time_s / base_s - 1,
+        "any_order_bound_ratio": 1 - case.any_order_bound_j(base_s) / base_j,
+        "extra_inflight": list(ahead.extra_inflight),
+        "plain_cpu_s": plain_cpu_s,
+        "ahead_cpu_s": ahead_cpu_s,
+        "plain_memory_mb": (plain_kib - before_kib) / 1024,
+        "ahead_memory_mb": (ahead_kib - before_kib) / 1024,
+        "stragglers": [with_straggler(case, plain, ratio) for ratio in STRAGGLERS],
+        "frontier": [(base_s, base_j), *case.frontier()],
+    }
+
+
+def with_straggler(case: Case, base: OfflinePlan, ratio: float) -> dict[str, float]:
+    """Return what all pipelines save together while one is slower by a ratio."""
+    until_s = ratio * base.baseline_time_s
+    waiting_j = case.charged_j(base.baseline_time_s, base.baseline_energy_j, until_s)
+    # The straggler runs at full speed, and longer: its own energy is its power's, the same for everybody.
+    straggler_j = ratio * base.baseline_energy_j
+    others = case.num_pipelines - 1
+    everything_j = others * waiting_j + straggler_j
+
+    def saved(energy_j: float) -> float:
+        return 1 - (others * energy_j + straggler_j) / everything_j
+
+    plain, ahead = case.plan(until_s), case.plan(until_s, "auto")
+    return {
+        "straggler": ratio,
+        "perseus_ratio": saved(case.perseus_j(base.baseline_time_s, until_s)),
+        "plain_ratio": saved(case.charged_j(plain.iteration_time_s, plain.energy_j, until_s)),
+        "ahead_ratio": saved(case.charged_j(ahead.iteration_time_s, ahead.energy_j, until_s)),
+    }
+
+
+def carbon_months(row: dict[str, Any], traces: Path) -> Iterator[dict[str, Any]]:
+    """Yield, per zone, what following forecasts for a month adds to the plan; grams against un-tuned."""
+    zones = zones_in(traces, None) if traces.is_dir() else []
+    if not zones:
+        return
+    (_, base_j), *points = [(float(time_s), float(energy_j)) for time_s, energy_j in row["frontier"]]
+    tuned_ratio = min(points)[1] / base_j
+    starts = tuple(datetime(2024, month, 1, tzinfo=UTC) for month in range(1, 12))
+    request = ReplayRequest(
+        tuple(zones),
+        tuple(points),
+        TRAIN_UNTIL_AT,
+        max_slowdown_ratio=CARBON_SLOWDOWN,
+        job_hours=MONTH_HOURS,
+        starts_at={zone.zone: starts for zone in zones},
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for case in cases:
-        plain, plain_cpu_s = _timed(case, None)
-        ahead, ahead_cpu_s = _timed(case, "auto")
-        base_s, base_j = plain.baseline_time_s, plain.baseline_energy_j
-        theirs = case.envpipe()
-        envpipe = "-" if theirs is None else f"{_percent(theirs[1], base_j)} ({100 * (theirs[0] / base_s - 1):+.2f} %)"
-        print(
-            f"| {case.gpu} | {case.num_microbatches} | {case.num_pipelines} | {case.num_gpus:,} | {envpipe} "
-            f"| {_percent(case.perseus_j(base_s, base_s), base_j)} | {_percent(plain.energy_j, base_j)} "
-            f"| {_percent(ahead.energy_j, base_j)} | {max(ahead.extra_inflight, default=0)} "
-            f"| {plain_cpu_s:.2f} | {ahead_cpu_s:.2f} |"
-        )
-
-
-def _print_stragglers(cases: list[Case]) -> None:
-    print("\n### One straggler: energy saved by all pipelines together, %, Perseus / ours plain / ours ahead\n")
-    print("| GPU | GPUs |", " | ".join(f"{ratio:g} x" for ratio in STRAGGLERS), "|")
-    print("|---|---|" + "---|" * len(STRAGGLERS))
-    for case in cases:
-        base = case.plan()
-        cells = []
-        for ratio in STRAGGLERS:
-            until_s = ratio * base.baseline_time_s
-            waiting_j = case.charged_j(base.baseline_time_s, base.baseline_energy_j, until_s)
-            # The straggler runs at full speed, and longer: its own energy is its power's, the same for everybody.
-            straggler_j = ratio * base.baseline_energy_j
-            others = case.num_pipelines - 1
-            plans = [case.plan(until_s), case.plan(until_s, "auto")]
-            ours_j = (case.charged_j(plan.iteration_time_s, plan.energy_j, until_s) for plan in plans)
-            energies_j = [case.perseus_j(base.baseline_time_s, until_s), *ours_j]
-            everything_j = others * waiting_j + straggler_j
-            cells.append(" / ".join(_percent(others * e + straggler_j, everything_j) for e in energies_j))
-        print(f"| {case.gpu} | {case.num_gpus:,} |", " | ".join(cells), "|")
+    for found in replay(request):
+        by_name = {method.name: method for method in found.methods}
+        yield {
+            "gpu": row["gpu"],
+            "num_gpus": row["num_gpus"],
+            "zone": found.zone,
+            "num_months": found.num_jobs,
+            "max_slowdown_ratio": CARBON_SLOWDOWN,
+            "at_full_speed_ratio": 1 - tuned_ratio,
+            "constant_ratio": 1 - tuned_ratio * (1 - found.constant_saving_ratio),
+            "with_forecasts_ratio": 1 - tuned_ratio * (1 - by_name["forecast"].saving_ratio),
+            "time_used_ratio_max": found.time_used_ratio_max,
+        }
 
 
 def _timed(case: Case, extra_inflight: str | None) -> tuple[OfflinePlan, float]:
@@ -145,9 +292,5 @@ def _timed(case: Case, extra_inflight: str | None) -> tuple[OfflinePlan, float]:
     return plan, time.process_time() - begun_s
 
 
-def _percent(energy_j: float, baseline_j: float) -> str:
-    return f"{100 * (1 - energy_j / baseline_j):.2f}"
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

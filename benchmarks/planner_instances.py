@@ -1,6 +1,6 @@
 """Measures the planner on instance files: CPU seconds, gap to the proven bound, memory, growth with size.
 
-Usage: python benchmarks/planner_instances.py [FOLDER] [--exact-large]
+Usage: python benchmarks/planner_instances.py [FOLDER] [--exact-large] [--json]
 
 FOLDER holds instance JSONs and, where known, their bounds.json. Each instance runs in a process of its own, compiled
 kernels loaded beforehand; CPU is process time of one thread and covers the frontier with 64 rounded and certified
@@ -38,12 +38,16 @@ def main(arguments: list[str]) -> None:
         f"{'instance':<22}{'ops':>6}{'exact s':>9}{'thin s':>8}{'bends':>8}{'gap mean':>10}{'max':>7}{'thin mean':>11}"
         f"{'max':>7}{'plan s':>8}{'plan gap':>10}{'vs known':>10}{'MB':>6}"
     )
-    print(header)
+    is_json = "--json" in flags
+    if not is_json:
+        print(header)
     rows = []
     for path in sorted(folder.glob("s*.json"), key=lambda p: p.stat().st_size):
         child = [sys.executable, __file__, "--one", str(path), *flags]
         row = json.loads(subprocess.run(child, capture_output=True, text=True, check=True).stdout)
         rows.append(row)
+        if is_json:
+            continue
         print(
             f"{row['name']:<22}{row['num_ops']:>6}{_cell(row['exact_cpu_s'], 9)}{row['thin_cpu_s']:>8.3f}"
             f"{row['breakpoints']:>8}{_cell(row['gap_mean'], 10)}{_cell(row['gap_max'], 7)}"
@@ -51,7 +55,11 @@ def main(arguments: list[str]) -> None:
             f"{_cell(row['deviation'], 10, '.1e')}{row['memory_mb']:>6.0f}",
             flush=True,
         )
-    _print_growth({row["name"]: row for row in rows})
+    if is_json:
+        print(json.dumps({"rows": rows, "growth_exponents": _growth({row["name"]: row for row in rows})}))
+    else:
+        for name, exponent in _growth({row["name"]: row for row in rows}).items():
+            print(f"{name:<12} grows with exponent {exponent:.2f} from 512 to 2048 instructions at 8 stages")
 
 
 def _measure(path: Path, *, exact_large: bool) -> dict[str, Any]:
@@ -108,14 +116,13 @@ def _deviation(path: Path, instance: PlannerInstance) -> float | None:
     return float(np.max(np.abs(bounds_j / [p["E_certified_lower_bound_J"] for p in points] - 1)))
 
 
-def _print_growth(rows: dict[str, dict[str, Any]]) -> None:
+def _growth(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return how CPU seconds grow with instructions at eight stages, from 512 to 2048 of them."""
     small, large = rows.get("s8m32_1f1b_a100"), rows.get("s8m128_1f1b_a100")
     if not small or not large:
-        return
+        return {}
     ratio = log(large["num_ops"] / small["num_ops"])
-    print("\ngrowth of CPU seconds with instructions at 8 stages, 512 -> 2048:")
-    for name in ("exact_cpu_s", "thin_cpu_s", "plan_cpu_s"):
-        print(f"  {name:<12} exponent {log(large[name] / small[name]) / ratio:.2f}")
+    return {name: log(large[name] / small[name]) / ratio for name in ("exact_cpu_s", "thin_cpu_s", "plan_cpu_s")}
 
 
 def _cell(value: float | None, width: int, form: str = ".3f") -> str:

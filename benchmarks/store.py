@@ -277,6 +277,13 @@ def main() -> None:
         "query_s": round(median(queries_s[slowest]), 4),
         "insert_rows_per_s": round(rates["samples"]),
         "writer_cpu_ratio": round(ratio, 5),
+        "days": options.days,
+        "num_gpus": NUM_GPUS,
+        "rate_hz": RATE_HZ,
+        "insert_iterations_per_s": round(rates["iterations"]),
+        "live_seconds": options.live_seconds,
+        **{f"report_{name}_s": [round(s, 3) for s in sorted(times_s)] for name, times_s in reports_s.items()},
+        "queries_s": [round(s, 4) for s in sorted(queries_s)],
     }
     if options.json:
         print(json.dumps(figures))

@@ -1,0 +1,109 @@
+"""Which benchmarks are run, with which arguments and for how long; add a line here for a new one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpuenergyd.errors import UsageError
+
+
+class Kind(StrEnum):
+    """What other work on the machine does to the figures."""
+
+    COMPUTED = "computed"
+    """Figures that load does not change, or CPU time of one thread: two may run at once."""
+    TIMED = "timed"
+    """Latencies and costs on a wall clock: runs alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One benchmark as `make bench` runs it."""
+
+    name: str
+    script: str
+    """A file of benchmarks/."""
+    arguments: tuple[str, ...]
+    short_arguments: tuple[str, ...]
+    """For trying the whole: seconds instead of minutes, figures that say little."""
+    limit_s: float
+    kind: Kind = Kind.TIMED
+    is_usual: bool = True
+    """Part of a plain `make bench`; the others are longer and run by name only."""
+    data: tuple[str, ...] = field(default=())
+    """Folders beside the checkout, under shared/data, without which its figures would be of something else."""
+
+    def command(self, *, is_short: bool) -> tuple[str, ...]:
+        """Return the command without the interpreter."""
+        return (f"benchmarks/{self.script}", *(self.short_arguments if is_short else self.arguments))
+
+
+def _args(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+RUNS = (
+    Run("planner", "planner.py", _args("--lowtime-budget-s 40 --instance-budget-s 20"),
+        _args("--lowtime-budget-s 1 --instance-budget-s 1"), 1500, Kind.COMPUTED, data=("profiles", "instances")),
+    Run("emulation", "emulation.py", _args("--json"),
+        _args("--json --gpus a100-sxm --microbatches 12 --traces none"), 1800, Kind.COMPUTED,
+        data=("profiles", "carbon")),
+    Run("profiling", "profiling.py", _args("--jobs 54 --seed 1 --json"), _args("--jobs 2 --intervals 2 --json"),
+        1200, Kind.COMPUTED),
+    Run("soak", "soak.py", _args("--hours 1 --warmup-hours 2 --json"),
+        _args("--hours 0.1 --warmup-hours 0.05 --json"), 900, Kind.COMPUTED),
+    Run("planner-instances", "planner_instances.py", _args("--json"), _args("--json"), 600, Kind.COMPUTED,
+        data=("instances",)),
+    Run("profiling-tables", "profiling_tables.py", _args("--json"), _args("--clocks 5 --json"), 600, Kind.COMPUTED,
+        data=("profiles", "gpu")),
+    Run("carbon", "carbon.py", _args("--json"), _args("--json --zones GB,DE --starts 12"), 400, Kind.COMPUTED,
+        data=("carbon", "instances")),
+    Run("device-model", "device_model.py", _args("--json"), _args("--json"), 120, Kind.COMPUTED, data=("gpu",)),
+    Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 300),
+    Run("overhead", "overhead.py", _args("--pairs 40 --json"), _args("--pairs 3 --steps 2 --json"), 600),
+    Run("framework-overhead", "framework_overhead.py", _args("--json"), _args("--repeats 1 --json"), 300),
+    Run("schedules", "schedules.py", _args("--rounds 1 --json"),
+        _args("--rounds 1 --block 4 --only 1f1b --duration-scale 0.5 --json"), 1200),
+    Run("kill-matrix", "kill_matrix.py", _args("--trials 200 --seed 5 --json"), _args("--trials 6 --json"), 600),
+    Run("systemd-faults", "systemd_faults.py", _args("--rounds 2 --json"), _args("--rounds 1 --json"), 300),
+    Run("two-hosts", "two_hosts.py", (), (), 400),
+    Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --json"), 120),
+    Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 120),
+    Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 240),
+    Run("store", "store.py", _args("--days 7 --live-seconds 30 --json"),
+        _args("--days 1 --repeats 2 --live-seconds 5 --json"), 600),
+    Run("real-gpu", "real_gpu.py", _args("--json"), _args("--json"), 300),
+    Run("gpu-pipeline", "gpu_pipeline.py", _args("--json"), _args("--json"), 600),
+    Run("planner-long", "planner_against_lowtime.py", _args("--instance-budget-s 330"),
+        _args("--instance-budget-s 1 --only s4m8_1f1b_a100"), 7200, Kind.COMPUTED, is_usual=False, data=("instances",)),
+    Run("kill-matrix-long", "kill_matrix.py", _args("--trials 1000 --seed 5 --json"), _args("--trials 6 --json"),
+        3600, is_usual=False),
+    Run("store-long", "store.py", _args("--days 30 --json"), _args("--days 1 --repeats 2 --live-seconds 5 --json"),
+        3600, is_usual=False),
+    Run("soak-long", "soak.py", _args("--hours 2 --warmup-hours 2 --json"),
+        _args("--hours 0.1 --warmup-hours 0.05 --json"), 7200, Kind.COMPUTED, is_usual=False),
+    Run("floods", "load.py", _args("--compare --json"), _args("--compare --flood requests --seconds 3 --json"), 1200,
+        is_usual=False),
+)  # fmt: skip
+
+PARTS = {
+    "carbon_prior.py": "fits the forecast prior that ships, and priors that leave a zone out; measures nothing",
+    "core_instruments.py": "what load.py puts into the core",
+    "lowtime_rival.py": "how planner.py and planner_against_lowtime.py run lowtime",
+    "schedule_bounds.py": "the bounds that schedules.py prints",
+}
+"""Files of benchmarks/ that are no benchmark themselves."""
+
+
+def chosen_runs(names: Sequence[str]) -> Iterator[Run]:
+    """Yield the usual runs, or those of these names, what is computed first.
+
+    Raises:
+        UsageError: no run has such a name.
+    """
+    known = {run.name: run for run in RUNS}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no benchmark {name!r}; there are: {', '.join(sorted(known))}")
+    chosen = [known[name] for name in names] if names else [run for run in RUNS if run.is_usual]
+    yield from sorted(chosen, key=lambda run: run.kind is Kind.TIMED)

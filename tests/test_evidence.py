@@ -1,0 +1,157 @@
+"""docs/benchmarks.md says what the kept results say, every benchmark is known, and a failed run loses no figure."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from evidence.__main__ import Bench
+from evidence.page import PAGE, rendered_page, stamp
+from evidence.results import Attempt, Result, circumstances, read_result, with_failure, write_result
+from evidence.running import ROOT, Output, figures_in, last_words, measured, run_program
+from evidence.runs import PARTS, RUNS, Kind, Run, chosen_runs
+from gpuenergyd.errors import UsageError
+
+SAMPLE = Run("sample", "sample.py", (), (), 60.0)
+
+
+def a_result(name: str = "sample", figures: object = None) -> Result:
+    given = circumstances("python benchmarks/sample.py", datetime(2026, 1, 2, 3, 4, tzinfo=UTC), 1.5, 0.25)
+    return Result(name, {"n": 1} if figures is None else figures, given)
+
+
+def test_the_page_is_what_rendering_the_kept_results_gives() -> None:
+    assert PAGE.read_text(encoding="utf-8") == rendered_page(), "python -m evidence --render writes it anew"
+
+
+def test_every_benchmark_is_run_or_said_to_be_part_of_one() -> None:
+    files = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+
+    assert files == {run.script for run in RUNS} | set(PARTS)
+    assert not {run.script for run in RUNS} & set(PARTS)
+    assert len({run.name for run in RUNS}) == len(RUNS)
+
+
+def test_every_kept_result_is_of_a_known_run_and_tells_where_it_is_from() -> None:
+    kept = sorted((ROOT / "evidence" / "results").glob("*.json"))
+
+    assert {path.stem for path in kept} <= {run.name for run in RUNS}
+    for path in kept:
+        result = read_result(path.stem)
+        assert result.figures is None or result.circumstances is not None
+        assert result.figures is not None or result.failed is not None
+
+
+def test_a_page_without_any_result_says_so_of_each(tmp_path: Path) -> None:
+    page = rendered_page(tmp_path)
+
+    assert page.count("not measured yet") == len(RUNS)
+
+
+def test_a_result_is_kept_and_read_back(tmp_path: Path) -> None:
+    result = with_failure(a_result(), Attempt("2026-01-03 00:00 UTC", "no GPU"))
+
+    write_result(result, tmp_path)
+
+    assert read_result("sample", tmp_path) == result
+    assert [path.name for path in tmp_path.iterdir()] == ["sample.json"]
+
+
+def test_a_stamp_tells_date_machine_versions_command_and_a_failed_attempt() -> None:
+    result = a_result()
+
+    good = stamp(result)
+    missed = stamp(replace(result, is_met=False))
+    failed = stamp(with_failure(result, Attempt("2026-01-03 00:00 UTC", "no `GPU` | here")))
+
+    assert good.startswith("2026-01-02 03:04 UTC, ")
+    assert "load 0.25 before" in good
+    assert good.endswith("`python benchmarks/sample.py`.")
+    assert "missed" in missed
+    assert failed == f"{good} Tried 2026-01-03 00:00 UTC without figures (no 'GPU' / here): these are the last figures."
+
+
+def test_json_is_found_between_other_lines_and_tables_where_there_is_none() -> None:
+    table = "## Speed, s\n\n| case | time |\n|---|---|\n| a | 1 |\n| b | - |\n"
+
+    assert figures_in('{\n "a": 1\n}') == {"a": 1}
+    assert figures_in('noise\n{"a": 1}\n') == {"a": 1}
+    assert figures_in('{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
+    assert figures_in(table) == {"Speed, s": {"columns": ["case", "time"], "rows": [["a", "1"], ["b", "-"]]}}
+    assert figures_in("nothing of the kind") is None
+    assert figures_in("| case |\n|---|\n") is None
+
+
+def test_a_run_without_figures_keeps_the_last_ones_and_its_own_last_words() -> None:
+    last = a_result()
+    absent = replace(SAMPLE, script="no-such-file.py")
+
+    result = measured(absent, last, is_short=False, limit_s=60.0)
+
+    assert (result.figures, result.circumstances) == (last.figures, last.circumstances)
+    assert result.failed is not None
+    assert "no-such-file.py" in result.failed.reason
+    assert last_words(Output(1, "out\n", "\nwhy\n", is_out_of_time=False)) == "out (exit status 1)"
+
+
+def test_a_run_whose_data_is_absent_does_not_begin() -> None:
+    result = measured(replace(SAMPLE, data=("no-such-folder",)), a_result(), is_short=False, limit_s=60.0)
+
+    assert result.failed is not None
+    assert result.failed.reason == "no shared/data/no-such-folder beside the checkout"
+
+
+def test_a_program_that_outlives_its_time_ends_with_all_it_started() -> None:
+    program = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: (print('told', flush=True), sys.exit(3)))\n"
+        "print('up', flush=True); time.sleep(600)"
+    )
+
+    output = run_program([sys.executable, "-c", program], 5.0)
+
+    assert output.is_out_of_time
+    assert output.stdout.split() in (["up", "told"], [])
+    assert output.status != 0
+
+
+def test_a_run_that_finds_no_time_left_keeps_its_figures(tmp_path: Path) -> None:
+    write_result(a_result("load", {"p99_ms": 1.0}), tmp_path)
+    bench = Bench(tmp_path, 0.0, is_short=True)
+
+    bench.run_all(list(chosen_runs(["load"])))
+
+    kept = read_result("load", tmp_path)
+    assert kept.figures == {"p99_ms": 1.0}
+    assert kept.failed is not None
+    assert bench.failed == ["load"]
+
+
+def test_runs_are_chosen_by_name_and_what_is_computed_comes_first() -> None:
+    usual = list(chosen_runs([]))
+    kinds = [run.kind for run in usual]
+
+    assert all(run.is_usual for run in usual)
+    assert kinds == sorted(kinds, key=lambda kind: kind is Kind.TIMED)
+    assert [run.name for run in chosen_runs(["load", "carbon"])] == ["carbon", "load"]
+    with pytest.raises(UsageError, match="no benchmark 'nope'; there are: carbon"):
+        list(chosen_runs(["nope"]))
+
+
+def test_one_short_benchmark_runs_from_the_command_to_the_page(tmp_path: Path) -> None:
+    run = next(run for run in RUNS if run.name == "device-model")
+    if not all((ROOT.parent / "shared" / "data" / name).is_dir() for name in run.data):
+        pytest.skip("no shared/data beside the checkout")
+    bench = Bench(tmp_path, 10.0, is_short=True)
+
+    bench.run(run)
+
+    page = rendered_page(tmp_path)
+    assert not bench.failed
+    assert json.loads((tmp_path / "device-model.json").read_text(encoding="utf-8"))["figures"]
+    assert "| A40 GPT-3 (Perseus) | time (fitted) |" in page
+    assert f"{os.cpu_count()} cores" in page
