@@ -282,8 +282,8 @@ def main() -> None:
         "rate_hz": RATE_HZ,
         "insert_iterations_per_s": round(rates["iterations"]),
         "live_seconds": options.live_seconds,
-        **{f"report_{name}_s": [round(s, 3) for s in sorted(times_s)] for name, times_s in reports_s.items()},
-        "queries_s": [round(s, 4) for s in sorted(queries_s)],
+        "reports_s": {name: [round(s, 3) for s in sorted(times_s)] for name, times_s in reports_s.items()},
+        "queries_s": {name: [round(s, 4) for s in sorted(times_s)] for name, times_s in queries_s.items()},
     }
     if options.json:
         print(json.dumps(figures))
