@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from gpuenergyd import __version__
 from gpuenergyd.cli.manual_pages import manual_pages
+from release.audit import read_report
 from release.build import build_packages, digest
 from release.contents import bill_of_materials, components
 from release.debian import build_debian_package
@@ -173,3 +174,16 @@ def test_the_bill_of_materials_lists_every_dependency_with_version_and_licence()
     assert {ref for entry in document["dependencies"] for ref in entry["dependsOn"]} <= references
     assert bill_of_materials(int(EPOCH_S)) == bill_of_materials(int(EPOCH_S))
     assert len({component.name for component in components()}) == len(listed)
+
+
+def test_an_audit_succeeds_only_where_every_package_was_asked_about_and_none_is_vulnerable() -> None:
+    clean = {"name": "a", "version": "1", "vulns": []}
+    hole = {"name": "b", "version": "2", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.1"]}]}
+    unknown = {"name": "c", "skip_reason": "not found"}
+
+    audits = [read_report({"dependencies": members}) for members in ([clean], [clean, unknown], [hole, unknown], [])]
+
+    assert [one.exit_status for one in audits] == [0, 3, 1, 3]
+    assert str(audits[0]) == "asked about 1 packages: 0 known vulnerabilities"
+    assert "could not be asked about: 1 packages (c)" in str(audits[1])
+    assert str(audits[2]).startswith("vulnerable: b 2: PYSEC-1, fixed in 2.1\n")
