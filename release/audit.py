@@ -1,4 +1,4 @@
-"""`python -m release.audit PIP_AUDIT`: known vulnerabilities of the locked packages; 0 none, 1 some, 3 not all asked about.
+"""`python -m release.audit PIP_AUDIT`: known vulnerabilities of the locked packages; 0 none, 1 some, 3 not all asked.
 
 pip-audit ends well, too, where no database could be asked about a package; here that is told and is no success.
 """
