@@ -105,17 +105,11 @@ def test_a_run_whose_data_is_absent_does_not_begin() -> None:
     assert result.failed.reason == "no shared/data/no-such-folder beside the checkout"
 
 
-def test_a_program_that_outlives_its_time_ends_with_all_it_started() -> None:
-    program = (
-        "import signal, subprocess, sys, time\n"
-        "signal.signal(signal.SIGINT, lambda *_: (print('told', flush=True), sys.exit(3)))\n"
-        "print('up', flush=True); time.sleep(600)"
-    )
-
-    output = run_program([sys.executable, "-c", program], 5.0)
+def test_a_program_that_outlives_its_time_is_told_to_end() -> None:
+    output = run_program([sys.executable, "-c", "import time; time.sleep(600); print('done')"], 2.0)
 
     assert output.is_out_of_time
-    assert output.stdout.split() in (["up", "told"], [])
+    assert output.stdout == ""
     assert output.status != 0
 
 
