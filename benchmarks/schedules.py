@@ -337,6 +337,7 @@ def train(rank: int, case: Case, world: str, socket_path: str) -> dict[str, Any]
                 gpu_uuid=gpu_uuid,
                 socket_path=socket_path,
                 max_slowdown_ratio=case.max_slowdown_ratio,
+                timer=training.timer,
             )
         training.schedule = planned if handle.is_attached else plain
         trace.clear()

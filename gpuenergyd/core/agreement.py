@@ -7,7 +7,9 @@ a *term*, iterations [begin, end), and only while its term is known to last. The
 1. proposes a plan; each member fetches its slice, has its own daemon check and install it, and says so;
 2. once all have, gives it a term that begins a few iterations ahead, so that all hear of it before;
 3. prolongs the term again and again while every member is heard of and still has the plan;
-4. lets another plan begin only where the term before ends, and never prolongs a term whose successor it has given.
+4. lets another plan begin only where the term before ends, and never prolongs a term whose successor it has given;
+   one that waits for its successor to be installed is only kept from running out;
+5. gives a plan that is only tried (profiling) a brief term: further iterations of it would cost, and tell nothing.
 
 Terms of different plans are therefore disjoint, whoever hears of them when. A member that has heard late, or nothing
 for so long that its term is over, runs at full speed: it may waste energy, but neither slows the others nor follows an
@@ -17,8 +19,10 @@ old plan beside their new one. The leader's death, a cut link and a lost store n
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-AHEAD_ITERATIONS = 4
+AHEAD_ITERATIONS = 2
 """How far ahead of the newest iteration a term begins, at least; it lasts twice that, unless it is prolonged."""
+BRIEF_ITERATIONS = 2
+"""The term of a plan that is only tried: one of them may be disturbed by clocks on their way."""
 MAX_AHEAD_ITERATIONS = 256
 
 
@@ -79,6 +83,8 @@ class TermGiver:
     _news: dict[str, MemberNews] = field(default_factory=dict)
     _proposed: str | None = None
     _proposed_at: int = 0
+    _is_proposed_briefly: bool = False
+    _is_brief: bool = False
     _before: Term | None = None
     _current: Term | None = None
     _is_abandoned: bool = False
@@ -115,9 +121,9 @@ class TermGiver:
             if member in self.members and (known is None or said.iteration_index >= known.iteration_index):
                 self._news[member] = said
 
-    def propose(self, plan_id: str) -> None:
-        """Ask all members to install a plan, in place of one that was proposed and not agreed."""
-        self._proposed, self._proposed_at = plan_id, self.newest_iteration
+    def propose(self, plan_id: str, *, is_brief: bool = False) -> None:
+        """Ask all members to install a plan, to try it or to stay, in place of one that was proposed and not agreed."""
+        self._proposed, self._proposed_at, self._is_proposed_briefly = plan_id, self.newest_iteration, is_brief
 
     def abandon(self) -> None:
         """Let the present term run out: whoever made its plan has forgotten it."""
@@ -139,15 +145,26 @@ class TermGiver:
         newest, current = self.newest_iteration, self._current
         if self._proposed is not None and self._is_installed(self._proposed):
             begin = newest + ahead if current is None else max(newest + ahead, current.end_iteration)
-            self._before, self._current = current, Term(self._proposed, begin, begin + 2 * ahead)
+            self._is_brief = self._is_proposed_briefly
+            self._before, self._current = current, Term(self._proposed, begin, begin + self._lasting(ahead))
             self._proposed, self._is_abandoned = None, False
             return True
-        if current is None or not self._may_go_on(current, ahead) or newest + 2 * ahead <= current.end_iteration:
+        if current is None or not self._may_go_on(current, ahead):
+            return False
+        if self._is_brief and newest < current.end_iteration + 2 * ahead:
+            return False  # it was tried; had all seen it, there would soon be another
+        kept = ahead if self._proposed is not None else 2 * ahead
+        if newest + kept <= current.end_iteration:
             return False
         # Who is at full speed since the term ended shall take the plan up together with the others.
-        begin = current.begin_iteration if newest < current.end_iteration else newest + ahead
-        self._current = Term(current.plan_id, begin, max(newest, begin) + 2 * ahead)
+        is_ended = newest >= current.end_iteration
+        begin = newest + ahead if is_ended else current.begin_iteration
+        end = begin + self._lasting(ahead) if is_ended else max(newest, begin) + kept
+        self._current = Term(current.plan_id, begin, end)
         return True
+
+    def _lasting(self, ahead: int) -> int:
+        return BRIEF_ITERATIONS if self._is_brief else 2 * ahead
 
     def _hears_all(self, ahead: int) -> bool:
         if set(self._news) != self.members:

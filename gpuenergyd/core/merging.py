@@ -3,10 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import mean
 
 from gpuenergyd.core.observation import InstructionSample, IterationObservation, RankEnergy
-from gpuenergyd.core.pipeline import DependencyGraph, InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionClass, InstructionKind
 from gpuenergyd.core.timeline import makespan_s
 
 Place = tuple[int, int]
@@ -18,7 +17,9 @@ def merge_parts(parts: Mapping[Place, IterationObservation]) -> IterationObserva
 
     Tensor-parallel ranks of a stage do every instruction together: it lasts as long as on the slowest of them, and
     costs what all of them spend. Waits between hosts are in the iteration's time, but in no figure of their own:
-    instants of two hosts cannot be compared.
+    instants of two hosts cannot be compared. What a part takes for its launch gap is one of those waits: alone, it
+    cannot tell a wait for a neighbour from the time between two instructions. Nothing of it counts here: planned for
+    as if it came between every two instructions, it moved every raise of a clock too late.
     """
     first = parts[0, 0]
     stages: dict[int, list[IterationObservation]] = defaultdict(list)
@@ -32,22 +33,37 @@ def merge_parts(parts: Mapping[Place, IterationObservation]) -> IterationObserva
         instruction_samples=tuple(s for pp_rank, members in stages.items() for s in _slowest(pp_rank, members)),
         ranks=tuple(_energy(pp_rank, members) for pp_rank, members in stages.items()),
         is_regular=all(observation.is_regular for observation in parts.values()),
-        launch_gap_s=first.launch_gap_s,
     )
 
 
-def busy_s(whole: IterationObservation, graph: DependencyGraph) -> float | None:
+def busy_s(
+    whole: IterationObservation, graph: DependencyGraph, planned_mhz: Mapping[Instruction, int] | None = None
+) -> float | None:
     """Return how long the instructions take that an iteration showed, put into the pipeline's order without waits.
 
-    None when an instruction of the pipeline was not seen.
+    Samples say how long instructions of a class took at a clock, and not which of them: each counts as those did whose
+    clock is next to the one that was planned for it, without a plan as their mean. None when an instruction of the
+    pipeline was not seen.
     """
-    times_s: dict[InstructionClass, list[float]] = defaultdict(list)
+    samples_of: dict[InstructionClass, list[InstructionSample]] = defaultdict(list)
     for sample in whole.instruction_samples:
-        key = InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)
-        times_s[key] += [sample.time_s] * sample.count
-    if not all(instruction.instruction_class in times_s for instruction in graph.instructions):
-        return None
-    return makespan_s(graph, [mean(times_s[i.instruction_class]) for i in graph.instructions])
+        samples_of[InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)].append(sample)
+    planned_mhz = planned_mhz or {}
+    durations_s = []
+    for instruction in graph.instructions:
+        samples = samples_of.get(instruction.instruction_class)
+        if not samples:
+            return None
+        wanted_mhz = planned_mhz.get(instruction)
+        if wanted_mhz is None:
+            durations_s.append(sum(s.time_s * s.count for s in samples) / sum(s.count for s in samples))
+        else:
+            durations_s.append(min(samples, key=lambda s: abs(_main_clock_mhz(s) - wanted_mhz)).time_s)
+    return makespan_s(graph, durations_s)
+
+
+def _main_clock_mhz(sample: InstructionSample) -> int:
+    return max(sample.shares, key=lambda share: share.time_s).sm_clock_mhz if sample.shares else 0
 
 
 def _slowest(pp_rank: int, members: Sequence[IterationObservation]) -> list[InstructionSample]:
@@ -55,8 +71,7 @@ def _slowest(pp_rank: int, members: Sequence[IterationObservation]) -> list[Inst
         return [replace(sample, pp_rank=pp_rank) for sample in members[0].instruction_samples]
     found: dict[tuple[InstructionKind, int, int], InstructionSample] = {}
     for sample in (s for member in members for s in member.instruction_samples):
-        mostly_mhz = max(sample.shares, key=lambda share: share.time_s).sm_clock_mhz if sample.shares else 0
-        key = (sample.kind, sample.chunk_index, mostly_mhz)
+        key = (sample.kind, sample.chunk_index, _main_clock_mhz(sample))
         if key not in found or sample.time_s > found[key].time_s:
             found[key] = replace(sample, pp_rank=pp_rank)
     return list(found.values())

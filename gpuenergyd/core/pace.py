@@ -81,31 +81,20 @@ class PaceGauge:
             self._learn_full_speed(samples)
         noted = observation
         if observation.busy_s is not None:
-            noted = self._noted(
-                observation, observation.busy_s, graph, is_imposed=is_imposed, least_overhead_s=least_overhead_s
-            )
+            overhead_s = observation.iteration_time_s - observation.busy_s
+            if not is_imposed:
+                self._overheads_s.append(overhead_s)
+            # Less than none would be an error of `busy_s`, which need not be exact.
+            usual_s = max(0.0, min(o for o in (self.overhead_s, least_overhead_s, overhead_s) if o is not None))
+            waited_s = overhead_s - usual_s
+            is_wait = waited_s > _WAIT_RATIO * observation.iteration_time_s
+            noted = replace(observation, waited_s=waited_s if is_wait else 0.0, is_imposed=is_imposed)
+            if purpose is not PlanPurpose.PROFILE:  # what its clocks cost is only being learned
+                self._read(samples, graph, usual_s)
         if purpose is PlanPurpose.PROFILE:
             # Last, so that no reading is judged by itself.
             self._learn_slowness(samples)
         return noted
-
-    def _noted(
-        self,
-        observation: IterationObservation,
-        busy_s: float,
-        graph: DependencyGraph,
-        *,
-        is_imposed: bool,
-        least_overhead_s: float | None,
-    ) -> IterationObservation:
-        overhead_s = observation.iteration_time_s - busy_s
-        if not is_imposed:
-            self._overheads_s.append(overhead_s)
-        usual_s = min(o for o in (self.overhead_s, least_overhead_s, overhead_s) if o is not None)
-        waited_s = overhead_s - usual_s
-        self._read(observation.instruction_samples, graph, usual_s)
-        is_wait = waited_s > _WAIT_RATIO * observation.iteration_time_s
-        return replace(observation, waited_s=waited_s if is_wait else 0.0, is_imposed=is_imposed)
 
     def _learn_full_speed(self, samples: Iterable[InstructionSample]) -> None:
         for sample in samples:

@@ -163,7 +163,7 @@ class WholePipeline:
         assert self._graph is not None
         purpose = self.job.purpose_of(self.job.plan_id_of(epoch))
         is_forced = self.job.target.is_forced
-        whole = replace(whole, busy_s=busy_s(whole, self._graph))
+        whole = replace(whole, busy_s=busy_s(whole, self._graph, self._planned_mhz(epoch)))
         whole = self._pace.note(whole, purpose, self._graph, is_imposed=is_forced)
         self._newest_epoch = epoch
         self._tell(ObservedElsewhere(whole, epoch))
@@ -172,6 +172,17 @@ class WholePipeline:
             own = Pace(self._pace.own_time_s, self.pipeline_id, time.monotonic())
             for change in self._replicas.note(own):
                 self._impose(change)
+
+    def _planned_mhz(self, epoch: int | None) -> Mapping[Instruction, int] | None:
+        """Return the clocks that the newest plan has for each instruction, if an iteration followed it."""
+        sent, schedule = self._sent, self.job.schedule
+        if sent is None or schedule is None or epoch != sent.plan_epoch:
+            return None
+        return {
+            instruction: mhz
+            for rank in sent.plan.ranks
+            for instruction, mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=False)
+        }
 
     def _tell(self, event: Event) -> None:
         for command in self.job.handle(event):

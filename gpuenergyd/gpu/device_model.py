@@ -48,7 +48,8 @@ class GpuState:
     """Everything that changes in one GPU; field order is the layout of the shared world file.
 
     `locked_mhz` is in force, `pending_mhz` is installed and takes effect at `pending_at_ns`. `work_left_ratio` is the
-    part of the begun instruction still to do. The `shown_` values are what the driver's counters say.
+    part of the begun instruction still to do, `work_ended_ns` when it was over: 0 while it is not. The `shown_` values
+    are what the driver's counters say.
     """
 
     updated_ns: int
@@ -61,6 +62,7 @@ class GpuState:
     shown_power_at_ns: int
     random_state: int
     num_clock_sets: int
+    work_ended_ns: int
     energy_j: float
     celsius: float
     power_limit_w: float
@@ -172,6 +174,7 @@ def advance(model: DeviceParameters, state: GpuState, now_ns: int) -> None:
         if activity is Activity.WORKING:
             passed_s = (until_ns - state.updated_ns) / _NS_PER_S
             state.work_left_ratio = 0.0 if is_finishing else state.work_left_ratio - passed_s / instruction_s
+            state.work_ended_ns = until_ns if is_finishing else 0
         state.updated_ns = until_ns
     if state.pending_mhz != NOTHING_PENDING and state.pending_at_ns <= state.updated_ns:
         state.locked_mhz, state.pending_mhz = state.pending_mhz, NOTHING_PENDING

@@ -251,6 +251,7 @@ class SimulatedHost:
             state.work_compute_s = work.compute_time_s * stretch
             state.work_w_per_mhz = work.power_coefficient_w_per_mhz
             state.work_left_ratio = 1.0
+            state.work_ended_ns = 0
             state.is_working = 1
 
     def remaining_s(self, gpu_uuid: str) -> float:
@@ -259,11 +260,17 @@ class SimulatedHost:
         with self._world.gpu(index) as record:
             return remaining_s(self._world.models[index], record.state)
 
-    def finish_work(self, gpu_uuid: str) -> None:
-        """End the instruction, done or not; the GPU waits."""
+    def finish_work(self, gpu_uuid: str) -> int:
+        """End the instruction, done or not; the GPU waits.
+
+        Returns:
+            When it was over on the GPU, as an event there would tell: earlier than whoever slept meanwhile woke up.
+        """
         with self._world.gpu(self._at(gpu_uuid)) as record:
-            record.state.is_working = 0
-            record.state.work_left_ratio = 0.0
+            state = record.state
+            state.is_working = 0
+            state.work_left_ratio = 0.0
+            return state.work_ended_ns or state.updated_ns
 
     def hold(self, gpu_uuid: str, *, poll_s: float = 0.002, sleep: Callable[[float], None] = time.sleep) -> None:
         """Return when the begun instruction is over.

@@ -35,7 +35,7 @@ _IDENTITY = struct.Struct("<64s64s16sq")
 _PARAMETERS_OFFSET = 160
 _SELECTOR_OFFSET = 448
 _SLOT_OFFSETS = (512, 1024)
-_SLOT = struct.Struct(f"<8qQq9d{2 * MAX_PROCESSES}qq")
+_SLOT = struct.Struct(f"<8qQ2q9d{2 * MAX_PROCESSES}qq")
 _LOCK_HEADER, _LOCK_DRIVER, _LOCK_FIRST_GPU = 0, 1, 16
 _LIVENESS_CHECK_NS = 5_000_000
 _STRING_FIELDS = 3
@@ -239,6 +239,7 @@ def _new_record(model: DeviceParameters, index: int, seed: int, now_ns: int) -> 
         shown_power_at_ns=power_at_ns,
         random_state=(seed * 0x632BE59BD9B4E019 + index * 0x2545F4914F6CDD1D + 1) & ((1 << 64) - 1),
         num_clock_sets=0,
+        work_ended_ns=0,
         energy_j=energy_j,
         celsius=model.warm_celsius,
         power_limit_w=model.default_power_limit_w,

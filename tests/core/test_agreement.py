@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.agreement import (
     AHEAD_ITERATIONS,
+    BRIEF_ITERATIONS,
     MAX_AHEAD_ITERATIONS,
     MemberNews,
     Term,
@@ -50,11 +51,37 @@ def test_a_plan_that_one_member_has_not_installed_is_not_agreed() -> None:
 
 def test_a_term_goes_on_while_all_are_heard_of() -> None:
     leader = agreed("a", at=10)
-    leader.hear(news(16, "a"))
+    leader.hear(news(13, "a"))
 
     assert leader.give()
-    assert leader.terms[-1].end_iteration == 16 + 2 * AHEAD_ITERATIONS
+    assert leader.terms[-1].end_iteration == 13 + 2 * AHEAD_ITERATIONS
     assert leader.terms[-1].begin_iteration == 10 + AHEAD_ITERATIONS
+
+
+def test_a_plan_that_is_only_tried_has_a_brief_term_and_is_tried_again_only_if_nothing_came_of_it() -> None:
+    leader = giver()
+    leader.propose("a", is_brief=True)
+    leader.hear(news(10, "a"))
+    assert leader.give()
+    (term,) = leader.terms
+    given_at = []
+    for iteration in range(11, 30):
+        leader.hear(news(iteration, "a"))
+        if leader.give():
+            given_at.append(iteration)
+
+    assert term.end_iteration - term.begin_iteration == BRIEF_ITERATIONS
+    assert min(given_at) > term.end_iteration
+    assert leader.terms[-1].end_iteration - leader.terms[-1].begin_iteration == BRIEF_ITERATIONS
+
+
+def test_a_plan_that_waits_for_its_successor_is_only_kept_from_running_out() -> None:
+    leader = agreed("a", at=10)
+    leader.propose("b")
+    leader.hear(news(15, "a"))
+
+    assert leader.give()
+    assert leader.terms[-1].end_iteration == 15 + AHEAD_ITERATIONS
 
 
 def test_a_term_ends_when_one_member_falls_silent() -> None:
@@ -84,7 +111,7 @@ def test_a_plan_that_ended_is_taken_up_again_by_all_together() -> None:
 def test_the_next_plan_begins_where_the_one_before_ends() -> None:
     leader = agreed("a", at=10)
     leader.propose("b")
-    leader.hear(news(15, "a", "b"))
+    leader.hear(news(13, "a", "b"))
     assert leader.give()
 
     before, current = leader.terms

@@ -45,6 +45,12 @@ def test_parts_that_followed_different_plans_say_nothing_of_either() -> None:
     assert merge_parts({(0, 0): part(0.01, 0.02), (1, 0): other}).plan_id is None
 
 
+def test_what_a_part_alone_takes_for_its_launch_gap_is_a_wait_for_others_and_does_not_count() -> None:
+    first = replace(part(0.01, 0.02), launch_gap_s=0.06)
+
+    assert merge_parts({(0, 0): first, (1, 0): part(0.01, 0.02)}).launch_gap_s is None
+
+
 def test_an_iteration_that_one_part_calls_irregular_is() -> None:
     other = replace(part(0.01, 0.02), is_regular=False)
 
@@ -57,3 +63,14 @@ def test_the_instructions_put_into_order_take_what_the_pipeline_takes_without_wa
 
     assert busy_s(whole, graph) == pytest.approx(0.09)
     assert busy_s(merge_parts({(0, 0): part(0.01, 0.02)}), graph) is None
+
+
+def test_an_instruction_takes_what_those_took_at_the_clock_that_was_planned_for_it() -> None:
+    schedule = one_forward_one_backward(1, 2)
+    slow = InstructionSample(0, InstructionKind.B, (ClockShare(780, 0.05), ClockShare(1410, 0.001)), count=1)
+    fast = InstructionSample(0, InstructionKind.B, (ClockShare(1410, 0.02),), count=3)
+    one = part(0.01, 0.02)
+    whole = merge_parts({(0, 0): replace(one, instruction_samples=(one.instruction_samples[0], slow, fast))})
+    planned = dict.fromkeys(schedule.orders[0], 1410) | {schedule.orders[0][1]: 795}
+
+    assert busy_s(whole, dependency_graph(schedule), planned) == pytest.approx(0.01 + 0.051 + 0.01 + 0.02)

@@ -2,11 +2,13 @@
 
 Stages 0 and 1 of both replicas run on host 0, stages 2 and 3 on host 1. Neighbours on one host talk through pipes,
 those on two hosts through TCP; at the end of an iteration the two replicas of a stage wait for each other. Rank 0
-serves the job's store, as `init_process_group` would have it. torch is imported once, then the ranks are forked.
+serves the job's store, as `init_process_group` would have it. torch is imported once, then hosts and ranks are forked.
 
-Run `python -m tests.support.host_trainer CONFIG.json HOST` in the host's network namespace.
+Run `python -m tests.support.host_trainer CONFIG.json`; it ends with both hosts and leaves their exit statuses.
 """
 
+import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -24,12 +26,16 @@ from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts import PipelineMember, PipelinePlace
 from gpuenergyd_trainers.job_store import JobStore
+from gpuenergyd_trainers.simulated_timing import SimulatedTimer
 from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
 
 NUM_STAGES, NUM_REPLICAS, STAGES_PER_HOST = 4, 2, 2
 _MORE, _LAST = b".", b"!"
+RANK_PRIORITY, DAEMON_PRIORITY = 2, 1
+"""Real-time priorities, where they may be had: hosts of their own would not share their cores."""
 _CONNECT_LIMIT_S = 60.0
 _PERIOD_S = 0.04
+_CLONE_NEWNET = 0x40000000
 _SLOT = struct.Struct("<qq")
 """Of each rank in the progress file: its pid, and the iterations it has ended."""
 
@@ -40,10 +46,13 @@ class RunConfig:
 
     folder: str
     addresses: tuple[str, str]
+    namespaces: tuple[str, str]
     port: int
     is_managed: bool
-    microbatches: int = 4
-    max_slowdown: float = 3.0
+    microbatches: int = 3
+    max_slowdown: float = 0.05
+    duration_scale: float = 2.5
+    """How much longer instructions are than those of a training on one host: words between hosts take their time."""
 
     def daemon_folder(self, host: int) -> Path:
         """Return where a host's daemon lives."""
@@ -55,13 +64,18 @@ class RunConfig:
         return Path(self.folder) / "progress"
 
     @property
+    def statuses_path(self) -> Path:
+        """Where both hosts' exit statuses are left."""
+        return Path(self.folder) / "statuses.json"
+
+    @property
     def last_when(self) -> Path:
         """Once this exists, the next iteration is the last."""
         return Path(self.folder) / "enough"
 
     @property
     def straggle_path(self) -> Path:
-        """While this exists, replica 1 takes as many times as long as it says."""
+        """While this exists, replica 1 takes as many times as long as it says on host 1, where its last stage runs."""
         return Path(self.folder) / "straggle"
 
 
@@ -135,15 +149,16 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
     gpu_uuid = world.identities()[STAGES_PER_HOST * dp_rank + pp_rank % STAGES_PER_HOST].gpu_uuid
     world.attach_process(gpu_uuid, os.getpid())
     order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
-    ratio = 1.0 + 0.4 * (pp_rank == NUM_STAGES - 1)
-    client, member = _join(config, host, dp_rank, pp_rank, gpu_uuid) if config.is_managed else (None, None)
+    ratio = config.duration_scale * (1.0 + 0.4 * (pp_rank == NUM_STAGES - 1))
+    timer = SimulatedTimer()
+    client, member = _join(config, host, dp_rank, pp_rank, gpu_uuid, timer) if config.is_managed else (None, None)
     before, after = lines.get("before"), lines.get("after")
     with config.progress_path.open("r+b") as file:
         progress = mmap.mmap(file.fileno(), 0)
     is_last, ended = False, 0
     while not is_last:
         is_last = dp_rank == pp_rank == 0 and config.last_when.exists()
-        slower = _straggling(config) if dp_rank == 1 else 1.0
+        slower = _straggling(config) if dp_rank == host == 1 else 1.0
         work = {InstructionKind.F: scaled(FORWARD, ratio * slower), InstructionKind.B: scaled(BACKWARD, ratio * slower)}
         if client is not None:
             client.begin_iteration()
@@ -154,7 +169,7 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
             slot = client.begin_instruction(str(instruction.kind), instruction.microbatch_index) if client else -1
             world.begin_work(gpu_uuid, work[instruction.kind])
             world.hold(gpu_uuid)
-            world.finish_work(gpu_uuid)
+            timer.work_ended_ns = world.finish_work(gpu_uuid)
             if client is not None:
                 client.end_instruction(slot)
             if sink is not None:
@@ -174,7 +189,9 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
     del store
 
 
-def _join(config: RunConfig, host: int, dp_rank: int, pp_rank: int, gpu_uuid: str) -> tuple[RankClient, PipelineMember]:
+def _join(
+    config: RunConfig, host: int, dp_rank: int, pp_rank: int, gpu_uuid: str, timer: SimulatedTimer
+) -> tuple[RankClient, PipelineMember]:
     plans = AgreedPlans()
     socket_path = str(config.daemon_folder(host) / "run" / "gpuenergyd.sock")
     order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
@@ -189,6 +206,7 @@ def _join(config: RunConfig, host: int, dp_rank: int, pp_rank: int, gpu_uuid: st
         framework="fake",
         max_slowdown_ratio=config.max_slowdown,
         socket_path=socket_path,
+        timer=timer,
         agreed_plans=plans,
     )
 
@@ -207,13 +225,35 @@ def _straggling(config: RunConfig) -> float:
 
 
 def main() -> int:
-    """Fork this host's ranks; return 0 when all have ended well."""
+    """Fork both hosts, each into its network namespace; return 0 when both have told how they ended."""
     raw: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-    config, host = RunConfig(**{**raw, "addresses": tuple(raw["addresses"])}), int(sys.argv[2])
+    pairs = {name: tuple(raw[name]) for name in ("addresses", "namespaces")}
+    config = RunConfig(**{**raw, **pairs})
     if config.is_managed:
         import torch.distributed as dist  # noqa: PLC0415  once for all ranks
 
         assert dist.is_available()
+    hosts = []
+    for host, namespace in enumerate(config.namespaces):
+        pid = os.fork()
+        if pid == 0:
+            _enter(namespace)
+            os._exit(_run_host(config, host))
+        hosts.append(pid)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in hosts]
+    config.statuses_path.write_text(json.dumps(statuses))
+    return 0
+
+
+def _enter(namespace: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/run/netns/{namespace}").open("rb") as entered:
+        if libc.setns(entered.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+
+
+def _run_host(config: RunConfig, host: int) -> int:
+    """Fork this host's ranks; return 0 when all have ended well."""
     first = STAGES_PER_HOST * host
     lines: dict[tuple[int, int], dict[str, _Line]] = {
         (dp, first + k): {} for dp in range(NUM_REPLICAS) for k in range(STAGES_PER_HOST)
@@ -239,6 +279,8 @@ def _be_rank(
 ) -> None:
     status = 1
     try:
+        with contextlib.suppress(OSError):  # a GPU computes as fast whatever else its host does, if we may say so
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(RANK_PRIORITY))
         for others in lines.values():
             if others is not mine:
                 _close(others)

@@ -21,3 +21,11 @@ def child_pids(pid: int) -> list[int]:
         except OSError:
             continue
         return sorted(found)
+
+
+def task_ids(pid: int) -> list[int]:
+    """Return the threads of a process; none when it is gone."""
+    try:
+        return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []

@@ -14,10 +14,20 @@ from typing import Any
 
 from gpuenergyd.errors import GpuEnergyError
 from tests.support.daemon_process import ROOT, DaemonProcess, wait_for_death
-from tests.support.host_trainer import NUM_REPLICAS, NUM_STAGES, create_progress, read_progress
+from tests.support.host_trainer import (
+    DAEMON_PRIORITY,
+    NUM_REPLICAS,
+    NUM_STAGES,
+    STAGES_PER_HOST,
+    create_progress,
+    read_progress,
+)
+from tests.support.processes import task_ids
 from tests.support.waiting import wait_until
 
 _PORT = 29_541
+_POLL_S = 0.2
+"""Between questions to the daemons, which have two cores for all of it."""
 NUM_RANKS = NUM_STAGES * NUM_REPLICAS
 
 
@@ -32,18 +42,16 @@ class TwoHosts:
     folder: Path
     overrides: dict[str, Any] = field(default_factory=dict)
     daemons: list[DaemonProcess] = field(default_factory=list)
-    launchers: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    num_runs: int = 0
-    _names: tuple[str, str] = ("", "")
+    launcher: subprocess.Popen[bytes] | None = None
+    names: tuple[str, str] = ("", "")
+    """Of their network namespaces."""
 
     def __post_init__(self) -> None:
-        self._names = (f"ged{os.getpid()}a", f"ged{os.getpid()}b")
-        _run("ip", "netns", "add", self._names[0])
-        _run("ip", "netns", "add", self._names[1])
-        _run(
-            "ip", "link", "add", "hop", "netns", self._names[0], "type", "veth", "peer", "hop", "netns", self._names[1]
-        )
-        for host, name in enumerate(self._names):
+        self.names = (f"ged{os.getpid()}a", f"ged{os.getpid()}b")
+        _run("ip", "netns", "add", self.names[0])
+        _run("ip", "netns", "add", self.names[1])
+        _run("ip", "link", "add", "hop", "netns", self.names[0], "type", "veth", "peer", "hop", "netns", self.names[1])
+        for host, name in enumerate(self.names):
             _run("ip", "-n", name, "addr", "add", f"{self.addresses[host]}/24", "dev", "hop")
             _run("ip", "-n", name, "link", "set", "hop", "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
@@ -65,22 +73,30 @@ class TwoHosts:
         for daemon in self.daemons:
             daemon.process = daemon.launch()
         for daemon in self.daemons:
-            wait_until(daemon.is_ready, 60)
+            wait_until(daemon.is_ready, 120)
+            _prefer(daemon)
+
+    def kill_daemon(self, host: int) -> None:
+        """Kill a host's daemon; its GPU worker outlives it by a moment."""
+        daemon = self.daemons[host]
+        assert daemon.process is not None
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.process.wait(10)
+
+    def start_daemon(self, host: int) -> None:
+        """Start a host's daemon again."""
+        _prefer(self.daemons[host].start())
 
     def start_training(self, *, is_managed: bool = True, **changes: Any) -> None:
         """Start all eight ranks on both hosts."""
-        self.num_runs += 1
         create_progress(self.progress_path)
         config_path = self.folder / "config.json"
-        config = {"folder": str(self.folder), "addresses": self.addresses, "port": _PORT, "is_managed": is_managed}
-        config_path.write_text(json.dumps({**config, **changes}))
-        for host, name in enumerate(self._names):
-            command = ["ip", "netns", "exec", name, sys.executable, "-m", "tests.support.host_trainer"]
-            with (self.folder / f"training{host}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    [*command, str(config_path), str(host)], cwd=ROOT, stderr=log, stdout=log, start_new_session=True
-                )
-            self.launchers.append(process)
+        self.statuses_path.unlink(missing_ok=True)
+        config = {"folder": str(self.folder), "addresses": self.addresses, "namespaces": self.names, "port": _PORT}
+        config_path.write_text(json.dumps({**config, "is_managed": is_managed, **changes}))
+        with (self.folder / "training.log").open("ab") as log:
+            command = [sys.executable, "-m", "tests.support.host_trainer", str(config_path)]
+            self.launcher = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, start_new_session=True)
 
     @property
     def progress_path(self) -> Path:
@@ -111,6 +127,36 @@ class TwoHosts:
         """Return whether no GPU of any host has a lock."""
         return all(daemon.is_as_found() for daemon in self.daemons)
 
+    def plans_in_force(self) -> list[set[str]]:
+        """Return the tuned plans that ranks of each replica follow by now, as their own hosts' daemons say.
+
+        A rank that follows none counts as one that follows "none".
+        """
+        found: list[set[str]] = [set() for _ in range(NUM_REPLICAS)]
+        num_parts = 0
+        for daemon in self.daemons:
+            try:
+                status = daemon.status()
+            except GpuEnergyError:
+                continue
+            index_of = {gpu["gpu_uuid"]: gpu["index"] for gpu in status["gpus"]}
+            for job in status["jobs"]:
+                if job["ranks"]:
+                    replica = index_of[job["ranks"][0]["gpu_uuid"]] // STAGES_PER_HOST
+                    is_followed = job["plan_reason"].startswith("tuned") and job["num_iterations_of_plan"] > 1
+                    found[replica].add(job["plan_id"] if is_followed else "none")
+                    num_parts += 1
+        return found if num_parts == NUM_RANKS else [{"none"}]
+
+    def is_planned(self) -> bool:
+        """Return whether all ranks of each replica follow one tuned plan, and GPUs of both hosts are slowed down."""
+        one_each = all(len(plans) == 1 and "none" not in plans for plans in self.plans_in_force())
+        return one_each and all(self.lowered())
+
+    def wait_for_plan(self, timeout_s: float) -> None:
+        """Return once all ranks of each replica follow one tuned plan, and GPUs of both hosts are slowed down."""
+        wait_until(self.is_planned, timeout_s, poll_s=_POLL_S)
+
     def pipelines(self) -> list[dict[str, Any]]:
         """Return what the leading host says of the pipelines across hosts."""
         try:
@@ -121,28 +167,35 @@ class TwoHosts:
 
     def set_link(self, state: str) -> None:
         """Cut the link between the hosts (`down`), or mend it (`up`)."""
-        _run("ip", "-n", self._names[0], "link", "set", "hop", state)
+        _run("ip", "-n", self.names[0], "link", "set", "hop", state)
+
+    @property
+    def statuses_path(self) -> Path:
+        """Where a run leaves both hosts' exit statuses."""
+        return self.folder / "statuses.json"
 
     def end_training(self, timeout_s: float = 60.0) -> list[int]:
-        """Let the run end in order and return the launchers' exit statuses."""
+        """Let the run end in order and return both hosts' exit statuses."""
         (self.folder / "enough").touch()
         return self.wait_for_end(timeout_s)
 
     def wait_for_end(self, timeout_s: float = 60.0) -> list[int]:
-        """Return the launchers' exit statuses once both have ended."""
-        statuses = [launcher.wait(timeout_s) for launcher in self.launchers]
-        self.launchers.clear()
+        """Return both hosts' exit statuses once all ranks have ended."""
+        assert self.launcher is not None
+        self.launcher.wait(timeout_s)
+        self.launcher = None
         (self.folder / "enough").unlink(missing_ok=True)
+        statuses: list[int] = json.loads(self.statuses_path.read_text())
         return statuses
 
     def kill_training(self) -> None:
         """End all ranks at once."""
         pids = [pid for pid in self.pids() if pid] if self.progress_path.exists() else []
-        for launcher in self.launchers:
+        if self.launcher is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.wait(10)
-        self.launchers.clear()
+                os.killpg(self.launcher.pid, signal.SIGKILL)
+            self.launcher.wait(10)
+            self.launcher = None
         for pid in pids:
             wait_for_death(pid)
 
@@ -152,8 +205,16 @@ class TwoHosts:
         for daemon in self.daemons:
             if daemon.process is not None and daemon.process.poll() is None:
                 daemon.stop()
-        for name in self._names:
+        for name in self.names:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _prefer(daemon: DaemonProcess) -> None:
+    """Let a daemon's core and GPU worker run at once: its host shares no core with whatever else this machine does."""
+    for pid in (daemon.pid, daemon.status()["worker"]["pid"]):
+        for task in task_ids(pid):
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(DAEMON_PRIORITY))
 
 
 @contextmanager

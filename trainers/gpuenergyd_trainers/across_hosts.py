@@ -33,13 +33,16 @@ logger = logging.getLogger("gpuenergyd.trainers")
 
 PERIOD_S = 0.1
 """How often the store is asked; a word from one rank to another takes two of these at most, an answer four."""
-_WORDS_AHEAD = 8
+_WORDS_AHEAD = 6
+_UNKNOWN_AHEAD = 4
+"""Iterations ahead while it is not known how long one takes."""
 _DAEMON_LIMIT_S = 1.0
 _RETRY_S = 1.0
 _STORE_LIMIT_S = 10.0
 _MAX_RUN_KEY_CHARS = 200
 _STOP_LIMIT_S = 0.5
 _HEAD = "head"
+_TRIED = "profile"
 _MAX_REPLICAS = 1024
 _SILENT_S = 10.0
 
@@ -167,7 +170,7 @@ class Leader:
                 self.giver.release()  # a straggler has recovered: full speed until the faster plan is agreed
             for pp_rank, plan in enumerate(reply["slices"]):
                 self.store.set(place.key(_slice(plan_id, pp_rank)), json.dumps(plan))
-            self.giver.propose(plan_id)
+            self.giver.propose(plan_id, is_brief=reply["slices"][0]["purpose"] == _TRIED)
             self._offered = plan_id
 
     def _ahead(self) -> int:
@@ -178,7 +181,7 @@ class Leader:
         elif newest >= self._pace[1] + 8:
             self._iteration_s = (now_s - self._pace[0]) / (newest - self._pace[1])
             self._pace = now_s, newest
-        return math.ceil(_WORDS_AHEAD * self.period_s / self._iteration_s) if self._iteration_s else 0
+        return math.ceil(_WORDS_AHEAD * self.period_s / self._iteration_s) if self._iteration_s else _UNKNOWN_AHEAD
 
 
 @dataclass(slots=True)

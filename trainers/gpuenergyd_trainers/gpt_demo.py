@@ -182,6 +182,7 @@ def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
             gpu_uuid=gpu_uuid,
             socket_path=options.socket,
             run_key=options.run_key,
+            timer=training.timer if options.world is not None else None,
         )
         cleanup.callback(handle.detach)
     losses_out = _open_losses(options, cleanup) if training.is_last else None

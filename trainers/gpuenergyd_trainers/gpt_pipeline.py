@@ -9,7 +9,7 @@ from torch.distributed import pipelining
 
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
-from gpuenergyd_trainers.simulated_stage import SimulationHandle, simulate
+from gpuenergyd_trainers.simulated_stage import SimulatedTimer, SimulationHandle, simulate
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 
 _LEARNING_RATE = 3e-3
@@ -77,6 +77,8 @@ class GptRank:
             self.schedule = family.schedule_class(held, num_microbatches, loss_fn=loss_of)
         parameters = [parameter for model in models for parameter in model.parameters()]
         self._optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
+        self.timer = SimulatedTimer()
+        """For `attach`, once the stages are on a simulated GPU."""
 
     def simulate_on(
         self, host: SimulatedHost, gpu_uuid: str, *, duration_scale: float = 1.0
@@ -90,6 +92,7 @@ class GptRank:
                 simulated_works(
                     stage.stage_index, self.num_stages, num_ranks=self._num_ranks, duration_scale=duration_scale
                 ),
+                timer=self.timer,
             )
             for stage in self.stages
         )

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
+from gpuenergyd_trainers.simulated_timing import SimulatedTimer
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
 
-__all__ = ["InstructionWork", "SimulatedHost", "SimulationHandle", "simulate"]
+__all__ = ["InstructionWork", "SimulatedHost", "SimulatedTimer", "SimulationHandle", "simulate"]
 
 
 class SimulationHandle:
@@ -29,12 +30,18 @@ class SimulationHandle:
 
 
 def simulate(
-    stage: Any, host: SimulatedHost, gpu_uuid: str, work_by_kind: Mapping[str, InstructionWork]
+    stage: Any,
+    host: SimulatedHost,
+    gpu_uuid: str,
+    work_by_kind: Mapping[str, InstructionWork],
+    *,
+    timer: SimulatedTimer | None = None,
 ) -> SimulationHandle:
     """Put a stage of torch.distributed.pipelining on a simulated GPU.
 
     `work_by_kind` says what a forward (F), a full backward (B), an input gradient (I) and a weight gradient (W) cost;
-    a kind that is missing takes as long as it really takes. Real computation counts towards the simulated time.
+    a kind that is missing takes as long as it really takes. Real computation counts towards the simulated time. A
+    `timer` that `attach` is given, too, makes instructions as long as the simulated GPU took for them.
 
     Raises:
         GpuNotFoundError: no such GPU.
@@ -52,7 +59,9 @@ def simulate(
                     result = compute(*args, **kwargs)
                     host.hold(gpu_uuid)
                 finally:
-                    host.finish_work(gpu_uuid)
+                    ended_ns = host.finish_work(gpu_uuid)
+                    if timer is not None:
+                        timer.work_ended_ns = ended_ns
                 return result
 
             return compute_on_simulated_gpu

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.client.recorder import NOT_RECORDED
+from gpuenergyd.client.recorder import NOT_RECORDED, InstructionTimer
 from gpuenergyd.core.pipeline import Schedule
 from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd_trainers.across_hosts import PipelinePlace, find_part, spans_hosts
@@ -143,6 +143,7 @@ def attach(
     across_hosts: bool | None = None,
     tp_rank: int = 0,
     num_tp_ranks: int = 1,
+    timer: InstructionTimer | None = None,
 ) -> Handle:
     """Join a pipeline schedule to the daemon and return what undoes it; call it on every rank before the first step.
 
@@ -163,6 +164,7 @@ def attach(
         across_hosts: whether the pipeline's ranks sit on several hosts; from LOCAL_WORLD_SIZE when left out.
         tp_rank: which tensor-parallel rank of its stage this is, the innermost dimension; all follow one plan.
         num_tp_ranks: how many of them there are.
+        timer: what tells when instructions ran on this rank's device; made for the stage's device when left out.
     """
     try:
         local_stages = _stages(schedule, stages)
@@ -192,7 +194,7 @@ def attach(
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
             socket_path=socket_path,
-            timer=timer_for(first.device, num_microbatches, num_chunks),
+            timer=timer if timer is not None else timer_for(first.device, num_microbatches, num_chunks),
             agreed_plans=None if part is None else part.plans,
             extra_tags=() if part is None else part.tags,
         )

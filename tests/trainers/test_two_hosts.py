@@ -1,0 +1,93 @@
+"""PP 4 x DP 2 over two hosts, each with its own daemon: one plan for both, and training that nothing of ours can stop.
+
+Eight processes with the real client and the job's real store train on simulated GPUs in two network namespaces. What
+each fault did to the clocks is read from the GPUs themselves.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.support.host_trainer import rank_index
+from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.torch, pytest.mark.kill]
+LIMIT_S = 150.0
+VICTIM = rank_index(1, 2)
+STOPPED = rank_index(0, 3)
+SILENCE_LIMIT_S = 1.5
+POLL_S = 0.05
+
+
+@contextmanager
+def hosts_or_skip(folder: Path, **overrides: Any) -> Iterator[TwoHosts]:
+    """Run two hosts; skip where nobody may make network namespaces."""
+    try:
+        with two_hosts(folder, silence_limit_s=SILENCE_LIMIT_S, **overrides) as hosts:
+            yield hosts
+    except NoNetworkNamespaceError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+
+
+def end_by_a_dead_rank(hosts: TwoHosts) -> list[int]:
+    """Kill one rank; return how both hosts' shares of the run ended."""
+    os.kill(hosts.pids()[VICTIM], signal.SIGKILL)
+    return hosts.wait_for_end(LIMIT_S)
+
+
+def is_at_full_speed(hosts: TwoHosts) -> bool:
+    return sum(hosts.lowered()) == 0
+
+
+@pytest.mark.fault(29)
+def test_a_plan_across_hosts_is_one_and_whatever_dies_training_goes_on_and_no_clock_stays_lowered(
+    tmp_path: Path,
+) -> None:
+    with hosts_or_skip(tmp_path, policy="bubble-aware") as hosts:
+        hosts.start_training(is_managed=False)
+        hosts.wait_for_progress(1, LIMIT_S)
+        ended_without_us = end_by_a_dead_rank(hosts)
+
+        hosts.start_training()
+        hosts.wait_for_plan(LIMIT_S)
+
+        hosts.set_link("down")
+        wait_until(hosts.is_as_found, LIMIT_S, poll_s=POLL_S)
+        hosts.set_link("up")
+        hosts.wait_for_progress(2, LIMIT_S)
+        hosts.wait_for_plan(LIMIT_S)
+
+        os.kill(hosts.pids()[STOPPED], signal.SIGSTOP)
+        wait_until(hosts.is_as_found, LIMIT_S, poll_s=POLL_S)
+        os.kill(hosts.pids()[STOPPED], signal.SIGCONT)
+        hosts.wait_for_progress(2, LIMIT_S)
+        hosts.wait_for_plan(LIMIT_S)
+
+        hosts.kill_daemon(1)
+        wait_until(hosts.daemons[1].is_as_found, LIMIT_S, poll_s=POLL_S)
+        wait_until(lambda: is_at_full_speed(hosts), LIMIT_S, poll_s=POLL_S)
+        hosts.wait_for_progress(2, LIMIT_S)
+        assert is_at_full_speed(hosts), "nobody follows a plan that a daemon of its pipeline has lost"
+        hosts.start_daemon(1)
+        hosts.wait_for_plan(LIMIT_S)
+
+        hosts.kill_daemon(0)
+        wait_until(hosts.daemons[0].is_as_found, LIMIT_S, poll_s=POLL_S)
+        wait_until(lambda: is_at_full_speed(hosts), LIMIT_S, poll_s=POLL_S)
+        hosts.wait_for_progress(2, LIMIT_S)
+        assert is_at_full_speed(hosts), "nobody follows a plan whose maker is gone"
+        hosts.start_daemon(0)
+        wait_until(lambda: any(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
+
+        ended_with_us = end_by_a_dead_rank(hosts)
+        wait_until(hosts.is_as_found, LIMIT_S, poll_s=POLL_S)
+
+    assert ended_with_us == ended_without_us
