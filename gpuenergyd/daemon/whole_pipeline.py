@@ -182,6 +182,7 @@ class WholePipeline:
             instruction: mhz
             for rank in sent.plan.ranks
             for instruction, mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=False)
+            if mhz is not None
         }
 
     def _tell(self, event: Event) -> None:

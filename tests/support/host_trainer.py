@@ -237,7 +237,7 @@ def main() -> int:
     for host, namespace in enumerate(config.namespaces):
         pid = os.fork()
         if pid == 0:
-            _enter(namespace)
+            enter_namespace(namespace)
             os._exit(_run_host(config, host))
         hosts.append(pid)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in hosts]
@@ -245,7 +245,8 @@ def main() -> int:
     return 0
 
 
-def _enter(namespace: str) -> None:
+def enter_namespace(namespace: str) -> None:
+    """Move this process into a network namespace, as `ip netns exec` would."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(f"/run/netns/{namespace}").open("rb") as entered:
         if libc.setns(entered.fileno(), _CLONE_NEWNET) != 0:
