@@ -419,9 +419,19 @@ class Job:
             observation = replace(observation, is_imposed=True)
         self.observations.append(observation)
         if len(self.observations) > self.rules.max_observations:
-            purposes, needed = self._purposes(), {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
-            dispensable = (i for i, known in enumerate(self.observations) if purposes.get(known.plan_id) not in needed)
-            del self.observations[next(dispensable, 0)]
+            del self.observations[self._most_dispensable()]
+
+    def _most_dispensable(self) -> int:
+        """Return which observation goes first: a tuned one, else one at full speed, and never one of the newer half.
+
+        The newest are what the guard judges a plan by, however many at full speed came before.
+        """
+        purposes = self._purposes()
+        older = [purposes.get(o.plan_id) for o in self.observations[: max(1, self.rules.max_observations // 2)]]
+        needed = {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
+        tuned = (i for i, purpose in enumerate(older) if purpose not in needed)
+        at_full_speed = (i for i, purpose in enumerate(older) if purpose is PlanPurpose.BASELINE)
+        return next(tuned, next(at_full_speed, 0))
 
     def _full_speed(self, *, since: int = 0) -> list[IterationObservation]:
         """Return the regular full-speed iterations, the first of each block (clocks still rising) left out."""

@@ -157,3 +157,11 @@ def test_a_job_of_many_plans_remembers_the_last_ones_and_knows_every_iteration_o
     assert sent == list(range(1, len(sent) + 1))
     assert len(run.job._plan_of_epoch) <= 64
     assert {plan_id for _, _, plan_id in run.history[-50:]} == {"slow", "proof"}
+
+
+def test_a_slow_plan_is_noticed_however_long_the_job_ran_at_full_speed_before() -> None:
+    run = VirtualTraining(SCHEDULE, WORK, _Asked(), thinking_iterations=JobRules().max_observations + 20)
+    run.run(JobRules().max_observations + 80)
+
+    assert {plan_id for _, _, plan_id in run.history} > {"slow"}
+    assert any(isinstance(c, RecordPhase) and c.phase is JobPhase.FALLBACK for c in run.commands)
