@@ -58,8 +58,12 @@ def busy_s(
         if wanted_mhz is None:
             durations_s.append(sum(s.time_s * s.count for s in samples) / sum(s.count for s in samples))
         else:
-            durations_s.append(min(samples, key=lambda s: abs(_main_clock_mhz(s) - wanted_mhz)).time_s)
+            durations_s.append(_next_to(wanted_mhz, samples).time_s)
     return makespan_s(graph, durations_s)
+
+
+def _next_to(sm_clock_mhz: int, samples: Sequence[InstructionSample]) -> InstructionSample:
+    return min(samples, key=lambda sample: abs(_main_clock_mhz(sample) - sm_clock_mhz))
 
 
 def _main_clock_mhz(sample: InstructionSample) -> int:

@@ -97,7 +97,7 @@ _HAPPENS = (
 _NOT_PROVOKED = {
     7: f"a call that sleeps stands for one in uninterruptible sleep, {_NO_DRIVER}",
     8: _NO_DRIVER,
-    29: "two daemons in one process stand for two hosts; benchmarks/two_hosts.py runs two in network namespaces",
+    29: "two network namespaces of one host stand for two hosts; no real network, and no NCCL",
     31: "the fake driver library keeps locks at its last close; shown is that there is no last close under a lease",
     48: "the fake driver library does not permute indices; every GPU is found by its UUID after a reload",
     52: "hours of one GPU in virtual time, and no month of a daemon",
