@@ -1,9 +1,10 @@
-"""Fit the forecast prior that ships with the policies: a ridge and two small networks over many zones' traces.
+"""Fit the forecast prior that ships with the policies: a ridge and three small networks over many zones' traces.
 
     python benchmarks/carbon_prior.py TRACES_FOLDER --out FILE.npz [--leave-out ZONE] [--until 2024-01-01]
 
 TRACES_FOLDER holds `ZONE_SOURCE_YEAR.csv` files, hourly, `timestamp_utc,carbon_intensity_g_per_kwh`. With --leave-out
-nothing of that zone is seen: this is how the prior's figures for zones it does not know are measured.
+nothing of that zone is seen: this is how the prior's figures for zones it does not know are measured. A network costs
+half a minute or more; --networks-from takes over those that the same command, with the same traces, fitted before.
 """
 
 import argparse
@@ -24,10 +25,12 @@ from gpuenergyd_policies.carbon.features import (
     shape_features,
     targets,
 )
+from gpuenergyd_policies.carbon.local import local_features
 
 HIDDEN = 192
 EPOCHS = 6
 BATCH = 512
+NUM_NETWORKS = 3
 RIDGE_WEIGHT = 0.35
 SKIPPED_YEARS = {("KR", "2021")}
 """A year that is nearly flat by construction and teaches persistence."""
@@ -73,28 +76,30 @@ def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list
     return histories
 
 
-def training_data(histories: list[History]) -> tuple[Array, Array, Array]:
-    """Return features, corrections to the naive forecast, and each zone's weight per target hour."""
-    features, corrections, weights = [], [], []
+def training_data(histories: list[History]) -> tuple[Array, Array, Array, Array]:
+    """Return shape features, local features, corrections to the naive forecast, and each zone's weight per hour."""
+    features, local, corrections, weights = [], [], [], []
     for history in histories:
         origins = np.arange(WEEK_HOURS, len(history.values) - NUM_TARGET_HOURS + 1)
         shapes = shape_features(history, origins)
         truth = (targets(history.values, origins) - shapes.level[:, None]) / shapes.spread[:, None]
         correction = truth - shapes.naive
         features.append(shapes.features.astype(np.float32))
+        local.append(local_features(history.values, origins, shapes).astype(np.float32))
         corrections.append(correction.astype(np.float32))
         weights.append(np.tile(1.0 / np.abs(correction).mean(axis=0), (len(origins), 1)).astype(np.float32))
-    return np.concatenate(features), np.concatenate(corrections), np.concatenate(weights)
+    return np.concatenate(features), np.concatenate(local), np.concatenate(corrections), np.concatenate(weights)
 
 
-def fit_ridge(features: Array, corrections: Array) -> Array:
-    """Return a weighted ridge over crossed features; hard origins weigh less, as absolute errors ask for."""
+def fit_ridge(features: Array, local: Array, corrections: Array) -> Array:
+    """Return a weighted ridge over crossed and local features; hard origins weigh less, as absolute errors ask for."""
     size = np.abs(corrections[:, :24]).mean(axis=1)
     weights = 1.0 / (size + 0.5 * size.mean())
     gram: Array = np.zeros(())
     cross: Array = np.zeros(())
     for k in range(0, len(features), 4096):
-        x = crossed_shape_features(features[k : k + 4096].astype(np.float64))
+        crossed = crossed_shape_features(features[k : k + 4096].astype(np.float64))
+        x = np.concatenate([crossed, local[k : k + 4096].astype(np.float64)], axis=1)
         weighted = x * weights[k : k + 4096, None]
         gram = gram + weighted.T @ x
         cross = cross + np.asarray(weighted.T @ corrections[k : k + 4096], dtype=np.float64)
@@ -135,22 +140,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--leave-out")
     parser.add_argument("--until", default="2024-01-01")
-    parser.add_argument("--num-networks", type=int, default=2)
+    parser.add_argument("--num-networks", type=int, default=NUM_NETWORKS)
+    parser.add_argument("--networks-from", type=Path, help="a prior whose networks, the first ones, are taken over")
     options = parser.parse_args()
     torch.set_num_threads(1)
     until = datetime.fromisoformat(options.until).replace(tzinfo=UTC)
-    features, corrections, weights = training_data(read_histories(options.traces, until, options.leave_out))
+    features, local, corrections, weights = training_data(read_histories(options.traces, until, options.leave_out))
     print(f"{len(features)} origins, {features.shape[1]} features", flush=True)
     mean, deviation = features.mean(axis=0), features.std(axis=0) + 1e-2
     stored: dict[str, Array] = {
-        "ridge": fit_ridge(features, corrections).astype(np.float32),
+        "ridge": fit_ridge(features, local, corrections).astype(np.float32),
         "mean": mean,
         "deviation": deviation,
         "ridge_weight": np.array(RIDGE_WEIGHT),
         "num_networks": np.array(options.num_networks),
     }
     scaled = ((features - mean) / deviation).astype(np.float32)
-    for number in range(options.num_networks):
+    num_known = 0
+    if options.networks_from is not None:
+        with np.load(options.networks_from, allow_pickle=False) as known:
+            num_known = min(int(known["num_networks"]), options.num_networks)
+            stored |= {name: known[name] for name in known.files if name.split(".")[0] in map(str, range(num_known))}
+    for number in range(num_known, options.num_networks):
         network = fit_network(scaled, corrections, weights, seed=number)
         for name, tensor in network.state_dict().items():
             stored[f"{number}.{name}"] = tensor.numpy().astype(np.float16)

@@ -1,8 +1,9 @@
 """What the intensity of the next 72 hours will be, from the history seen so far: with quantiles, and a record of skill.
 
 Theory of operation. Two views are mixed: the prior, which reads the shape of the last week as other zones taught it,
-and the zone's own model, which joins as its history grows. Below a week there is neither: the same hour's mean over
-the days there are stands in, and on the first day the last value. Before each refit the forecasts of the hours since
+and the zone's own model, which joins as its history grows; their last error corrects the next forecast as far as the
+zone's errors go on from hour to hour. Below a week there is none of this: the same hour's mean over the days there are
+stands in, and on the first day the last value. Before each refit the forecasts of the hours since
 the last one are kept; compared with what came, they give the skill against naive forecasts and the width of the
 quantiles, both on hours that the model had not seen.
 """
@@ -15,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon import HOUR, CarbonForecast, ForecastHour, ForecastSkill, HourlySeries
 from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_policies.carbon.error_memory import USUAL_SHARE_RATIO, ErrorMemory
 from gpuenergyd_policies.carbon.features import (
     NUM_TARGET_HOURS,
     WEEK_HOURS,
@@ -51,6 +53,9 @@ class ZoneForecaster:
         self._floor = 0.0
         self._recorded_origins: Origins = np.zeros(0, dtype=np.int64)
         self._recorded: Array = np.zeros((0, NUM_TARGET_HOURS))
+        self._errors: Array = np.zeros(0)
+        """Of the first hour of each recorded forecast, before it was corrected; NaN where the truth is not known."""
+        self._memory = ErrorMemory(USUAL_SHARE_RATIO)
 
     def refit(self, history: History, end: int) -> None:
         """Learn from the history before `end`; keep what was forecast for the hours since the last refit."""
@@ -60,9 +65,12 @@ class ZoneForecaster:
             self._end = max(end - RECORD_HOURS, OWN_FROM_HOURS // 2)
             self._own.update(history, self._end)
             self._recorded_origins = self._recorded_origins[:0]
-            self._recorded = self._recorded[:0]
+            self._recorded, self._errors = self._recorded[:0], self._errors[:0]
         self._own_share = self._share(end)
+        usual_ratio = USUAL_SHARE_RATIO * (1.0 - self._own_share)  # a zone's own model leaves less behind
+        self._memory = ErrorMemory.fitted(self._errors, usual_ratio)
         self._record(history, max(self._end, end - RECORD_HOURS), end)
+        self._memory = ErrorMemory.fitted(self._errors, usual_ratio)
         if self._own is not None:
             self._own.update(history, end)
         self._end = end
@@ -75,11 +83,23 @@ class ZoneForecaster:
             result[k] = _from_few_days(history.values[: origins[k]])
         ripe = origins[~early]
         if len(ripe):
-            predicted = self._prior.predict(history, ripe)
-            if self._own is not None and self._own.is_fitted and self._own_share > 0:
-                predicted += self._own_share * (self._own.predict(history, ripe) - predicted)
+            predicted, last_errors = self._uncorrected(history, ripe)
+            predicted += self._memory.expected(last_errors, NUM_TARGET_HOURS)
             result[~early] = np.maximum(predicted, self._floor)
         return result
+
+    def _uncorrected(self, history: History, origins: Origins) -> tuple[Array, Array]:
+        """Return what the models say, and how far what they said an hour before was off; origins are >= 168."""
+        needed = np.union1d(origins, origins[origins > WEEK_HOURS] - 1)
+        predicted = self._prior.predict(history, needed)
+        if self._own is not None and self._own.is_fitted and self._own_share > 0:
+            predicted += self._own_share * (self._own.predict(history, needed) - predicted)
+        errors = np.full(len(origins), np.nan)
+        before = origins - 1
+        has_error = (before >= WEEK_HOURS) & ~history.is_filled[before]
+        said = predicted[np.searchsorted(needed, before[has_error]), 0]
+        errors[has_error] = history.values[before[has_error]] - said
+        return predicted[np.searchsorted(needed, origins)], errors
 
     def skill(self, history: History, end: int) -> ForecastSkill | None:
         """Return the skill of the recorded forecasts that have come due; None while they are too few."""
@@ -113,8 +133,12 @@ class ZoneForecaster:
         if not len(origins):
             return
         kept = self._recorded_origins >= end - RECORD_HOURS
+        predicted, last_errors = self._uncorrected(history, origins)
+        errors = np.where(history.is_filled[origins], np.nan, history.values[origins] - predicted[:, 0])
+        predicted = np.maximum(predicted + self._memory.expected(last_errors, NUM_TARGET_HOURS), self._floor)
         self._recorded_origins = np.concatenate([self._recorded_origins[kept], origins])
-        self._recorded = np.concatenate([self._recorded[kept], self.predict(history, origins)])
+        self._recorded = np.concatenate([self._recorded[kept], predicted])
+        self._errors = np.concatenate([self._errors[kept], errors])
 
     def _due(self, end: int) -> tuple[Origins, Array]:
         """Return the recorded forecasts whose first day is over."""

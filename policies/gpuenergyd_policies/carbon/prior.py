@@ -1,7 +1,8 @@
 """What other zones taught: a forecast for any zone from its last week alone, no training needed.
 
-`prior.npz` holds a ridge and small neural networks over shape features, fitted by benchmarks/carbon_prior.py on public
-hourly traces (Electricity Maps, ODbL 1.0; EIA; ENTSO-E); it holds coefficients, no data. Their mean is the forecast.
+`prior.npz` holds a ridge over shape and local features and three small neural networks over shape features, all fitted
+by `benchmarks/carbon_prior.py TRACES --out prior.npz` with its defaults, on public hourly traces up to 2023 (Electricity
+Maps, ODbL 1.0; EIA; ENTSO-E); it holds coefficients, no data. Their weighted mean is the forecast.
 A replay of one of those zones before LEARNED_UNTIL_AT is no test: the prior has seen those years.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuenergyd_policies.carbon.features import Array, History, Origins, crossed_shape_features, shape_features
+from gpuenergyd_policies.carbon.local import local_features
 
 _FILE = Path(__file__).with_name("prior.npz")
 _CHUNK_ROWS = 2048
@@ -58,7 +60,9 @@ class Prior:
 
     def _predict_few(self, history: History, origins: Origins) -> Array:
         shapes = shape_features(history, origins)
-        correction = self.ridge_weight * (crossed_shape_features(shapes.features) @ self.ridge)
+        crossed = crossed_shape_features(shapes.features)
+        local = local_features(history.values, origins, shapes)
+        correction = self.ridge_weight * (np.concatenate([crossed, local], axis=1) @ self.ridge)
         scaled = (shapes.features - self.mean) / self.deviation
         for network in self.networks:
             correction += (1.0 - self.ridge_weight) / len(self.networks) * network(scaled)
