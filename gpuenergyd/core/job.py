@@ -40,6 +40,7 @@ from gpuenergyd.core.messages import (
     ObserveIteration,
     PlanDecided,
     PolicyFailed,
+    ProfilingJudged,
     RankJoined,
     RankLost,
     RankReleased,
@@ -106,6 +107,8 @@ class JobRules:
     max_profile_iterations: int = 120
     """A policy that is still profiling after so many iterations may go on, from the beginning, after as many at full
     speed; each further time that doubles."""
+    refused_profiling_iterations: int = 64
+    """After so many iterations a job that was refused its profiling asks again."""
     relief_iterations: int = 3
     """Iterations under one profiling plan after which the job runs at full speed until the policy has answered."""
     pause_ratio: float = 0.05
@@ -186,6 +189,7 @@ class Job:
     _kept_for_plan_id: str | None = None
     _num_foreign_orders: int = 0
     _is_profile_endless: bool = False
+    _profiling_refusal: str | None = None
     _noticed_at: dict[str, int] = field(default_factory=dict)
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -268,6 +272,8 @@ class Job:
                 return ()
             case ControlLost():
                 return self._fall_back(event.reason, is_fault=True)
+            case ProfilingJudged():
+                return self._profiling_judged(event.refusal)
             case TargetChanged():
                 # The plan in force was made for what was owed before; until the policy answers, that judges it.
                 self.target = replace(event.target, straggler_time_s=self.target.straggler_time_s)
@@ -568,6 +574,8 @@ class Job:
         if self._was_answer_awaited_before_fallback():
             return ()
         assert self.schedule is not None
+        if self._profiling_refusal is not None and plan.purpose is PlanPurpose.PROFILE:
+            return self._refuse_profiling(self._profiling_refusal)
         if self._asked_target != self._judged_by:
             self._judged_by = self._asked_target
             self._guarded_from = max(self._guarded_from, self._last_reported + 1)
@@ -592,6 +600,14 @@ class Job:
         if not plan.ranks and self._has_lease:
             after = (self._give_back(plan),)
         return (*before, send, *after, *self._enter_for(plan))
+
+    def _profiling_judged(self, refusal: str | None) -> tuple[Command, ...]:
+        """Stop profiling that may not go on; what is refused before it began is refused when the policy asks for it."""
+        self._profiling_refusal = refusal
+        return self._refuse_profiling(refusal) if refusal is not None and self.phase is JobPhase.PROFILING else ()
+
+    def _refuse_profiling(self, reason: str) -> tuple[Command, ...]:
+        return self._fall_back(reason, least_wait=self.rules.refused_profiling_iterations)
 
     def _issue(self, plan: ClockPlan, *, after: int = 1) -> SendPlan:
         """Send a plan under the next epoch, at the earliest `after` iterations after the one sent last."""

@@ -101,6 +101,13 @@ class ControlLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfilingJudged:
+    """Whether the job may be profiled: `refusal` says why not, None that it may."""
+
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TargetChanged:
     """Another performance is owed from now on; what a straggler imposes stays as it is."""
 
@@ -140,6 +147,7 @@ Event = (
     | GpuViewChanged
     | ModelRecalled
     | ControlLost
+    | ProfilingJudged
     | TargetChanged
     | StragglerChanged
     | RankReleased

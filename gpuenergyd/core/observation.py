@@ -84,6 +84,11 @@ class IterationObservation:
     """Whether a straggler among the replicas set the pace: no measure of what the job takes or saves by itself."""
 
     @property
+    def is_own(self) -> bool:
+        """Whether its time is the job's own: nothing else ran in it, and no straggler set its pace."""
+        return self.is_regular and not self.is_imposed
+
+    @property
     def own_time_s(self) -> float:
         """What the iteration took without waiting for other replicas."""
         return self.iteration_time_s - self.waited_s

@@ -48,13 +48,20 @@ class Allowance:
     work_s: float | None = None
 
 
+def charged_time_s(
+    iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_own: bool
+) -> float:
+    """Return what an iteration counts for in a job's slowdown, in its account and in every report alike.
+
+    One in which something else ran (a checkpoint, evaluation, a stall), or that waited for a straggler, counts with
+    what the job was permitted at most: how slow its own part was nobody knows, no slower than that it was meant to be.
+    """
+    return iteration_time_s if is_own else min(iteration_time_s, max(permitted_time_s, full_speed_time_s))
+
+
 @dataclass(slots=True)
 class SlowdownAccount:
-    """Time a job took beyond full speed, all its phases together, by its own doing.
-
-    An iteration in which something else ran (a checkpoint, evaluation, a stall), or that waited for a straggler,
-    is charged with what the job was permitted at most.
-    """
+    """Time a job took beyond full speed, all its phases together, by its own doing."""
 
     num_iterations: int = 0
     full_speed_s: float = 0.0
@@ -65,11 +72,11 @@ class SlowdownAccount:
     num_at_full_speed: int = 0
     """Iterations in a row for which full speed was owed."""
 
-    def add(
-        self, iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_regular: bool
-    ) -> None:
-        """Charge one iteration."""
-        charged_s = iteration_time_s if is_regular else min(iteration_time_s, max(permitted_time_s, full_speed_time_s))
+    def add(self, iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_own: bool) -> None:
+        """Charge one iteration; `is_own` as `charged_time_s` has it."""
+        charged_s = charged_time_s(
+            iteration_time_s, full_speed_time_s=full_speed_time_s, permitted_time_s=permitted_time_s, is_own=is_own
+        )
         self.num_iterations += 1
         self.full_speed_s += full_speed_time_s
         self.excess_s += charged_s - full_speed_time_s

@@ -11,6 +11,8 @@ from gpuenergyd.core.slowdown_account import SETTLING_ITERATIONS, Allowance, Slo
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.daemon.settings import Settings
 
+PROFILING_COST_ITERATIONS = 3.0
+"""What first profiling takes beyond full speed, in full-speed iterations: shipped policies 1.1 to 2.2, and some."""
 _SAME_RATIO = 1e-6
 
 
@@ -98,6 +100,27 @@ def is_overdrawing(
         reserve_s=budget.reserve_s,
     )
     return own_s > max(longest_s, full_speed_time_s) * (1.0 + _SAME_RATIO)
+
+
+def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_time_s: float) -> str | None:
+    """Return why a job may not be profiled now, None where what that usually costs fits into the budget left to it.
+
+    A budget of nothing is not charged for profiling, and forbids none.
+    """
+    allowance = budget.allowance
+    if allowance.budget_ratio <= 0:
+        return None
+    left_s = allowance.left_s if allowance.work_s is None else allowance.work_s
+    free_s = allowance.budget_ratio * (account.full_speed_s + left_s) - account.excess_s - budget.reserve_s
+    if allowance.work_s is not None:
+        free_s = min(free_s, allowance.left_s - allowance.work_s - budget.reserve_s)
+    if free_s >= PROFILING_COST_ITERATIONS * full_speed_time_s:
+        return None
+    have = f"{max(0.0, free_s / full_speed_time_s):.1f} iterations' time"
+    return (
+        f"profiling is refused: the job is too short to pay it back; it takes about {PROFILING_COST_ITERATIONS:g}"
+        f" iterations' time beyond full speed, and {100 * allowance.budget_ratio:g} % leave {have} ({budget.rests_on})"
+    )
 
 
 def is_unaffordable(

@@ -537,7 +537,7 @@ class JobRunner:
                 plan_id=observation.plan_id,
                 plan_purpose=purpose,
                 # What a straggler imposes is neither saved nor lost by the plan.
-                is_regular=observation.is_regular and not observation.is_imposed,
+                is_regular=observation.is_own,
                 spans=spans if keeps_timeline else (),
             )
         )

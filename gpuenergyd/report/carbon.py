@@ -14,6 +14,7 @@ from typing import Any
 from gpuenergyd.core.carbon import CarbonSignal, IntensitySample, SampleStatus, grams
 from gpuenergyd.core.carbon_account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.slowdown_account import charged_time_s
 from gpuenergyd.report.figures import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
 from gpuenergyd.store.summaries import WHOLE, Counted, Iterations
@@ -45,7 +46,7 @@ class CarbonReport:
     tuned: JobCarbon | None
     targets: tuple[TargetRow, ...]
     slowdown_ratio: float | None
-    """Of the whole job against its full speed, all phases together."""
+    """Of the whole job against its full speed, all phases together, charged as its account is."""
     profiling_ratio: float | None
     """What profiling took of that: it tries clocks that are slower than any plan's, before there is one."""
     is_replayed: bool
@@ -146,8 +147,8 @@ def carbon_report(history: History, job: JobSummary, counted: Counted = WHOLE) -
         host_power_w=host_power_w,
         tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, untuned=untuned),
         targets=targets,
-        slowdown_ratio=_slowdown(job, iterations),
-        profiling_ratio=_slowdown(job, iterations, PlanPurpose.PROFILE),
+        slowdown_ratio=slowdown_ratio(job, iterations, targets),
+        profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
         is_replayed=any(_is_moved(row) for row in known),
     )
 
@@ -185,15 +186,34 @@ def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[
     return slots
 
 
-def _slowdown(job: JobSummary, iterations: Sequence[Iterations], by: PlanPurpose | None = None) -> float | None:
-    """Return how much slower the job ran, or how much of that was by iterations for one purpose."""
-    regular = [row for row in iterations if row.is_regular]
-    num_iterations = sum(row.num_iterations for row in regular)
-    if not num_iterations or not job.baseline_time_s:
+def slowdown_ratio(
+    job: JobSummary, iterations: Sequence[Iterations], targets: Sequence[TargetRow], by: PlanPurpose | None = None
+) -> float | None:
+    """Return how much slower the job ran, or how much of that was by iterations for one purpose; None without any.
+
+    It is what the job's account says (`charged_time_s`), computed from what is stored: each iteration is charged, those
+    that are not the job's own with what was permitted when they began; irregular ones of a block with their mean time.
+    """
+    num_iterations = sum(row.num_iterations for row in iterations)
+    full_s = job.baseline_time_s
+    if not num_iterations or not full_s:
         return None
-    counted = [row for row in regular if by is None or row.purpose is by]
-    excess_s = sum(row.sum_time_s - row.num_iterations * job.baseline_time_s for row in counted)
-    return excess_s / (num_iterations * job.baseline_time_s)
+    decided_at = [target.decided_at for target in targets]
+    excess_s = 0.0
+    for row in iterations:
+        if by is not None and row.purpose is not by:
+            continue
+        number = bisect_right(decided_at, row.started_at)
+        registered_s = full_s * (1.0 + job.max_slowdown_ratio)
+        permitted_s = (targets[number - 1].permitted_time_s or full_s) if number else registered_s
+        charged_s = charged_time_s(
+            row.sum_time_s / row.num_iterations,
+            full_speed_time_s=full_s,
+            permitted_time_s=permitted_s,
+            is_own=row.is_regular,
+        )
+        excess_s += row.num_iterations * (charged_s - full_s)
+    return excess_s / (num_iterations * full_s)
 
 
 def _is_moved(row: StoredIntensity) -> bool:

@@ -14,8 +14,8 @@ from gpuenergyd.core.slowdown_account import SETTLING_ITERATIONS, Allowance, Job
 def test_a_pause_is_charged_with_what_was_permitted_at_most() -> None:
     account = SlowdownAccount()
 
-    account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_regular=True)
-    account.add(60.0, full_speed_time_s=1.0, permitted_time_s=1.05, is_regular=False)
+    account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=True)
+    account.add(60.0, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=False)
 
     assert account.num_iterations == 2
     assert account.slowdown_ratio == pytest.approx((0.02 + 0.05) / 2)
@@ -74,7 +74,7 @@ def test_full_speed_that_has_become_slower_is_reserved_for_once_it_has_settled()
     account, draw = SlowdownAccount(), random.Random(3)
     for number in range(200):
         slow = 1.2 if number < SETTLING_ITERATIONS else 1.01 + draw.gauss(0.0, 0.002)  # clocks still rise at first
-        account.add(slow, full_speed_time_s=1.0, permitted_time_s=1.0, is_regular=True)
+        account.add(slow, full_speed_time_s=1.0, permitted_time_s=1.0, is_own=True)
 
     assert account.drift_ratio(1.0) == pytest.approx(0.01, rel=0.15)
     assert account.reserve_s(1.0, 0.01, 1000.0) == pytest.approx(10.0, rel=0.2)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.carbon import HOUR, IntensityRung
+from gpuenergyd.core.carbon import HOUR, EmissionFactor, IntensityRung, SampleStatus, SignalKind
 from gpuenergyd.core.carbon_clock import GridClock
 from gpuenergyd.core.job import Job
-from gpuenergyd.core.messages import ControlLost, Event, JobPhase
+from gpuenergyd.core.messages import Event, JobPhase, ProfilingJudged
+from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.policy import ClockPolicy, TargetDecision
 from gpuenergyd.core.slowdown_account import JobLength
@@ -25,8 +26,11 @@ from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.carbon_questions import TargetQuestion, TargetReply, answer_target
 from gpuenergyd.daemon.carbon_targets import CarbonTargets
 from gpuenergyd.daemon.policy_link import PolicyFailure
+from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.settings import load_settings
-from gpuenergyd.store.records import Record, TargetRecord
+from gpuenergyd.report.carbon import carbon_report
+from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.carbon_target import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
@@ -36,6 +40,10 @@ from tests.support.virtual_training import VirtualTraining
 FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
 HISTORY_DAYS = 9
 BUDGET = 0.05
+INTENSITY = IntensityRecord(
+    "XX", "made-up", SignalKind.AVERAGE, EmissionFactor.LIFECYCLE, SampleStatus.MEASURED,
+    FIRST_AT, FIRST_AT + HOUR, FIRST_AT, 200.0, FIRST_AT,
+)  # fmt: skip
 
 
 @dataclass
@@ -62,7 +70,7 @@ class Following:
     lies: Sequence[PerformanceTarget | None] | None = None
     num_asked: int = 0
     reasons: list[str] = field(default_factory=list)
-    """Why full speed was ordered."""
+    """Why profiling was refused."""
 
     @property
     def job(self) -> Job:
@@ -81,8 +89,8 @@ class Following:
 
     def take(self, event: Event) -> None:
         """Pass an event on."""
-        if isinstance(event, ControlLost):
-            self.reasons.append(event.reason)
+        if isinstance(event, ProfilingJudged) and event.refusal is not None:
+            self.reasons.append(event.refusal)
         self.run.tell(event)
 
     async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
@@ -175,7 +183,7 @@ def site(
 
 def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float, float]:
     """Return the mean iteration time in the dirtiest and in the cleanest third of the hours."""
-    job = here.targets._jobs[here.following.job_id]
+    job = here.targets._jobs.of(here.following)
     hours = sorted(
         (values[round((hour_at - FIRST_AT) / HOUR)], slot.time_s / slot.num_iterations)
         for hour_at, slot in job.slots.items()
@@ -255,7 +263,7 @@ def test_a_job_that_has_to_be_profiled_again_waits_until_its_budget_allows_that(
 
     status = here.targets.status(here.following)["target"]
     assert status["slowdown_so_far_ratio"] <= BUDGET
-    assert any("profiling again has to wait" in reason for reason in here.following.reasons)
+    assert any("profiling has to wait" in reason for reason in here.following.reasons)
 
 
 def test_a_job_nobody_has_told_the_length_of_says_what_is_assumed_and_a_deadline_ends_all_slowness(
@@ -341,7 +349,7 @@ def test_no_answer_overdraws_the_budget_of_a_window(
         here.targets.iteration_done(here.following, observation, PlanPurpose.TUNED, at(now_s))
         now_s += time_s
 
-    account = here.targets._jobs[here.following.job_id].account
+    account = here.targets._jobs.of(here.following).account
     assert account.excess_s <= budget * account.full_speed_s + full_s * (1 + budget)
 
 
@@ -364,3 +372,85 @@ def test_a_grid_that_says_nothing_useful_leaves_one_constant_point(tmp_path: Pat
     times_s = {record.permitted_time_s for record in here.kept.targets()}
     assert here.following.job.num_faults == 0
     assert len(times_s) <= 3
+
+
+@pytest.mark.parametrize("policy", [Uniform, BubbleAware])
+def test_a_job_too_short_to_pay_its_profiling_back_is_refused_it_and_told_why(
+    tmp_path: Path, policy: Callable[[], ClockPolicy]
+) -> None:
+    here = site(
+        tmp_path, policy(), [200.0] * 24 * 12, length=JobLength(num_iterations=55), pipeline={"thinking_iterations": 1}
+    )
+    job = here.following.job
+
+    while not here.targets.status(here.following)["target"]["is_length_reached"]:
+        here.run_hours(0.05)
+
+    status = here.targets.status(here.following)["target"]
+    assert not any(job.purpose_of(seen.plan_id) is PlanPurpose.PROFILE for seen in job.observations)
+    assert job.phase is JobPhase.FALLBACK
+    assert not job.is_given_up
+    assert job.num_faults == 0
+    assert "too short to pay it back" in job.phase_reason
+    assert "55 iterations" in job.phase_reason
+    assert status["reason"] == status["profiling_refusal"]
+    assert status["slowdown_so_far_ratio"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_job_refused_its_profiling_gets_it_once_it_is_said_to_be_longer(tmp_path: Path) -> None:
+    here = site(tmp_path, Uniform(), [200.0] * 24 * 12, length=JobLength(num_iterations=50), hour_s=600.0)
+    job = here.following.job
+    while job.phase is not JobPhase.FALLBACK:
+        here.run_hours(0.002)
+
+    job.description = replace(job.description, length=JobLength(num_iterations=1000))
+    while job.phase is not JobPhase.TUNED:
+        here.run_hours(0.002)
+
+    assert here.targets.status(here.following)["target"]["profiling_refusal"] is None
+    assert here.targets._jobs.of(here.following).num_profiled > 0
+
+
+def test_report_and_account_say_the_same_of_a_job_with_disturbed_iterations(tmp_path: Path) -> None:
+    here = site(tmp_path, Uniform(), ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2), hour_s=25.0)
+    account, job_id = here.targets._jobs.of(here.following).account, here.following.job_id
+    records: list[Record] = [
+        JobRecord(job_id, "gpt", "1", 0, "uniform", "1f1b", "", True, 4, 8, BUDGET, 0, FIRST_AT),
+        *(replace(INTENSITY, valid_from=FIRST_AT + k * HOUR, valid_to=FIRST_AT + (k + 1) * HOUR) for k in (0, 1)),
+    ]
+    honest = here.targets.iteration_done
+
+    def disturbed(
+        runner: RunningJob, seen: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
+    ) -> None:
+        if seen.iteration_index % 9 == 2:  # a checkpoint fell into it
+            seen = replace(seen, is_regular=False, iteration_time_s=3.0 * seen.iteration_time_s)
+        elif seen.iteration_index % 9 == 5:  # a straggler set its pace
+            seen = replace(seen, is_imposed=True, iteration_time_s=1.5 * seen.iteration_time_s)
+        elif seen.iteration_index % 9 == 7:  # disturbed, yet no slower
+            seen = replace(seen, is_regular=False)
+        honest(runner, seen, purpose, begun_at)
+        records.append(
+            IterationRecord(
+                job_id, seen.iteration_index, begun_at, seen.iteration_time_s, seen.energy_j, seen.plan_id, purpose,
+                is_regular=seen.is_own,
+            )
+        )  # fmt: skip
+
+    here.targets.iteration_done = disturbed  # type: ignore[method-assign]  # as the job's own iterations would be
+    here.run_hours(7)
+    writer = HistoryWriter(tmp_path / "history.sqlite3", batch_s=0.0)
+    writer.start()
+    for record in (*records, *here.kept.targets()):
+        writer.write(record)
+    assert writer.flush(60)
+    writer.close()
+    with open_history(tmp_path / "history.sqlite3") as history:
+        (summary,) = history.job_summaries()
+        report = carbon_report(history, summary)
+
+    assert report is not None
+    assert len(here.kept.targets()) > 3
+    assert account.num_iterations == summary.num_iterations
+    assert report.slowdown_ratio == pytest.approx(account.slowdown_ratio, abs=1e-9)
+    assert report.slowdown_ratio > 0.01
