@@ -46,7 +46,8 @@ def local_forecasts(values: Array, origins: Origins) -> tuple[Array, Array]:
     diagonal = np.arange(len(_LAGS))
     penalised = gram.copy()
     penalised[:, diagonal, diagonal] += _PENALTY_ROWS * size[:, None] + 1e-9
-    coefficients = _START + np.linalg.solve(penalised, (cross - gram @ _START)[..., None])[..., 0]
+    moved = np.linalg.solve(penalised, (cross - gram @ _START)[..., None])[..., 0]
+    coefficients: Array = np.asarray(_START + moved, dtype=np.float64)
     limit = _LARGEST_DEVIATIONS * np.sqrt(np.maximum(products[:, -1, -1], 0.0) / (WEEK_HOURS - _LAGS[-1]))
     hours = np.zeros((len(origins), _LAGS[-1] + NUM_LOCAL_HOURS))
     hours[:, : _LAGS[-1]] = known[ends[:, None] + np.arange(-_LAGS[-1], 0)] - level[:, None]
