@@ -5,6 +5,7 @@ import os
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import fmean
 
 from gpuenergyd.core.carbon import HOUR
 from gpuenergyd.report.job import job_reports
@@ -83,10 +84,12 @@ def test_a_server_that_refuses_is_said_in_status_and_training_goes_on(tmp_path: 
     assert job["num_iterations"] > 0
 
 
-def test_a_job_on_a_replayed_trace_is_told_targets_and_its_report_shows_both_savings(tmp_path: Path) -> None:
+def test_a_job_on_a_replayed_trace_is_owed_less_in_dirty_hours_and_its_report_shows_both_savings(
+    tmp_path: Path,
+) -> None:
     first_at = datetime(2024, 1, 1, tzinfo=UTC)
     path = tmp_path / "XX_synthetic_2024.csv"
-    rows = [f"{first_at + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{600 if k % 2 else 60}" for k in range(60 * 24)]
+    rows = [f"{first_at + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{600 if k // 2 % 2 else 60}" for k in range(60 * 24)]
     path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
     with running_daemon(
         tmp_path,
@@ -95,7 +98,8 @@ def test_a_job_on_a_replayed_trace_is_told_targets_and_its_report_shows_both_sav
         carbon_replay_from="2024-01-10T00:00:00Z",
         carbon_replay_hour_s=3.0,
     ) as daemon:
-        with training(daemon, arguments=("--policy", "uniform")) as run:
+        with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.03")) as run:
+            wait_until(lambda: _has_shifted(daemon.database_path), 240)
             wait_until(lambda: _saved(daemon.job()) is not None, 150)
             status = daemon.status()
             assert run.finish() == 0
@@ -109,9 +113,10 @@ def test_a_job_on_a_replayed_trace_is_told_targets_and_its_report_shows_both_sav
     assert figures["carbon_g"] > 0
     assert figures["saved_by_frontier_g"] is not None
     assert figures["saved_by_timing_g"] is not None
-    assert figures["num_targets"] >= 1
+    assert figures["num_targets"] >= 2
     assert figures["is_grid_replayed"]
-    assert any("by choosing the hours" in line for line in report.carbon.lines())
+    (line,) = (line for line in report.carbon.lines() if "by choosing the hours" in line)
+    assert "by running slower" in line
 
 
 def test_what_a_job_has_spent_survives_a_core_that_is_killed(tmp_path: Path) -> None:
@@ -153,6 +158,16 @@ def _kept(accounts: Path) -> dict[str, float]:
         return {}
     jobs = json.loads(accounts.read_text())["jobs"]
     return jobs[0]["account"] if jobs else {}
+
+
+def _has_shifted(path: Path) -> bool:
+    """Return whether the job was permitted more time in dirty hours than in clean ones, on average over some."""
+    with open_history(path) as history:
+        targets = [row for job in history.job_summaries() for row in history.targets(job.job_id)]
+    dirty_s, clean_s = (
+        [row.permitted_time_s or 0.0 for row in targets if row.intensity == intensity] for intensity in (600, 60)
+    )
+    return len(dirty_s) >= 2 and len(clean_s) >= 2 and fmean(dirty_s) > 1.005 * fmean(clean_s)
 
 
 def _saved(job: dict[str, object] | None) -> object:
