@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,32 @@ def run_example(
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
-        done = subprocess.run(
-            [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), "--steps", str(NUM_STEPS)],
-            env={**os.environ, **variables},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=RUN_LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        losses = run_program(name, folder, variables, launcher=launcher)
         registrations = [daemon.registrations.get(timeout=WAIT_LIMIT_S) for _ in range(num_ranks)]
         num_reports = daemon.reports.qsize()
-    return (
-        [float(loss) for loss in re.findall(r"^step \d+: loss ([0-9.]+)", done.stdout, re.MULTILINE)],
-        registrations,
-        num_reports,
+    return losses, registrations, num_reports
+
+
+def run_program(
+    name: str,
+    folder: Path,
+    variables: Mapping[str, str],
+    *,
+    launcher: Sequence[str] = (),
+    num_steps: int = NUM_STEPS,
+) -> list[float]:
+    """Run an example with these variables in its environment; return each step's loss."""
+    done = subprocess.run(
+        [sys.executable, *launcher, str(EXAMPLES / f"{name}.py"), "--steps", str(num_steps)],
+        env={**os.environ, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=RUN_LIMIT_S,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return [float(loss) for loss in re.findall(r"^step \d+: loss ([0-9.]+)", done.stdout, re.MULTILINE)]
 
 
 def check_example(

@@ -6,14 +6,42 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.trainers.example_runs import check_example
+from gpuenergyd.store import open_history
+from tests.support.daemon_process import running_daemon
+from tests.support.waiting import wait_until
+from tests.trainers.example_runs import check_example, run_program
 
 pytestmark = pytest.mark.torch
 
 NUM_RANKS = 2
+MANY_STEPS = 60
+"""Enough that some of them run after both ranks have joined, however slowly they join."""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS))
 
 
 @pytest.mark.parametrize(("name", "schedule_name"), [("gpt_pipeline", "1f1b"), ("ddp_images", "loop")])
 def test_example_runs_as_it_stands_learns_and_joins(tmp_path: Path, name: str, schedule_name: str) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
-    check_example(tmp_path, name, schedule_name=schedule_name, launcher=torchrun, num_ranks=NUM_RANKS)
+    check_example(tmp_path, name, schedule_name=schedule_name, launcher=TORCHRUN, num_ranks=NUM_RANKS)
+
+
+def test_an_example_under_a_real_daemon_is_measured_and_its_gpus_come_back(tmp_path: Path) -> None:
+    with running_daemon(tmp_path / "daemon", policy="uniform", warmup_iterations=0, baseline_iterations=2) as daemon:
+        gpu_uuids = [gpu["gpu_uuid"] for gpu in daemon.status()["gpus"][:NUM_RANKS]]
+        variables = {
+            "GPUENERGYD_SOCKET": str(daemon.socket_path),
+            "GPUENERGYD_GPU_UUID": ",".join(gpu_uuids),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        losses = run_program("gpt_pipeline", tmp_path, variables, launcher=TORCHRUN, num_steps=MANY_STEPS)
+        wait_until(daemon.is_as_found, 60)
+        wait_until(lambda: not daemon.status()["jobs"], 60)
+        assert daemon.stop() == 0
+    with open_history(daemon.database_path) as history:
+        (job,) = history.job_summaries()
+
+    assert losses[-1] < losses[0]
+    assert job.job_name == "gpt-example"
+    assert 0 < job.num_iterations < MANY_STEPS
+    assert job.energy_j is not None
+    assert job.energy_j > 0
