@@ -18,7 +18,7 @@ plan that holds for long redeems the faults before it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import assert_never
@@ -96,6 +96,10 @@ class JobRules:
     """Iterations of one tuned plan without a fault that make up for all faults before it."""
     job_changed_ratio: float = 0.02
     """Instructions or iterations at full speed that moved by more than this: not the job that was profiled."""
+    settled_ratio: float = 0.01
+    """A changed job is planned for once its newest iterations at full speed differ by less than this, ..."""
+    settling_iterations: int = 20
+    """... or after so many of them."""
     proof_iterations: int = 4
     """Length of a full-speed block between tuned iterations, its first one not counted; 0: no such blocks."""
     first_proof_after: int = 8
@@ -495,10 +499,14 @@ class Job:
             return ()
         before = [o for o in self._full_speed() if o.iteration_index < self._fell_back_at]
         change = what_changed(before, full_speed, at_least_ratio=self.rules.job_changed_ratio)
+        if change is not None and self._is_still_changing(full_speed):
+            return ()
         self.baseline = baseline_view(full_speed if change is not None else self._full_speed())
         if change is not None:
             self.num_faults = 0
+            known = self._model_before_change(before)
             self._forget_unless(lambda o: o.iteration_index >= self._fell_back_at)
+            self.remembered = known
             return (self._note(f"the job changed: {change}"), *self._ask())
         if self._is_profile_endless or self._num_slow_plans >= self.rules.relearn_after_slow_plans:
             reason = f"{self._num_slow_plans} plans in a row were slow: profiling again"
@@ -508,6 +516,30 @@ class Job:
             self._forget_unless(lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
             return (*forget, self._note(reason), *self._ask())
         return self._ask()
+
+    def _is_still_changing(self, full_speed: Sequence[IterationObservation]) -> bool:
+        """Return whether the newest iterations at full speed differ from those before them; not for ever.
+
+        What is planned while a GPU still grows hotter is too slow a moment later.
+        """
+        recent = full_speed[-self.rules.fallback_iterations :]
+        if len(full_speed) > self.rules.settling_iterations or len(recent) < self.rules.fallback_iterations:
+            return len(recent) < self.rules.fallback_iterations
+        half = len(recent) // 2
+        return what_changed(recent[:half], recent[-half:], at_least_ratio=self.rules.settled_ratio) is not None
+
+    def _model_before_change(self, full_speed: Sequence[IterationObservation]) -> RememberedModel | None:
+        """Return what this run has shown until now, under its own name: how fast that is has changed, its shape not."""
+        profile = [o for o in self.observations if self.purpose_of(o.plan_id) is PlanPurpose.PROFILE]
+        tuned = [plan for plan in self.issued_plans if plan.purpose is PlanPurpose.TUNED]
+        proven = next((plan for plan in tuned if plan.plan_id == self._kept_for_plan_id), None)
+        plan = proven or (tuned[0] if tuned else None)
+        if plan is None:
+            return None
+        model = model_of_run(self.description.job_id, full_speed, profile, plan)
+        if model is None and self.remembered is not None:
+            model = replace(self.remembered, job_id=self.description.job_id, figures=plan.figures)
+        return model
 
     def _forget_unless(self, is_kept: Callable[[IterationObservation], bool]) -> None:
         """Forget what was learned of the job, so that the policy begins anew."""

@@ -108,6 +108,8 @@ class BubbleAware:
             return _correction(known, tuned)
         if known is not view and view.remembered is not None:
             why = f"from what {view.remembered.job_id} showed, which still holds at full speed"
+            if view.remembered.job_id == view.job_id:
+                why = "from what the job showed before it changed, brought to its pace of now at full speed"
             return _tuned_plan(known, caution_ratio=view.remembered.figure(CAUTION), number=1, why=why)
         design = Design(view, levels)
         step = design.next_step(lambda: _knowledge(view))
