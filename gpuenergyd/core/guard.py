@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.plan import ClockPlan
 from gpuenergyd.core.policy import BaselineView
 from gpuenergyd.core.target import PerformanceTarget
@@ -19,7 +19,7 @@ class Finding(StrEnum):
     TOO_SLOW = "too slow"
     """Slower than owed by more than the budget: the plan's fault, or the job has become slower."""
     JOB_IS_FASTER = "job is faster"
-    """Much faster than predicted: this is no longer the job that was profiled."""
+    """Much faster than predicted, or its instructions than when the plan began: not the job that was planned for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class GuardRules:
     certainty_sigma: float = 2.0
     """How far beyond the budget a median must lie, in its standard errors, before it counts."""
     faster_ratio: float = 0.05
+    faster_instruction_ratio: float = 0.02
+    """A kind of instruction that has become faster by this since the plan began: others may wait for nobody now."""
+    first_iterations: int = 8
+    """Iterations at the begin of a plan that later ones are held against."""
 
 
 def judge(
@@ -60,6 +64,27 @@ def judge(
         expected_s = plan.predicted.iteration_time_s
         if measured_s < expected_s * (1 - rules.faster_ratio):
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
+    line = _faster_instruction(recent, rules)
+    return None if line is None else (Finding.JOB_IS_FASTER, line)
+
+
+def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRules) -> str | None:
+    """Return a line on a kind of instruction that got faster under a plan, None when none did.
+
+    The iteration need not: a stage that a neighbour no longer slows down waits for those that were slowed for it.
+    """
+    num_last = rules.windows[0]
+    # The very first one has clocks still on their way.
+    first = recent[1 : 1 + rules.first_iterations]
+    if len(recent) < 1 + rules.first_iterations + num_last:
+        return None
+    then = [_mean_times_s(observation) for observation in first]
+    last = [_mean_times_s(observation) for observation in recent[-num_last:]]
+    for what in then[0]:
+        time_s = median(times_s.get(what, 0.0) for times_s in then)
+        slowest_s = max(times_s.get(what, math.inf) for times_s in last)
+        if slowest_s < time_s * (1 - rules.faster_instruction_ratio):
+            return f"{what} takes {slowest_s / time_s:.3f} times as long as when the plan began"
     return None
 
 
@@ -85,6 +110,19 @@ def _typical_times_s(observations: Sequence[IterationObservation]) -> dict[str, 
         times_s["an iteration"].append(observation.own_time_s)
         for sample in observation.instruction_samples:
             if len(sample.shares) == 1:
-                chunk = f" chunk {sample.chunk_index}" if sample.chunk_index else ""
-                times_s[f"{sample.kind} of rank {sample.pp_rank}{chunk}"].append(sample.time_s)
+                times_s[_name(sample)].append(sample.time_s)
     return {what: median(values) for what, values in times_s.items()}
+
+
+def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
+    """Return the mean time of each kind of instruction in one iteration, whatever clocks its plan gave it."""
+    totals: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for sample in observation.instruction_samples:
+        time_s, count = totals[_name(sample)]
+        totals[_name(sample)] = (time_s + sample.count * sample.time_s, count + sample.count)
+    return {what: time_s / count for what, (time_s, count) in totals.items() if count}
+
+
+def _name(sample: InstructionSample) -> str:
+    chunk = f" chunk {sample.chunk_index}" if sample.chunk_index else ""
+    return f"{sample.kind} of rank {sample.pp_rank}{chunk}"

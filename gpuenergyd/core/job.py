@@ -486,7 +486,7 @@ class Job:
         profile = [o for o in self.observations if self.purpose_of(o.plan_id) is PlanPurpose.PROFILE]
         model = model_of_run(self.description.job_id, self._full_speed(), profile, plan)
         if model is None and self.remembered is not None:
-            model = replace(self.remembered, figures=plan.figures)
+            model = replace(self.remembered, figures=plan.figures, is_of_this_run=False)
         return (KeepModel(model),) if model is not None else ()
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
@@ -504,16 +504,18 @@ class Job:
         self.baseline = baseline_view(full_speed if change is not None else self._full_speed())
         if change is not None:
             self.num_faults = 0
-            known = self._model_before_change(before)
-            self._forget_unless(lambda o: o.iteration_index >= self._fell_back_at)
-            self.remembered = known
+            self._begin_anew(self._model_until_now(before), lambda o: o.iteration_index >= self._fell_back_at)
             return (self._note(f"the job changed: {change}"), *self._ask())
         if self._is_profile_endless or self._num_slow_plans >= self.rules.relearn_after_slow_plans:
-            reason = f"{self._num_slow_plans} plans in a row were slow: profiling again"
+            # Full speed and the next planned iterations may tell what was wrong; only if they do not, profile again.
+            is_told_twice = self._is_profile_endless or self.remembered is not None
+            known = None if is_told_twice else self._model_until_now(before)
+            reason = f"{self._num_slow_plans} plans in a row were slow: "
+            reason += "profiling again" if known is None else "what was learned is held against full speed again"
             if self._is_profile_endless:
                 reason = "profiling did not end: profiling again, from the beginning"
             forget = (KeepModel(None),) if self.remembered is not None else ()
-            self._forget_unless(lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
+            self._begin_anew(known, lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
             return (*forget, self._note(reason), *self._ask())
         return self._ask()
 
@@ -528,24 +530,22 @@ class Job:
         half = len(recent) // 2
         return what_changed(recent[:half], recent[-half:], at_least_ratio=self.rules.settled_ratio) is not None
 
-    def _model_before_change(self, full_speed: Sequence[IterationObservation]) -> RememberedModel | None:
-        """Return what this run has shown until now, under its own name: how fast that is has changed, its shape not."""
+    def _model_until_now(self, full_speed: Sequence[IterationObservation]) -> RememberedModel | None:
+        """Return what this run has shown, marked so that a policy takes its shape and not its pace."""
         profile = [o for o in self.observations if self.purpose_of(o.plan_id) is PlanPurpose.PROFILE]
         tuned = [plan for plan in self.issued_plans if plan.purpose is PlanPurpose.TUNED]
         proven = next((plan for plan in tuned if plan.plan_id == self._kept_for_plan_id), None)
         plan = proven or (tuned[0] if tuned else None)
         if plan is None:
             return None
-        model = model_of_run(self.description.job_id, full_speed, profile, plan)
-        if model is None and self.remembered is not None:
-            model = replace(self.remembered, job_id=self.description.job_id, figures=plan.figures)
-        return model
+        model = model_of_run(self.description.job_id, full_speed, profile, plan) or self.remembered
+        return None if model is None else replace(model, figures=plan.figures, is_of_this_run=True)
 
-    def _forget_unless(self, is_kept: Callable[[IterationObservation], bool]) -> None:
-        """Forget what was learned of the job, so that the policy begins anew."""
+    def _begin_anew(self, known: RememberedModel | None, is_kept: Callable[[IterationObservation], bool]) -> None:
+        """Forget what was learned of the job but for a model of it, so that the policy begins anew."""
         self.observations = [o for o in self.observations if is_kept(o)]
         self.issued_plans = [plan for plan in self.issued_plans if plan.purpose is PlanPurpose.BASELINE]
-        self.remembered = None
+        self.remembered = known
         self._owed_when_made.clear()
         self._is_profile_endless = False
         self._generation += 1

@@ -27,6 +27,8 @@ class RememberedModel:
     profile: tuple[IterationObservation, ...]
     figures: tuple[tuple[str, float], ...] = ()
     """Those of its last tuned plan, as its policy named them."""
+    is_of_this_run: bool = False
+    """Whether it is what the present run itself showed before it changed: believed whatever its pace; never stored."""
 
     def figure(self, name: str) -> float | None:
         """Return one of the figures, None when there is no such."""

@@ -36,6 +36,7 @@ from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.memory import with_memory
 from gpuenergyd_policies.profiling.procedure import Design, Knowledge, Ready
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
+from gpuenergyd_policies.profiling.rescaling import change_of, under_ceilings
 from gpuenergyd_policies.would_be import cheapest_clocks, would_be_plan
 
 MAX_SEGMENTS = (4, 8, 12)
@@ -48,6 +49,10 @@ MAX_PROFILED_ITERATIONS = 60
 """What a fit is made from, at most."""
 CAUTION = "caution_ratio"
 """The figure of a tuned plan that its successors start from."""
+UNVERIFIED = "unverified_ratio"
+"""The figure of a plan for a job that has just changed: caution on top, until its own iterations were seen."""
+CHANGE_CAUTION, MIN_CHANGE_CAUTION_RATIO, MAX_CHANGE_CAUTION_RATIO = 0.1, 0.003, 0.03
+"""Of the change in time at full speed: the further a job has moved the less is known of its lower clocks."""
 SWITCH_LATENCY = "switch_latency_s"
 """The longest raise latency that a tuned plan was made with."""
 NEW_LATENCY_RATIO = 0.25
@@ -108,9 +113,13 @@ class BubbleAware:
             return _correction(known, tuned)
         if known is not view and view.remembered is not None:
             why = f"from what {view.remembered.job_id} showed, which still holds at full speed"
-            if view.remembered.job_id == view.job_id:
-                why = "from what the job showed before it changed, brought to its pace of now at full speed"
-            return _tuned_plan(known, caution_ratio=view.remembered.figure(CAUTION), number=1, why=why)
+            change, unverified_ratio = change_of(view), 0.0
+            if change is not None:
+                why = "from what the job showed before, brought to its pace of now at full speed"
+                unverified_ratio = max(CHANGE_CAUTION * change.largest_ratio, MIN_CHANGE_CAUTION_RATIO)
+                unverified_ratio = min(unverified_ratio, MAX_CHANGE_CAUTION_RATIO)
+            caution_ratio = view.remembered.figure(CAUTION)
+            return _tuned_plan(known, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
         design = Design(view, levels)
         step = design.next_step(lambda: _knowledge(view))
         if step is Ready.ENOUGH:
@@ -193,10 +202,13 @@ def _worth_fitting(view: JobView) -> list[IterationObservation]:
 
 
 def _model(view: JobView) -> PipelineModel:
-    return PipelineModel.of(view, fit_profile(_worth_fitting(view), view.gpus).profile)
+    profile = fit_profile(_worth_fitting(view), view.gpus).profile
+    return PipelineModel.of(view, under_ceilings(profile, view))
 
 
-def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
+def _tuned_plan(
+    view: JobView, *, caution_ratio: float | None, number: int, why: str, unverified_ratio: float = 0.0
+) -> ClockPlan:
     """Return a plan for what is owed, as if everything below the maximum clock took `caution_ratio` longer.
 
     Without an earlier plan to learn caution from, profiling teaches it: by how much its iterations came out slower than
@@ -206,17 +218,30 @@ def _tuned_plan(view: JobView, *, caution_ratio: float | None, number: int, why:
         model = _model(view)
     except NotEnoughDataError as error:
         return untuned_plan(view.plan_id(f"unprofiled-{len(view.issued_plans)}"), reason=f"cannot plan: {error}")
-    return plan_from(view, model, caution_ratio=caution_ratio, number=number, why=why)
+    return plan_from(
+        view, model, caution_ratio=caution_ratio, number=number, why=why, unverified_ratio=unverified_ratio
+    )
 
 
-def plan_from(view: JobView, model: PipelineModel, *, caution_ratio: float | None, number: int, why: str) -> ClockPlan:
-    """Return the plan that a model of the pipeline calls for; caution as in `_tuned_plan`."""
+def plan_from(
+    view: JobView,
+    model: PipelineModel,
+    *,
+    caution_ratio: float | None,
+    number: int,
+    why: str,
+    unverified_ratio: float = 0.0,
+) -> ClockPlan:
+    """Return the plan that a model of the pipeline calls for; caution as in `_tuned_plan`.
+
+    `unverified_ratio` is caution on top of it, until the plan's own iterations have shown whether the model holds.
+    """
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         slower_s = max(0.0, _profiling_excess_s(view, model)) + CHANCE_MARGIN * view.baseline.iteration_sigma_s
         caution_ratio = slower_s / owed_s
     caution_ratio = min(max(caution_ratio, 0.0), MAX_CAUTION_RATIO)
-    cautious = _with_caution(model.profile, caution_ratio)
+    cautious = _with_caution(model.profile, caution_ratio + unverified_ratio)
     deadline_s = max(owed_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
     solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
     bound = solve(
@@ -245,6 +270,7 @@ def plan_from(view: JobView, model: PipelineModel, *, caution_ratio: float | Non
         reason=why,
         figures=(
             (CAUTION, caution_ratio),
+            (UNVERIFIED, unverified_ratio),
             (SWITCH_LATENCY, _raise_latency_s(view)),
             (OWED, owed_s / view.baseline.iteration_time_s),
         ),
@@ -375,6 +401,9 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
         return plan
     if not measured:
         return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why="again after full speed")
+    if plan.figure(UNVERIFIED):
+        why = "the job is, below the maximum clock, as its first planned iterations show"
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
     off_s = median(measured) - owed_s
     chance_s = view.baseline.iteration_sigma_s / math.sqrt(len(measured)) if measured else 0.0
     patience = 1 if len(tuned) == 1 else 2

@@ -258,7 +258,7 @@ def test_a_job_that_has_to_be_profiled_again_waits_until_its_budget_allows_that(
     here.run_hours(4)
     while not here.targets.status(here.following)["target"]["is_length_reached"]:
         if job.phase is JobPhase.TUNED:  # the job has changed, say
-            job._forget_unless(lambda seen: job.purpose_of(seen.plan_id) is PlanPurpose.BASELINE)
+            job._begin_anew(None, lambda seen: job.purpose_of(seen.plan_id) is PlanPurpose.BASELINE)
         here.run_hours(0.5)
 
     status = here.targets.status(here.following)["target"]

@@ -17,15 +17,23 @@ WAITING_CLOCKS_MHZ = (1410, 1110)
 """A waiting GPU draws less at a lower clock; a planner reckons with one power, so both ends are tried."""
 
 
-def true_profile(run: VirtualTraining, slowness: Callable[[int], float], waiting_clock_mhz: int) -> PipelineProfile:
+def true_profile(
+    run: VirtualTraining,
+    slowness: Callable[[int], float],
+    waiting_clock_mhz: int,
+    *,
+    ceiling_mhz: Callable[[int], int] = lambda _: CLOCKS_MHZ[0],
+) -> PipelineProfile:
     """Return what the instructions of a virtual pipeline really take and cost, each rank slower by its own ratio."""
     clocks_mhz = [mhz for mhz in CLOCKS_MHZ if mhz >= LOWEST_CLOCK_RATIO * CLOCKS_MHZ[0]]
     classes = {}
     for (rank, kind), work in run.work.items():
         options = []
         for mhz in clocks_mhz:
-            time_s = work.time_s(mhz) * slowness(rank)
-            options.append(ClockOption(mhz, time_s, time_s * work.power_w(mhz)))
+            reached_mhz = min(mhz, ceiling_mhz(rank))
+            time_s = work.time_s(reached_mhz) * slowness(rank)
+            if mhz in {reached_mhz, CLOCKS_MHZ[0]}:
+                options.append(ClockOption(mhz, time_s, time_s * work.power_w(reached_mhz)))
         classes[InstructionClass(rank, kind)] = InstructionProfile(tuple(options))
     return PipelineProfile(classes, a100_waiting_power_w(waiting_clock_mhz))
 
@@ -47,19 +55,24 @@ class Informed:
 
 
 def least_energy_j(
-    make: Callable[[ClockPolicy], VirtualTraining], slowness: Callable[[int], float] = lambda _: 1.0
+    make: Callable[[ClockPolicy], VirtualTraining],
+    slowness: Callable[[int], float] = lambda _: 1.0,
+    *,
+    ceiling_mhz: Callable[[int], int] = lambda _: CLOCKS_MHZ[0],
 ) -> float:
     """Return what an iteration costs under the plan of a planner with perfect knowledge, measured by running it.
 
     Args:
         make: a training of the pipeline under a policy, nothing happening to it.
         slowness: how much longer everything takes on a rank.
+        ceiling_mhz: the clock that a rank's GPU does not exceed.
     """
     found = []
     for waiting_clock_mhz in WAITING_CLOCKS_MHZ:
         run = make(Informed(PipelineProfile({}, 0.0)))
-        run.policy = Informed(true_profile(run, slowness, waiting_clock_mhz))
+        run.policy = Informed(true_profile(run, slowness, waiting_clock_mhz, ceiling_mhz=ceiling_mhz))
         run.slowdown_of = lambda rank, _: slowness(rank)
+        run.ceiling_of = lambda rank, _: ceiling_mhz(rank)
         run.run(22)
         found.append(median(energy_j for _, energy_j, plan in run.history[-6:] if plan == "tuned-1"))
     return float(min(found))

@@ -123,6 +123,8 @@ class VirtualTraining:
     """Counters show only the energy of the last instant of this grid; 0: exact at every boundary."""
     slowdown_of: Callable[[int, int], float] = lambda _rank, _iteration: 1.0
     """What else makes a rank slower, by rank and iteration: drift, throttling, a neighbour."""
+    ceiling_of: Callable[[int, int], int] | None = None
+    """The clock that a rank's GPU does not exceed in an iteration, whatever it is asked for: hot, or short of power."""
     work_of: Callable[[Instruction], Work] | None = None
     """What single instructions are, where the chunks of a rank differ; then `work` is not asked."""
     slow_factor_when_tuned: float = 1.0
@@ -154,6 +156,7 @@ class VirtualTraining:
         prior = constant_latency(self.switch_latency_s if self.assumed_latency_s is None else self.assumed_latency_s)
         self.calibrations = {r: SwitchCalibration(self.clocks_mhz[0], prior) for r in range(ranks)}
         self.clock_now = dict.fromkeys(range(ranks), self.clocks_mhz[0])
+        self.ceilings = dict.fromkeys(range(ranks), self.clocks_mhz[0])
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
         self._spans: dict[Instruction, tuple[float, float]] = {}
         self._last_total_j = dict(self.total_j)
@@ -253,6 +256,11 @@ class VirtualTraining:
                 self.epoch, self.changes = epoch, changes
         for r in self._iteration_error:
             self._iteration_error[r] = self.random.gauss(0, self.energy_noise_ratio) if self.energy_noise_ratio else 0.0
+        if self.ceiling_of is not None:
+            for r, before in self.ceilings.items():
+                self.ceilings[r] = self.ceiling_of(r, index)
+                if min(before, self.clock_now[r]) != min(self.ceilings[r], self.clock_now[r]):
+                    self.clocks[r].record(self._ns(self.now_s), min(self.ceilings[r], self.clock_now[r]))
         self._spans, end_s = self._run_pipeline(self.now_s)
         return end_s
 
@@ -387,10 +395,10 @@ class VirtualTraining:
         while self.pending[r] and self.pending[r][0].effective_s <= at_s:
             change = self.pending[r].pop(0)
             if change.clock != self.clock_now[r]:
-                self.clocks[r].record(self._ns(change.effective_s), change.clock)
+                self.clocks[r].record(self._ns(change.effective_s), min(change.clock, self.ceilings[r]))
                 self._learn_latency(r, change)
             self.clock_now[r] = change.clock
-        return self.clock_now[r]
+        return min(self.clock_now[r], self.ceilings[r])
 
     @staticmethod
     def _ns(seconds: float) -> int:

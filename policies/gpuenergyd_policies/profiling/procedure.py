@@ -4,6 +4,9 @@ One design point runs per iteration, in the design's order. When a balanced bloc
 iteration asks whether a plan from what is known now may be expected to lose little; then profiling ends. A point
 whose iteration was disturbed, as a whole or in one clock that its neighbours contradict, is tried again. Slow clocks
 cost time, so points stop, too, when the time that they are estimated to lose has used up a budget.
+
+A job that is profiled again has been slow once already. Then a point has to wait until so many iterations at full speed
+lie between it and the one before that the mean of them all stays inside the budget for slowdown.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +26,8 @@ GOOD_REGRET_RATIO = 0.004
 """Predicted loss of energy below which profiling ends."""
 LOST_ITERATIONS = 10.0
 """Budget of profiling: how many iterations at full speed would fit into the time lost by slow clocks."""
+SLOWDOWN_RATIO = 0.01
+"""Mean slowdown that profiling again may cause: the core's default budget for plans."""
 _IN_FLIGHT = 3
 """Iterations between issuing a plan and knowing what it showed: evaluations are due this far apart."""
 
@@ -75,6 +80,8 @@ class Design:
     def next_step(self, knowledge: Callable[[], Knowledge]) -> Step | Ready:
         """Return what to try next; `knowledge` is only called when it may end profiling, as it takes a while."""
         num_issued = self._num_issued()
+        if not self._is_paid_for(num_issued):
+            return Ready.NOT_YET
         begun = range(num_issued)
         known = [n for n in begun if self._attempts(n) & self._regular]
         is_all_seen = self._is_last_seen()
@@ -123,6 +130,23 @@ class Design:
                     return Step(number, attempt)
         return None
 
+    def _is_paid_for(self, number: int) -> bool:
+        """Return whether another point, such as the next one, leaves the mean slowdown of profiling again in budget."""
+        view = self._view
+        if not view.generation or not view.observations:
+            return True
+        profiling = self._profiling_ids()
+        if profiling & self._issued - self._seen:
+            return False
+        slow = [o.iteration_index for o in view.observations if o.plan_id in profiling]
+        since = slow[-1] if slow else view.observations[0].iteration_index
+        point = self.points[min(number, len(self.points) - 1)]
+        paid = SLOWDOWN_RATIO * (view.observations[-1].iteration_index - since)
+        return lost_ratio(point, self._levels_mhz, self._busy_s()) <= paid
+
+    def _profiling_ids(self) -> set[str]:
+        return {plan_id for n in range(len(self.points)) for plan_id in self._attempts(n)}
+
     def _is_affordable(self, number: int) -> bool:
         """Return whether a further point stays inside the budget."""
         busy_s = self._busy_s()
@@ -131,7 +155,7 @@ class Design:
 
     def _busy_s(self) -> dict[InstructionClass, float]:
         """Return what each class takes in an iteration of the un-tuned job."""
-        profiling = {plan_id for n in range(len(self.points)) for plan_id in self._attempts(n)}
+        profiling = self._profiling_ids()
         sums: dict[InstructionClass, list[float]] = {}
         for observation in self._view.observations:
             if observation.is_regular and observation.plan_id not in profiling:

@@ -1,0 +1,154 @@
+"""What a job showed before it changed, brought to its pace of now, so that nobody has to be slow to learn it again.
+
+A batch that has grown, a stage that a neighbour disturbs, take longer at every clock alike: the few iterations at full
+speed that follow a change tell by how much, class by class. Where a GPU does not reach its maximum clock any more, what
+its instructions took at the clock that it does reach is what they are held against. How much of the work scales with
+the clock may have changed too. That shows in the first planned iterations, which are cautious for it: time below the
+maximum clock is then tilted, t(f) * (f_max / f)^k, with k by least squares and near zero until they say otherwise.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median, median_low
+
+from gpuenergyd.core.model_memory import REMEMBERED_FULL_SPEED, REMEMBERED_PROFILE
+from gpuenergyd.core.observation import InstructionSample, IterationObservation
+from gpuenergyd.core.pipeline import InstructionClass
+from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
+from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
+
+_TILT_SIGMA = 0.1
+"""How much more or less of the work may scale with the clock than before: a share of the exponent of time."""
+_TIME_NOISE_RATIO = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """By how much each class takes longer than before: at full speed, and beyond that the further below it is."""
+
+    ratios: Mapping[InstructionClass, float]
+    tilts: Mapping[InstructionClass, float] = field(default_factory=dict)
+    full_speed_mhz: Mapping[InstructionClass, int] = field(default_factory=dict)
+
+    @property
+    def largest_ratio(self) -> float:
+        """How far the class that changed most is from what it was, as a share of that."""
+        return max((abs(ratio - 1) for ratio in self.ratios.values()), default=0.0)
+
+    def ratio(self, key: InstructionClass, sm_clock_mhz: int) -> float:
+        """Return how many times as long as before a class takes at a clock."""
+        tilt = self.tilts.get(key, 0.0)
+        below = self.full_speed_mhz[key] / sm_clock_mhz if tilt else 1.0
+        return self.ratios.get(key, 1.0) * max(1.0, below) ** tilt
+
+    def applied_to(self, observation: IterationObservation) -> IterationObservation:
+        """Return an iteration from before as it would be now; energies stay, so that power does too."""
+        samples = []
+        for sample in observation.instruction_samples:
+            key = _class_of(sample)
+            shares = (replace(s, time_s=s.time_s * self.ratio(key, s.sm_clock_mhz)) for s in sample.shares)
+            samples.append(replace(sample, shares=tuple(shares)))
+        return replace(observation, instruction_samples=tuple(samples))
+
+
+def change_of(view: JobView) -> Change | None:
+    """Return how a job has changed since what is remembered of this very run; None where nothing of the kind is."""
+    model = view.remembered
+    if model is None or not model.is_of_this_run:
+        return None
+    now = full_speed_now(view)
+    then_s, now_s = times_by_class_s(model.full_speed), times_by_class_s(now)
+    then_mhz, now_mhz = reached_clocks_mhz(model.full_speed), reached_clocks_mhz(now)
+    moved = {key for key in now_mhz.keys() & then_mhz.keys() if now_mhz[key] != then_mhz[key]}
+    planned = _planned(view)
+    curves = fit_times([*model.full_speed, *model.profile]) if moved or planned else {}
+    then_s |= {key: float(curves[key].times_s([now_mhz[key]])[0]) for key in moved}
+    ratios = {key: now_s[key] / then_s[key] for key in then_s.keys() & now_s.keys()}
+    return Change(ratios, _tilts(planned, ratios, curves, now_mhz), now_mhz)
+
+
+def full_speed_now(view: JobView) -> list[IterationObservation]:
+    """Return this run's regular iterations at full speed, the first of each block (clocks still rising) left out."""
+    others = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
+    others |= {REMEMBERED_FULL_SPEED, REMEMBERED_PROFILE}
+    found, plan_id_before = [], None
+    for observation in view.observations:
+        is_first_of_block = observation.plan_id not in {BASELINE_PLAN_ID, plan_id_before}
+        plan_id_before = observation.plan_id
+        if observation.is_regular and not is_first_of_block and observation.plan_id not in others:
+            found.append(observation)
+    return found
+
+
+def under_ceilings(profile: PipelineProfile, view: JobView) -> PipelineProfile:
+    """Return the profile of GPUs that reach less than when it was made: every clock above runs as the highest reached.
+
+    The maximum clock stays the one to ask for there, so that a GPU that has cooled down is as fast as ever at once.
+    """
+    if view.remembered is None or not view.remembered.is_of_this_run:
+        return profile
+    then_mhz, now_mhz = reached_clocks_mhz(view.remembered.full_speed), reached_clocks_mhz(full_speed_now(view))
+    classes = dict(profile.classes)
+    for key, own in profile.classes.items():
+        ceiling_mhz = now_mhz.get(key, 0)
+        if 0 < ceiling_mhz < then_mhz.get(key, 0):
+            reached = own.interpolated(ceiling_mhz)
+            below = (option for option in own.options if option.sm_clock_mhz < ceiling_mhz)
+            classes[key] = InstructionProfile((replace(reached, sm_clock_mhz=own.at_max_clock.sm_clock_mhz), *below))
+    return PipelineProfile(classes, profile.blocking_power_w)
+
+
+def reached_clocks_mhz(observations: Iterable[IterationObservation]) -> dict[InstructionClass, int]:
+    """Return the clock at which each class of instruction mostly ran."""
+    clocks_mhz: dict[InstructionClass, list[int]] = defaultdict(list)
+    for observation in observations:
+        for sample in observation.instruction_samples:
+            main = max(sample.shares, key=lambda share: share.time_s)
+            clocks_mhz[_class_of(sample)].append(main.sm_clock_mhz)
+    return {key: median_low(clocks) for key, clocks in clocks_mhz.items()}
+
+
+def times_by_class_s(observations: Iterable[IterationObservation]) -> dict[InstructionClass, float]:
+    """Return what each class typically took."""
+    times_s: dict[InstructionClass, list[float]] = defaultdict(list)
+    for observation in observations:
+        for sample in observation.instruction_samples:
+            times_s[_class_of(sample)].append(sample.time_s)
+    return {key: median(values) for key, values in times_s.items() if median(values) > 0}
+
+
+def _planned(view: JobView) -> list[IterationObservation]:
+    tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED}
+    return [o for o in view.observations if o.is_regular and o.plan_id in tuned]
+
+
+def _tilts(
+    planned: Sequence[IterationObservation],
+    ratios: Mapping[InstructionClass, float],
+    curves: Mapping[InstructionClass, TimeCurve],
+    full_speed_mhz: Mapping[InstructionClass, int],
+) -> dict[InstructionClass, float]:
+    """Return the exponents by which planned iterations came out slower than a ratio alone makes them, by class."""
+    moments: dict[InstructionClass, tuple[float, float]] = defaultdict(lambda: (0.0, 1 / _TILT_SIGMA**2))
+    for sample in (sample for observation in planned for sample in observation.instruction_samples):
+        key = _class_of(sample)
+        if key not in ratios or key not in curves:
+            continue
+        times_s = curves[key].times_s([share.sm_clock_mhz for share in sample.shares]) * ratios[key]
+        progress = [share.time_s / time_s for share, time_s in zip(sample.shares, times_s.tolist(), strict=True)]
+        below = sum(
+            done * math.log(max(1.0, full_speed_mhz[key] / share.sm_clock_mhz))
+            for done, share in zip(progress, sample.shares, strict=True)
+        )
+        weight = sample.count / _TIME_NOISE_RATIO**2
+        product, square = moments[key]
+        moments[key] = (product + weight * below * math.log(sum(progress)), square + weight * below**2)
+    return {key: product / square for key, (product, square) in moments.items()}
+
+
+def _class_of(sample: InstructionSample) -> InstructionClass:
+    return InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)
