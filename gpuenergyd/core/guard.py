@@ -64,8 +64,8 @@ def judge(
         expected_s = plan.predicted.iteration_time_s
         if measured_s < expected_s * (1 - rules.faster_ratio):
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
-    line = _faster_instruction(recent, rules)
-    return None if line is None else (Finding.JOB_IS_FASTER, line)
+    faster = _faster_instruction(recent, rules)
+    return None if faster is None else (Finding.JOB_IS_FASTER, faster)
 
 
 def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRules) -> str | None:

@@ -214,7 +214,7 @@ def test_what_was_learned_is_held_against_full_speed_and_then_learned_again_with
         BubbleAware(), slow_factor_when_tuned=1.3, rules=JobRules(relearn_after_slow_plans=1, proof_iterations=0)
     )
 
-    run.run(120)
+    run.run(110)
 
     reasons = [c.reason for c in run.commands if isinstance(c, RecordPhase)]
     assert "1 plans in a row were slow: what was learned is held against full speed again" in reasons

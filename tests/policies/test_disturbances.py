@@ -83,7 +83,7 @@ class Slowness:
 SLOWNESSES = {
     "first stage 10 % slower": (Slowness(1.1, rank=0), "the job changed: B of rank 0 takes 1.100 times as long"),
     "longest stage 10 % slower": (Slowness(1.1, rank=2), "the job changed: B of rank 2 takes 1.100 times as long"),
-    "one GPU throttles": (Slowness(1.12, rank=2, is_gradual=True), "the job changed: B of rank 2 takes 1.1"),
+    "one GPU throttles": (Slowness(1.12, rank=2, is_gradual=True), "the job changed: F of rank 2 takes 1.1"),
     "larger batch": (Slowness(1.4), "the job changed: "),
     "smaller batch": (Slowness(0.7), "the job changed: "),
 }

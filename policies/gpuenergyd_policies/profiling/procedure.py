@@ -138,11 +138,14 @@ class Design:
         profiling = self._profiling_ids()
         if profiling & self._issued - self._seen:
             return False
-        slow = [o.iteration_index for o in view.observations if o.plan_id in profiling]
-        since = slow[-1] if slow else view.observations[0].iteration_index
+        # Back to the last point, or to what was forgotten: a slow plan.
+        num_at_full_speed, index = 0, view.observations[-1].iteration_index
+        for observation in reversed(view.observations):
+            if observation.plan_id in profiling or observation.iteration_index < index - num_at_full_speed:
+                break
+            num_at_full_speed += 1
         point = self.points[min(number, len(self.points) - 1)]
-        paid = SLOWDOWN_RATIO * (view.observations[-1].iteration_index - since)
-        return lost_ratio(point, self._levels_mhz, self._busy_s()) <= paid
+        return lost_ratio(point, self._levels_mhz, self._busy_s()) <= SLOWDOWN_RATIO * num_at_full_speed
 
     def _profiling_ids(self) -> set[str]:
         return {plan_id for n in range(len(self.points)) for plan_id in self._attempts(n)}
