@@ -108,10 +108,9 @@ class BubbleAware:
         if not view.can_set_clocks:
             return would_be_plan(view, cheapest_clocks)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
-        known = with_memory(view)
         if tuned:
-            return _correction(known, tuned)
-        if known is not view and view.remembered is not None:
+            return _correction(view, tuned)
+        if view.remembered is not None and with_memory(view) is not view:
             why = f"from what {view.remembered.job_id} showed, which still holds at full speed"
             change, unverified_ratio = change_of(view), 0.0
             if change is not None:
@@ -119,15 +118,18 @@ class BubbleAware:
                 unverified_ratio = max(CHANGE_CAUTION * change.largest_ratio, MIN_CHANGE_CAUTION_RATIO)
                 unverified_ratio = min(unverified_ratio, MAX_CHANGE_CAUTION_RATIO)
             caution_ratio = view.remembered.figure(CAUTION)
-            return _tuned_plan(known, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
+            return _tuned_plan(view, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
         design = Design(view, levels)
         step = design.next_step(lambda: _knowledge(view))
         if step is Ready.ENOUGH:
             return _tuned_plan(view, caution_ratio=None, number=1, why="first plan from the profile")
         if step is Ready.NOT_YET:
-            last = view.issued_plans[-1]
+            last = view.issued_plans[-1] if view.issued_plans else untuned_plan()
             if last.purpose is not PlanPurpose.PROFILE:
-                return last
+                waiting = untuned_plan(
+                    view.plan_id("waiting"), reason="profiling again, as slowly as the budget allows"
+                )
+                return last if last.ranks else waiting
             # Until the last points are known, nobody need be slow.
             clocks = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
             plan_id = view.plan_id(f"planning-{len(view.issued_plans)}")
@@ -214,6 +216,7 @@ def _tuned_plan(
     Without an earlier plan to learn caution from, profiling teaches it: by how much its iterations came out slower than
     the model says; and chance, all of which a plan without slack suffers.
     """
+    view = with_memory(view)
     try:
         model = _model(view)
     except NotEnoughDataError as error:

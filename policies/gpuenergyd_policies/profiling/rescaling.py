@@ -43,7 +43,7 @@ class Change:
         """Return how many times as long as before a class takes at a clock."""
         tilt = self.tilts.get(key, 0.0)
         below = self.full_speed_mhz[key] / sm_clock_mhz if tilt else 1.0
-        return self.ratios.get(key, 1.0) * max(1.0, below) ** tilt
+        return self.ratios.get(key, 1.0) * math.exp(tilt * math.log(max(1.0, below)))
 
     def applied_to(self, observation: IterationObservation) -> IterationObservation:
         """Return an iteration from before as it would be now; energies stay, so that power does too."""
