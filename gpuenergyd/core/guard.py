@@ -37,8 +37,8 @@ class GuardRules:
     faster_ratio: float = 0.05
     faster_instruction_ratio: float = 0.02
     """A kind of instruction that has become faster by this since the plan began: others may wait for nobody now."""
-    first_iterations: int = 8
-    """Iterations at the begin of a plan that later ones are held against."""
+    first_iterations: tuple[int, int] = (3, 8)
+    """At least and at most so many iterations at the begin of a plan are what later ones are held against."""
 
 
 def judge(
@@ -74,9 +74,10 @@ def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRule
     The iteration need not: a stage that a neighbour no longer slows down waits for those that were slowed for it.
     """
     num_last = rules.windows[0]
+    at_least, at_most = rules.first_iterations
     # The very first one has clocks still on their way.
-    first = recent[1 : 1 + rules.first_iterations]
-    if len(recent) < 1 + rules.first_iterations + num_last:
+    first = recent[1:-num_last][:at_most]
+    if len(first) < at_least:
         return None
     then = [_mean_times_s(observation) for observation in first]
     last = [_mean_times_s(observation) for observation in recent[-num_last:]]
