@@ -47,7 +47,7 @@ def test_tags_travel_from_the_environment_of_a_training_to_the_groups_of_a_repor
     }
     with running_daemon(tmp_path / "daemon") as daemon:
         command = [sys.executable, str(program), "--socket", str(daemon.socket_path), "--world", str(daemon.world_path)]
-        command += ["--ranks", "1", "--rank", "0", "--iterations", "40"]
+        command += ["--ranks", "1", "--iterations", "40"]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=240)
         assert daemon.stop() == 0
 

@@ -8,11 +8,12 @@ while the file `--slow-while` exists. While `--pause-while` exists, something el
 """
 
 import argparse
+import contextlib
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuenergyd.client.rank import RankClient
@@ -32,7 +33,7 @@ def scaled(work: InstructionWork, ratio: float) -> InstructionWork:
     return InstructionWork(work.memory_time_s * ratio, work.compute_time_s * ratio, work.power_coefficient_w_per_mhz)
 
 
-def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -> None:
+def run_rank(options: argparse.Namespace, pp_rank: int, pipes: Mapping[str, int]) -> None:
     """Run one rank until its iterations are done or a neighbour is gone."""
     host = SimulatedHost.open(options.world)
     gpu_uuid = host.identities()[options.first_gpu + options.replica * options.ranks + pp_rank].gpu_uuid
@@ -93,7 +94,7 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: dict[str, int]) -
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Start all ranks and wait for them; return 0 when all finished."""
+    """Fork all ranks, which spares each the start of an interpreter, and wait; return 0 when all finished."""
     replicas, ranks = range(options.replicas), range(options.ranks)
     ends: dict[tuple[int, int], dict[str, int]] = {(replica, rank): {} for replica in replicas for rank in ranks}
     for replica in replicas:
@@ -104,20 +105,37 @@ def launch(options: argparse.Namespace) -> int:
             if other != replica:
                 read, write = os.pipe()
                 ends[other, 0][f"from_replica_{replica}"], ends[replica, 0][f"to_replica_{other}"] = read, write
-    children = []
-    for (replica, rank), pipes in ends.items():
-        named = [f"{name}={fd}" for name, fd in pipes.items()]
-        which = ["--rank", str(rank), "--replica", str(replica)]
-        command = [sys.executable, "-m", "tests.support.fake_trainer", *sys.argv[1:], *which, *named]
-        children.append(subprocess.Popen(command, pass_fds=list(pipes.values())))
-    for pipes in ends.values():
-        for fd in pipes.values():
-            os.close(fd)
-    return max(abs(child.wait()) for child in children)
+    children = [_fork_rank(options, own, ends) for own in ends]
+    for fd in (fd for pipes in ends.values() for fd in pipes.values()):
+        os.close(fd)
+    return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
+
+
+def _fork_rank(
+    options: argparse.Namespace, own: tuple[int, int], ends: Mapping[tuple[int, int], Mapping[str, int]]
+) -> int:
+    """Return the pid of a process that is one rank of one replica, and holds no pipes but its own."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        for other, pipes in ends.items():
+            for fd in pipes.values() if other != own else ():
+                os.close(fd)
+        options.replica, rank = own
+        with contextlib.suppress(EOFError, BrokenPipeError):
+            run_rank(options, rank, ends[own])
+            status = 0
+    except Exception:  # noqa: BLE001  said here, for a fork must never return into what forked it
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Launch a pipeline, or be one rank of it."""
+    """Run pipelines until their iterations are done."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--world", type=Path, required=True)
@@ -132,22 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Enough that every policy lowers clocks, and keeps them lowered, whatever else this host is doing.
     parser.add_argument("--max-slowdown", type=float, default=0.5)
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--replica", type=int, default=0)
+    parser.set_defaults(replica=0)
     parser.add_argument("--slow-while", type=Path, default=None)
     parser.add_argument("--pause-while", type=Path, default=None)
     parser.add_argument("--swap-while", type=Path, default=None)
     parser.add_argument("--slow-ratio", type=float, default=3.0)
-    parser.add_argument("--rank", type=int, default=None)
-    parser.add_argument("pipes", nargs="*")
     options = parser.parse_args(arguments)
-    if options.rank is None:
-        return launch(options)
-    pipes = {name: int(fd) for name, _, fd in (pipe.partition("=") for pipe in options.pipes)}
-    try:
-        run_rank(options, options.rank, pipes)
-    except (EOFError, BrokenPipeError):
-        return 1
-    return 0
+    return launch(options)
 
 
 def _receive(fd: int | None) -> bytes:
