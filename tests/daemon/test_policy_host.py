@@ -198,7 +198,8 @@ def test_the_host_dies_with_its_core(host_command: tuple[str, ...]) -> None:
     core.kill()
     core.communicate(timeout=10)
 
-    readable, _, _ = select.select([host], [], [], 10)
+    # It may still be starting, and looks at its pipe only then.
+    readable, _, _ = select.select([host], [], [], 60)
     os.close(host)
     assert readable
 
