@@ -6,7 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gpuenergyd-installed
 REPORT ?= gpuenergyd-demo-report.html
-PYTEST_ARGS ?= -n 2
+# Each worker takes half of the files in order, so that what a file sets up is set up once, and helps the other at the end.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1

@@ -102,6 +102,9 @@ class Policy:
         slower = full_speed_plan("tuned", view.schedule, clocks, reason="for the soak")
         return view.issued_plans[-1] if view.issued_plans else replace(slower, purpose=PlanPurpose.TUNED)
 
+    async def expect(self, policy: str) -> None:
+        del policy
+
     async def forget(self, job_id: str) -> None:
         del job_id
 

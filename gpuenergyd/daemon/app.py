@@ -143,7 +143,7 @@ class Daemon:
         listener = open_listener(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
         try:
             self._history.start()
-            self._loading = asyncio.create_task(self.policy.start(settings.policy), name="load the policy")
+            self._loading = asyncio.create_task(self.policy.start(), name="start the policy host")
             await self._take_over()
             self._clock_socket = ClockSocket(
                 clock_listener.socket, self.jobs, max_connections_per_user=settings.max_connections_per_user

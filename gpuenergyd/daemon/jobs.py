@@ -156,6 +156,7 @@ class Jobs:
             if not registration.is_part:  # its pipeline as a whole is the replica
                 self.replicas.join(key[:3], runner)
             self._record_job(runner, registration, peer)
+            self.spawn(self.services.policy.expect(runner.job.description.policy))
             runner.start()
         session = RankSession(
             token=secrets.token_bytes(TOKEN_BYTES),
@@ -378,6 +379,7 @@ class Jobs:
                 raise
         uid = handed.sessions[0].peer.uid if handed.sessions else runner.owner.uid
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
+        self.spawn(self.services.policy.expect(job.description.policy))
         self._registrations[job_id] = first
         if not is_part:
             self.replicas.join((uid, first.job_name, first.run_key), runner)

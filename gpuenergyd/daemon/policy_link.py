@@ -35,6 +35,7 @@ class PolicyLink:
         self._next_request_id = 1
         self._has_answered = False
         self._sent: dict[str, ViewSender] = {}
+        self._loaded: set[str] = set()
         self._is_closed = False
         self.num_restarts = 0
 
@@ -48,9 +49,15 @@ class PolicyLink:
         """Whether a host process runs."""
         return self._host is not None and self._host.is_alive()
 
-    async def start(self, policy: str) -> None:
-        """Start the host and have it load a policy, so that the imports are done by the time it is asked."""
-        await self._ask("", policy, None)
+    async def start(self) -> None:
+        """Start the host."""
+        await self._ask("", "", None)
+
+    async def expect(self, policy: str) -> None:
+        """Have the host load a policy once, for a job that will ask it: what it imports is there by then."""
+        if policy not in self._loaded:
+            self._loaded.add(policy)
+            await self._ask("", policy, None)
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or why there is none; never raises for what a policy does."""
@@ -147,6 +154,7 @@ class PolicyLink:
                 self.num_restarts += 1
             self._has_answered = False
             self._sent.clear()
+            self._loaded.clear()
             self._host = await self._start_host()
         return self._host
 

@@ -98,6 +98,10 @@ class PolicyPort(Protocol):
         """Return the policy's plan, or why there is none."""
         ...
 
+    async def expect(self, policy: str) -> None:
+        """Get ready for a job that will ask a policy."""
+        ...
+
     async def forget(self, job_id: str) -> None:
         """Drop the policy instance of a job."""
         ...

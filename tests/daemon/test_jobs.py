@@ -103,6 +103,10 @@ class FakePolicy:
         self.views.append(view)
         return self.answers.pop(0) if self.answers else view.issued_plans[-1]
 
+    async def expect(self, policy: str) -> None:
+        """Know it already."""
+        assert policy == "scripted"
+
     async def forget(self, job_id: str) -> None:
         """Note it."""
         self.forgotten.append(job_id)

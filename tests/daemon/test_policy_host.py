@@ -78,6 +78,25 @@ def test_each_job_has_its_own_policy_and_is_forgotten_when_it_ends(host_command:
     ]
 
 
+def test_a_policy_is_loaded_ahead_once_and_one_that_cannot_be_loaded_hurts_nobody(
+    host_command: tuple[str, ...],
+) -> None:
+    async def scenario() -> tuple[int, ClockPlan | PolicyFailure, int]:
+        async with policy_link(host_command) as link:
+            await link.start()
+            await link.expect("broken-import")
+            await link.expect("polite")
+            num_asked = link._next_request_id
+            await link.expect("polite")
+            return link._next_request_id - num_asked, await link.next_plan("a", "polite", view("a")), link.num_restarts
+
+    num_asked_again, plan, num_restarts = asyncio.run(scenario())
+
+    assert num_asked_again == 0
+    assert isinstance(plan, ClockPlan)
+    assert num_restarts == 0
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [

@@ -2,10 +2,13 @@
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import struct
+import tempfile
 import warnings
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from gpuenergyd.store.records import IterationRecord, JobRecord, RollupRecord, S
 START = datetime(2026, 3, 1, tzinfo=UTC)
 NUM_KILLS = 500
 BATCH = 40
+_NEEDED_BYTES = 256 * 2**20
 
 
 def _write_until_killed(path: Path, acknowledgements: int, first_index: int) -> None:
@@ -38,9 +42,20 @@ def _write_until_killed(path: Path, acknowledgements: int, first_index: int) -> 
             os.write(acknowledgements, struct.pack("<q", index - 1))
 
 
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder that no disk holds up: SIGKILL leaves the same behind there, and the disk has no part in it."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < _NEEDED_BYTES:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="gpuenergyd-kills-", dir=memory) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.kill
-def test_no_acknowledged_batch_is_lost_and_nothing_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "history.sqlite3"
+def test_no_acknowledged_batch_is_lost_and_nothing_is_damaged(in_memory: Path) -> None:
+    path = in_memory / "history.sqlite3"
     with_job = HistoryWriter(path, batch_s=0.0)
     with_job.start()
     with_job.write(JobRecord("j", "killed", "1", 0, "p", "1f1b", "", True, 1, 1, 0.0, 0, START))

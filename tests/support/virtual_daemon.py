@@ -47,6 +47,10 @@ class PolicyInProcess:
         self.views.setdefault(job_id, []).append(view)
         return self._policies.setdefault(job_id, self.make()).next_plan(view)
 
+    async def expect(self, policy: str) -> None:
+        """Know it already."""
+        assert policy == "under-test"
+
     async def forget(self, job_id: str) -> None:
         """Drop the policy of a job."""
         self._policies.pop(job_id, None)
