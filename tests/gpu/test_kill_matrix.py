@@ -1,6 +1,7 @@
 """Whatever dies, and whenever: no GPU is left lowered, and the history stays whole."""
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ from tests.support.kill_rig import VICTIMS, KillRig
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-def test_two_hundred_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
-    rig = KillRig(tmp_path, random.Random(20), weights=(80, 4, 4, 4, 4, 4))
+def test_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
+    """77 clients and at least eight of each other victim; `benchmarks/kill_matrix.py` kills a thousand."""
+    rig = KillRig(tmp_path, random.Random(24), weights=(70, 6, 6, 6, 6, 6))
     try:
-        trials = list(rig.run(200))
+        trials = list(rig.run(120))
     finally:
         rig.close()
 
     assert [t for t in trials if t.num_left_lowered or t.is_database_damaged] == []
-    assert {t.victim for t in trials} == set(VICTIMS)
-    assert sum(t.num_lowered > 0 for t in trials) > 100
+    assert min(Counter(t.victim for t in trials)[victim] for victim in VICTIMS) == 8
+    assert sum(t.num_lowered > 0 for t in trials) > 60

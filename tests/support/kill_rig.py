@@ -77,8 +77,8 @@ class KillRig:
 
     def run(self, num_trials: int) -> Iterator[Trial]:
         """Kill, watch, repair, again and again."""
-        for _ in range(num_trials):
-            victim = self.rng.choices(VICTIMS, self.weights)[0]
+        # Chosen beforehand, so that a seed means the same victims however long anything takes.
+        for victim in self.rng.choices(VICTIMS, self.weights, k=num_trials):
             self._make_whole()
             # Registering, measuring, at full speed: each is a legitimate moment to die too.
             is_any_moment = self.rng.random() < _ANY_MOMENT_RATIO
