@@ -44,7 +44,7 @@ typedef struct {
     int64_t updated_ns, locked_mhz, pending_mhz, pending_at_ns, is_working, is_occupied, shown_energy_at_ns,
         shown_power_at_ns;
     uint64_t random_state;
-    int64_t num_sets;
+    int64_t num_sets, work_ended_ns;
     double energy_j, celsius, limit_w, work_memory_s, work_compute_s, work_w_per_mhz, work_left, shown_energy_j,
         shown_power_w;
     int64_t processes[16];
@@ -206,7 +206,10 @@ static void advance(const parameters *p, slot *s, int64_t now) {
             if (ends < until) until = ends;
         }
         integrate(p, s, mhz, until);
-        if (busy) s->work_left = finishing ? 0.0 : s->work_left - (until - s->updated_ns) / 1e9 / time_s;
+        if (busy) {
+            s->work_left = finishing ? 0.0 : s->work_left - (until - s->updated_ns) / 1e9 / time_s;
+            s->work_ended_ns = finishing ? until : 0;
+        }
         s->updated_ns = until;
     }
     apply_pending(s);
