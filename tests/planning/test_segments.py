@@ -54,7 +54,10 @@ def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
     assert plan is not None
     assert max(plan.num_segments(r) for r in range(len(weights))) <= max_segments
     assert plan.simulated.iteration_time_s <= deadline_s
-    assert plan.simulated.iteration_time_s == pytest.approx(plan.planned.iteration_time_s, rel=1e-9)
+    assert plan.simulated.iteration_time_s <= plan.planned.iteration_time_s * (1 + 1e-9)
+    if switch_latency_s < min(span.end_s - span.start_s for span in plan.planned.spans):
+        # Else a raise may be asked for before the reduction ahead of it has come, which then never comes.
+        assert plan.simulated.iteration_time_s == pytest.approx(plan.planned.iteration_time_s, rel=1e-9)
     assert plan.simulated.energy_j <= full_speed.energy_j * (1 + 1e-12)
 
 
