@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.host_trainer import rank_index
+from tests.support.stopping import stop_between_driver_calls
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
 from tests.support.waiting import wait_until
 
@@ -48,7 +49,7 @@ def run(hosts: TwoHosts) -> dict[str, object]:
     lowered()
 
     stopped = hosts.pids()[rank_index(0, 3)]
-    os.kill(stopped, signal.SIGSTOP)
+    stop_between_driver_calls([stopped], *(daemon.world_path for daemon in hosts.daemons))
     timed("rank stopped", hosts.is_as_found)
     os.kill(stopped, signal.SIGCONT)
     hosts.wait_for_progress(3, LIMIT_S)

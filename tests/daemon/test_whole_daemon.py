@@ -13,6 +13,8 @@ from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.gpu.restore import restore
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training, wait_for_death
+from tests.support.processes import child_pids
+from tests.support.stopping import stop_between_driver_calls
 from tests.support.waiting import wait_until
 
 UNIFORM = ("--policy", "uniform")
@@ -227,7 +229,7 @@ def test_a_silent_job_runs_at_full_speed_until_it_speaks_again(tmp_path: Path) -
         job = daemon.wait_for_phase("tuned")
         wait_until_lowered(daemon)
 
-        os.killpg(run.process.pid, signal.SIGSTOP)
+        stop_between_driver_calls(child_pids(run.process.pid), daemon.world_path)
         wait_until(daemon.is_as_found)
         silent = daemon.job()
         os.killpg(run.process.pid, signal.SIGCONT)

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.support.host_trainer import rank_index
+from tests.support.stopping import stop_between_driver_calls
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
 from tests.support.waiting import wait_until
 
@@ -65,19 +66,19 @@ def test_whatever_dies_training_goes_on_and_no_clock_stays_lowered_on_any_host(t
         ended_without_us = end_by_a_dead_rank(hosts)
 
         hosts.start_training()
-        hosts.wait_for_plan(LIMIT_S)
+        wait_until(lambda: all(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
 
         hosts.set_link("down")
         wait_until(hosts.is_as_found, LIMIT_S, poll_s=POLL_S)
         hosts.set_link("up")
         hosts.wait_for_progress(2, LIMIT_S)
-        hosts.wait_for_plan(LIMIT_S)
+        wait_until(lambda: all(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
 
-        os.kill(hosts.pids()[STOPPED], signal.SIGSTOP)
+        stop_between_driver_calls([hosts.pids()[STOPPED]], *(daemon.world_path for daemon in hosts.daemons))
         wait_until(hosts.is_as_found, LIMIT_S, poll_s=POLL_S)
         os.kill(hosts.pids()[STOPPED], signal.SIGCONT)
         hosts.wait_for_progress(2, LIMIT_S)
-        hosts.wait_for_plan(LIMIT_S)
+        wait_until(lambda: all(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
 
         hosts.kill_daemon(1)
         wait_until(hosts.daemons[1].is_as_found, LIMIT_S, poll_s=POLL_S)
@@ -85,7 +86,7 @@ def test_whatever_dies_training_goes_on_and_no_clock_stays_lowered_on_any_host(t
         hosts.wait_for_progress(2, LIMIT_S)
         assert is_at_full_speed(hosts), "nobody follows a plan that a daemon of its pipeline has lost"
         hosts.start_daemon(1)
-        hosts.wait_for_plan(LIMIT_S)
+        wait_until(lambda: all(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
 
         hosts.kill_daemon(0)
         wait_until(hosts.daemons[0].is_as_found, LIMIT_S, poll_s=POLL_S)
