@@ -98,7 +98,7 @@ def test_a_job_on_a_replayed_trace_is_owed_less_in_dirty_hours_and_its_report_sh
         carbon_replay_from="2024-01-10T00:00:00Z",
         carbon_replay_hour_s=3.0,
     ) as daemon:
-        with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.03")) as run:
+        with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.1")) as run:
             wait_until(lambda: _has_shifted(daemon.database_path), 240)
             wait_until(lambda: _saved(daemon.job()) is not None, 150)
             status = daemon.status()
