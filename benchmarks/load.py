@@ -44,6 +44,8 @@ from tests.support.waiting import wait_until  # noqa: E402
 PERIOD_S = 0.1
 WARM_S = 130.0
 """Until every job has its baseline and as many iterations as it keeps, and every GPU two minutes of raw samples."""
+MEMORY_S = 60.0
+"""A run this long says whether memory is flat, and so warms up for as long as that takes."""
 MICROBATCHES = 8
 WATCHED = (b"/v1/status", b"/v1/metrics", b"/time", b"/gpu/get_power_limit?gpu_ids=0")
 FLOODER = """
@@ -299,7 +301,7 @@ def measure(options: argparse.Namespace, folder: Path, *, flood: str | None, pro
     os.environ["LOAD_INSTRUMENTS"] = str(folder / "instruments.json")
     daemon.start()
     clients = clients_of(daemon, options.clients, options.gpus)
-    drive(clients, min(WARM_S, options.seconds))
+    drive(clients, WARM_S if options.seconds >= MEMORY_S else options.seconds)
     look_inside(daemon, folder / "instruments.json")
     memory_before, cpu_before, at_s = resident_kib(daemon.pid), cpu_by_part_s(daemon.pid), time.perf_counter()
     recorded_before = sum(client.index for client in clients if client.is_rank)
