@@ -12,9 +12,10 @@ which all ranks follow it, late enough that every rank has heard of it by then:
 so a policy that answers with a new plan each time tries one plan per iteration. Now and then a short block runs at
 full speed between tuned iterations: it keeps the baseline honest and proves the saving. The guard is here and not in
 the policy: when a tuned plan runs slower than owed, the job goes back to full speed and the baseline is measured
-again. If that has moved, the job itself has changed; if it has not and plan after plan is slow, what was learned of it
-must be wrong: either way it is forgotten and learned anew. Each fault doubles the time until the next attempt, and a
-plan that holds for long redeems the faults before it.
+again. If that has moved, the job itself has changed: what it showed before is kept, brought to its new pace by the
+policy. If it has not and plan after plan is slow, what was learned is held against full speed once more, and where that
+does not help forgotten and learned anew. Each fault doubles the time until the next attempt, and a plan that holds for
+long redeems the faults before it.
 """
 
 from collections import deque

@@ -84,7 +84,7 @@ class Server:
         self._jobs = jobs
         self._leases = leases
         self._parts = parts
-        # Both texts share one status: in a flood they are as old as it and themselves may be, twice a snapshot's lifetime.
+        # Both texts share one status: in a flood they may be as old as two snapshots in a row.
         self._status = Snapshot(status)
         self._status_text = Snapshot(lambda: encode(self._status.value()))
         self._metrics = Snapshot(lambda: metrics_text(self._status.value()))
