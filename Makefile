@@ -15,7 +15,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks coverage fuzz audit bench bench-planner bench-profiling bench-carbon bench-emulation clean
+.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks coverage fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -101,9 +101,12 @@ bench-emulation: $(STAMP)  ## GPT-3 175B on up to 8,192 GPUs: EnvPipe, Perseus a
 package: $(STAMP)  ## wheel, sdist, Debian package and bill of materials into dist/, the same bytes for the same commit
 	$(BIN)/python -m release dist
 
-audit: $(STAMP)  ## known vulnerabilities of what constraints.txt pins; asks a public database
-	@test -x build/audit/bin/pip-audit || { $(BIN)/python -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
-	$(BIN)/python -m release.audit build/audit/bin/pip-audit
+audit: $(STAMP)  ## known vulnerabilities of what constraints.txt pins; asks the index, or a copy of the PyPA's advisory database: ADVISORIES=folder
+	@test -n "$(ADVISORIES)" -o -x build/audit/bin/pip-audit || { $(BIN)/python -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
+	$(BIN)/python -m release.audit $(if $(ADVISORIES),--advisories $(ADVISORIES),build/audit/bin/pip-audit)
+
+pythons: $(STAMP)  ## the wheel on every Python from 3.11 to 3.14 that can be had
+	.ci/pythons
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) .frameworks dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

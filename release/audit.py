@@ -1,14 +1,20 @@
-"""`python -m release.audit PIP_AUDIT`: known vulnerabilities of the locked packages; 0 none, 1 some, 3 not all asked.
+"""Known vulnerabilities of the locked packages; ends with 0 for none, 1 for some, 3 where not all could be asked about.
+
+    python -m release.audit PIP_AUDIT             asks the index, by pip-audit
+    python -m release.audit --advisories FOLDER   reads a copy of the PyPA's advisory database
 
 pip-audit ends well, too, where no database could be asked about a package; here that is told and is no success.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from release.advisories import AdvisoryFolder, read_pins
 
 LOCKS = (Path("constraints.txt"), Path("constraints-frameworks.txt"))
 LIMIT_S = 900.0
@@ -23,6 +29,8 @@ class Audit:
     not_asked: tuple[str, ...]
     found: tuple[str, ...]
     """`name version: id, fixed in versions`."""
+    as_of: str = ""
+    """The day of the database, where it is a copy."""
 
     @property
     def exit_status(self) -> int:
@@ -34,7 +42,8 @@ class Audit:
         if self.not_asked:
             some = ", ".join(self.not_asked[:SHOWN]) + (", ..." if len(self.not_asked) > SHOWN else "")
             lines.append(f"could not be asked about: {len(self.not_asked)} packages ({some})")
-        lines.append(f"asked about {len(self.asked)} packages: {len(self.found)} known vulnerabilities")
+        when = f", by what was known on {self.as_of}" if self.as_of else ""
+        lines.append(f"asked about {len(self.asked)} packages: {len(self.found)} known vulnerabilities{when}")
         return "\n".join(lines)
 
 
@@ -67,7 +76,31 @@ def audit(pip_audit: str, locks: tuple[Path, ...]) -> Audit:
     return read_report(json.loads(done.stdout))
 
 
-if __name__ == "__main__":
-    result = audit(sys.argv[1] if len(sys.argv) > 1 else "pip-audit", LOCKS)
+def audit_offline(folder: Path, locks: tuple[Path, ...]) -> Audit:
+    """Look every pin of these files up in a copy of the PyPA's database.
+
+    Raises:
+        SystemExit: it is no such copy.
+    """
+    advisories = AdvisoryFolder(folder)
+    asked, found = [], []
+    for pin in read_pins(lock for lock in locks if lock.exists()):
+        asked.append(pin.name)
+        for name, fixes in advisories.holes(pin):
+            found.append(f"{pin.name} {pin.version}: {name}, fixed in {', '.join(fixes) or 'no version yet'}")
+    return Audit(tuple(asked), (), tuple(found), as_of=f"{advisories.newest():%Y-%m-%d}")
+
+
+def main() -> int:
+    """Ask, print and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pip_audit", nargs="?", default="pip-audit", help="the program")
+    parser.add_argument("--advisories", type=Path, help="a copy of the PyPA's advisory database to read instead")
+    options = parser.parse_args()
+    result = audit_offline(options.advisories, LOCKS) if options.advisories else audit(options.pip_audit, LOCKS)
     print(result)  # noqa: T201  a command's answer
-    sys.exit(result.exit_status)
+    return result.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

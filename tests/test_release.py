@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from gpuenergyd import __version__
 from gpuenergyd.cli.manual_pages import manual_pages
-from release.audit import read_report
+from release.audit import audit_offline, read_report
 from release.build import build_packages, digest
 from release.contents import bill_of_materials, components
 from release.debian import build_debian_package
@@ -187,3 +187,45 @@ def test_an_audit_succeeds_only_where_every_package_was_asked_about_and_none_is_
     assert str(audits[0]) == "asked about 1 packages: 0 known vulnerabilities"
     assert "could not be asked about: 1 packages (c)" in str(audits[1])
     assert str(audits[2]).startswith("vulnerable: b 2: PYSEC-1, fixed in 2.1\n")
+
+
+ADVISORY = """\
+id: PYSEC-2026-1
+modified: {modified}
+affected:
+- package: {{ecosystem: PyPI, name: Some_Package}}
+  ranges:
+  - type: GIT
+    events: [{{introduced: "0"}}]
+  - type: ECOSYSTEM
+    events: [{{introduced: "1.2"}}, {{fixed: "1.4"}}, {{introduced: "2.0"}}, {{last_affected: "2.1"}}]
+  versions: ["0.9"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "num_found"),
+    [("0.9", 1), ("1.0", 0), ("1.2", 1), ("1.3.9", 1), ("1.4", 0), ("2.1", 1), ("2.2", 0)],
+)
+def test_a_copy_of_the_advisory_database_tells_by_version_what_is_vulnerable(
+    version: str, num_found: int, tmp_path: Path
+) -> None:
+    lock = tmp_path / "constraints.txt"
+    lock.write_text(f"# locked\nsome.package=={version}\nother==1.3\n")
+    folder = tmp_path / "vulns" / "some-package"
+    folder.mkdir(parents=True)
+    for day, more in (("2026-05-06", ""), ("2026-01-02", "withdrawn: 2026-01-03T00:00:00Z\n")):
+        (folder / f"{day}.yaml").write_text(ADVISORY.format(modified=f"{day}T01:02:03Z") + more)
+
+    found = audit_offline(tmp_path, (lock,))
+
+    assert found.exit_status == num_found
+    assert str(found).endswith(
+        f"asked about 2 packages: {num_found} known vulnerabilities, by what was known on 2026-05-06"
+    )
+    assert (f"vulnerable: some-package {version}: PYSEC-2026-1, fixed in 1.4\n" in str(found)) == bool(num_found)
+
+
+def test_a_folder_that_is_no_copy_of_the_database_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"is no copy of the PyPA's advisory database"):
+        audit_offline(tmp_path, ())

@@ -1,5 +1,7 @@
 """The blocks of code in the documents; `python -m tests.support.documents FILE` prints the shell ones as one script.
 
+With `--quick` first, without those that are slow.
+
 ```sh         runs in a test, in order, in a temporary folder, beside a simulated daemon
 ```sh slow    runs for minutes or installs something: `.ci/strangers` runs it
 ```sh host    needs root, systemd or a GPU: its commands and options are checked, not run
@@ -55,5 +57,7 @@ def inline_commands(path: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        print(shell_script(Path(name), ((), ("slow",))))  # noqa: T201  a command's answer
+    arguments = sys.argv[1:]
+    is_quick = arguments[:1] == ["--quick"]
+    for name in arguments[is_quick:]:
+        print(shell_script(Path(name), ((),) if is_quick else ((), ("slow",))))  # noqa: T201  a command's answer
