@@ -14,7 +14,7 @@ from gpuenergyd.core.carbon import CarbonForecast, HourlySeries, IntensityRung
 from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import DependencyGraph, Instruction, Schedule
-from gpuenergyd.core.plan import ClockChange, ClockPlan
+from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.profile import PipelineProfile
 from gpuenergyd.core.switching import SwitchLatency, constant_latency
 from gpuenergyd.core.target import PerformanceTarget
@@ -62,7 +62,8 @@ class JobView:
     baseline: BaselineView
     observations: tuple[IterationObservation, ...]
     issued_plans: tuple[ClockPlan, ...]
-    """Plans sent so far, oldest first; the last is the one in force or about to be."""
+    """Plans sent so far, oldest first; the last is the one in force or about to be. Of hundreds, old ones that no
+    observation names are left out, those that profiled last of all."""
     communication_latency_s: float = 0.0
     """Median time from the end of an instruction to the begin of the one on the next rank that waited for it."""
     launch_gap_s: float = 0.0
@@ -74,6 +75,13 @@ class JobView:
     """How often what was learned of this job has been forgotten; plan ids carry it, so that none is used twice."""
     remembered: RememberedModel | None = None
     """What an earlier run of this job showed; whether it still holds is for the policy to check at full speed."""
+    num_dropped_plans: Mapping[PlanPurpose, int] = field(default_factory=dict)
+    """How many plans of each purpose were left out of `issued_plans`."""
+
+    def num_issued(self, purpose: PlanPurpose | None = None) -> int:
+        """Return how many plans were sent so far, for one purpose or for any: what numbers the next one."""
+        kept = sum(purpose in {None, plan.purpose} for plan in self.issued_plans)
+        return kept + sum(number for own, number in self.num_dropped_plans.items() if purpose in {None, own})
 
     def plan_id(self, name: str) -> str:
         """Return the id of a plan that has this name in the present generation."""

@@ -11,13 +11,17 @@ import contextlib
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_type_hints
 
-from gpuenergyd.core.job import Job, JobDescription, JobRules
+from gpuenergyd.core.issued_plans import IssuedPlans
+from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.rank_reports import RankReports
+from gpuenergyd.core.remembered_iterations import RememberedIterations
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
@@ -28,7 +32,10 @@ from gpuenergyd.wire.messages import PlanSlice, RankRegistration
 
 T = TypeVar("T")
 
-_VERSION = 1
+_Field: TypeAlias = tuple[str, object, str]
+"""Its name in the file, what it is a field of, and its name there."""
+
+_VERSION = 2
 _MAX_BYTES = 256 * 2**20
 
 
@@ -91,7 +98,7 @@ class HandOver:
 
 def memory_of(job: Job) -> dict[str, str]:
     """Return everything that a job's state machine remembers, field by field."""
-    return {f.name: encode_member(_plain(getattr(job, f.name))) for f in fields(job) if f.name != "rules"}
+    return {path: encode_member(_plain(getattr(owner, name))) for path, owner, name in _fields_of(job)}
 
 
 def recalled(description: JobDescription, rules: JobRules, memory: dict[str, str]) -> Job:
@@ -101,17 +108,27 @@ def recalled(description: JobDescription, rules: JobRules, memory: dict[str, str
         ProtocolError: it is not the memory of a job as this program knows it.
     """
     job = Job(description, rules)
-    hints = get_type_hints(Job)
-    names = {f.name for f in fields(job)} - {"rules"}
-    if memory.keys() != names:
-        raise ProtocolError(f"a job has no field {min(memory.keys() ^ names)!r}, or lacks it")
-    for name, text in memory.items():
-        before = getattr(job, name)
+    known = {path: (owner, name) for path, owner, name in _fields_of(job)}
+    if memory.keys() != known.keys():
+        raise ProtocolError(f"a job has no field {min(memory.keys() ^ known.keys())!r}, or lacks it")
+    for path, text in memory.items():
+        owner, name = known[path]
+        before = getattr(owner, name)
         if isinstance(before, deque):
             before.extend(decode_member(text, list[Any]))
         else:
-            setattr(job, name, decode_member(text, hints[name]))
+            setattr(owner, name, decode_member(text, get_type_hints(type(owner))[name]))
     return job
+
+
+def _fields_of(owner: Job | IssuedPlans | RankReports | RememberedIterations, path: str = "") -> Iterator[_Field]:
+    """Yield what a job remembers, its parts' fields among its own; rules belong to the daemon."""
+    for own in fields(owner):
+        value = getattr(owner, own.name)
+        if isinstance(value, IssuedPlans | RankReports | RememberedIterations):
+            yield from _fields_of(value, f"{path}{own.name}.")
+        elif own.name not in {"rules", "max_kept"}:
+            yield f"{path}{own.name}", owner, own.name
 
 
 def write_hand_over(path: Path, worker_token: str, jobs: Iterable[HandedJob]) -> None:

@@ -88,7 +88,7 @@ class BubbleAware:
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
         """Return the pipeline's frontier as fitted, what a real iteration takes beyond it included."""
         view = with_memory(view)
-        num_profiled = sum(plan.purpose is PlanPurpose.PROFILE for plan in view.issued_plans)
+        num_profiled = view.num_issued(PlanPurpose.PROFILE)
         if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
             return ()
         key = (num_profiled, f"{view.baseline.iteration_time_s:.3g}")
@@ -132,7 +132,7 @@ class BubbleAware:
                 return last if last.ranks else waiting
             # Until the last points are known, nobody need be slow.
             clocks = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
-            plan_id = view.plan_id(f"planning-{len(view.issued_plans)}")
+            plan_id = view.plan_id(f"planning-{view.num_issued()}")
             return full_speed_plan(plan_id, view.schedule, clocks, reason="profiled, waiting for the last points")
         return profile_plan(
             design.plan_id(step), design.points[step.number], view.schedule, levels, reason=design.reason(step)
@@ -220,7 +220,7 @@ def _tuned_plan(
     try:
         model = _model(view)
     except NotEnoughDataError as error:
-        return untuned_plan(view.plan_id(f"unprofiled-{len(view.issued_plans)}"), reason=f"cannot plan: {error}")
+        return untuned_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
     return plan_from(
         view, model, caution_ratio=caution_ratio, number=number, why=why, unverified_ratio=unverified_ratio
     )
@@ -389,7 +389,7 @@ def _chosen(view: JobView, model: PipelineModel, cautious: PipelineProfile, solv
 
 
 def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
-    plan = tuned[-1]
+    plan, number = tuned[-1], view.num_issued(PlanPurpose.TUNED) + 1
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     measured = _settled_times_s(view.observations, plan.plan_id)
     is_in_force = view.issued_plans[-1].plan_id == plan.plan_id
@@ -399,17 +399,17 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     if planned_for is not None and abs(owed_s / view.baseline.iteration_time_s - planned_for) > TARGET_MOVED_RATIO:
         # What was measured under another target says nothing of caution.
         why = f"another target: {owed_s:.4g} s owed"
-        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
     if is_in_force and len(measured) < MIN_ITERATIONS_TO_TIGHTEN:
         return plan
     if not measured:
-        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why="again after full speed")
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=number, why="again after full speed")
     if plan.figure(UNVERIFIED):
         why = "the job is, below the maximum clock, as its first planned iterations show"
-        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
     off_s = median(measured) - owed_s
     chance_s = view.baseline.iteration_sigma_s / math.sqrt(len(measured)) if measured else 0.0
-    patience = 1 if len(tuned) == 1 else 2
+    patience = 1 if number == 2 else 2
     is_slow = off_s > patience * TIGHTEN_ABOVE_RATIO * owed_s + chance_s
     is_fast = off_s < -patience * LOOSEN_BELOW_RATIO * owed_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
     planned_s, latency_s = plan.figure(SWITCH_LATENCY) or 0.0, _raise_latency_s(view)
@@ -420,9 +420,9 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     if has_new_latency:
         # What was slow may have been late: the new leads are tried before more caution is.
         why += f", clock changes take {1000 * latency_s:.3g} ms, not {1000 * planned_s:.3g} ms"
-        return _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
+        return _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
     caution_ratio += CAUTION_GAIN * off_s / owed_s if off_s < GROSS_RATIO * owed_s else GROSS_CAUTION_RATIO
-    candidate = _tuned_plan(view, caution_ratio=caution_ratio, number=len(tuned) + 1, why=why)
+    candidate = _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
     is_worth_it = (
         candidate.predicted is not None
         and candidate.predicted.energy_j < (1 - WORTH_A_CHANGE_RATIO) * plan.predicted.energy_j

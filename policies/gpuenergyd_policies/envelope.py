@@ -81,7 +81,8 @@ def _tuned_plan(
     view: JobView, tried: Mapping[int, Trial], valleys_mhz: Sequence[int], clocks_mhz: Sequence[int]
 ) -> ClockPlan:
     tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
-    num_raises = max(0, len(tuned) - 1)
+    num_issued = view.num_issued(PlanPurpose.TUNED)
+    num_raises = max(0, num_issued - 1)
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     why = "envelope at full speed, the rest as slowly as fits"
     if tuned:
@@ -106,7 +107,7 @@ def _tuned_plan(
         latency=tuple(gpu.switch_latency for gpu in view.gpus),
     )
     return ClockPlan(
-        plan_id=view.plan_id(f"envelope-{len(tuned) + 1}"),
+        plan_id=view.plan_id(f"envelope-{num_issued + 1}"),
         purpose=PlanPurpose.TUNED,
         ranks=tuple(
             RankClocks(pp_rank, tuple(clocks[i] for i in order), changes[pp_rank])

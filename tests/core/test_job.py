@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpuenergyd.core.job import Job, JobDescription, JobRules
+from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import (
     AskPolicy,
     JobPhase,
@@ -142,7 +143,7 @@ def test_an_answer_that_was_awaited_before_a_fall_back_is_ignored(answer: Policy
     plans, faults = list(job.issued_plans), job.num_faults
 
     assert job.handle(answer) == ()
-    assert job.issued_plans == plans
+    assert list(job.issued_plans) == plans
     assert job.num_faults == faults
     assert job.phase is JobPhase.FALLBACK
 
@@ -155,7 +156,7 @@ def test_a_job_of_many_plans_remembers_the_last_ones_and_knows_every_iteration_o
     sent = [c.plan_epoch for c in run.commands if isinstance(c, SendPlan)]
     assert len(sent) > 70
     assert sent == list(range(1, len(sent) + 1))
-    assert len(run.job._plan_of_epoch) <= 64
+    assert len(run.job.plans._id_of_epoch) <= 64
     assert {plan_id for _, _, plan_id in run.history[-50:]} == {"slow", "proof"}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.pipeline import one_forward_one_backward
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy import JobView
@@ -463,7 +463,7 @@ def test_an_observing_daemon_asks_what_would_be_saved_records_it_and_never_lease
         assert not view.can_set_clocks
         assert given == [(), ()]
         assert runner.would_be == would_be_plan() == recorded.plan
-        assert runner.job.issued_plans == []
+        assert not runner.job.issued_plans
         assert stage.worker.calls == []
         assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
         await stage.jobs.close("test over")

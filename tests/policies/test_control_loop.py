@@ -5,7 +5,7 @@ from statistics import fmean, median
 
 import pytest
 
-from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import (
     ControlLost,
     EndJob,
@@ -147,7 +147,7 @@ class _Reckless:
 
     def next_plan(self, view: JobView) -> ClockPlan:
         clock = view.gpus[0].supported_sm_clocks_mhz[40]
-        number = len(view.issued_plans)
+        number = view.num_issued()
         ranks = tuple(
             RankClocks(r, (clock,) * len(order), (ClockChange(order[0], 0.0, clock),))
             for r, order in enumerate(view.schedule.orders)
@@ -258,7 +258,7 @@ class _Endless:
         order = view.schedule.orders
         clock = view.gpus[0].supported_sm_clocks_mhz[10]
         ranks = (RankClocks(r, (clock,) * len(o), (ClockChange(o[0], 0.0, clock),)) for r, o in enumerate(order))
-        return ClockPlan(view.plan_id(f"try-{len(view.issued_plans)}"), PlanPurpose.PROFILE, tuple(ranks))
+        return ClockPlan(view.plan_id(f"try-{view.num_issued()}"), PlanPurpose.PROFILE, tuple(ranks))
 
 
 def test_profiling_that_does_not_end_stops_for_as_long_again_and_begins_anew() -> None:

@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import Event, JobPhase, RankReported, RecordNotice, RecordPhase
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes

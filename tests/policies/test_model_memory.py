@@ -4,7 +4,7 @@ from statistics import fmean, median
 
 import pytest
 
-from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import JobPhase, KeepModel, ModelRecalled
 from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpuenergyd.core.job import PROOF_PLAN_ID, JobRules
+from gpuenergyd.core.issued_plans import PROOF_PLAN_ID
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import JobPhase
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.policy import ClockPolicy

@@ -1,6 +1,6 @@
 """The interval that a report shows for a saving contains the true one about as often as it claims."""
 
-from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy import JobView

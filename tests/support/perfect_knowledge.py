@@ -51,7 +51,7 @@ class Informed:
             return view.issued_plans[-1]
         self.target = view.target
         model = PipelineModel.of(view, self.profile)
-        return plan_from(view, model, caution_ratio=0.0, number=len(view.issued_plans) + 1, why="told the truth")
+        return plan_from(view, model, caution_ratio=0.0, number=view.num_issued() + 1, why="told the truth")
 
 
 def least_energy_j(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.job import JobRules
+from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import Event, RankJoined, RankReported
 from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.pipeline import Instruction, InstructionKind
