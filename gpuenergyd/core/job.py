@@ -22,8 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from gpuenergyd.core.faults import Faults, is_settled
 from gpuenergyd.core.guard import Finding, judge, what_changed
 from gpuenergyd.core.issued_plans import ITERATIONS_AHEAD, PROOF_PLAN_ID, IssuedPlans
+from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import (
     AskPolicy,
@@ -55,7 +57,7 @@ from gpuenergyd.core.messages import (
 )
 from gpuenergyd.core.model_memory import PROVEN_ITERATIONS, RememberedModel, model_of_run
 from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import Instruction, Schedule, dependency_graph
+from gpuenergyd.core.pipeline import Instruction, Schedule
 from gpuenergyd.core.plan import (
     ClockPlan,
     PlanPurpose,
@@ -67,26 +69,9 @@ from gpuenergyd.core.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.rank_reports import RankReports, WholeIteration
 from gpuenergyd.core.remembered_iterations import RememberedIterations
 from gpuenergyd.core.savings import MeasuredSaving, baseline_view
-from gpuenergyd.core.schedules import stage_of_chunk
-from gpuenergyd.core.slowdown_account import JobLength
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.core.telemetry import RankIteration
 from gpuenergyd.errors import GpuEnergyError, JobError
-
-
-@dataclass(frozen=True, slots=True)
-class JobDescription:
-    """What a job is, as its first rank declared it."""
-
-    job_id: str
-    job_name: str
-    num_pp_ranks: int
-    schedule_name: str
-    num_microbatches: int
-    num_chunks: int
-    policy: str
-    target: PerformanceTarget
-    length: JobLength = field(default_factory=JobLength)
 
 
 @dataclass(slots=True)
@@ -104,12 +89,12 @@ class Job:
     plans: IssuedPlans = field(default_factory=IssuedPlans)
     iterations: RememberedIterations = field(init=False)
     reports: RankReports = field(init=False)
+    faults: Faults = field(init=False)
     remembered: RememberedModel | None = None
     """What an earlier run of this job showed, until it is forgotten."""
     last_notice: str | None = None
     """What was last noticed of the job that made it go on differently, and after how many of its iterations."""
     last_notice_at: int | None = None
-    num_faults: int = 0
     _orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
     _is_policy_asked: bool = False
     _asked_target: PerformanceTarget | None = None
@@ -117,17 +102,12 @@ class Job:
     """The target that the plan in force was made, or kept, for."""
     _is_answer_outdated: bool = False
     _has_lease: bool = False
-    _retry_at_iteration: int | None = None
     _guarded_from: int = 0
     _disturbed_before: int = 0
-    _fell_back_at: int = 0
-    _num_fallbacks: int = 0
     _num_tuned_seen: int = 0
-    _num_slow_plans: int = 0
     _is_relieved: bool = False
     _generation: int = 0
     _num_proof_iterations: int = 0
-    _is_profile_endless: bool = False
     _profiling_refusal: str | None = None
     _noticed_at: dict[str, int] = field(default_factory=dict)
 
@@ -135,6 +115,7 @@ class Job:
         self.target = self.description.target
         self.iterations = RememberedIterations(self.rules.max_observations)
         self.reports = RankReports(self.rules)
+        self.faults = Faults(self.rules)
 
     @property
     def is_ended(self) -> bool:
@@ -144,14 +125,19 @@ class Job:
     @property
     def is_given_up(self) -> bool:
         """Whether the job has fallen back to full speed for good."""
-        return self.phase is JobPhase.FALLBACK and self._retry_at_iteration is None
+        return self.phase is JobPhase.FALLBACK and self.faults.retry_at_iteration is None
 
     @property
     def retry_in_iterations(self) -> int | None:
         """Iterations until a job that has fallen back is planned for again, None while nothing is awaited."""
-        if self.phase is not JobPhase.FALLBACK or self._retry_at_iteration is None:
+        if self.phase is not JobPhase.FALLBACK or self.faults.retry_at_iteration is None:
             return None
-        return max(0, self._retry_at_iteration - self.reports.last_index)
+        return max(0, self.faults.retry_at_iteration - self.reports.last_index)
+
+    @property
+    def num_faults(self) -> int:
+        """Faults that nothing has made up for."""
+        return self.faults.num_faults
 
     @property
     def num_iterations(self) -> int:
@@ -243,19 +229,7 @@ class Job:
         if event.pp_rank in self._orders:
             raise JobError(f"rank {event.pp_rank} of job {description.job_name!r} is already registered")
         orders = {**self._orders, event.pp_rank: event.order}
-        schedule = None
-        if len(orders) == description.num_pp_ranks:
-            schedule = Schedule(
-                name=description.schedule_name,
-                num_microbatches=description.num_microbatches,
-                orders=tuple(orders[r] for r in range(description.num_pp_ranks)),
-                num_chunks=description.num_chunks,
-                stage_of_chunk=stage_of_chunk(description.schedule_name, description.num_pp_ranks),
-            )
-            try:
-                dependency_graph(schedule)
-            except GpuEnergyError as error:
-                raise JobError(f"the ranks' orders do not fit together: {error}") from None
+        schedule = description.schedule_of(orders) if len(orders) == description.num_pp_ranks else None
         self._orders = orders
         self.gpus[event.pp_rank] = event.gpu
         if schedule is None:
@@ -359,45 +333,31 @@ class Job:
         return (KeepModel(model),) if model is not None else ()
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
-        if self._retry_at_iteration is None or observation.iteration_index < self._retry_at_iteration:
+        if not self.faults.is_retry_due(observation.iteration_index):
             return ()
         if self.baseline is None:
             return self._after_baseline_iteration()
-        full_speed = self._full_speed(since=self._fell_back_at)
+        full_speed = self._full_speed(since=self.faults.fell_back_at)
         if not full_speed:
             return ()
-        before = [o for o in self._full_speed() if o.iteration_index < self._fell_back_at]
+        before = [o for o in self._full_speed() if o.iteration_index < self.faults.fell_back_at]
         change = what_changed(before, full_speed, at_least_ratio=self.rules.job_changed_ratio)
-        if change is not None and self._is_still_changing(full_speed):
+        if change is not None and not is_settled(full_speed, self.rules):
             return ()
         self.baseline = baseline_view(full_speed if change is not None else self._full_speed())
         if change is not None:
-            self.num_faults = 0
-            self._begin_anew(self._model_until_now(before), lambda o: o.iteration_index >= self._fell_back_at)
+            self.faults.num_faults = 0
+            self._begin_anew(self._model_until_now(before), lambda o: o.iteration_index >= self.faults.fell_back_at)
             return (self._note(f"the job changed: {change}"), *self._ask())
-        if self._is_profile_endless or self._num_slow_plans >= self.rules.relearn_after_slow_plans:
+        if self.faults.is_model_in_doubt:
             # Full speed and the next planned iterations may tell what was wrong; only if they do not, profile again.
-            is_told_twice = self._is_profile_endless or self.remembered is not None
+            is_told_twice = self.faults.is_profile_endless or self.remembered is not None
             known = None if is_told_twice else self._model_until_now(before)
-            reason = f"{self._num_slow_plans} plans in a row were slow: "
-            reason += "profiling again" if known is None else "what was learned is held against full speed again"
-            if self._is_profile_endless:
-                reason = "profiling did not end: profiling again, from the beginning"
+            reason = self.faults.why_learn_anew(is_profiling_again=known is None)
             forget = (KeepModel(None),) if self.remembered is not None else ()
             self._begin_anew(known, lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
             return (*forget, self._note(reason), *self._ask())
         return self._ask()
-
-    def _is_still_changing(self, full_speed: Sequence[IterationObservation]) -> bool:
-        """Return whether the newest iterations at full speed differ from those before them; not for ever.
-
-        What is planned while a GPU still grows hotter is too slow a moment later.
-        """
-        recent = full_speed[-self.rules.fallback_iterations :]
-        if len(full_speed) > self.rules.settling_iterations or len(recent) < self.rules.fallback_iterations:
-            return len(recent) < self.rules.fallback_iterations
-        half = len(recent) // 2
-        return what_changed(recent[:half], recent[-half:], at_least_ratio=self.rules.settled_ratio) is not None
 
     def _model_until_now(self, full_speed: Sequence[IterationObservation]) -> RememberedModel | None:
         """Return what this run has shown, marked so that a policy takes its shape and not its pace."""
@@ -412,9 +372,8 @@ class Job:
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
         self.plans.begin_anew()
         self.remembered = known
-        self._is_profile_endless = False
+        self.faults.begin_anew()
         self._generation += 1
-        self._num_slow_plans = 0
         self._num_tuned_seen = 0
 
     # --- plans ---
@@ -428,7 +387,7 @@ class Job:
         if self.phase is JobPhase.PROFILING:
             num_profiled = len(self._profiled())
             if num_profiled >= self.rules.max_profile_iterations:
-                self._is_profile_endless = True
+                self.faults.is_profile_endless = True
                 reason = f"still profiling after {num_profiled} iterations"
                 return self._fall_back(reason, is_fault=True, least_wait=num_profiled)
         self._is_policy_asked = True
@@ -596,38 +555,34 @@ class Job:
         verdict = judge(recent, plan, self.baseline, self._judged_by or self.target, self.rules.guard)
         if verdict is None:
             if len(recent) >= self.rules.redeeming_iterations:
-                self.num_faults = self._num_slow_plans = 0
+                self.faults.redeem()
             return ()
         finding, line = verdict
         is_slow = finding is Finding.TOO_SLOW
-        self._num_slow_plans += is_slow
+        self.faults.num_slow_plans += is_slow
         return self._fall_back(line, is_fault=is_slow)
 
     def _fall_back(self, reason: str, *, is_fault: bool = False, least_wait: int = 0) -> tuple[Command, ...]:
-        """Go back to full speed; after a fault the policy gets another chance, a limited number of times.
-
-        `least_wait` iterations are waited for that chance after a first fault, if that is more than usual.
-        """
+        """Go back to full speed; the policy gets another chance, after faults a limited number of times."""
         if self.schedule is None:
             return ()
         commands: tuple[Command, ...] = ()
         if self.current_plan.ranks:
-            self._num_fallbacks += 1
-            plan = untuned_plan(f"full-speed-{self._num_fallbacks}", reason=reason)
+            self.faults.num_fallbacks += 1
+            plan = untuned_plan(f"full-speed-{self.faults.num_fallbacks}", reason=reason)
             self._add(plan)
             commands = (self._issue(plan), self._give_back(plan))
         self._notice(reason)
         self._has_lease = False
         self._is_relieved = False
         self._is_answer_outdated = self._is_policy_asked
-        self._fell_back_at = max(self._disturbed_before, self.reports.last_index + 1)
-        self.num_faults += is_fault
-        if self.num_faults > self.rules.max_faults:
-            self._retry_at_iteration = None
-        else:
-            wait = max(self.rules.fallback_iterations, least_wait) * 2 ** max(0, self.num_faults - 1)
-            self._guarded_from = max(self.plans.last_apply_at, self.reports.last_index) + wait
-            self._retry_at_iteration = self._guarded_from
+        retry_at = self.faults.fell_back(
+            at_iteration=max(self._disturbed_before, self.reports.last_index + 1),
+            wait_from=max(self.plans.last_apply_at, self.reports.last_index),
+            is_fault=is_fault,
+            least_wait=least_wait,
+        )
+        self._guarded_from = self._guarded_from if retry_at is None else retry_at
         return (*commands, *self._enter(JobPhase.FALLBACK, reason))
 
     def _give_back(self, plan: ClockPlan) -> RestoreGpus:

@@ -16,8 +16,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_type_hints
 
+from gpuenergyd.core.faults import Faults
 from gpuenergyd.core.issued_plans import IssuedPlans
-from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.rank_reports import RankReports
@@ -32,6 +34,7 @@ from gpuenergyd.wire.messages import PlanSlice, RankRegistration
 
 T = TypeVar("T")
 
+_Part: TypeAlias = Faults | IssuedPlans | RankReports | RememberedIterations
 _Field: TypeAlias = tuple[str, object, str]
 """Its name in the file, what it is a field of, and its name there."""
 
@@ -121,11 +124,11 @@ def recalled(description: JobDescription, rules: JobRules, memory: dict[str, str
     return job
 
 
-def _fields_of(owner: Job | IssuedPlans | RankReports | RememberedIterations, path: str = "") -> Iterator[_Field]:
+def _fields_of(owner: Job | _Part, path: str = "") -> Iterator[_Field]:
     """Yield what a job remembers, its parts' fields among its own; rules belong to the daemon."""
     for own in fields(owner):
         value = getattr(owner, own.name)
-        if isinstance(value, IssuedPlans | RankReports | RememberedIterations):
+        if isinstance(value, _Part):
             yield from _fields_of(value, f"{path}{own.name}.")
         elif own.name not in {"rules", "max_kept"}:
             yield f"{path}{own.name}", owner, own.name

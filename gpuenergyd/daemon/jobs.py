@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules, part_rules
 from gpuenergyd.core.messages import RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.pipeline import Instruction, InstructionKind

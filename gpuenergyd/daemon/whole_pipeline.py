@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.merging import Place, busy_s, merge_parts
 from gpuenergyd.core.messages import (

@@ -20,7 +20,9 @@ def tuned(number: int) -> ClockPlan:
 
 def test_what_is_kept_of_any_number_of_plans_is_bounded_and_all_that_is_needed() -> None:
     rng = random.Random(0)
-    plans, issued, remembered = IssuedPlans(), [], []
+    plans = IssuedPlans()
+    issued: list[ClockPlan] = []
+    remembered: list[str] = []
     for number in range(3000):
         purpose = rng.choice([PlanPurpose.TUNED] * 8 + [PlanPurpose.BASELINE, PlanPurpose.PROFILE])
         again = issued and rng.random() < 0.2

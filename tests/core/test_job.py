@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import (
     AskPolicy,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.target import PerformanceTarget

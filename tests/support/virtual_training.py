@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuenergyd.core.job import Job, JobDescription
+from gpuenergyd.core.job import Job
+from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import (
     AskPolicy,
