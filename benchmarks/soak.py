@@ -227,7 +227,7 @@ class Soak:
         for *_, clock_mhz in plans[0]["changes"] if is_in_force else ():
             self.num_records += 1
             token = bytes.fromhex(self.tokens[number])
-            self.jobs.take_clock_record(ClockRecord(self.num_records, token, plan_epoch, clock_mhz, 0, 0, _now_ns), ME)
+            self.jobs.clock_records.take(ClockRecord(self.num_records, token, plan_epoch, clock_mhz, 0, 0, _now_ns), ME)
         end_ns = _now_ns
         begin_ns = end_ns - NS_PER_S
         step_ns = NS_PER_S // (2 * MICROBATCHES)

@@ -37,6 +37,7 @@ from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.daemon.sleep_watch import SleepWatch
 from gpuenergyd.daemon.starting import starters
 from gpuenergyd.daemon.status import daemon_status, job_detail
+from gpuenergyd.daemon.taking_over import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
@@ -146,7 +147,9 @@ class Daemon:
             self._loading = asyncio.create_task(self.policy.start(), name="start the policy host")
             await self._take_over()
             self._clock_socket = ClockSocket(
-                clock_listener.socket, self.jobs, max_connections_per_user=settings.max_connections_per_user
+                clock_listener.socket,
+                self.jobs.clock_records,
+                max_connections_per_user=settings.max_connections_per_user,
             )
             await self._server.start(listener.socket)
             if self.carbon is not None:
@@ -192,7 +195,7 @@ class Daemon:
             return False
         token = secrets.token_hex(_TOKEN_BYTES)
         try:
-            handed = await self.jobs.hand_over()
+            handed = await hand_over_jobs(self.jobs)
             write_hand_over(settings.hand_over_path, token, handed)
             await self.worker.hand_over(token, settings.keep_on_restart_s)
         except (GpuEnergyError, TypeError, ValueError) as error:
@@ -212,7 +215,7 @@ class Daemon:
         await self.worker.start(handed.worker_token if handed is not None else "")
         for job in handed.jobs if handed is not None else ():
             try:
-                self.jobs.take_over(job, holds_leases=self.worker.has_taken_over)
+                take_over_job(self.jobs, job, holds_leases=self.worker.has_taken_over)
             except GpuEnergyError as error:
                 log.warning("job %s is not taken over: %s", job.description.job_id, error)
         if self.worker.has_taken_over:

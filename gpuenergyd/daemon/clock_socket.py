@@ -6,7 +6,7 @@ import logging
 import socket
 from collections import Counter
 
-from gpuenergyd.daemon.jobs import Jobs, Wish
+from gpuenergyd.daemon.clock_records import ClockRecords, Wish
 from gpuenergyd.daemon.peers import Peer, peer_of
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.clock_record import RECORD_BYTES, decode_record
@@ -20,9 +20,9 @@ _ACCEPT_PAUSE_S = 1.0
 class ClockSocket:
     """Owns the listening SEQPACKET socket and its connections; a connection that sends rubbish is closed."""
 
-    def __init__(self, listener: socket.socket, jobs: Jobs, *, max_connections_per_user: int) -> None:
+    def __init__(self, listener: socket.socket, records: ClockRecords, *, max_connections_per_user: int) -> None:
         self._listener = listener
-        self._jobs = jobs
+        self._records = records
         self._max_connections_per_user = max_connections_per_user
         self._connections: dict[socket.socket, Peer] = {}
         self._loop = asyncio.get_running_loop()
@@ -74,10 +74,9 @@ class ClockSocket:
                 self._drop(connection)
                 return
             try:
-                outcome = self._jobs.take_clock_record(decode_record(data), peer)
+                outcome = self._records.take(decode_record(data), peer)
             except ProtocolError:
-                self._jobs.num_hostile_records += 1
-                outcome = Wish.HOSTILE
+                outcome = self._records.note_hostile()
             if outcome is Wish.HOSTILE:
                 log.warning("clock socket: %s sent a record that cannot be; its connection is closed", peer)
                 self._drop(connection)

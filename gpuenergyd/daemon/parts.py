@@ -6,8 +6,9 @@ from typing import Any
 
 from gpuenergyd.core.pipeline import Instruction, InstructionKind
 from gpuenergyd.core.plan import ClockChange, ClockPlan, RankClocks, check_plan
-from gpuenergyd.daemon.jobs import Jobs, RankSession
+from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.peers import Peer
+from gpuenergyd.daemon.rank_sessions import RankSession
 from gpuenergyd.daemon.whole_pipeline import WholePipeline, spoken_of
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS
@@ -112,7 +113,7 @@ class Parts:
         )
 
     def _part(self, rank_token: str, peer: Peer) -> RankSession | None:
-        session = self.jobs.session(rank_token, peer)
+        session = self.jobs.sessions.of_text(rank_token, peer)
         if session is not None and not session.runner.is_part:
             raise JobError(f"job {session.runner.job_id} is planned here as a whole; it is no part of another pipeline")
         return session

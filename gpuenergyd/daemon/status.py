@@ -78,8 +78,8 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_records": {
-            "num_stale": daemon.jobs.num_stale_records,
-            "num_hostile": daemon.jobs.num_hostile_records,
+            "num_stale": daemon.jobs.clock_records.num_stale,
+            "num_hostile": daemon.jobs.clock_records.num_hostile,
         },
         "host_energy": daemon.host_energy.status(),
         "store": {
@@ -207,7 +207,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [
             {"pp_rank": s.pp_rank, "gpu_uuid": s.gpu_uuid, "pid": s.peer.pid, "uid": s.peer.uid}
-            for s in daemon.jobs.sessions_of(runner.job_id)
+            for s in daemon.jobs.sessions.of_job(runner.job_id)
         ],
     }
 

@@ -107,12 +107,12 @@ def test_no_mutated_clock_record_reaches_the_worker_unless_it_is_a_supported_wis
                 decoded = decode_record(bytes(record[: rng.choice((48, 48, 48, 47, 0))]))
             except ProtocolError:
                 continue
-            stage.jobs.take_clock_record(decoded, ME)
+            stage.jobs.clock_records.take(decoded, ME)
         await stage.jobs.close("test over")
 
     asyncio.run(scenario())
 
-    assert stage.jobs.num_hostile_records > 1000
+    assert stage.jobs.clock_records.num_hostile > 1000
     assert {uuid for uuid, _, _ in stage.worker.wants} <= {"GPU-0"}
     assert {clock for _, now, later in stage.worker.wants for clock in (now, later)} <= {0, 900, 1200, 1410}
 

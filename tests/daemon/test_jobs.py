@@ -12,8 +12,9 @@ from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.pipeline import one_forward_one_backward
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy import JobView
+from gpuenergyd.daemon.clock_records import Wish
 from gpuenergyd.daemon.gpus import Gpus
-from gpuenergyd.daemon.jobs import Jobs, Wish
+from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
@@ -190,7 +191,7 @@ class Stage:
         record = ClockRecord(
             self.sequence, bytes.fromhex(self.tokens[pp_rank]), plan_epoch, clock_mhz, 0, 0, time.monotonic_ns()
         )
-        return self.jobs.take_clock_record(record, ME)
+        return self.jobs.clock_records.take(record, ME)
 
     def events(self, action: str) -> list[ControlEventRecord]:
         """Return what was recorded of one kind."""
@@ -589,7 +590,7 @@ def test_the_wish_of_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> Non
         ]
 
         assert outcomes == [Wish.HOSTILE] * 3
-        assert stage.jobs.num_hostile_records == 3
+        assert stage.jobs.clock_records.num_hostile == 3
         assert stage.worker.wants == []
         await stage.jobs.close("test over")
 
@@ -651,7 +652,7 @@ def test_a_peer_cannot_speak_for_another_uid() -> None:
         reported = stage.jobs.report(report(stage.tokens[0], 0, 0, 0), stranger)
         released = stage.jobs.release(stage.tokens[0], stranger)
         record = ClockRecord(1, bytes.fromhex(stage.tokens[0]), 0, 1200, 0, 0, time.monotonic_ns())
-        wished = stage.jobs.take_clock_record(record, stranger)
+        wished = stage.jobs.clock_records.take(record, stranger)
 
         assert (reported, released, wished) == (None, False, Wish.HOSTILE)
         await stage.jobs.close("test over")
@@ -669,7 +670,7 @@ def test_a_job_of_which_a_part_runs_on_another_host_is_never_tuned_on_either() -
                 assert stage.jobs.report(report(registered.rank_token, pp_rank, index, 0), ME) is not None
                 await settle()
             record = ClockRecord(1, bytes.fromhex(registered.rank_token), 0, 1200, 0, 0, time.monotonic_ns())
-            outcome = stage.jobs.take_clock_record(record, ME)
+            outcome = stage.jobs.clock_records.take(record, ME)
 
             assert outcome is Wish.STALE
             assert (stage.worker.calls, stage.worker.wants, stage.policy.views) == ([], [], [])
