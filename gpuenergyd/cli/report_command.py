@@ -38,6 +38,7 @@ class GroupBy(StrEnum):
 
     JOB = "job"
     USER = "user"
+    HOST = "host"
     GPU = "gpu"
     DAY = "day"
     TAG = "tag"
@@ -169,6 +170,8 @@ def _rows(span: "Span", reports: "Sequence[JobReport]", group_by: GroupBy, tag: 
                 said = "needs --tag NAME" if tag is None else f"knows no tag {tag!r}"
                 raise UsageError(f"--group-by tag {said}; jobs of that time carry: {', '.join(known) or 'none'}")
             found = groups.groups_by_tag(span, reports, tag)
+        case GroupBy.HOST:
+            found = groups.groups_by_host(span, reports)
         case GroupBy.GPU:
             found = groups.groups_by_gpu(span)
         case GroupBy.DAY:

@@ -70,6 +70,8 @@ class Daemon:
         )
         self._history = HistoryWriter(
             settings.database_url,
+            host=settings.host_name,
+            server_batch_s=settings.database_batch_s,
             reserve_bytes=settings.history_reserve_bytes,
             retention=Retention(
                 samples=timedelta(hours=settings.history_samples_kept_hours),

@@ -114,6 +114,8 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default_factory=lambda known: f"sqlite:///{known.get('state_dir', Path()) / 'history.sqlite3'}"
     )
+    database_batch_s: float = Field(default=10.0, ge=0.1, le=600, allow_inf_nan=False)
+    host_name: str | None = Field(default=None, min_length=1, max_length=256)
     history_reserve_bytes: int = Field(default=32 * 2**20, ge=0, le=2**40)
     history_max_bytes: int = Field(default=0, ge=0, le=2**50)
     history_samples_kept_hours: float = Field(default=48, ge=0, le=100_000, allow_inf_nan=False)

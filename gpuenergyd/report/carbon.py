@@ -17,7 +17,8 @@ from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.core.slowdown_account import charged_time_s
 from gpuenergyd.report.figures import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
-from gpuenergyd.store.summaries import WHOLE, Counted, Iterations
+from gpuenergyd.store.iterations import Iterations
+from gpuenergyd.store.summaries import WHOLE, Counted
 
 _BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
 

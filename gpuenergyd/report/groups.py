@@ -1,4 +1,4 @@
-"""Energy by user, tag, GPU or day, from the ledger: every joule of a GPU counted once, for a job or for nobody."""
+"""Energy by user, tag, host, GPU or day, from the ledger: each joule of a GPU counted once, for a job or for nobody."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +15,8 @@ from gpuenergyd.store.energy_sums import EnergySum
 IDLE_GROUP = "(idle)"
 """What nobody's jobs used, where groups are of jobs."""
 UNTAGGED_GROUP = "(none)"
+UNKNOWN_HOST = "(unknown)"
+"""Of what was written before hosts were noted."""
 _ALL_BUT_THE_NEXT = timedelta(minutes=59)
 
 
@@ -73,7 +75,9 @@ class Span:
     only_jobs: bool = False
     """Whether what was used for nobody is left out: of one job it says nothing."""
 
-    def parts(self, *, by_gpu: bool = False, zone: tzinfo | None = UTC, by_time: bool = False) -> Iterable[EnergySum]:
+    def parts(
+        self, *, by_gpu: bool = False, by_host: bool = False, zone: tzinfo | None = UTC, by_time: bool = False
+    ) -> Iterable[EnergySum]:
         """Return the ledger's sums; by time in hours, and in minutes where a day of the zone begins within an hour."""
         has_periods = self.tariff is not None and self.tariff.periods != ()
 
@@ -84,6 +88,7 @@ class Span:
             since=self.since,
             until=self.until,
             by_gpu=by_gpu,
+            by_host=by_host,
             by_time=by_time or has_periods,
             is_split=is_split if by_time else None,
         )
@@ -102,6 +107,22 @@ def groups_by_tag(span: Span, reports: Sequence[JobReport], tag: str) -> tuple[G
 def groups_by_gpu(span: Span) -> tuple[Group, ...]:
     """Return one group per GPU: jobs and idling."""
     return _added_up(span.parts(by_gpu=True), span.tariff, name=lambda part: part.gpu_uuid or "")
+
+
+def groups_by_host(span: Span, reports: Sequence[JobReport]) -> tuple[Group, ...]:
+    """Return one group per host that shares the history: its jobs and its idling, processors and memory beside."""
+    wanted = {report.summary.job_id for report in reports}
+    parts = (part for part in span.parts(by_host=True) if not span.only_jobs or part.job_id in wanted)
+    groups = {group.name: group for group in _added_up(parts, span.tariff, name=lambda part: part.host or UNKNOWN_HOST)}
+    for report in reports:
+        name = report.summary.host or UNKNOWN_HOST
+        group = groups.setdefault(name, Group(name))
+        group.job_ids.add(report.summary.job_id)
+        group.saved_energy_j = added(group.saved_energy_j, report.saved_energy_j)
+    for row in () if span.only_jobs else span.history.host_energy(since=span.since, until=span.until):
+        if (own := groups.get(row.host or UNKNOWN_HOST)) is not None:
+            own.host_energy_j = added(own.host_energy_j, row.energy_j)
+    return tuple(groups[name] for name in sorted(groups))
 
 
 def groups_by_day(span: Span, *, zone: tzinfo | None) -> tuple[Group, ...]:

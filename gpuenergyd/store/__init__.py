@@ -6,8 +6,9 @@ rows        records to rows of tables
 series      samples and seconds packed a minute at a time, and series_buffer, where they wait for it
 space       a full disk, and the reserve kept for it
 retention   what is forgotten, and when; compaction of long jobs' iterations
-queries     what is read, while the daemon runs and after it; summaries of jobs, kept_summaries and kept_figures of
-            ended ones, energy_sums of the ledger
+turns       one host at a time, where many share a history
+queries     what is read, while the daemon runs and after it; summaries of jobs from their iterations and job_parts,
+            kept_summaries and kept_figures of ended ones, energy_sums of the ledger
 reading     how it is read: SQLite by the standard library, anything else by engine_reading through SQLAlchemy
 schema      the tables
 upgrade     bringing a database to this version's schema, by the revisions in migrations/
@@ -18,8 +19,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.store.carbon_queries import StoredIntensity, TargetRow
+from gpuenergyd.store.iterations import IterationRow
 from gpuenergyd.store.queries import History, PlanRow, open_history
-from gpuenergyd.store.summaries import IterationRow, JobSummary
+from gpuenergyd.store.summaries import JobSummary
 
 if TYPE_CHECKING:
     from gpuenergyd.store.writer import HistoryWriter, WriterStatus

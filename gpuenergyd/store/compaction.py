@@ -26,12 +26,13 @@ _AT_ONCE = 100_000
 """Iterations that one transaction takes, so that a long backlog never blocks writing for long."""
 
 
-def compact_iterations(connection: Connection, now: datetime) -> bool:
+def compact_iterations(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
     """Turn single iterations into blocks, in the transaction that is open; return whether there is more to do."""
     jobs, iterations = schema.jobs, schema.iterations
     counts = (
         select(iterations.c.job_id, func.count(), jobs.c.ended_at)
         .join(jobs, jobs.c.job_id == iterations.c.job_id, isouter=True)
+        .where(*(() if host is None else (jobs.c.host == host,)))
         .group_by(iterations.c.job_id, jobs.c.ended_at)
         .having(func.count() > 2 * KEPT_LATER + _WORTH_IT)
     )

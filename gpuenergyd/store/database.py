@@ -54,6 +54,14 @@ def sqlite_path(path_or_url: str | Path) -> Path | None:
     return Path(url.database)
 
 
+def is_sqlite(path_or_url: str | Path) -> bool:
+    """Return whether this names a file of this host; what names nothing at all is told when it is opened."""
+    try:
+        return sqlite_path(path_or_url) is not None
+    except StoreError:
+        return False
+
+
 def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
     """Return an engine for the one writer; the folder of an SQLite file is made.
 

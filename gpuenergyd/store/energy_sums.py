@@ -14,7 +14,7 @@ _AMOUNTS = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
 
 @dataclass(frozen=True, slots=True)
 class EnergySum:
-    """What GPUs used for one job (empty: for nobody); `gpu_uuid` and `started_at` only where it was added up by them.
+    """What GPUs used for one job (empty: for nobody); GPU, begin and host only where it was added up by them.
 
     `energy_j` was measured, during `measured_s`; `estimated_j` was not, during `estimated_s`; of `missing_s` nothing is
     known. An energy is None where there is none of its kind, never 0.
@@ -28,6 +28,8 @@ class EnergySum:
     measured_s: float
     estimated_s: float
     missing_s: float
+    host: str | None = None
+    """Where the GPU is; None also of a GPU that no daemon has named since hosts are noted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,14 @@ class HostEnergyRow:
     energy_j: float | None
     measured_s: float
     missing_s: float
+    host: str = ""
+    """Empty of what was written before hosts were noted."""
 
 
 def host_energy(reader: Reader, since: datetime | None, until: datetime | None) -> tuple[HostEnergyRow, ...]:
-    """Return the hours of the host, by domain and then time."""
+    """Return the hours of every host, by domain and then time."""
     wanted = {"bucket_s = ?": _HOUR_S, "started_at >= ?": since, "started_at < ?": until}
-    return reader.records(HostEnergyRow, "host_rollups", wanted, order_by="domain, started_at")
+    return reader.records(HostEnergyRow, "host_rollups", wanted, order_by="host, domain, started_at")
 
 
 def energy_sums(
@@ -54,6 +58,7 @@ def energy_sums(
     until: datetime | None,
     by_gpu: bool,
     by_time: bool,
+    by_host: bool = False,
     is_split: Callable[[datetime], bool] | None = None,
 ) -> Iterator[EnergySum]:
     """Yield sums over a span: whole hours from hours, the rest of it from minutes.
@@ -61,12 +66,18 @@ def energy_sums(
     By time, hours that `is_split` names by their begin come in minutes, as long as those are kept. A key may come in up
     to three parts, one for each part of the span.
     """
-    keys = ["job_id", *(["gpu_uuid"] if by_gpu else []), *(["started_at"] if by_time else [])]
+    keys = [
+        "job_id",
+        *(["gpu_uuid"] if by_gpu else []),
+        *(["started_at"] if by_time else []),
+        *(["host"] if by_host else []),
+    ]
+    table = "gpu_rollups LEFT JOIN gpu_hosts USING (gpu_uuid)" if by_host else "gpu_rollups"
 
     def sums(bucket_s: int, begin: datetime | None, end: datetime | None) -> list[EnergySum]:
         columns = ", ".join((*keys, *(f"sum({name}) AS {name}" for name in _AMOUNTS)))
         wanted = {"bucket_s = ?": bucket_s, "started_at >= ?": begin, "started_at < ?": end}
-        rows = reader.select(columns, "gpu_rollups", wanted, group_by=", ".join(keys))
+        rows = reader.select(columns, table, wanted, group_by=", ".join(keys))
         return [EnergySum(**{"gpu_uuid": None, "started_at": None, **vars(row)}) for row in rows]
 
     for bucket_s, begin, end in _parts(since, until):

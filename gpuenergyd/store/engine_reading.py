@@ -16,6 +16,13 @@ class EngineReader(Reader):
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.has_medians = connection.dialect.name == "postgresql"
+
+    def is_one_of(self, column: str, values: Sequence[str]) -> Mapping[str, object]:
+        """Return the condition that a column holds one of many values."""
+        if self._connection.dialect.name != "postgresql":
+            return super().is_one_of(column, values)
+        return {f"{column} = ANY(?)": list(values)}
 
     def _fetch(self, sql: str, values: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         result = self._connection.execute(text(sql), dict(values))

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from gpuenergyd.store import schema
 from gpuenergyd.store.engine_reading import EngineReader
+from gpuenergyd.store.job_parts import parts_of_jobs
 from gpuenergyd.store.kept_figures import FIGURES_VERSION, encoded_figures
 from gpuenergyd.store.summaries import job_summary
 
@@ -19,24 +20,26 @@ _SETTLED = timedelta(minutes=1)
 _AT_ONCE = 16
 
 
-def keep_summaries(connection: Connection, now: datetime) -> bool:
+def keep_summaries(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
     """Work out the figures of jobs that have ended, in the transaction that is open; return whether there are more."""
     jobs, kept = schema.jobs, schema.job_figures
     query = (
         select(jobs)
         .join(kept, kept.c.job_id == jobs.c.job_id, isouter=True)
-        .where(jobs.c.ended_at < now - _SETTLED, kept.c.job_id.is_(None))
+        .where(
+            jobs.c.ended_at < now - _SETTLED, kept.c.job_id.is_(None), *(() if host is None else (jobs.c.host == host,))
+        )
         .order_by(jobs.c.started_at)
         .limit(_AT_ONCE)
     )
     rows = connection.execute(query).all()
     if rows:
-        reader = EngineReader(connection)
+        parts = dict(parts_of_jobs(EngineReader(connection), [row.job_id for row in rows]))
         figures = [
             {
                 "job_id": row.job_id,
                 "version": FIGURES_VERSION,
-                "figures": encoded_figures(job_summary(reader, row)),
+                "figures": encoded_figures(job_summary(row, parts[row.job_id])),
             }
             for row in rows
         ]

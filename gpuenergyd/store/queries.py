@@ -17,19 +17,16 @@ from gpuenergyd.store import carbon_queries
 from gpuenergyd.store.blobs import decode_clocks, decode_spans
 from gpuenergyd.store.carbon_queries import StoredIntensity, TargetRow
 from gpuenergyd.store.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
-from gpuenergyd.store.kept_figures import summary_of
+from gpuenergyd.store.iterations import IterationRow, Iterations, all_iterations, iteration_rows
+from gpuenergyd.store.kept_figures import summaries_of
 from gpuenergyd.store.reading import Contents, Reader, Row, Source, SqliteSource, contents, plain_sqlite_path
 from gpuenergyd.store.series import RAW_TIER, SECOND_TIER, series_points
 from gpuenergyd.store.summaries import (
     WHOLE,
     Counted,
-    IterationRow,
-    Iterations,
     JobSummary,
     Typical,
-    all_iterations,
     baseline_of,
-    iteration_rows,
 )
 
 _JOBS = "jobs LEFT JOIN job_figures ON job_figures.job_id = jobs.job_id"
@@ -136,7 +133,7 @@ class History:
         counted = Counted(since, until) if counts_only_span else WHOLE
         with self._source.reading() as reader:
             rows = reader.select(_JOB_COLUMNS, _JOBS, wanted, order_by="jobs.started_at, jobs.job_id")
-            return tuple(summary_of(reader, row, counted) for row in rows)
+            return summaries_of(reader, rows, counted)
 
     def iterations(self, job_id: str) -> tuple[IterationRow, ...]:
         """Return a job's iterations in order; of a long job those that have not become blocks yet.
@@ -241,9 +238,10 @@ class History:
         until: datetime | None = None,
         by_gpu: bool = False,
         by_time: bool = False,
+        by_host: bool = False,
         is_split: Callable[[datetime], bool] | None = None,
     ) -> tuple[EnergySum, ...]:
-        """Return what GPUs used by job, and by GPU or time where asked; from hours as far as the span allows.
+        """Return what GPUs used by job, and by GPU, host or time where asked; from hours as far as the span allows.
 
         By time, hours that `is_split` names by their begin come in minutes, as long as those are kept.
 
@@ -252,11 +250,13 @@ class History:
         """
         with self._source.reading() as reader:
             return tuple(
-                energy_sums(reader, since=since, until=until, by_gpu=by_gpu, by_time=by_time, is_split=is_split)
+                energy_sums(
+                    reader, since=since, until=until, by_gpu=by_gpu, by_time=by_time, by_host=by_host, is_split=is_split
+                )
             )
 
     def host_energy(self, *, since: datetime | None = None, until: datetime | None = None) -> tuple[HostEnergyRow, ...]:
-        """Return what processors and memory of the host used in each hour, by domain and then time.
+        """Return what processors and memory used in each hour, by host, domain and then time.
 
         Raises:
             StoreError: the history cannot be read.

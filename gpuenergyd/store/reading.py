@@ -5,6 +5,7 @@ standard library, `store.engine_reading` any other database through SQLAlchemy. 
 aware and in UTC, booleans as booleans.
 """
 
+import json
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from gpuenergyd.errors import StoreError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0006"
 """The newest revision in migrations/; revisions are numbered, so text order is age."""
 
 APPLICATION_ID = 0x6745_6E72
@@ -32,6 +33,7 @@ APPLICATION_ID = 0x6745_6E72
 INSTANTS = frozenset(
     {
         *("at", "started_at", "ended_at", "joined_at", "issued_at", "decided_at", "learned_at", "fetched_at"),
+        "seen_at",
         *("valid_from", "valid_to", "grid_from"),
     }
 )
@@ -71,6 +73,14 @@ class Reader(ABC):
     def application_id(self) -> int | None:
         """Return what an SQLite file says whose it is, 0 where it says nothing; None for any other database."""
 
+    has_medians = False
+    """Whether the database works out medians (`percentile_cont`)."""
+
+    def is_one_of(self, column: str, values: Sequence[str]) -> Mapping[str, object]:
+        """Return the condition that a column holds one of many values, as `where` takes it."""
+        in_list = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608  a column of ours
+        return {in_list: json.dumps(list(values))}
+
     def select(
         self,
         columns: str | Sequence[str],
@@ -92,10 +102,16 @@ class Reader(ABC):
         return tuple(starmap(kind, self.values(names_of(kind), table, where, order_by=order_by)))
 
     def values(
-        self, columns: Sequence[str], table: str, where: Mapping[str, object], *, order_by: str
+        self,
+        columns: str | Sequence[str],
+        table: str,
+        where: Mapping[str, object],
+        *,
+        group_by: str = "",
+        order_by: str = "",
     ) -> Sequence[Sequence[Any]]:
         """Return rows without names, for whoever reads thousands of them."""
-        return self._rows(columns, table, where, order_by=order_by)[1]
+        return self._rows(columns, table, where, group_by=group_by, order_by=order_by)[1]
 
     def _rows(
         self,

@@ -33,9 +33,13 @@ class Retention:
     max_bytes: int = 0
 
 
-def forget_old(connection: Connection, now: datetime, retention: Retention) -> bool:
-    """Forget some of what is too old, in the transaction that is open; return whether there is more."""
-    old_jobs = select(schema.jobs.c.job_id).where(schema.jobs.c.ended_at < now - retention.timelines)
+def forget_old(connection: Connection, now: datetime, retention: Retention, *, host: str | None = None) -> bool:
+    """Forget some of what is too old, in the transaction that is open; return whether there is more.
+
+    Of jobs only those of `host`, where one is named: where many share a history, each looks after its own.
+    """
+    own = () if host is None else (schema.jobs.c.host == host,)
+    old_jobs = select(schema.jobs.c.job_id).where(schema.jobs.c.ended_at < now - retention.timelines, *own)
     connection.execute(delete(schema.iteration_spans).where(schema.iteration_spans.c.job_id.in_(old_jobs)))
     connection.execute(delete(schema.forecasts).where(schema.forecasts.c.issued_at < now - FORECASTS_KEPT))
     tiers: list[tuple[Table, ColumnElement[bool], timedelta]] = [
@@ -46,7 +50,7 @@ def forget_old(connection: Connection, now: datetime, retention: Retention) -> b
     has_more = [_forget_tier(connection, table, which, now - kept) for table, which, kept in tiers]
     connection.execute(delete(schema.models).where(schema.models.c.learned_at < now - retention.minutes))
     # Figures first: they are those of every single iteration.
-    has_more.append(keep_summaries(connection, now) or compact_iterations(connection, now))
+    has_more.append(keep_summaries(connection, now, host=host) or compact_iterations(connection, now, host=host))
     if retention.max_bytes and used_bytes(connection) > retention.max_bytes:
         has_more.append(_shrink(connection))
     return any(has_more)

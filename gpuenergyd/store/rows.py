@@ -1,7 +1,8 @@
 """Records to rows: one multi-row statement per table, so that a batch is a handful of statements."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, case, func, insert, select, update
@@ -33,14 +34,14 @@ from gpuenergyd.store.records import (
 Row = dict[str, Any]
 
 
-def insert_records(connection: Connection, records: Iterable[Record]) -> int:
-    """Write records in the transaction that is open; return how many rows that were."""
+def insert_records(connection: Connection, records: Iterable[Record], *, host: str = "") -> int:
+    """Write what a host recorded in the transaction that is open; return how many rows that were."""
     by_table: dict[str, list[Row]] = defaultdict(list)
     ends: list[Row] = []
     for record in records:
         match record:
             case JobRecord():
-                by_table["jobs"].append({**fields_of(record), "tags": encode_tags(record.tags)})
+                by_table["jobs"].append({**fields_of(record), "tags": encode_tags(record.tags), "host": host or None})
             case RankRecord():
                 by_table["ranks"].append(fields_of(record))
             case IterationRecord():
@@ -60,7 +61,7 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
             case RollupRecord():
                 by_table["gpu_rollups"].append(fields_of(record))
             case HostRollupRecord():
-                by_table["host_rollups"].append(fields_of(record))
+                by_table["host_rollups"].append({**fields_of(record), "host": host})
             case SampleRecord():
                 raise TypeError("samples are packed with their minute, never rows of their own")
             case IntensityRecord():
@@ -90,9 +91,9 @@ def insert_records(connection: Connection, records: Iterable[Record]) -> int:
         connection, {row["job_id"] for row in by_table.get("iterations", ())} | {row["of_job"] for row in ends}
     )
     num_rows = len(ends)
-    for name, rows in by_table.items():
-        _upsert(connection, schema.metadata.tables[name], rows)
-        num_rows += len(rows)
+    # In one order of tables and rows for all hosts: two that wait for each other's rows would never end.
+    for name, rows in sorted(by_table.items()):
+        num_rows += _upsert(connection, schema.metadata.tables[name], rows)
     if ends:
         statement = update(schema.jobs).where(schema.jobs.c.job_id == bindparam("of_job"))
         connection.execute(
@@ -108,8 +109,19 @@ def replace_series(connection: Connection, rows: list[Row]) -> None:
         _upsert(connection, schema.gpu_series, rows)
 
 
-def close_abandoned_jobs(connection: Connection) -> None:
-    """End the jobs that an earlier daemon left open, at the last thing that is known of them."""
+def note_gpus(connection: Connection, gpu_uuids: Iterable[str], *, host: str) -> None:
+    """Write that these GPUs are in a host; one that was in another is in this one now."""
+    now = datetime.now(tz=UTC)
+    rows = [{"gpu_uuid": gpu_uuid, "host": host, "seen_at": now} for gpu_uuid in gpu_uuids]
+    if rows:
+        _upsert(connection, schema.gpu_hosts, rows)
+
+
+def close_abandoned_jobs(connection: Connection, *, host: str | None) -> None:
+    """End the jobs that an earlier daemon of a host left open, at the last thing that is known of them.
+
+    None: of whichever host.
+    """
     jobs, iterations = schema.jobs, schema.iterations
     last_begin = (
         select(func.max(iterations.c.started_at))
@@ -119,7 +131,7 @@ def close_abandoned_jobs(connection: Connection) -> None:
     )
     connection.execute(
         update(jobs)
-        .where(jobs.c.ended_at.is_(None))
+        .where(jobs.c.ended_at.is_(None), *(() if host is None else (jobs.c.host == host,)))
         .values(ended_at=func.coalesce(last_begin, jobs.c.started_at), end_reason="the daemon ended before the job")
     )
 
@@ -141,18 +153,24 @@ def _plan_row(record: PlanRecord) -> Row:
     }
 
 
-def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
-    """Insert rows; one that is already there is replaced, a rollup is added to."""
+def _upsert(connection: Connection, table: Table, rows: list[Row]) -> int:
+    """Insert rows; one that is already there is replaced, a rollup is added to. Return how many rows that were."""
     key = [column.name for column in table.primary_key]
     if table is schema.control_events:
         connection.execute(insert(table), rows)
-        return
+        return len(rows)
     make: Callable[[Table], Any] = sqlite_insert
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects.postgresql import insert as make  # noqa: PLC0415  slow to load; most hosts have none
-    if table in {schema.intensities, schema.models}:
-        # What comes twice in one batch counts as it came last: no database replaces a row twice in one statement.
-        rows = list({tuple(row[name] for name in key): row for row in rows}.values())
+    by_key: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        by_key[tuple(row[name] for name in key)].append(row)
+    add_up = _ADDED_UP.get(table.name)
+    # What comes twice in one batch counts as it came last, pieces of one bucket together.
+    rows = [
+        own[-1] if add_up is None or len(own) == 1 else add_up(own)
+        for _, own in sorted(by_key.items(), key=lambda item: item[0])
+    ]
     statement = make(table)
     new: Mapping[str, Any] = {
         column.name: statement.excluded[column.name] for column in table.columns if column.name not in key
@@ -162,6 +180,7 @@ def _upsert(connection: Connection, table: Table, rows: list[Row]) -> None:
     if table is schema.host_rollups:
         new = _sum_of_host_rollups(table, {column.name: statement.excluded[column.name] for column in table.columns})
     connection.execute(statement.on_conflict_do_update(index_elements=key, set_=new), rows)
+    return len(rows)
 
 
 def _sum_of_rollups(table: Table, new: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,3 +213,47 @@ def _sum_of_host_rollups(table: Table, new: Mapping[str, Any]) -> dict[str, Any]
 
 def _larger(old: Any, new: Any) -> Any:
     return case((old.is_(None), new), (new.is_(None), old), (new > old, new), else_=old)
+
+
+def _added_rollups(pieces: Sequence[Row]) -> Row:
+    """Return one row of a bucket whose pieces came in one batch, as `_sum_of_rollups` would have made it."""
+    num_samples = sum(piece["num_samples"] for piece in pieces)
+
+    def mean(name: str) -> float | None:
+        known: list[tuple[float, int]] = [
+            (piece[name], piece["num_samples"]) for piece in pieces if piece[name] is not None
+        ]
+        weight = sum(num for _, num in known)
+        if not weight:
+            return known[0][0] if known else None
+        return sum(value * num for value, num in known) / weight
+
+    powers_w = [piece["max_power_w"] for piece in pieces if piece["max_power_w"] is not None]
+    return {
+        **pieces[0],
+        **{name: _known_sum(pieces, name) for name in ("energy_j", "estimated_j")},
+        **{name: mean(name) for name in ("mean_power_w", "mean_sm_clock_mhz")},
+        "max_power_w": max(powers_w, default=None),
+        "num_samples": num_samples,
+        **{name: sum(piece[name] for piece in pieces) for name in ("measured_s", "estimated_s", "missing_s")},
+    }
+
+
+def _added_host_rollups(pieces: Sequence[Row]) -> Row:
+    return {
+        **pieces[0],
+        "energy_j": _known_sum(pieces, "energy_j"),
+        **{name: sum(piece[name] for piece in pieces) for name in ("measured_s", "missing_s")},
+    }
+
+
+def _known_sum(pieces: Sequence[Row], name: str) -> float | None:
+    known: list[float] = [piece[name] for piece in pieces if piece[name] is not None]
+    return sum(known) if known else None
+
+
+_ADDED_UP: Mapping[str, Callable[[Sequence[Row]], Row]] = {
+    "gpu_rollups": _added_rollups,
+    "host_rollups": _added_host_rollups,
+}
+"""How pieces of one bucket that come in one batch become one row: adding to a row costs a database a new copy of it."""

@@ -60,7 +60,9 @@ jobs = Table(
     Column("ended_at", UtcInstant),
     Column("end_reason", String(1024)),
     Column("tags", Text),
+    Column("host", String(256)),
     Index("jobs_by_start", "started_at"),
+    Index("jobs_by_host", "host"),
 )
 
 ranks = Table(
@@ -165,9 +167,20 @@ host_rollups = Table(
     Column("energy_j", Float),
     Column("measured_s", Float, nullable=False),
     Column("missing_s", Float, nullable=False),
+    Column("host", String(256), primary_key=True, server_default=""),
     sqlite_with_rowid=False,
 )
-"""What processors and memory of the host used, by the domains that it counts; never part of a GPU's ledger."""
+"""What processors and memory of a host used, by the domains that it counts; never part of a GPU's ledger."""
+
+gpu_hosts = Table(
+    "gpu_hosts",
+    metadata,
+    Column("gpu_uuid", String(256), primary_key=True),
+    Column("host", String(256), nullable=False),
+    Column("seen_at", UtcInstant, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Which host a GPU is in, as its daemon said when it began to write: many hosts may share one history."""
 
 gpu_series = Table(
     "gpu_series",

@@ -17,7 +17,6 @@ from gpuenergyd.store import schema
 from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
 from gpuenergyd.store.series import RAW_TIER, SECOND_TIER, SERIES_UNITS, Value, pack_series, series_points
 
-_WRITE_EVERY_S = 10.0
 _MINUTE_S = 60
 
 
@@ -52,6 +51,8 @@ class _Minute:
 class SeriesBuffer:
     """Owned by the writer's thread."""
 
+    write_every_s: float = 10.0
+    """How often minutes that are still filling are written."""
     _minutes: dict[SeriesKey, _Minute] = field(default_factory=dict)
     _written_mono_s: float = float("-inf")
     _newest: dict[tuple[int, str], datetime] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class SeriesBuffer:
 
     def due(self, mono_s: float, *, is_all: bool) -> tuple[SeriesKey, ...]:
         """Return the minutes to write now: those that are over, and now and then those that are still filling."""
-        is_time = is_all or mono_s >= self._written_mono_s + _WRITE_EVERY_S
+        is_time = is_all or mono_s >= self._written_mono_s + self.write_every_s
         return tuple(
             key for key, minute in self._minutes.items() if minute.is_changed and (is_time or self._is_over(key))
         )

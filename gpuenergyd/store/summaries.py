@@ -1,13 +1,15 @@
 """One job in figures, from its iterations: the single ones and those that have become blocks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from gpuenergyd.core.plan import PlanPurpose
 from gpuenergyd.store.blobs import decode_tags
-from gpuenergyd.store.reading import Reader, Row, names_of
+from gpuenergyd.store.iterations import Iterations, all_iterations
+from gpuenergyd.store.job_parts import JobParts
+from gpuenergyd.store.reading import Reader, Row
 
 if TYPE_CHECKING:
     from gpuenergyd.core.savings import Interval
@@ -33,14 +35,6 @@ class Counted:
 
 
 WHOLE = Counted()
-
-_PURPOSES: Mapping[str | None, PlanPurpose | None] = {None: None, "": None, **{str(word): word for word in PlanPurpose}}
-_OF_ITERATIONS = ("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j")
-_OF_BLOCKS = (
-    *("first_iteration_index", "started_at", "plan_purpose", "is_regular", "num_iterations"),
-    *("sum_time_s", "median_time_s", "num_measured", "sum_energy_j", "median_energy_j"),
-)
-"""The columns that `Iterations` holds, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,64 +84,8 @@ class JobSummary:
     num_measured_profile_iterations: int = 0
     tags: tuple[tuple[str, str], ...] = ()
     """By name: whose run it was and from which source, as its processes said."""
-
-
-@dataclass(frozen=True, slots=True)
-class IterationRow:
-    """One iteration as recorded."""
-
-    iteration_index: int
-    started_at: datetime
-    iteration_time_s: float
-    energy_j: float | None
-    plan_id: str | None
-    plan_purpose: PlanPurpose | None
-    is_regular: bool
-
-
-def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
-    """Return the single iterations of a job, in order."""
-    rows = reader.values(names_of(IterationRow), "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
-    return tuple(
-        IterationRow(index, at, time_s, energy_j, plan_id, _PURPOSES[purpose], is_regular)
-        for index, at, time_s, energy_j, plan_id, purpose, is_regular in rows
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Iterations:
-    """One or many iterations that are alike in plan and regularity; times and energies are medians beside sums."""
-
-    first_index: int
-    started_at: datetime
-    purpose: PlanPurpose | None
-    is_regular: bool
-    num_iterations: int
-    sum_time_s: float
-    median_time_s: float
-    num_measured: int
-    sum_energy_j: float | None
-    median_energy_j: float | None
-
-    @property
-    def measured_time_s(self) -> float:
-        """How long those took whose energy was measured, taken in proportion."""
-        return self.sum_time_s * self.num_measured / self.num_iterations
-
-
-def all_iterations(reader: Reader, job_id: str) -> list[Iterations]:
-    """Return a job's iterations in order, as single as they are still kept."""
-    single = reader.values(_OF_ITERATIONS, "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
-    found = [
-        Iterations(index, at, _PURPOSES[purpose], is_regular, 1, time_s, time_s, int(j is not None), j, j)
-        for index, at, purpose, is_regular, time_s, j in single
-    ]
-    blocks = reader.values(_OF_BLOCKS, "iteration_blocks", {"job_id = ?": job_id}, order_by="first_iteration_index")
-    found += [
-        Iterations(index, at, _PURPOSES[purpose], is_regular, *figures)
-        for index, at, purpose, is_regular, *figures in blocks
-    ]
-    return sorted(found, key=lambda own: own.first_index)
+    host: str | None = None
+    """Which host's daemon wrote it; None of jobs from before hosts were noted."""
 
 
 def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
@@ -180,35 +118,22 @@ def baseline_of(reader: Reader, job_id: str) -> Typical:
     return _typical(_regular(all_iterations(reader, job_id), PlanPurpose.BASELINE))
 
 
-def job_summary(reader: Reader, job: Row, counted: Counted = WHOLE) -> JobSummary:
+def job_summary(job: Row, parts: JobParts, counted: Counted = WHOLE) -> JobSummary:
     """Return one row of the table of jobs with all that its iterations and plans say.
 
     Of a part of it, the baseline is still that of the whole job: full speed is what every saving refers to.
     """
     from gpuenergyd.core.savings import saving_between  # noqa: PLC0415  a report of ended jobs needs no statistics
 
-    whole = all_iterations(reader, job.job_id)
+    whole = parts.iterations
     every = [own for own in whole if counted.holds(own.started_at)]
     regular = [own for own in every if own.is_regular]
     at_full_speed, under_plan = _regular(whole, PlanPurpose.BASELINE), _regular(every, PlanPurpose.TUNED)
     baseline, tuned = _typical(at_full_speed), _typical(under_plan)
     measured = saving_between(_points(at_full_speed), _points(under_plan))
     profiled = [own for own in every if own.purpose is PlanPurpose.PROFILE]
-    of_job = {"job_id = ?": job.job_id}
-    tuned_plans = reader.select(
-        ("predicted_iteration_time_s", "predicted_energy_j", "lower_bound_j"),
-        "plans",
-        of_job | {"purpose = ?": PlanPurpose.TUNED, "issued_at < ?": counted.until},
-        order_by="plan_epoch DESC",
-        limit=1,
-    )
-    last_tuned = tuple(vars(tuned_plans[0]).values()) if tuned_plans else (None, None, None)
-    would_be = reader.select(
-        ("predicted_energy_j", "reason"), "plans", of_job | {"purpose = ?": PlanPurpose.WOULD_BE}, limit=1
-    )
-    if tuned.num_iterations:
-        would_be = []
-    ranks = reader.select("gpu_uuid", "ranks", of_job, order_by="pp_rank")
+    last = parts.tuned_plan
+    would_be = None if tuned.num_iterations else parts.would_be_plan
     begun_at = max(job.started_at, counted.since or job.started_at)
     seen_until = job.ended_at or (whole[-1].started_at + timedelta(seconds=whole[-1].sum_time_s) if whole else begun_at)
     over_at = min(seen_until, counted.until or seen_until)
@@ -225,7 +150,7 @@ def job_summary(reader: Reader, job: Row, counted: Counted = WHOLE) -> JobSummar
         num_microbatches=job.num_microbatches,
         max_slowdown_ratio=job.max_slowdown_ratio,
         uid=job.uid,
-        gpu_uuids=tuple(row.gpu_uuid for row in ranks),
+        gpu_uuids=tuple(parts.gpu_uuids),
         num_iterations=sum(own.num_iterations for own in every),
         num_measured_iterations=sum(own.num_measured for own in regular),
         duration_s=(over_at - begun_at).total_seconds() if over_at > begun_at else sum(own.sum_time_s for own in every),
@@ -240,15 +165,16 @@ def job_summary(reader: Reader, job: Row, counted: Counted = WHOLE) -> JobSummar
         profile_energy_j=_sum(own.sum_energy_j for own in profiled),
         saving_ratio=_change(baseline.energy_j, tuned.energy_j, sign=-1),
         slowdown_ratio=_change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1),
-        predicted_iteration_time_s=last_tuned[0],
-        predicted_energy_j=last_tuned[1],
-        lower_bound_j=last_tuned[2],
+        predicted_iteration_time_s=last.predicted_iteration_time_s if last else None,
+        predicted_energy_j=last.predicted_energy_j if last else None,
+        lower_bound_j=last.lower_bound_j if last else None,
         saving_interval=_bounds(measured.saving_ratio) if measured else None,
         slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
-        would_save_ratio=_change(baseline.energy_j, would_be[0].predicted_energy_j, sign=-1) if would_be else None,
-        would_save_basis=would_be[0].reason if would_be else None,
+        would_save_ratio=_change(baseline.energy_j, would_be.predicted_energy_j, sign=-1) if would_be else None,
+        would_save_basis=would_be.reason if would_be else None,
         tags=decode_tags(job.tags),
         num_measured_profile_iterations=sum(own.num_measured for own in profiled),
+        host=job.host,
     )
 
 

@@ -6,6 +6,7 @@ up, and what it makes room for is jobs, plans and control events.
 """
 
 import logging
+import socket
 import sqlite3
 import threading
 import time
@@ -23,6 +24,7 @@ from gpuenergyd.errors import StoreError
 from gpuenergyd.store.database import (
     check_after_unclean_stop,
     create,
+    is_sqlite,
     reading_engine,
     set_aside,
     sqlite_path,
@@ -31,11 +33,12 @@ from gpuenergyd.store.database import (
 )
 from gpuenergyd.store.engine_reading import EngineReader
 from gpuenergyd.store.reading import Contents, contents, one_line
-from gpuenergyd.store.records import IterationRecord, Record, RollupRecord, SampleRecord
+from gpuenergyd.store.records import HostRollupRecord, IterationRecord, Record, RollupRecord, SampleRecord
 from gpuenergyd.store.retention import Retention, forget_old, give_back_space
-from gpuenergyd.store.rows import close_abandoned_jobs, insert_records, replace_series
+from gpuenergyd.store.rows import close_abandoned_jobs, insert_records, note_gpus, replace_series
 from gpuenergyd.store.series_buffer import SeriesBuffer, is_packed
 from gpuenergyd.store.space import SpaceWatch
+from gpuenergyd.store.turns import await_turn, takes_turn
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,11 @@ _IMPORTANT_WITHIN_S = 0.1
 """Jobs, plans and control events are soon in the database; samples wait for a batch."""
 _STUCK_AFTER_S = 60.0
 _FIRST_TIDY_S = 60.0
+_FILE_BATCH_S = 1.0
+_FILE_SERIES_S = 10.0
+"""How often a file of this host takes readings and minutes that are still filling: nobody else waits for it."""
+_SERVER_SERIES_S = 300.0
+"""A server gets minutes once they are over: a fleet shares it, and each version of a row is a copy there."""
 _DAMAGE = ("malformed", "not a database", "disk image")
 
 
@@ -65,7 +73,9 @@ class HistoryWriter:
         self,
         path_or_url: str | Path,
         *,
-        batch_s: float = 1.0,
+        host: str | None = None,
+        batch_s: float | None = None,
+        server_batch_s: float = 10.0,
         retry_s: float = 2.0,
         busy_timeout_s: float = 1.0,
         max_waiting: int = 50_000,
@@ -74,8 +84,14 @@ class HistoryWriter:
         max_write_ahead_bytes: int = 256 * 2**20,
         retention: Retention = Retention(),  # noqa: B008  frozen
     ) -> None:
+        """`host` names this host among those that share the history; readings wait for `batch_s` at most.
+
+        Without that: a second for a file, `server_batch_s` for a server.
+        """
         self._path_or_url = path_or_url
-        self._batch_s = batch_s
+        self._host = host or socket.gethostname()
+        is_file = is_sqlite(path_or_url)
+        self._batch_s = batch_s if batch_s is not None else _FILE_BATCH_S if is_file else server_batch_s
         self._retry_s = retry_s
         self._busy_timeout_s = busy_timeout_s
         self._max_waiting = max_waiting
@@ -87,7 +103,9 @@ class HistoryWriter:
         self._tidy_at_mono_s = time.monotonic() + min(_FIRST_TIDY_S, tidy_period_s)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque()
-        self._series = SeriesBuffer()
+        self._series = SeriesBuffer(write_every_s=_FILE_SERIES_S if is_file else _SERVER_SERIES_S)
+        self._known_gpus: set[str] = set()
+        self._has_opened = False
         self._in_hand = 0
         self._has_unpacked = False
         self._taken_mono_s = 0.0
@@ -121,7 +139,7 @@ class HistoryWriter:
                     record = replace(record, spans=())
                     self._num_dropped += 1
             self._waiting.append(record)
-            is_sample = isinstance(record, RollupRecord | SampleRecord | IterationRecord)
+            is_sample = isinstance(record, RollupRecord | SampleRecord | IterationRecord | HostRollupRecord)
             due_s = time.monotonic() + (self._batch_s if is_sample else min(self._batch_s, _IMPORTANT_WITHIN_S))
             if num_waiting == 0 or due_s < self._due_mono_s:
                 self._due_mono_s = due_s
@@ -281,20 +299,25 @@ class HistoryWriter:
                 plain.append(record)
         num_packed = len(batch) - len(plain)
         try:
+            new_gpus = {record.gpu_uuid for record in batch if isinstance(record, RollupRecord)} - self._known_gpus
             with self._packing_series(self._engine) as connection:
-                return num_packed + insert_records(connection, plain), 0
+                note_gpus(connection, new_gpus, host=self._host)
+                num_rows = num_packed + insert_records(connection, plain, host=self._host)
         except OperationalError:
             raise
         except (DatabaseError, ValueError, OverflowError, TypeError) as error:
             if any(sign in str(error) for sign in _DAMAGE):
                 raise
             log.warning("history: a batch was refused (%s), its records are tried one by one", one_line(error))
+        else:
+            self._known_gpus |= new_gpus
+            return num_rows, 0
         with self._packing_series(self._engine):
             num_rows, num_bad = num_packed, 0
         for record in plain:
             try:
                 with self._engine.begin() as connection:
-                    num_rows += insert_records(connection, [record])
+                    num_rows += insert_records(connection, [record], host=self._host)
             except OperationalError:
                 raise
             except (DatabaseError, ValueError, OverflowError, TypeError):
@@ -322,7 +345,9 @@ class HistoryWriter:
             return
         try:
             with self._engine.begin() as connection:
-                has_more = forget_old(connection, datetime.now(tz=UTC), self._retention)
+                has_more = takes_turn(connection) and forget_old(
+                    connection, datetime.now(tz=UTC), self._retention, host=self._own_jobs
+                )
             give_back_space(self._engine)
         except (SQLAlchemyError, sqlite3.Error) as error:
             # Deleting needs space too: on a full disk the next try comes with the next period.
@@ -351,12 +376,17 @@ class HistoryWriter:
         except (OSError, StoreError) as error:
             self._say(one_line(error))
             return False
-        self._engine = engine
+        self._engine, self._has_opened = engine, True
         self._say(None)
         if path is not None and self._space is None:
             self._space = SpaceWatch(path, self._reserve_bytes, self._max_write_ahead_bytes, self._retry_s)
             self._space.reserve.hold()
         return True
+
+    @property
+    def _own_jobs(self) -> str | None:
+        """Whose jobs this writer looks after: in a file all of them, whatever the host was called then."""
+        return None if is_sqlite(self._path_or_url) else self._host
 
     def _refuse_strangers(self, path: Path | None) -> None:
         """Look before anything is touched: what is not ours, or newer than us, stays as it is to the last byte."""
@@ -365,13 +395,17 @@ class HistoryWriter:
                 self._require_ours(contents(EngineReader(connection)))
 
     def _prepare(self, connection: Connection) -> None:
+        await_turn(connection)
         held = contents(EngineReader(connection))
         self._require_ours(held)
         if held is Contents.NOTHING:
             create(connection)
         elif held is not Contents.CURRENT:
             upgrade(connection)
-        close_abandoned_jobs(connection)
+        if not self._has_opened:
+            # Of jobs that an older version wrote the host is not known.
+            is_upgraded = held is Contents.OLDER
+            close_abandoned_jobs(connection, host=None if is_upgraded else self._own_jobs)
 
     def _require_ours(self, held: Contents) -> None:
         match held:

@@ -128,7 +128,7 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
     [
         (["--group-by", "day", "--format", "html"], "--group-by with table, json or csv"),
         (["--group-by", "gpu", "--job", "gpt"], "it takes no --job"),
-        (["--group-by", "moon"], "'job', 'user', 'gpu', 'day', 'tag'"),
+        (["--group-by", "moon"], "'job', 'user', 'host', 'gpu', 'day', 'tag'"),
         (["--group-by", "tag"], "needs --tag NAME; jobs of that time carry: git_commit, slurm_job_id, user"),
         (["--group-by", "tag", "--tag", "team"], "knows no tag 'team'; jobs of that time carry: git_commit"),
         (["--tag", "user"], "has no meaning without it"),

@@ -125,7 +125,7 @@ def test_the_commented_file_shows_the_real_defaults(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.geteuid", lambda: 0)
     text = DEFAULT_CONFIG_PATH.read_text(encoding="utf-8")
     shown = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
-    not_set_by_default = {"world_path", "socket_group", "policy_memory_limit_bytes"}
+    not_set_by_default = {"world_path", "socket_group", "policy_memory_limit_bytes", "host_name"}
     not_set_by_default |= {f"carbon_{name}" for name in CARBON_NOT_SET}
     filled = tmp_path / "filled.toml"
     filled.write_text(

@@ -312,7 +312,7 @@ def test_a_reader_sees_what_is_written_while_the_writer_runs(path: Path) -> None
 def test_a_writer_that_fails_in_an_unforeseen_way_says_so_and_holds_nobody_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> int:
+    def fail(*_: object, **__: object) -> int:
         raise RuntimeError("never thought of")
 
     monkeypatch.setattr("gpuenergyd.store.writer.insert_records", fail)
