@@ -1,0 +1,50 @@
+"""`pytest -p evidence.mutation.watching`: which test runs which line, and how long each takes.
+
+Under coverage each test becomes a context of its own, fixtures included; TEST_SECONDS names a file for the times.
+"""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+
+try:
+    from coverage import Coverage
+except ImportError:  # mutants are tried without it
+    Coverage = None  # type: ignore[assignment,misc]  # as it says
+
+_seconds: dict[str, float] = defaultdict(float)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Do not look for the simplest example: that a test fails is all that is asked."""
+    phases = [phase for phase in Phase if phase not in {Phase.shrink, Phase.explain}]
+    settings.register_profile("mutation", settings.get_profile("tests"), phases=phases)
+    settings.load_profile("mutation")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Call what runs until the test and its fixtures are done by the test's name."""
+    current = Coverage.current() if Coverage else None
+    if current:
+        current.switch_context(item.nodeid)
+    yield
+    if current:
+        current.switch_context("")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up set-up, call and tear-down."""
+    _seconds[report.nodeid] += report.duration if report.outcome != "skipped" else 0.0
+
+
+def pytest_sessionfinish() -> None:
+    """Write the times."""
+    if path := os.environ.get("TEST_SECONDS"):
+        Path(path).write_text(json.dumps(_seconds), encoding="utf-8")

@@ -1,0 +1,188 @@
+"""A copy of the tree in which mutants are made and tests are asked; the checkout itself is never changed."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from evidence.mutation.sample import Mutant
+from evidence.running import ROOT
+from evidence.twin import make_twin
+
+KERNEL_FILES = ("network.py", "refinement.py", "rounding.py", "segments.py", "sweep.py", "compiled.py")
+"""Whoever changes one of them makes every kernel compile again, for longer than most tests take: these mutants are
+tried as the plain Python that the kernels are without numba. One test holds that both do the same."""
+PLUGIN = ("-p", "evidence.mutation.watching")
+QUIET = ("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist")
+WATCH_LIMIT_S = 3000.0
+START_S = 60.0
+"""For starting Python and pytest, on a busy machine."""
+PATIENCE = 6.0
+"""A mutant that takes so many times as long as its tests without it hangs."""
+
+
+class Verdict(StrEnum):
+    """What the tests said to a mutant."""
+
+    NOTICED = "noticed"
+    HUNG = "hung"
+    """Noticed too: no test suite passes that does not end."""
+    SURVIVED = "survived"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What the tests do while nothing is wrong."""
+
+    tests_of_line: Mapping[str, Mapping[int, Collection[str]]]
+    """By path from the root and line."""
+    seconds: Mapping[str, float]
+
+    def tests_for(self, mutant: Mutant, budget_s: float) -> list[str]:
+        """Return the tests to ask, quickest first: those that run the statement, then the others of their files.
+
+        The others, because what a fixture or a cache sets up once runs in one test only and is judged in many. What
+        importing the file runs concerns every test that runs anything of it.
+        """
+        lines = self.tests_of_line.get(mutant.path, {})
+        asked = range(mutant.first_line, mutant.last_line + 1) if mutant.first_line else list(lines)
+        meet_it = {test for line in asked for test in lines.get(line, ())}
+        files = {test.partition("::")[0] for test in meet_it}
+        beside = {test for test in self.seconds if test.partition("::")[0] in files} - meet_it
+        chosen, total_s = [], 0.0
+        for group in (meet_it, beside):
+            for test in sorted(group, key=lambda test: (self.seconds[test], test)):
+                total_s += self.seconds[test]
+                if total_s > budget_s and chosen:
+                    return chosen
+                chosen.append(test)
+        return chosen
+
+    def seconds_of(self, tests: Iterable[str]) -> float:
+        """Return how long tests take one after the other."""
+        return sum(self.seconds[test] for test in tests)
+
+
+class Workbench:
+    """One copy of the tree and an environment in which it is installed."""
+
+    def __init__(self, folder: Path, *, is_watching: bool = False) -> None:
+        self._folder = folder
+        self.tree = folder / "tree"
+        shutil.rmtree(self.tree, ignore_errors=True)
+        copy_tree(ROOT, self.tree)
+        shared = folder / "shared"
+        if not shared.is_symlink() and (ROOT.parent / "shared").is_dir():
+            shared.symlink_to(ROOT.parent / "shared")
+        self._python = make_twin(folder / "environment", self.tree, ["coverage"] if is_watching else [])
+        self._age_s = int(time.time())
+
+    def watch(self, tests: Sequence[str], sources: Sequence[str], *, is_compiled: bool) -> Watched:
+        """Run tests once and see what they do.
+
+        Raises:
+            RuntimeError: one fails while nothing is wrong.
+        """
+        data, seconds, settings = (self._folder / name for name in ("lines.sqlite", "seconds.json", "coverage.ini"))
+        data.unlink(missing_ok=True)
+        includes = "\n    ".join(str(self.tree / source / "*") for source in sources)
+        settings.write_text(f"[run]\ndata_file = {data}\ninclude =\n    {includes}\n", encoding="utf-8")
+        coverage = [str(self._python), "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *QUIET, *PLUGIN]
+        environ = {"TEST_SECONDS": str(seconds), "NUMBA_DISABLE_JIT": "0" if is_compiled else "1"}
+        status, said = self._run([*coverage, *tests], WATCH_LIMIT_S, environ)
+        if status != 0:
+            raise RuntimeError(f"the tests fail while nothing is wrong:\n{said[-4000:]}")
+        took_s: dict[str, float] = json.loads(seconds.read_text(encoding="utf-8"))
+        return Watched(lines_run(data, self.tree, took_s), took_s)
+
+    def ask(self, mutant: Mutant, text: str, tests: Sequence[str], usual_s: float) -> tuple[Verdict, str]:
+        """Return what tests say to a mutant, and the last words of the one that noticed it."""
+        path = self.tree / mutant.path
+        original, times_ns = path.read_text(encoding="utf-8"), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+        is_kernel = path.name in KERNEL_FILES
+        self._age_s += 2
+        try:
+            path.write_text(text, encoding="utf-8")
+            # Python compares whole seconds and size, and mutants may keep both.
+            os.utime(path, (self._age_s, self._age_s))
+            command = [str(self._python), "-m", "pytest", *QUIET, *PLUGIN, *tests]
+            environ = {"NUMBA_DISABLE_JIT": "1" if is_kernel else "0"}
+            status, said = self._run(command, START_S + PATIENCE * usual_s, environ)
+        finally:
+            path.write_text(original, encoding="utf-8")
+            os.utime(path, ns=times_ns)
+        match status:
+            case None:
+                return Verdict.HUNG, ""
+            case 0:
+                return Verdict.SURVIVED, ""
+            case _:
+                return Verdict.NOTICED, noticing_test(said)
+
+    def _run(self, command: Sequence[str], limit_s: float, environ: Mapping[str, str]) -> tuple[int | None, str]:
+        """Run a program in the tree; its status is None where it did not end and was ended, with all it started."""
+        given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with subprocess.Popen(
+            command,
+            cwd=self.tree,
+            env={**given, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=limit_s)
+                return process.returncode, said
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return None, process.communicate()[0]
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy what git knows or would take."""
+    command = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, check=True, capture_output=True).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, names)):
+        if (source / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name)
+
+
+def lines_run(data: Path, tree: Path, tests: Collection[str]) -> dict[str, dict[int, set[str]]]:
+    """Return what coverage has recorded: path, line, the tests that run it."""
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    query = (
+        "select path, context, numbits from line_bits"
+        " join file on file.id = file_id join context on context.id = context_id"
+    )
+    with sqlite3.connect(data) as database:
+        for path, context, bits in database.execute(query):
+            if context not in tests:
+                continue
+            lines = found[str(Path(path).relative_to(tree))]
+            for index, byte in enumerate(bits):
+                for bit in range(8):
+                    if byte >> bit & 1:
+                        lines[8 * index + bit].add(context)
+    database.close()
+    return found
+
+
+def noticing_test(said: str) -> str:
+    """Return the name of the test that failed, or pytest's last line."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return (failed or lines or [""])[-1].removeprefix("FAILED ").partition(" - ")[0]
