@@ -58,7 +58,7 @@ def main() -> int:
     if not arguments:
         failed += run_tests(python, [*PARALLEL, *WITHOUT_NUMBA], {"NUMBA_DISABLE_JIT": "1"})
     num_processes = len(list((FOLDER / "data").iterdir()))
-    coverage(python, "combine", "--quiet", "--keep")
+    coverage(python, "combine", "--quiet", "--append")
     result = summary(counted(python), num_processes, failed)
     if options.json:
         print(json.dumps(result))

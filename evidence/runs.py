@@ -82,6 +82,10 @@ RUNS = (
         3600, is_usual=False),
     Run("soak-long", "soak.py", _args("--hours 2 --warmup-hours 2 --json"),
         _args("--hours 0.1 --warmup-hours 0.05 --json"), 7200, Kind.COMPUTED, is_usual=False),
+    Run("line-coverage", "line_coverage.py", _args("--json"), _args("--json tests/core"), 3600, Kind.COMPUTED,
+        is_usual=False),
+    Run("mutation", "mutation.py", _args("--sample 200 --seed 1 --json"),
+        _args("--sample 3 --only core --json"), 7200, Kind.COMPUTED, is_usual=False),
     Run("floods", "load.py", _args("--compare --json"), _args("--compare --flood requests --seconds 3 --json"), 1200,
         is_usual=False),
 )  # fmt: skip

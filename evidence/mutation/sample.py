@@ -32,10 +32,10 @@ def shuffled_places(mutants: Sequence[Mutant], seed: int) -> Iterator[Mutant]:
     times, and most mutants would be of files that compare much.
     """
     rng = random.Random(seed)  # noqa: S311  a sample, not a secret
-    of_place: dict[tuple[object, ...], list[Mutant]] = defaultdict(list)
+    of_place: dict[tuple[str, tuple[int, int], tuple[int, int], str], list[Mutant]] = defaultdict(list)
     for mutant in mutants:
         of_place[mutant.path, mutant.start, mutant.end, mutant.kind].append(mutant)
-    places = sorted(of_place)  # type: ignore[type-var]  # the same types in the same order
+    places = sorted(of_place)
     rng.shuffle(places)
     for place in places:
         yield rng.choice(sorted(of_place[place], key=lambda mutant: (mutant.operator, mutant.occurrence)))

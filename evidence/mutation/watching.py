@@ -3,20 +3,20 @@
 Under coverage each test becomes a context of its own, fixtures included; TEST_SECONDS names a file for the times.
 """
 
+import importlib
+import importlib.util
 import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 
-try:
-    from coverage import Coverage
-except ImportError:  # mutants are tried without it
-    Coverage = None  # type: ignore[assignment,misc]  # as it says
-
+# Mutants are tried without it.
+coverage: Any = importlib.import_module("coverage") if importlib.util.find_spec("coverage") else None
 _seconds: dict[str, float] = defaultdict(float)
 
 
@@ -31,7 +31,7 @@ def pytest_collection() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Call what runs until the test and its fixtures are done by the test's name."""
-    current = Coverage.current() if Coverage else None
+    current = coverage.Coverage.current() if coverage else None
     if current:
         current.switch_context(item.nodeid)
     yield

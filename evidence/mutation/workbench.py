@@ -57,7 +57,8 @@ class Watched:
         meet_it = {test for line in asked for test in lines.get(line, ())}
         files = {test.partition("::")[0] for test in meet_it}
         beside = {test for test in self.seconds if test.partition("::")[0] in files} - meet_it
-        chosen, total_s = [], 0.0
+        chosen: list[str] = []
+        total_s = 0.0
         for group in (meet_it, beside):
             for test in sorted(group, key=lambda test: (self.seconds[test], test)):
                 total_s += self.seconds[test]
