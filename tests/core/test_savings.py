@@ -3,10 +3,11 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from gpuenergyd.core.observation import IterationObservation, RankEnergy
-from gpuenergyd.core.savings import baseline_view, measured_saving, student_quantile
+from gpuenergyd.core.savings import baseline_view, measured_saving, saving_between, student_quantile
 
 
 def iteration(index: int, time_s: float, energy_j: float | None) -> IterationObservation:
@@ -71,3 +72,59 @@ def test_a_saving_without_energy_is_missing_and_not_zero() -> None:
     assert saving is not None
     assert saving.saving_ratio is None
     assert saving.slowdown_ratio.low <= 0 <= saving.slowdown_ratio.high
+
+
+def test_the_saving_is_the_regressions_and_so_is_its_interval() -> None:
+    """A job that drifts by 1 % an iteration, tuned in blocks; numpy's least squares gives the same figures."""
+    draw = random.Random(5)
+    is_tuned = [k % 8 >= 4 for k in range(24)]
+    logs = [5.0 - 0.15 * tuned + 0.01 * k + draw.gauss(0, 0.02) for k, tuned in enumerate(is_tuned)]
+    full, tuned = (
+        [(k, math.exp(y), None) for k, y in enumerate(logs) if is_tuned[k] is side] for side in (False, True)
+    )
+    columns = np.column_stack([np.ones(24), is_tuned, range(24)])
+    solved, squares, *_ = np.linalg.lstsq(columns, np.array(logs))
+    error = math.sqrt(squares[0] / 21 * np.linalg.inv(columns.T @ columns)[1, 1])
+
+    found = saving_between(full, tuned)
+
+    margin = student_quantile(0.975, 21) * error
+    expected = [math.expm1(x) for x in (solved[1], solved[1] - margin, solved[1] + margin)]
+    assert found is not None
+    slowdown = found.slowdown_ratio
+    assert [slowdown.estimate, slowdown.low, slowdown.high] == pytest.approx(expected)
+    assert (found.num_full_speed, found.num_tuned) == (12, 12)
+
+
+def test_a_drift_that_cannot_be_told_from_the_plan_is_not_taken_out() -> None:
+    """First all at full speed, then all tuned: the difference of means, with Student's interval of two samples."""
+    full, tuned = [100.0, 102.0, 101.0, 99.0], [90.0, 88.0, 91.0, 89.0]
+    a, b = ([math.log(value) for value in side] for side in (full, tuned))
+    effect = sum(b) / 4 - sum(a) / 4
+    squares = sum((x - sum(a) / 4) ** 2 for x in a) + sum((x - sum(b) / 4) ** 2 for x in b)
+    margin = student_quantile(0.975, 6) * math.sqrt(squares / 6 * (1 / 4 + 1 / 4))
+
+    found = saving_between([(k, v, None) for k, v in enumerate(full)], [(4 + k, v, None) for k, v in enumerate(tuned)])
+
+    expected = [math.expm1(x) for x in (effect, effect - margin, effect + margin)]
+    assert found is not None
+    slowdown = found.slowdown_ratio
+    assert [slowdown.estimate, slowdown.low, slowdown.high] == pytest.approx(expected)
+
+
+def test_the_baselines_spread_is_a_standard_deviation_that_outliers_do_not_move() -> None:
+    times_s = [0.99, 1.0, 1.01, 1.0, 1.5]
+
+    view = baseline_view([iteration(k, t, None) for k, t in enumerate(times_s)])
+
+    assert view.iteration_time_s == pytest.approx(1.0)
+    assert view.iteration_sigma_s == pytest.approx(1.4826 * 0.01)
+
+
+def test_a_gap_of_one_iteration_does_not_part_a_block() -> None:
+    slow = [iteration(k, 1.05 + 0.001 * (k % 2), None) for k in range(6)]
+    apart = [iteration(k, 1.0 + 0.001 * (k % 2), None) for k in (8, 9, 11, 12)]
+    joined = [iteration(k - 1, o.iteration_time_s, None) for k, o in zip((8, 9, 11, 12), apart, strict=True)]
+
+    assert baseline_view(slow + apart).iteration_time_s == pytest.approx(1.0005, abs=6e-4)
+    assert baseline_view(slow + joined).iteration_time_s == pytest.approx(1.05, abs=2e-3)
