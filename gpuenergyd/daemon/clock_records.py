@@ -43,14 +43,14 @@ class ClockRecords:
             0 < (record.sequence - session.last_sequence) % 2**32 < 2**31
             and clocks
             and clocks <= session.supported_sm_clocks_mhz
-            and record.plan_epoch <= session.runner.last_epoch
+            and record.plan_epoch <= session.runner.slices.last_epoch
             and now_ns - OLDEST_INSTANT_NS < record.sent_mono_ns <= now_ns + CLOCK_SKEW_NS
             and record.later_at_mono_ns <= now_ns + _MAX_LATER_NS
         )
         if not is_possible:
             return self.note_hostile()
         session.last_sequence = record.sequence
-        if not session.runner.accepts(record.plan_epoch):
+        if not session.runner.clocks.accept(record.plan_epoch):
             self.num_stale += 1
             return Wish.STALE
         gpu = self.services.gpus[session.gpu_uuid]

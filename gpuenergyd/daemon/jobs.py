@@ -179,9 +179,9 @@ class Jobs:
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.take(RankReported(iteration))
-            if runner.is_suspended:
+            if runner.clocks.is_suspended:
                 self.spawn(runner.resume())
-        return IterationReply(runner.plans_for(iteration))
+        return IterationReply(runner.slices.for_reply_to(iteration))
 
     def take_pace(self, report: PaceReport, peer: Peer) -> PaceReply | None:
         """Take what replicas elsewhere need, and return what this one needs; None for an unknown token.
@@ -254,7 +254,7 @@ class Jobs:
         for gpu in self.services.gpus:
             gpu.counter.begin_anew()
         for runner in self:
-            runner.forget_unobserved()
+            runner.observed.forget_pending()
             runner.control_lost(f"the host slept for {slept_s:.0f} s")
 
     def look_after(self) -> None:
@@ -267,7 +267,7 @@ class Jobs:
             baseline = runner.job.baseline
             typical_s = baseline.iteration_time_s if baseline is not None else 0.0
             silent_s = (now_ns - last_ns) / _NS_PER_S
-            if runner.holds_clocks and silent_s > max(self.silence_limit_s, 3 * typical_s):
+            if runner.clocks.are_held and silent_s > max(self.silence_limit_s, 3 * typical_s):
                 self.spawn(runner.suspend(f"no report for {silent_s:.0f} s"))
 
     async def close(self, reason: str) -> None:

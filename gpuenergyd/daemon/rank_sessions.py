@@ -41,13 +41,14 @@ class RankSessions:
         """Know a process from now on; its pidfd is ours."""
         self._by_token[session.token] = session
         runner = session.runner
-        runner.pidfds[session.pp_rank], runner.pids[session.pp_rank] = session.pidfd, session.peer.pid
+        runner.clocks.pidfds[session.pp_rank] = session.pidfd
+        runner.pids[session.pp_rank] = session.peer.pid
         asyncio.get_running_loop().add_reader(session.pidfd, self._died, session)
 
     def forget(self, session: RankSession) -> None:
         """Know a process no more."""
         if self._by_token.pop(session.token, None) is not None:
-            session.runner.pidfds.pop(session.pp_rank, None)
+            session.runner.clocks.pidfds.pop(session.pp_rank, None)
             session.runner.pids.pop(session.pp_rank, None)
             asyncio.get_running_loop().remove_reader(session.pidfd)
             os.close(session.pidfd)

@@ -39,7 +39,7 @@ class Replicas:
         self._key_of[runner.job_id], self._runners[runner.job_id] = key, runner
         if len(group.job_ids) > 1:
             for job_id in group.job_ids:
-                self._runners[job_id].replicas = self
+                self._runners[job_id].observed.replicas = self
 
     def leave(self, job_id: str) -> None:
         """Forget a job that has ended."""
@@ -55,7 +55,7 @@ class Replicas:
 
     def observed(self, runner: RunningJob) -> None:
         """Compare what a job takes by itself with the others of its training."""
-        own_time_s = self._runners[runner.job_id].pace.own_time_s
+        own_time_s = self._runners[runner.job_id].observed.pace.own_time_s
         group = self._group(runner.job_id)
         if own_time_s is not None and group is not None:
             self._tell(group.note(Pace(own_time_s, runner.job_id, time.monotonic())))
@@ -64,7 +64,7 @@ class Replicas:
         """Return the least time that another job of the training spends outside its instructions."""
         group = self._group(runner.job_id)
         others = group.job_ids - {runner.job_id} if group is not None else frozenset()
-        known = (self._runners[job_id].pace.overhead_s for job_id in others)
+        known = (self._runners[job_id].observed.pace.overhead_s for job_id in others)
         return min((overhead_s for overhead_s in known if overhead_s is not None), default=None)
 
     def told(self, runner: JobRunner, report: PaceReport) -> PaceReply:
@@ -79,13 +79,13 @@ class Replicas:
         group = self._group(runner.job_id)
         if runner.job.is_ended or group is None:
             return PaceReply(None, None)
-        runner.replicas = self
+        runner.observed.replicas = self
         now_s = time.monotonic()
         pace = None
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
         self._tell(group.note_elsewhere(runner.job_id, pace, now_s))
-        return PaceReply(runner.pace.own_time_s, runner.job.target.straggler_time_s)
+        return PaceReply(runner.observed.pace.own_time_s, runner.job.target.straggler_time_s)
 
     def look_after(self) -> None:
         """Withdraw what those impose who have fallen silent: call it about once a second."""
@@ -97,7 +97,7 @@ class Replicas:
         imposed, since_mono_s = self._imposed.get(runner.job_id, (None, None))
         pace = imposed.pace if imposed is not None else None
         return {
-            "own_time_s": runner.pace.own_time_s,
+            "own_time_s": runner.observed.pace.own_time_s,
             "straggler_time_s": runner.job.target.straggler_time_s,
             "straggler": pace.of if pace is not None else None,
             "straggler_reason": imposed.reason if imposed is not None else None,

@@ -95,7 +95,7 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
     runner = daemon.jobs.runner(job_id)
     if runner is None:
         return None
-    index, spans = runner.timeline or (None, ())
+    index, spans = runner.observed.timeline or (None, ())
     job = runner.job
     return {
         **_job(runner, daemon),
@@ -159,7 +159,7 @@ def _lease(claim: Claim | None, kind: ClaimKind) -> dict[str, Any] | None:
 def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     job, baseline = runner.job, runner.job.baseline
     plan, predicted = job.current_plan, job.current_plan.predicted
-    iteration_time_s, energy_j = runner.tuned_medians()
+    iteration_time_s, energy_j = runner.observed.tuned_medians()
     saving = runner.saving()
     baseline_time_s = baseline.iteration_time_s if baseline else None
     baseline_energy_j = baseline.energy_j if baseline else None
@@ -183,16 +183,16 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_reason": plan.reason,
         "baseline_time_s": baseline_time_s,
         "baseline_energy_j": baseline_energy_j,
-        "num_baseline_iterations": runner.num_iterations_for[PlanPurpose.BASELINE],
+        "num_baseline_iterations": runner.observed.num_iterations_for[PlanPurpose.BASELINE],
         "iteration_time_s": iteration_time_s,
         "energy_j": energy_j,
-        "num_tuned_iterations": runner.num_iterations_for[PlanPurpose.TUNED],
+        "num_tuned_iterations": runner.observed.num_iterations_for[PlanPurpose.TUNED],
         "saving_ratio": 1 - energy_j / baseline_energy_j if energy_j is not None and baseline_energy_j else None,
         "slowdown_ratio": iteration_time_s / baseline_time_s - 1 if iteration_time_s and baseline_time_s else None,
         "saving_interval": _bounds(saving.saving_ratio) if saving else None,
         "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
-        "num_profile_iterations": runner.num_iterations_for[PlanPurpose.PROFILE],
+        "num_profile_iterations": runner.observed.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
@@ -200,7 +200,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         **_would_be(runner),
         **daemon.jobs.replicas.status(runner),
         **_following(runner, daemon.carbon),
-        "is_suspended": runner.is_suspended,
+        "is_suspended": runner.clocks.is_suspended,
         "is_part": runner.is_part,
         "pipeline": daemon.parts.spoken_of(runner.job_id),
         "age_s": _age_s(runner.created_mono_ns),
