@@ -33,11 +33,12 @@ from gpuenergyd.core.pipeline import (
 from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.policy import ClockPolicy, JobView
 from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.timeline import timeline
 from gpuenergyd.gpu.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd.gpu.device_parameters import MODELS, DeviceParameters
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.judging import baseline, judge_clocks
 from gpuenergyd_policies.planning.switching import clock_changes
 from tests.support.virtual_training import VirtualTraining
 
@@ -192,25 +193,17 @@ def judge(job: TrueJob, plan: ClockPlan) -> tuple[float, float]:
     clocks: dict[Instruction, int | None] = {}
     for rank in plan.ranks:
         clocks.update(zip(job.schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True))
-    options = [truth[i.instruction_class].at_clock(clocks.get(i) or job.clocks_mhz[0]) for i in graph.instructions]
-    time_s = timeline(graph, [o.time_s for o in options]).iteration_time_s
-    energy_j = iteration_energy_j(
-        energies_j=[o.energy_j for o in options],
-        durations_s=[o.time_s for o in options],
-        iteration_time_s=time_s,
-        num_ranks=graph.num_ranks,
-        blocking_power_w=truth.blocking_power_w,
-    )
-    return energy_j, time_s
+    judged = judge_clocks(graph, truth, [clocks.get(i) or job.clocks_mhz[0] for i in graph.instructions])
+    return judged.energy_j, judged.iteration_time_s
 
 
 def perfect(job: TrueJob) -> tuple[float, float, float]:
     """Return (energy, iteration time) of the planner that knows everything, and the time of the un-tuned run."""
     truth = job.profile()
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
-    untuned_s = timeline(graph, [truth[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
-    solved = solve(graph, truth, deadline_s=untuned_s.iteration_time_s)
-    return solved.energy_j, solved.iteration_time_s, untuned_s.iteration_time_s
+    untuned_s = baseline(graph, truth).iteration_time_s
+    solved = solve(graph, truth, deadline_s=untuned_s)
+    return solved.energy_j, solved.iteration_time_s, untuned_s
 
 
 def ours(job: TrueJob, *, num_iterations: int) -> tuple[ClockPlan, int, VirtualTraining]:
@@ -351,8 +344,7 @@ def measure_interval(job: TrueJob, *, num_iterations: int = 100) -> IntervalOutc
     """Return the 95 % interval that a noisy run reports for the saving of a plan, and the saving without any noise."""
     truth = job.profile()
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
-    untuned_s = timeline(graph, [truth[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
-    solved = solve(graph, truth, deadline_s=untuned_s.iteration_time_s)
+    solved = solve(graph, truth, deadline_s=baseline(graph, truth).iteration_time_s)
     clock_of = dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True))
     changes = clock_changes(
         timeline(graph, solved.durations_s),

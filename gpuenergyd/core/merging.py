@@ -47,7 +47,7 @@ def busy_s(
     """
     samples_of: dict[InstructionClass, list[InstructionSample]] = defaultdict(list)
     for sample in whole.instruction_samples:
-        samples_of[InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)].append(sample)
+        samples_of[sample.instruction_class].append(sample)
     planned_mhz = planned_mhz or {}
     durations_s = []
     for instruction in graph.instructions:
@@ -63,11 +63,7 @@ def busy_s(
 
 
 def _next_to(sm_clock_mhz: int, samples: Sequence[InstructionSample]) -> InstructionSample:
-    return min(samples, key=lambda sample: abs(_main_clock_mhz(sample) - sm_clock_mhz))
-
-
-def _main_clock_mhz(sample: InstructionSample) -> int:
-    return max(sample.shares, key=lambda share: share.time_s).sm_clock_mhz if sample.shares else 0
+    return min(samples, key=lambda sample: abs(sample.main_share.sm_clock_mhz - sm_clock_mhz))
 
 
 def _slowest(pp_rank: int, members: Sequence[IterationObservation]) -> list[InstructionSample]:
@@ -75,7 +71,7 @@ def _slowest(pp_rank: int, members: Sequence[IterationObservation]) -> list[Inst
         return [replace(sample, pp_rank=pp_rank) for sample in members[0].instruction_samples]
     found: dict[tuple[InstructionKind, int, int], InstructionSample] = {}
     for sample in (s for member in members for s in member.instruction_samples):
-        key = (sample.kind, sample.chunk_index, _main_clock_mhz(sample))
+        key = (sample.kind, sample.chunk_index, sample.main_share.sm_clock_mhz)
         if key not in found or sample.time_s > found[key].time_s:
             found[key] = replace(sample, pp_rank=pp_rank)
     return list(found.values())

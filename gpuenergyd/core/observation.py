@@ -6,7 +6,7 @@ monotonic clock, and they meet here. Pure functions: times are arguments.
 
 from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline import InstructionKind
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,16 @@ class InstructionSample:
     def time_s(self) -> float:
         """Mean duration."""
         return sum(share.time_s for share in self.shares)
+
+    @property
+    def instruction_class(self) -> InstructionClass:
+        """The class that these instructions are of."""
+        return InstructionClass(self.pp_rank, self.kind, self.chunk_index)
+
+    @property
+    def main_share(self) -> ClockShare:
+        """The clock at which most of it ran, and for how long."""
+        return max(self.shares, key=lambda share: share.time_s)
 
 
 @dataclass(frozen=True, slots=True)

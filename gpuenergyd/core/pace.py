@@ -98,7 +98,7 @@ class PaceGauge:
 
     def _learn_full_speed(self, samples: Iterable[InstructionSample]) -> None:
         for sample in samples:
-            key = _class_of(sample)
+            key = sample.instruction_class
             clocks_mhz = {share.sm_clock_mhz for share in sample.shares}
             top_mhz = self._top_clock_mhz[key] = max(self._top_clock_mhz.get(key, 0), *clocks_mhz)
             if clocks_mhz == {top_mhz}:
@@ -106,9 +106,9 @@ class PaceGauge:
 
     def _learn_slowness(self, samples: Iterable[InstructionSample]) -> None:
         for sample in samples:
-            key = _class_of(sample)
+            key = sample.instruction_class
             recent_s = self._full_speed_s.get(key)
-            main = max(sample.shares, key=lambda share: share.time_s)
+            main = sample.main_share
             known = self._slowness.setdefault(key, {}).setdefault(main.sm_clock_mhz, [])
             if not recent_s or main.sm_clock_mhz == self._top_clock_mhz[key] or len(known) >= _READINGS:
                 continue
@@ -127,7 +127,7 @@ class PaceGauge:
         """Take what these instructions would have taken at full speed, where the slowness of their clocks is known."""
         found: dict[InstructionClass, list[float]] = defaultdict(list)
         for sample in samples:
-            key = _class_of(sample)
+            key = sample.instruction_class
             at_full_speed_s = 0.0
             for share in sample.shares:
                 slowness = self._slowness_at(key, share.sm_clock_mhz)

@@ -321,7 +321,8 @@ def _check(part: PipelinePart) -> None:
         times_s = [o.iteration_time_s, *(s.time_s for s in o.instruction_samples)]
         times_s += [share.time_s for s in o.instruction_samples for share in s.shares]
         times_s += [at.time_s for rank in o.ranks for at in rank.time_at]
-        clocks_mhz = [share.sm_clock_mhz for s in o.instruction_samples for share in s.shares]
+        # What ran at no clock at all was not measured.
+        clocks_mhz = [min((share.sm_clock_mhz for share in s.shares), default=0) for s in o.instruction_samples]
         if len(o.ranks) != 1 or min(times_s) < 0 or max(times_s) > 86_400 or min(clocks_mhz, default=1) <= 0:
             raise ProtocolError(f"{where}: iteration {o.iteration_index} cannot be an observation of one rank")
 

@@ -74,8 +74,7 @@ def _times_at_full_speed_s(seen: list[IterationObservation]) -> dict[Instruction
     times: dict[InstructionClass, list[float]] = {}
     for observation in seen:
         for sample in observation.instruction_samples:
-            key = InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)
-            times.setdefault(key, []).append(sample.time_s)
+            times.setdefault(sample.instruction_class, []).append(sample.time_s)
     return {key: median(own) for key, own in times.items()}
 
 

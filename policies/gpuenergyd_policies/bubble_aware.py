@@ -110,7 +110,8 @@ class BubbleAware:
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
             return _correction(view, tuned)
-        if view.remembered is not None and with_memory(view) is not view:
+        known = with_memory(view)
+        if view.remembered is not None and known is not view:
             why = f"from what {view.remembered.job_id} showed, which still holds at full speed"
             change, unverified_ratio = change_of(view), 0.0
             if change is not None:
@@ -118,11 +119,11 @@ class BubbleAware:
                 unverified_ratio = max(CHANGE_CAUTION * change.largest_ratio, MIN_CHANGE_CAUTION_RATIO)
                 unverified_ratio = min(unverified_ratio, MAX_CHANGE_CAUTION_RATIO)
             caution_ratio = view.remembered.figure(CAUTION)
-            return _tuned_plan(view, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
+            return _plan_on(known, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
         design = Design(view, levels)
         step = design.next_step(lambda: _knowledge(view))
         if step is Ready.ENOUGH:
-            return _tuned_plan(view, caution_ratio=None, number=1, why="first plan from the profile")
+            return _plan_on(known, caution_ratio=None, number=1, why="first plan from the profile")
         if step is Ready.NOT_YET:
             last = view.issued_plans[-1] if view.issued_plans else untuned_plan()
             if last.purpose is not PlanPurpose.PROFILE:
@@ -208,15 +209,18 @@ def _model(view: JobView) -> PipelineModel:
     return PipelineModel.of(view, under_ceilings(profile, view))
 
 
-def _tuned_plan(
+def _tuned_plan(view: JobView, *, caution_ratio: float, number: int, why: str) -> ClockPlan:
+    return _plan_on(with_memory(view), caution_ratio=caution_ratio, number=number, why=why)
+
+
+def _plan_on(
     view: JobView, *, caution_ratio: float | None, number: int, why: str, unverified_ratio: float = 0.0
 ) -> ClockPlan:
     """Return a plan for what is owed, as if everything below the maximum clock took `caution_ratio` longer.
 
-    Without an earlier plan to learn caution from, profiling teaches it: by how much its iterations came out slower than
-    the model says; and chance, all of which a plan without slack suffers.
+    The view holds all that is believed. Without an earlier plan to learn caution from, profiling teaches it: by how
+    much its iterations came out slower than the model says; and chance, all of which a plan without slack suffers.
     """
-    view = with_memory(view)
     try:
         model = _model(view)
     except NotEnoughDataError as error:
@@ -235,7 +239,7 @@ def plan_from(
     why: str,
     unverified_ratio: float = 0.0,
 ) -> ClockPlan:
-    """Return the plan that a model of the pipeline calls for; caution as in `_tuned_plan`.
+    """Return the plan that a model of the pipeline calls for; caution as in `_plan_on`.
 
     `unverified_ratio` is caution on top of it, until the plan's own iterations have shown whether the model holds.
     """

@@ -67,10 +67,8 @@ def _trial(sm_clock_mhz: int, iterations: list[IterationObservation], num_ranks:
             if rank.energy_j is not None:
                 rank_energies[rank.pp_rank].append(rank.energy_j)
         for sample in seen.instruction_samples:
-            longest = max(sample.shares, key=lambda share: share.time_s)
-            if longest.sm_clock_mhz == sm_clock_mhz:
-                key = InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)
-                times.setdefault(key, []).append(sample.time_s)
+            if sample.main_share.sm_clock_mhz == sm_clock_mhz:
+                times.setdefault(sample.instruction_class, []).append(sample.time_s)
     energies = [seen.energy_j for seen in iterations if seen.energy_j is not None]
     return Trial(
         median(seen.own_time_s for seen in iterations),

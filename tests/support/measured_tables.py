@@ -15,8 +15,8 @@ from gpuenergyd.core.observation import ClockShare, InstructionSample, Iteration
 from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.judging import baseline, judge_clocks
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO, design_points, next_clock
 from gpuenergyd_policies.profiling.fit import FittedProfile, fit_profile
 from gpuenergyd_policies.profiling.times import fit_times
@@ -114,26 +114,14 @@ def losses_of(gpu: str, believed: PipelineProfile) -> list[Loss]:
     """Return the loss at each of `SLOWDOWNS`, judged on the whole table."""
     graph = dependency_graph(one_forward_one_backward(NUM_RANKS, NUM_MICROBATCHES))
     truth = full_table(gpu)
-    untuned = [truth[i.instruction_class].at_max_clock.time_s for i in graph.instructions]
-    untuned_s = timeline(graph, untuned).iteration_time_s
+    untuned_s = baseline(graph, truth).iteration_time_s
     losses = []
     for slowdown in SLOWDOWNS:
         owed_s = slowdown * untuned_s
         solved = solve(graph, believed, deadline_s=max(owed_s, min_iteration_time_s(graph, believed)))
-        options = [
-            truth[i.instruction_class].at_clock(clock)
-            for i, clock in zip(graph.instructions, solved.sm_clocks_mhz, strict=True)
-        ]
-        time_s = timeline(graph, [o.time_s for o in options]).iteration_time_s
-        energy_j = iteration_energy_j(
-            energies_j=[o.energy_j for o in options],
-            durations_s=[o.time_s for o in options],
-            iteration_time_s=time_s,
-            num_ranks=NUM_RANKS,
-            blocking_power_w=truth.blocking_power_w,
-        )
-        best = solve(graph, truth, deadline_s=max(time_s, min_iteration_time_s(graph, truth)))
-        losses.append(Loss(energy_j / best.energy_j - 1, time_s / owed_s - 1))
+        judged = judge_clocks(graph, truth, solved.sm_clocks_mhz)
+        best = solve(graph, truth, deadline_s=max(judged.iteration_time_s, min_iteration_time_s(graph, truth)))
+        losses.append(Loss(judged.energy_j / best.energy_j - 1, judged.iteration_time_s / owed_s - 1))
     return losses
 
 

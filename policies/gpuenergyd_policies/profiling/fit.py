@@ -186,10 +186,10 @@ def _measured_clocks(
     observations: Sequence[IterationObservation], key: InstructionClass, clocks: Sequence[int]
 ) -> list[int]:
     measured = {
-        max(sample.shares, key=lambda share: share.time_s).sm_clock_mhz
+        sample.main_share.sm_clock_mhz
         for observation in observations
         for sample in observation.instruction_samples
-        if InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index) == key
+        if sample.instruction_class == key
     }
     return [clock for clock in clocks if clock in measured]
 

@@ -163,6 +163,5 @@ class Design:
         for observation in self._view.observations:
             if observation.is_regular and observation.plan_id not in profiling:
                 for sample in observation.instruction_samples:
-                    key = InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)
-                    sums.setdefault(key, []).append(sample.time_s * sample.count)
+                    sums.setdefault(sample.instruction_class, []).append(sample.time_s * sample.count)
         return {key: median(times_s) for key, times_s in sums.items()}

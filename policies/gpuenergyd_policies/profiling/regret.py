@@ -12,8 +12,8 @@ from statistics import median
 import numpy as np
 
 from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.judging import judge_clocks
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.profiling.fit import FittedProfile
 
@@ -31,20 +31,9 @@ def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, dea
     losses = []
     for _ in range(NUM_DRAWS):
         truth = fitted.drawn(random)
-        options = [
-            truth[i.instruction_class].at_clock(clock)
-            for i, clock in zip(graph.instructions, plan.sm_clocks_mhz, strict=True)
-        ]
-        time_s = timeline(graph, [option.time_s for option in options]).iteration_time_s
-        energy_j = iteration_energy_j(
-            energies_j=[option.energy_j for option in options],
-            durations_s=[option.time_s for option in options],
-            iteration_time_s=time_s,
-            num_ranks=graph.num_ranks,
-            blocking_power_w=truth.blocking_power_w,
-        )
+        judged = judge_clocks(graph, truth, plan.sm_clocks_mhz)
         owed_s = max(deadline_s, min_iteration_time_s(graph, truth))
         best = solve(graph, truth, deadline_s=owed_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
-        late_j = best.price_w * max(0.0, time_s - owed_s)
-        losses.append((energy_j + late_j) / best.energy_j - 1)
+        late_j = best.price_w * max(0.0, judged.iteration_time_s - owed_s)
+        losses.append((judged.energy_j + late_j) / best.energy_j - 1)
     return max(0.0, median(losses))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 
 from gpuenergyd.core.model_memory import REMEMBERED_FULL_SPEED, REMEMBERED_PROFILE
-from gpuenergyd.core.observation import InstructionSample, IterationObservation
+from gpuenergyd.core.observation import IterationObservation
 from gpuenergyd.core.pipeline import InstructionClass
 from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.core.policy import JobView
@@ -49,7 +49,7 @@ class Change:
         """Return an iteration from before as it would be now; energies stay, so that power does too."""
         samples = []
         for sample in observation.instruction_samples:
-            key = _class_of(sample)
+            key = sample.instruction_class
             shares = (replace(s, time_s=s.time_s * self.ratio(key, s.sm_clock_mhz)) for s in sample.shares)
             samples.append(replace(sample, shares=tuple(shares)))
         return replace(observation, instruction_samples=tuple(samples))
@@ -107,8 +107,7 @@ def reached_clocks_mhz(observations: Iterable[IterationObservation]) -> dict[Ins
     clocks_mhz: dict[InstructionClass, list[int]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
-            main = max(sample.shares, key=lambda share: share.time_s)
-            clocks_mhz[_class_of(sample)].append(main.sm_clock_mhz)
+            clocks_mhz[sample.instruction_class].append(sample.main_share.sm_clock_mhz)
     return {key: median_low(clocks) for key, clocks in clocks_mhz.items()}
 
 
@@ -117,7 +116,7 @@ def times_by_class_s(observations: Iterable[IterationObservation]) -> dict[Instr
     times_s: dict[InstructionClass, list[float]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
-            times_s[_class_of(sample)].append(sample.time_s)
+            times_s[sample.instruction_class].append(sample.time_s)
     return {key: median(values) for key, values in times_s.items() if median(values) > 0}
 
 
@@ -135,7 +134,7 @@ def _tilts(
     """Return the exponents by which planned iterations came out slower than a ratio alone makes them, by class."""
     moments: dict[InstructionClass, tuple[float, float]] = defaultdict(lambda: (0.0, 1 / _TILT_SIGMA**2))
     for sample in (sample for observation in planned for sample in observation.instruction_samples):
-        key = _class_of(sample)
+        key = sample.instruction_class
         if key not in ratios or key not in curves:
             continue
         times_s = curves[key].times_s([share.sm_clock_mhz for share in sample.shares]) * ratios[key]
@@ -148,7 +147,3 @@ def _tilts(
         product, square = moments[key]
         moments[key] = (product + weight * below * math.log(sum(progress)), square + weight * below**2)
     return {key: product / square for key, (product, square) in moments.items()}
-
-
-def _class_of(sample: InstructionSample) -> InstructionClass:
-    return InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)

@@ -149,7 +149,7 @@ def fit_times(observations: Sequence[IterationObservation]) -> Mapping[Instructi
     samples: dict[InstructionClass, list[InstructionSample]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
-            samples[InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)].append(sample)
+            samples[sample.instruction_class].append(sample)
     return {key: _curve(members) for key, members in samples.items()}
 
 
@@ -157,7 +157,7 @@ def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:
     # A redescending loss stays with the fast samples it starts from; what it leaves out decides, and is left out.
     fit = _fit_class_times(samples, loss="cauchy")
     kept = [s for s, off in zip(samples, fit.residuals, strict=True) if off <= _DISTURBED_RATIO]
-    if {_main_clock(s) for s in kept} != {_main_clock(s) for s in samples}:
+    if {s.main_share.sm_clock_mhz for s in kept} != {s.main_share.sm_clock_mhz for s in samples}:
         kept = list(samples)
     fit = _fit_class_times(kept, loss="soft_l1")
     is_confirmed = _confirmed(kept, fit)
@@ -184,7 +184,7 @@ def _confirmed(samples: Sequence[InstructionSample], fit: "_ClassTimes") -> NDAr
     """Return which knots two iterations or more agree on."""
     agreed: dict[int, int] = defaultdict(int)
     for sample, off in zip(samples, fit.residuals, strict=True):
-        agreed[_main_clock(sample)] += abs(float(off)) <= _SAME_RATIO
+        agreed[sample.main_share.sm_clock_mhz] += abs(float(off)) <= _SAME_RATIO
     return np.array([agreed[int(knot)] > 1 for knot in fit.knots_mhz], dtype=np.bool_)
 
 
@@ -322,14 +322,10 @@ class _ClassTimes:
     residuals: FloatArray
 
 
-def _main_clock(sample: InstructionSample) -> int:
-    return max(sample.shares, key=lambda share: share.time_s).sm_clock_mhz
-
-
 def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _ClassTimes:
     mostly: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for sample in samples:
-        mostly[_main_clock(sample)].append((sample.time_s, sample.count))
+        mostly[sample.main_share.sm_clock_mhz].append((sample.time_s, sample.count))
     knots = np.array(sorted(mostly), dtype=float)
     # Disturbance only ever slows down, so of two samples that contradict each other the faster one is the start.
     start = np.array([np.quantile([t for t, _ in mostly[int(k)]], 0.25, method="lower") for k in knots])
