@@ -29,7 +29,7 @@ from gpuenergyd.daemon.metrics import metrics_text
 from gpuenergyd.daemon.parts import Parts
 from gpuenergyd.daemon.peers import Peer, open_pidfd, require_alive
 from gpuenergyd.daemon.ports import AskableWorker
-from gpuenergyd.daemon.snapshots import Snapshot
+from gpuenergyd.daemon.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.zeusd import ZeusdRoutes
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
@@ -84,10 +84,9 @@ class Server:
         self._jobs = jobs
         self._leases = leases
         self._parts = parts
-        # Both texts share one status: in a flood they may be as old as two snapshots in a row.
         self._status = Snapshot(status)
-        self._status_text = Snapshot(lambda: encode(self._status.value()))
-        self._metrics = Snapshot(lambda: metrics_text(self._status.value()))
+        self._status_text = SnapshotText(self._status, encode)
+        self._metrics = SnapshotText(self._status, metrics_text)
         self._job_detail = job_detail
         self._access = access
         self._proof_of_use = ProofOfUse(access, worker.users)
@@ -233,8 +232,7 @@ class Server:
         finally:
             guard.request_ends()
             if request.method != "GET" and request.path not in {_REPORT_PATH, _PACE_PATH}:
-                for snapshot in (self._status, self._status_text, self._metrics):
-                    snapshot.forget()  # who has changed something reads it back
+                self._status.forget()  # who has changed something reads it back
 
     async def _answer(self, request: web.Request, handler: Handler, guard: GuardedProtocol) -> web.StreamResponse:
         wait_s = self._rates.wait_s(guard.peer.uid)

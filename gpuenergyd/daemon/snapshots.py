@@ -34,9 +34,31 @@ class Snapshot(Generic[T]):
         if self._kept is None or self._credit_s > 0 or now_s - self._kept[1] >= LIFETIME_S:
             begin_s = self.cpu_s()
             self._kept = self.build(), now_s
-            self._credit_s = max(-BURST_S, self._credit_s - (self.cpu_s() - begin_s))
+            self.charge(self.cpu_s() - begin_s)
         return self._kept[0]
+
+    def charge(self, spent_s: float) -> None:
+        """Count what else a new answer costs as part of building it."""
+        self._credit_s = max(-BURST_S, self._credit_s - spent_s)
 
     def forget(self) -> None:
         """Build the next answer anew."""
         self._kept = None
+
+
+@dataclass(slots=True)
+class SnapshotText(Generic[T]):
+    """A snapshot's answer as text, written once for each answer: so the text is no older than the answer may be."""
+
+    snapshot: Snapshot[T]
+    write: Callable[[T], bytes]
+    _kept: tuple[T, bytes] | None = None
+
+    def value(self) -> bytes:
+        """Return the text."""
+        answer = self.snapshot.value()
+        if self._kept is None or self._kept[0] is not answer:
+            begin_s = self.snapshot.cpu_s()
+            self._kept = answer, self.write(answer)
+            self.snapshot.charge(self.snapshot.cpu_s() - begin_s)
+        return self._kept[1]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gpuenergyd.daemon.snapshots import BURST_S, LIFETIME_S, SHARE, Snapshot
+from gpuenergyd.daemon.snapshots import BURST_S, LIFETIME_S, SHARE, Snapshot, SnapshotText
 
 
 @dataclass
@@ -75,3 +75,32 @@ def test_what_was_changed_is_read_back_at_any_rate() -> None:
 
     assert counted.snapshot.value() == num_built
     assert counted.snapshot.value() == num_built
+
+
+def test_a_text_is_no_older_than_its_answer_may_be_and_its_cost_counts() -> None:
+    counted = Counted(cost_s=0.001)
+    num_written = 0
+
+    def write(answer: int) -> bytes:
+        nonlocal num_written
+        counted.spent_s += 0.003
+        num_written += 1
+        return str(answer).encode()
+
+    text = SnapshotText(counted.snapshot, write)
+    for _ in range(100_000):
+        counted.now_s += 0.0001
+        assert counted.now_s - counted.built_at_s[int(text.value())] < LIFETIME_S
+
+    assert num_written == len(counted.built_at_s)
+    assert counted.spent_s <= BURST_S + counted.now_s * 0.004 / LIFETIME_S + 0.004
+
+
+def test_a_change_is_read_back_in_the_text_too() -> None:
+    counted = Counted(cost_s=1.0)
+    text = SnapshotText(counted.snapshot, lambda answer: str(answer).encode())
+    before = text.value()
+
+    counted.snapshot.forget()
+
+    assert text.value() != before
