@@ -1,10 +1,10 @@
 """What a job is, as its first rank declared it, and how the orders of all its ranks make one schedule."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.pipeline import Instruction, Schedule, dependency_graph
-from gpuenergyd.core.schedules import stage_of_chunk
+from gpuenergyd.core.schedules import sent_after, stage_of_chunk
 from gpuenergyd.core.slowdown_account import JobLength
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError, JobError
@@ -37,6 +37,7 @@ class JobDescription:
             num_chunks=self.num_chunks,
             stage_of_chunk=stage_of_chunk(self.schedule_name, self.num_pp_ranks),
         )
+        schedule = replace(schedule, sent_after=sent_after(schedule))
         try:
             dependency_graph(schedule)
         except GpuEnergyError as error:

@@ -63,6 +63,8 @@ class Schedule:
     extra_inflight: tuple[int, ...] = ()
     stage_of_chunk: tuple[tuple[int, ...], ...] = field(default=())
     """`stage_of_chunk[r][v]`: the model stage that chunk v of rank r computes; empty means stage = v * R + r."""
+    sent_after: tuple[tuple[Instruction, Instruction], ...] = ()
+    """Instructions whose output leaves their rank only after another, later one on that rank, and this other one."""
 
     @property
     def num_ranks(self) -> int:
@@ -178,7 +180,7 @@ def dependency_graph(
 
     Order edges join consecutive instructions of a rank and take `launch_gap_s`. Data edges carry activations
     forward and input gradients backward; one that crosses ranks takes `communication_latency_s` (seconds, or
-    a function of the sending and the receiving rank).
+    a function of the sending and the receiving rank), from the end of the instruction after which it is sent.
 
     Raises:
         ScheduleError: the order cannot run (it waits for itself), or an instruction is missing its input.
@@ -198,6 +200,8 @@ def dependency_graph(
         if key in producer:
             raise ScheduleError(f"{instruction} appears twice")
         producer[key] = node
+    node_of = {instruction: node for node, instruction in enumerate(instructions)}
+    sender_of = {node_of[u]: node_of[later] for u, later in schedule.sent_after if u in node_of and later in node_of}
     edges: list[tuple[int, int, float]] = []
     node = 0
     for order in schedule.orders:
@@ -209,7 +213,10 @@ def dependency_graph(
             u = producer.get((kind, stage, microbatch))
             if u is not None:
                 sender, receiver = instructions[u].pp_rank, instructions[v].pp_rank
-                edges.append((u, v, latency_s(sender, receiver) if sender != receiver else 0.0))
+                if sender == receiver:
+                    edges.append((u, v, 0.0))
+                else:
+                    edges.append((sender_of.get(u, u), v, latency_s(sender, receiver)))
                 return
         wanted = "|".join(kind_options)
         raise ScheduleError(f"{instructions[v]} needs {wanted}{microbatch} of stage {stage}, which nobody runs")

@@ -90,6 +90,7 @@ class _OrderBuilder:
 
     def __init__(self, pp_rank: int) -> None:
         self.order: list[Instruction] = []
+        self.sent_after: list[tuple[Instruction, Instruction]] = []
         self._pp_rank = pp_rank
         self._next: dict[tuple[InstructionKind, int], int] = {}
         self._pending: deque[Instruction] = deque()
@@ -106,6 +107,13 @@ class _OrderBuilder:
         self.order.append(Instruction(self._pp_rank, kind, microbatch, chunk))
         if kind is I:
             self._pending.append(Instruction(self._pp_rank, W, microbatch, chunk))
+
+    def add_pair(self, forward_chunk: int, backward_chunk: int, *, is_one_action: bool = True) -> None:
+        """Write a forward and a full backward; as one action, both send when both are done."""
+        self.add(F, forward_chunk)
+        self.add(B, backward_chunk)
+        if is_one_action:
+            self.sent_after.append((self.order[-2], self.order[-1]))
 
     def add_oldest_weight_gradient(self) -> None:
         """Write the weight gradient that has waited longest, if any does."""
@@ -142,13 +150,17 @@ def _zbv_steps(builder: _OrderBuilder, num_ranks: int, r: int, total: int) -> It
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return DualPipeV (DeepSeek, 2025), placed as ZBV; a forward beside a backward counts as two in a row."""
+    """Return DualPipeV (DeepSeek, 2025), placed as ZBV; a forward beside a backward counts as two in a row.
+
+    torch's runtime makes one action of the two and sends what they give when both are done, so that whoever waits for
+    the forward's output waits for the backward as well.
+    """
     _require_sizes(num_ranks, num_microbatches, 2)
     if num_microbatches < 2 * num_ranks:
         raise ScheduleError(
             f"schedule 'dualpipev': {num_microbatches} microbatches, {num_ranks} ranks need at least {2 * num_ranks}"
         )
-    orders = []
+    orders, sent_after = [], []
     for r in range(num_ranks):
         builder = _OrderBuilder(r)
         add = builder.add
@@ -162,15 +174,12 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             add(I, 1)
             builder.add_oldest_weight_gradient()
             add(F, 1)
-        for _ in range(num_microbatches - 2 * num_ranks + r + 1):
-            add(F, 0)
-            add(B, 1)
-            add(F, 1)
-            add(B, 0)
+        for repeat in range(num_microbatches - 2 * num_ranks + r + 1):
+            builder.add_pair(0, 1, is_one_action=repeat > 0 or behind > 0)
+            builder.add_pair(1, 0)
         for _ in range(behind):
             add(B, 1)
-            add(F, 1)
-            add(B, 0)
+            builder.add_pair(1, 0)
         # The second half of the drain splits its backwards, to keep weight gradients for the end.
         half, is_odd = (r + 1) // 2, r % 2 == 1
         for repeat in range(r + 1):
@@ -182,7 +191,15 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
         for _ in range(r + 1):
             builder.add_oldest_weight_gradient()
         orders.append(tuple(builder.order))
-    return Schedule("dualpipev", num_microbatches, tuple(orders), 2, stage_of_chunk=_v_placement(num_ranks))
+        sent_after += builder.sent_after
+    return Schedule(
+        "dualpipev",
+        num_microbatches,
+        tuple(orders),
+        2,
+        stage_of_chunk=_v_placement(num_ranks),
+        sent_after=tuple(sent_after),
+    )
 
 
 def _v_placement(num_ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -214,6 +231,14 @@ SCHEDULES: Mapping[str, ScheduleFamily] = {
 def stage_of_chunk(name: str, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     """Return which model stage each chunk of each rank computes in schedules of this name; empty: v * R + r."""
     return _v_placement(num_ranks) if name in {"zbv", "dualpipev"} else ()
+
+
+def sent_after(schedule: Schedule) -> tuple[tuple[Instruction, Instruction], ...]:
+    """Return what a schedule of this name sends late, if its orders are those that the name stands for."""
+    if schedule.name != "dualpipev" or schedule.num_microbatches < 2 * schedule.num_ranks:
+        return ()
+    own = dualpipe_v(schedule.num_ranks, schedule.num_microbatches)
+    return own.sent_after if own.orders == schedule.orders else ()
 
 
 def schedule_family(name: str) -> ScheduleFamily:

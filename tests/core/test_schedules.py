@@ -1,9 +1,11 @@
 """Schedules by name: they run, they are complete, and they are what torch.distributed.pipelining runs."""
 
+from dataclasses import replace
+
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionKind, Schedule, dependency_graph
-from gpuenergyd.core.schedules import SCHEDULES, make_schedule
+from gpuenergyd.core.pipeline import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.schedules import SCHEDULES, make_schedule, sent_after
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd.errors import ScheduleError
 
@@ -66,11 +68,38 @@ def _iteration_time(name: str, num_chunks: int | None = None) -> float:
         ("zb-h1", 1.073),
         ("interleaved-zb", 1.037),
         ("zbv", 1.037),
-        ("dualpipev", 1.037),
+        ("dualpipev", 1.073),  # 1.037 if a forward's output did not wait for the backward beside it, as torch has it
     ],
 )
 def test_bubbles_shrink_as_the_literature_says(name: str, expected: float) -> None:
     assert _iteration_time(name) == pytest.approx(expected, abs=6e-4)
+
+
+def test_whoever_waits_for_a_forward_beside_a_backward_waits_for_both_on_other_ranks_only() -> None:
+    schedule = make_schedule("dualpipev", 2, 6)
+    graph = dependency_graph(schedule)
+    node_of = {instruction: node for node, instruction in enumerate(graph.instructions)}
+
+    forward, backward = next(pair for pair in schedule.sent_after if pair[0].pp_rank == 0 and pair[0].chunk_index == 0)
+    next_stage = Instruction(1, F, forward.microbatch_index, 0)
+
+    assert node_of[backward] in {u for u, _ in graph.predecessors[node_of[next_stage]]}
+    assert node_of[forward] not in {u for u, _ in graph.predecessors[node_of[next_stage]]}
+    turning, beside = next(
+        pair for pair in schedule.sent_after if pair[0].pp_rank == 1 and pair[0].chunk_index == 0
+    )  # stages 1 and 2 are on one rank: nothing is sent
+    same_rank = node_of[Instruction(1, F, turning.microbatch_index, 1)]
+    assert node_of[turning] in {u for u, _ in graph.predecessors[same_rank]}
+    assert (node_of[beside] in {u for u, _ in graph.predecessors[same_rank]}) == (same_rank == node_of[beside] + 1)
+
+
+def test_what_is_sent_late_is_known_by_name_where_the_orders_are_those_of_the_name() -> None:
+    schedule = make_schedule("dualpipev", 2, 6)
+
+    assert sent_after(replace(schedule, sent_after=())) == schedule.sent_after != ()
+    assert sent_after(replace(schedule, orders=tuple(reversed(schedule.orders)))) == ()
+    assert sent_after(make_schedule("zbv", 2, 6)) == ()
+    assert sent_after(replace(schedule, num_microbatches=3)) == ()
 
 
 def test_zero_bubble_h1_keeps_no_more_microbatches_than_1f1b_on_the_first_rank() -> None:
@@ -126,6 +155,10 @@ def test_orders_are_those_of_torch(name: str) -> None:
             assert [
                 (i.kind, schedule.stage_index(rank, i.chunk_index), i.microbatch_index) for i in schedule.orders[rank]
             ] == [(kind_of[p.computation_type], p.stage_index, p.microbatch_index) for p in parts]
+            # One action sends when all of it is done.
+            position = {id(part): at for at, part in enumerate(parts)}
+            late = [[schedule.orders[rank][position[id(p)]] for p in a.sub_actions] for a in actions if a.sub_actions]
+            assert [list(pair) for pair in schedule.sent_after if pair[0].pp_rank == rank] == late
 
 
 @pytest.mark.torch
