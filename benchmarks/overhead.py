@@ -1,6 +1,6 @@
 """What attaching costs a training run: step times with and without it, in short segments that take turns in one run.
 
-    python benchmarks/overhead.py [--pairs 60] [--steps 4] [--ranks 2] [--microbatches 8] [--json]
+    python benchmarks/overhead.py [--pairs 60] [--steps 3] [--ranks 2] [--microbatches 8] [--json]
 
 A real torch pipeline over gloo on this machine's CPU, one process and one core per rank, under a real daemon in mode
 `observe`: it registers, records and reports as ever, and sets nothing, so the ratio is overhead and not slower clocks.
@@ -41,12 +41,12 @@ from tests.support.processes import child_pids
 from tests.trainers.pipeline_processes import run_ranks
 
 ATTACHED, PLAIN, NULL = "attached", "plain", "null"
-SETTLING_STEPS = 2
+SETTLING_STEPS = 1
 """At the begin of each segment: the first step after wrappers are put on is no iteration, and caches are cold."""
 FIRST_STEPS = 30
 """Attached, before anything is measured: the daemon's baseline and its one prediction are over by then."""
-WIDTH, TOKENS, SEQUENCES, LAYERS = 128, 64, 8, 2
-"""A step of a third of a second on one core; on GPUs steps take seconds."""
+WIDTH, TOKENS, SEQUENCES, LAYERS = 256, 64, 8, 2
+"""A step of about a second on one core each; pipelines on GPUs take one and more."""
 NUM_RESAMPLES = 4_000
 RUN_LIMIT_S = 3_600.0
 US_PER_S = 1e6
@@ -55,7 +55,7 @@ US_PER_S = 1e6
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=4, help="in a segment, after it has settled")
+    parser.add_argument("--steps", type=int, default=3, help="in a segment, after it has settled")
     parser.add_argument("--ranks", type=int, default=2, help="processes, no more than cores")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--json", action="store_true")
