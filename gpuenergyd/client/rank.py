@@ -107,11 +107,6 @@ class RankClient:
             self.register(order)
 
     @property
-    def is_registering(self) -> bool:
-        """Whether an order is known and the reporter runs."""
-        return self._reporter is not None
-
-    @property
     def pp_rank(self) -> int:
         """Which rank of its pipeline this is."""
         return self._registration.pp_rank

@@ -167,7 +167,3 @@ def _mean_of_usual(times_s: list[float]) -> float:
     """Return the mean of what is not much longer than usual: a wait for another replica may hide in one of them."""
     usual_s = median(times_s)
     return mean(time_s for time_s in times_s if time_s <= _OUTLIER_RATIO * usual_s)
-
-
-def _class_of(sample: InstructionSample) -> InstructionClass:
-    return InstructionClass(sample.pp_rank, sample.kind, sample.chunk_index)

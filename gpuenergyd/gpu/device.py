@@ -41,14 +41,9 @@ class GpuReading:
 class GpuDetails:
     """What is worth knowing of a GPU once in a while; None is what the driver does not tell."""
 
-    memory_clock_mhz: int | None = None
-    utilization_ratio: float | None = None
-    event_reasons: int | None = None
     power_limit_w: float | None = None
-    enforced_power_limit_w: float | None = None
     min_power_limit_w: float | None = None
     max_power_limit_w: float | None = None
-    is_mig_enabled: bool | None = None
     is_persistent: bool | None = None
     pci_address: str | None = None
     """Domain, bus, device, function: 0000:01:00.0."""

@@ -60,8 +60,6 @@ class WorkerLink:
     """The process that restores when the worker is killed."""
     has_taken_over: bool
     """Whether the leases of an earlier core are ours."""
-    num_wants_delayed: int
-    """Wishes the socket did not take at once; the newest of each GPU is sent as soon as it does."""
 
     def __init__(
         self,
@@ -76,7 +74,6 @@ class WorkerLink:
         self.worker_pid = None
         self.keeper_pid = None
         self.has_taken_over = False
-        self.num_wants_delayed = 0
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         self._on_samples = on_samples
@@ -295,7 +292,6 @@ class WorkerLink:
         return answer
 
     def _delay(self, gpu_uuid: str, datagram: bytes) -> None:
-        self.num_wants_delayed += 1
         self._wants[gpu_uuid] = datagram
         self._loop.add_writer(self._socket, self._write)
 

@@ -96,19 +96,12 @@ class NvmlHost:
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
-        utilization = self._ask(gpu_uuid, "nvmlDeviceGetUtilizationRates")
         limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
-        mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
         persistence = self._ask(gpu_uuid, "nvmlDeviceGetPersistenceMode")
         return GpuDetails(
-            memory_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
-            utilization_ratio=None if utilization is None else utilization.gpu / 100.0,
-            event_reasons=self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons"),
             power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimit")),
-            enforced_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetEnforcedPowerLimit")),
             min_power_limit_w=_watts(limits_mw[0]),
             max_power_limit_w=_watts(limits_mw[1]),
-            is_mig_enabled=None if mig is None else bool(mig[0]),
             is_persistent=None if persistence is None else bool(persistence),
             pci_address=_pci_address(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo")),
         )

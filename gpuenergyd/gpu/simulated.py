@@ -124,14 +124,12 @@ class SimulatedHost:
             )
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return limits and modes; a simulated GPU has neither MIG nor utilisation."""
+        """Return its power limits; the rest, a simulated GPU does not have."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
             return GpuDetails(
-                memory_clock_mhz=round(model.memory_clock_mhz),
                 power_limit_w=record.state.power_limit_w,
-                enforced_power_limit_w=record.state.power_limit_w,
                 min_power_limit_w=model.min_power_limit_w,
                 max_power_limit_w=model.max_power_limit_w,
             )

@@ -13,7 +13,7 @@ from gpuenergyd.store.series import RAW_TIER, SECOND_TIER
 
 FORECASTS_KEPT = timedelta(days=60)
 """Forecasts as they were issued: the skill shown looks back for 28 days."""
-MINUTE_S, HOUR_S = 60, 3600
+MINUTE_S = 60
 _AT_ONCE = timedelta(hours=6)
 """How much time one transaction forgets, so that a long backlog never blocks writing for long."""
 

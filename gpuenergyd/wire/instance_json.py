@@ -19,7 +19,7 @@ from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelinePro
 from gpuenergyd.errors import ProfileError, ScheduleError
 from gpuenergyd.wire.checked_values import MAX_STAGES, number, short, whole
 
-INSTANCE_KEYS = ("stages", "microbatches", "p_block_w", "ops", "edges", "profiles")
+_KEYS = ("stages", "microbatches", "p_block_w", "ops", "edges", "profiles")
 MAX_MICROBATCHES = 1_000_000
 _OP_NAME = re.compile(r"([FBIW])(\d{0,3})")
 _SCHEDULE_OF_INSTANCE = {"zbh1": "zb-h1"}
@@ -82,9 +82,7 @@ def parse_instance(path: Path, text: str) -> PlannerInstance:
 
 def _key(path: Path, data: Mapping[str, Any], key: str) -> object:
     if key not in data:
-        raise ProfileError(
-            f"{path}: no key {key!r}; an instance has stages, microbatches, p_block_w, ops, edges, profiles"
-        )
+        raise ProfileError(f"{path}: no key {key!r}; an instance has {', '.join(_KEYS)}")
     value: object = data[key]
     return value
 

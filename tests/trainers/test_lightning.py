@@ -11,7 +11,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 from gpuenergyd_trainers.lightning import gpuenergy_callback  # noqa: E402  after the skips
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
-from tests.trainers.unchanged_programs import run_unchanged  # noqa: E402
+from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -121,14 +121,7 @@ trainer.fit(Module(), data)
 
 
 def test_unchanged_program_joins_under_gpuenergyd_run_and_trains_as_without_us(tmp_path: Path) -> None:
-    joined = run_unchanged(tmp_path, UNCHANGED)
-
-    assert joined.output == joined.output_without
-    assert len(joined.output.split()) == 24
-    assert [(r["job_name"], r["gpu_uuid"], r["schedule_name"]) for r in joined.registrations] == [
-        ("train", "GPU-0", "loop")
-    ]
-    assert joined.reports
+    check_one_process_joined(tmp_path, UNCHANGED, num_losses=24)
 
 
 def test_example_runs_as_it_stands_learns_and_joins(tmp_path: Path) -> None:

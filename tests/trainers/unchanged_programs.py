@@ -49,6 +49,18 @@ def run_unchanged(
     return Joined(joined.stdout, without.stdout, registrations, reports)
 
 
+def check_one_process_joined(folder: Path, program: str, *, num_losses: int) -> None:
+    """Run a plain loop that prints its losses: it joins as such, and every loss is the same to the last bit."""
+    joined = run_unchanged(folder, program)
+
+    assert joined.output == joined.output_without
+    assert len(joined.output.split()) == num_losses
+    assert [(r["job_name"], r["gpu_uuid"], r["schedule_name"]) for r in joined.registrations] == [
+        ("train", "GPU-0", "loop")
+    ]
+    assert joined.reports
+
+
 def _run(command: Sequence[str], environ: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         command, env=environ, cwd=folder, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False

@@ -42,7 +42,6 @@ class Problem(StrEnum):
     WRONG_ZONE = "wrong-zone"
     WRONG_UNIT = "wrong-unit"
     CLOCK = "clock"
-    NO_KEY = "no-key"
 
 
 class SourceError(CarbonSourceError):

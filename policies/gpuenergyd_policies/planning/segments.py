@@ -37,9 +37,11 @@ RESTARTS = 3
 STEPS = 250_000 if IS_COMPILED else 800
 """Annealing steps of one restart; an interpreter has time for a few only."""
 TEMPERATURE_RATIO = 5e-4
-"""Of the ideal saving: where annealing starts; it ends a hundred times colder."""
+"""Of the ideal saving: where annealing starts."""
 COOLING = 0.01
+"""How much of that temperature is left at the end."""
 OVERTIME_PRICE_GROWTH = 100.0
+"""How much dearer time beyond the deadline is at the end than at the start."""
 _PENDING = 8
 
 
@@ -436,8 +438,8 @@ def _anneal(
     best = math.inf
     for step in range(-1, steps):
         share = max(step, 0) / steps
-        price = overtime_price * 100.0**share
-        limit = temperature * 0.01**share
+        price = overtime_price * OVERTIME_PRICE_GROWTH**share
+        limit = temperature * COOLING**share
         r = k = other = changed_bound = changed_clock = other_clock = -1
         if step >= 0:
             state = state * 48271 % 2147483647

@@ -269,7 +269,7 @@ def sweep_down(
                             touched[num_touched] = to
                             num_touched += 1
                         dist[to] = reach
-                        parent[to] = -1
+                        parent[to] = OP_ARC
                         if reach == d:
                             stack[num_stack] = to
                             num_stack += 1
@@ -321,7 +321,7 @@ def sweep_down(
                                 touched[num_touched] = to
                                 num_touched += 1
                             dist[to] = reach
-                            parent[to] = -1
+                            parent[to] = OP_ARC
                             if reach == d:
                                 stack[num_stack] = to
                                 num_stack += 1

@@ -44,7 +44,6 @@ class FittedProfile:
     """A pipeline's profile as fitted, with how well it explains what was seen."""
 
     profile: PipelineProfile
-    power_models: tuple[PowerModel, ...]
     energy_error_ratio: float
     """Root mean square of (fitted - measured) / measured over GPU iterations."""
     uncertainty: Mapping[InstructionClass, Uncertainty]
@@ -110,7 +109,6 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         classes[key] = instruction_profile(options, where=f"fit of {key.kind} on rank {key.pp_rank}")
     return FittedProfile(
         profile=PipelineProfile(classes, _blocking_power_w(models)),
-        power_models=models,
         energy_error_ratio=power.energy_error_ratio,
         uncertainty=_uncertainty(power, curves, classes, residual),
         doubtful=frozenset((key, int(clock)) for key, curve in curves.items() for clock in curve.doubtful_mhz),
