@@ -9,4 +9,6 @@ following    plan slices as a training thread follows them
 reporter     the background thread that registers, reports and fetches plans
 rank         one rank of a job, as trainer adapters see it
 loop         `gpuenergyd.job` for plain training loops
+agreed_plans  plans of a pipeline across hosts, followed where all its ranks have agreed
+tags, length  whose run it is and how long it will be, as the environment says
 """

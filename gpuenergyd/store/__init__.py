@@ -8,7 +8,7 @@ space       a full disk, and the reserve kept for it
 retention   what is forgotten, and when; compaction of long jobs' iterations
 turns       one host at a time, where many share a history
 queries     what is read, while the daemon runs and after it; summaries of jobs from their iterations and job_parts,
-            kept_summaries and kept_figures of ended ones, energy_sums of the ledger
+            kept_summaries and kept_figures of ended ones, energy_sums of the ledger, carbon_queries of the grid
 reading     how it is read: SQLite by the standard library, anything else by engine_reading through SQLAlchemy
 schema      the tables
 upgrade     bringing a database to this version's schema, by the revisions in migrations/

@@ -2,7 +2,7 @@
 
 source             the Protocol, what a source is given and what it answers
 web                HTTP with limits: the only module that imports requests
-checking           values that a source may pass on
+checking           values that a source may pass on; mix, intensities from a generation mix
 neso               Great Britain, no key
 electricity_maps   most of the world, one zone with a free key
 watttime           marginal intensities
