@@ -28,6 +28,8 @@ from gpuenergyd.store.records import ForecastRecord
 
 _READS_PER_HOUR = 12
 _READ_PERIOD_S = (0.5, 15.0)
+_FIRST_READS, _FIRST_READ_PERIOD_S = 60, 0.5
+"""The fetcher's first word is looked for more often, for so long."""
 _WORTH_EVERY = timedelta(hours=24)
 _WORTH_JOB_HOURS = 72.0
 _SKILL_KEPT = timedelta(days=30)
@@ -72,6 +74,7 @@ class CarbonService:
         is_child = settings.processes is Processes.CHILDREN and settings.asks_network
         self._fetcher = CarbonFetcher(settings) if is_child else None
         self._periodic = Periodic()
+        self._first_word: asyncio.Task[None] | None = None
         self._skill = LiveSkill()
         self._own_forecast: CarbonForecast | None = None
         self._forecast_failure: str | None = None
@@ -91,10 +94,15 @@ class CarbonService:
         self._periodic.every(period_s, "following the grid", self._follow)
         self._periodic.every(period_s, "forecasting the grid", self._forecast)
         self._periodic.start()
+        if self._settings.asks_network:
+            self._first_word = asyncio.create_task(self._hear_first_word(), name="hearing of the grid")
 
     async def close(self) -> None:
         """End the schedule and both processes, and leave the jobs' accounts to the next daemon."""
         self._periodic.close()
+        if self._first_word is not None:
+            self._first_word.cancel()
+            await asyncio.gather(self._first_word, return_exceptions=True)
         await self.targets.keep(self._runners())
         if self._fetcher is not None:
             await self._fetcher.close()
@@ -121,6 +129,14 @@ class CarbonService:
         now_at = self.grid.to_grid(self._now())
         is_usable = given is not None and given.hours and given.hours[-1].target_at > now_at + 6 * HOUR
         return given if is_usable else self._own_forecast
+
+    async def _hear_first_word(self) -> None:
+        """Know the grid, or why it is not known, as soon as the fetcher says so."""
+        for _ in range(_FIRST_READS):
+            await asyncio.sleep(_FIRST_READ_PERIOD_S)
+            await self.feed.read()
+            if self.feed.fetch_status is not None:
+                return
 
     async def _follow(self) -> None:
         await self.feed.read()
