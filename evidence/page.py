@@ -14,7 +14,7 @@ SECTIONS = Path(__file__).parent / "sections"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 SECTION_ORDER = (
     "introduction", "planner", "emulation", "profiling", "client", "schedules", "restores", "sampling", "hanging-call",
-    "carbon", "store", "load", "two-hosts", "device-model", "real-gpus", "tests",
+    "carbon", "store", "fleet", "load", "two-hosts", "device-model", "real-gpus", "tests",
 )  # fmt: skip
 
 

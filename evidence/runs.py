@@ -70,6 +70,8 @@ RUNS = (
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 240),
     Run("store", "store.py", _args("--days 7 --live-seconds 30 --json"),
         _args("--days 1 --repeats 2 --live-seconds 5 --json"), 600),
+    Run("fleet", "fleet.py", _args("--json"),
+        _args("--hosts 20 --write-seconds 12 --burst-seconds 3 --scrape-seconds 35 --json"), 600),
     Run("real-gpu", "real_gpu.py", _args("--json"), _args("--json"), 300),
     Run("gpu-pipeline", "gpu_pipeline.py", _args("--json"), _args("--json"), 600),
     Run("schedules", "schedules.py", _args("--rounds 1 --json"),
@@ -86,6 +88,9 @@ RUNS = (
         is_usual=False),
     Run("mutation", "mutation.py", _args("--sample 200 --seed 1 --json"),
         _args("--sample 3 --only core --json"), 7200, Kind.COMPUTED, is_usual=False),
+    Run("fleet-long", "fleet.py",
+        _args("--write-seconds 300 --burst-seconds 30 --days 3 --scrape-seconds 600 --whole-writers 8 --json"),
+        _args("--hosts 20 --write-seconds 12 --burst-seconds 3 --scrape-seconds 35 --json"), 3600, is_usual=False),
     Run("floods", "load.py", _args("--compare --json"), _args("--compare --flood requests --seconds 3 --json"), 1200,
         is_usual=False),
 )  # fmt: skip
@@ -93,6 +98,10 @@ RUNS = (
 PARTS = {
     "carbon_prior.py": "fits the forecast prior that ships, and priors that leave a zone out; measures nothing",
     "core_instruments.py": "what load.py puts into the core",
+    "fleet_history.py": "a fleet's history, made by the server",
+    "fleet_hosts.py": "what one host of the fleet records",
+    "fleet_postgresql.py": "PostgreSQL's part of fleet.py",
+    "fleet_prometheus.py": "Prometheus' part of fleet.py",
     "lowtime_rival.py": "how planner.py and planner_against_lowtime.py run lowtime",
     "schedule_bounds.py": "the bounds that schedules.py prints",
 }

@@ -6,7 +6,7 @@ now: values that were revised since change what a report says. Energy in hours t
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -112,9 +112,20 @@ class CarbonReport:
         return tuple(lines)
 
 
-def carbon_report(history: History, job: JobSummary, counted: Counted = WHOLE) -> CarbonReport | None:
-    """Return the grams of a job, or of the part of it that counts; None where no intensity of its time is known."""
-    stored = history.intensities(since=job.started_at, until=job.ended_at)
+def carbon_report(
+    history: History,
+    job: JobSummary,
+    counted: Counted = WHOLE,
+    known_intensities: Callable[[], Sequence[StoredIntensity]] | None = None,
+) -> CarbonReport | None:
+    """Return the grams of a job, or of the part of it that counts; None where no intensity of its time is known.
+
+    `known_intensities` are those of a longer time, for who reports many jobs: they are asked for once.
+    """
+    if known_intensities is None:
+        stored = history.intensities(since=job.started_at, until=job.ended_at)
+    else:
+        stored = tuple(row for row in known_intensities() if _is_within(row, job))
     iterations = [row for row in history.all_iterations(job.job_id) if counted.holds(row.started_at)] if stored else []
     if not iterations:
         return None
@@ -152,6 +163,11 @@ def carbon_report(history: History, job: JobSummary, counted: Counted = WHOLE) -
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
         is_replayed=any(_is_moved(row) for row in known),
     )
+
+
+def _is_within(row: StoredIntensity, job: JobSummary) -> bool:
+    held = row.host
+    return held.valid_to_at > job.started_at and (job.ended_at is None or held.valid_from_at < job.ended_at)
 
 
 def _priced(

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from statistics import median
 from typing import Any
 
@@ -148,13 +148,15 @@ def job_reports(
     span = Counted(since, until) if counts_only_span else WHOLE
     used = _energy_use(history, summaries, tariff, span)
     price = tariff.flat_price_per_kwh if tariff is not None else None
+    begun_at = min((summary.started_at for summary in summaries), default=None)
+    known_intensities = cache(partial(history.intensities, since=begun_at))
     return tuple(
         JobReport(
             summary,
             partial(history.iterations, summary.job_id),
             used.get(summary.job_id, NOTHING_USED),
             price,
-            partial(carbon_report, history, summary, span),
+            partial(carbon_report, history, summary, span, known_intensities),
             WHOLE if span.holds_all(summary.started_at, summary.ended_at) else span,
         )
         for summary in summaries

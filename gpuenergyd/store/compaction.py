@@ -27,7 +27,10 @@ _AT_ONCE = 100_000
 
 
 def compact_iterations(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
-    """Turn single iterations into blocks, in the transaction that is open; return whether there is more to do."""
+    """Turn single iterations into blocks, in the transaction that is open; return whether there is more to do.
+
+    Where a `host` is named, many share the history: then no more of running jobs stays single than of ended ones.
+    """
     jobs, iterations = schema.jobs, schema.iterations
     counts = (
         select(iterations.c.job_id, func.count(), jobs.c.ended_at)
@@ -39,7 +42,7 @@ def compact_iterations(connection: Connection, now: datetime, *, host: str | Non
     left = _AT_ONCE
     for job_id, num_iterations, ended_at in connection.execute(counts).all():
         is_recent = ended_at is None or ended_at > now - LATELY
-        num_kept = KEPT_AT_EACH_END if is_recent else KEPT_LATER
+        num_kept = KEPT_AT_EACH_END if is_recent and host is None else KEPT_LATER
         if num_iterations > 2 * num_kept + _WORTH_IT:
             left -= _compact_job(connection, job_id, num_kept, at_most=left)
         if left <= 0:

@@ -97,15 +97,17 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
     return engine
 
 
-def reading_engine(path_or_url: str | Path) -> Engine:
+def reading_engine(path_or_url: str | Path, *, keeps_connection: bool = False) -> Engine:
     """Return an engine that cannot write; it works beside the writer and after it.
+
+    It may keep a connection to a server: a report of a fleet asks thousands of questions, one after the other.
 
     Raises:
         StoreError: no file there, or no such kind of database.
     """
     path = sqlite_path(path_or_url)
     if path is None:
-        return _engine(str(path_or_url), is_read_only=True)
+        return _engine(str(path_or_url), is_read_only=True, keeps_connection=keeps_connection)
     if not path.is_file():
         raise StoreError(f"no history at {path}")
 
@@ -181,13 +183,14 @@ def set_aside(path: Path) -> Path:
     return kept
 
 
-def _engine(url: str, *, is_read_only: bool = False) -> Engine:
+def _engine(url: str, *, is_read_only: bool = False, keeps_connection: bool = False) -> Engine:
     try:
         parsed = make_url(url)
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         options = {"postgresql_readonly": True} if is_read_only and parsed.get_backend_name() == "postgresql" else {}
-        return create_engine(parsed, poolclass=NullPool, execution_options=options)
+        pool: dict[str, Any] = {"pool_size": 1} if keeps_connection else {"poolclass": NullPool}
+        return create_engine(parsed, execution_options=options, **pool)
     except ImportError as error:
         raise StoreError(f"{_shown(url)}: {error}; pip install 'gpuenergyd[postgresql]'") from None
     except SQLAlchemyError as error:

@@ -352,7 +352,7 @@ def _source(path_or_url: str | Path, *, nobody_writes: bool) -> Source:
 
         path = sqlite_path(path_or_url)
         if path is None:
-            return EngineSource(reading_engine(path_or_url))
+            return EngineSource(reading_engine(path_or_url, keeps_connection=True))
     if not path.is_file():
         raise StoreError(f"no history at {path}")
     return SqliteSource(path, nobody_writes=nobody_writes)

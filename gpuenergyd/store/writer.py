@@ -47,6 +47,9 @@ _IMPORTANT_WITHIN_S = 0.1
 """Jobs, plans and control events are soon in the database; samples wait for a batch."""
 _STUCK_AFTER_S = 60.0
 _FIRST_TIDY_S = 60.0
+_FILE_TIDY_S = 3600.0
+_SERVER_TIDY_S = 600.0
+"""A fleet's reports are as fast as its iterations are few: each host soon puts its own together."""
 _FILE_BATCH_S = 1.0
 _FILE_SERIES_S = 10.0
 """How often a file of this host takes readings and minutes that are still filling: nobody else waits for it."""
@@ -79,7 +82,7 @@ class HistoryWriter:
         retry_s: float = 2.0,
         busy_timeout_s: float = 1.0,
         max_waiting: int = 50_000,
-        tidy_period_s: float = 3600.0,
+        tidy_period_s: float | None = None,
         reserve_bytes: int = 0,
         max_write_ahead_bytes: int = 256 * 2**20,
         retention: Retention = Retention(),  # noqa: B008  frozen
@@ -95,12 +98,12 @@ class HistoryWriter:
         self._retry_s = retry_s
         self._busy_timeout_s = busy_timeout_s
         self._max_waiting = max_waiting
-        self._tidy_period_s = tidy_period_s
+        self._tidy_period_s = tidy_period_s or (_FILE_TIDY_S if is_file else _SERVER_TIDY_S)
         self._retention = retention
         self._reserve_bytes = reserve_bytes
         self._max_write_ahead_bytes = max_write_ahead_bytes
         self._space: SpaceWatch | None = None
-        self._tidy_at_mono_s = time.monotonic() + min(_FIRST_TIDY_S, tidy_period_s)
+        self._tidy_at_mono_s = time.monotonic() + min(_FIRST_TIDY_S, self._tidy_period_s)
         self._changed = threading.Condition()
         self._waiting: deque[Record] = deque()
         self._series = SeriesBuffer(write_every_s=_FILE_SERIES_S if is_file else _SERVER_SERIES_S)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for one test session, from the system's package, in a folder of its own."""
+"""A real PostgreSQL server for a test session or a benchmark, from the system's package, in a folder of its own."""
 
 import contextlib
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 _NUMBERS = count()
+TEST_OPTIONS = "-c fsync=off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class PostgresqlServer:
     folder: Path
     user: str | None
     """Who runs it; None: whoever runs the tests."""
+    options: str = TEST_OPTIONS
+    """Beyond what the package sets: tests need no data after a power cut."""
 
     def new_database(self) -> str:
         """Make an empty database and return its URL."""
@@ -33,7 +36,7 @@ class PostgresqlServer:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        options = f"-c listen_addresses='' -c unix_socket_directories='{self.folder}' -c fsync=off"
+        options = f"-c listen_addresses='' -c unix_socket_directories='{self.folder}' {self.options}"
         self._run("pg_ctl", "--pgdata", str(self.folder / "data"), "--wait", "--options", options,
                   "--log", str(self.folder / "log"), "start")  # fmt: skip
 
@@ -64,21 +67,29 @@ def _bin_dir() -> Path | None:
     return next((folder for folder in folders if all((folder / name).is_file() for name in needed)), None)
 
 
+class NoServerError(Exception):
+    """There is no server to run here; says why."""
+
+
 @contextlib.contextmanager
-def postgresql_server() -> Iterator[PostgresqlServer]:
-    """Run a server; skip the test, with the reason, where there is none to run."""
+def running_postgresql(options: str = TEST_OPTIONS) -> Iterator[PostgresqlServer]:
+    """Run a server.
+
+    Raises:
+        NoServerError: there is none to run.
+    """
     bin_dir = _bin_dir()
     if bin_dir is None:
-        pytest.skip("no PostgreSQL server is installed here")
+        raise NoServerError("no PostgreSQL server is installed here")
     user = None
     if os.geteuid() == 0:
         user = "postgres"
         if user not in {entry.pw_name for entry in pwd.getpwall()}:
-            pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+            raise NoServerError("PostgreSQL does not run as root, and there is no user postgres")
     folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-pg-"))
     if user is not None:
         shutil.chown(folder, user)
-    server = PostgresqlServer(bin_dir, folder, user)
+    server = PostgresqlServer(bin_dir, folder, user, options)
     server._run("initdb", "--pgdata", str(folder / "data"), "--username", "tests", "--auth", "trust", "--no-sync")
     server.start()
     try:
@@ -86,3 +97,14 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """Run a server; skip the test, with the reason, where there is none to run."""
+    with contextlib.ExitStack() as ends:
+        try:
+            server = ends.enter_context(running_postgresql())
+        except NoServerError as error:
+            pytest.skip(str(error))
+        yield server

@@ -1,0 +1,390 @@
+"""PostgreSQL under a fleet: rows that it must and can take, how long a host waits, sizes, and how long reports take."""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Self
+
+from fleet_history import make_history
+from fleet_hosts import NUM_GPUS, RATE_HZ, fine_detail, gpu_uuid, host_name, job_of, packed_pool, readings
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store.database import create, writing_engine
+from gpuenergyd.store.retention import Retention
+from gpuenergyd.store.rows import insert_records, note_gpus, replace_series
+from tests.support.postgresql import NoServerError, PostgresqlServer, running_postgresql
+
+BATCH_S: float = Settings.model_fields["database_batch_s"].default
+NUM_PROCESSES = 2
+THREADS = 4
+BURST_THREADS = 2
+GROUPS = ("host", "user", "job", "day", "gpu")
+LEAN = {"samples": 2 / 24, "seconds": 1.0}
+"""Days of fine detail that a large fleet would keep in a server."""
+
+
+@dataclass(slots=True)
+class Writes:
+    """What some hosts' writes came to."""
+
+    num_writes: int = 0
+    num_rows: int = 0
+    num_failed: int = 0
+    times_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+
+    def add(self, other: "Writes") -> None:
+        self.num_writes += other.num_writes
+        self.num_rows += other.num_rows
+        self.num_failed += other.num_failed
+        self.times_s += other.times_s
+        self.late_s += other.late_s
+
+
+@dataclass(slots=True)
+class Host:
+    """One simulated host's side of the history."""
+
+    number: int
+    num_writes: int = 0
+
+    def write(
+        self, engine: Engine, noise: random.Random, pools: Sequence[Sequence[tuple[int, bytes]]]
+    ) -> tuple[int, float]:
+        """Write what `BATCH_S` seconds brought, as the daemon's writer does; return rows and how long it took."""
+        now = datetime.now(tz=UTC)
+        records = list(readings(noise, self.number, now - timedelta(seconds=BATCH_S), round(BATCH_S)))
+        series = []
+        if (self.num_writes + self.number) % round(60 / BATCH_S) == 0:
+            minute = now.replace(second=0, microsecond=0) - timedelta(minutes=2)
+            for tier, pool in enumerate(pools):
+                for index in range(NUM_GPUS):
+                    num_points, points = noise.choice(pool)
+                    series.append(
+                        {"tier": tier, "started_at": minute, "gpu_uuid": gpu_uuid(self.number, index),
+                         "job_id": f"job-{self.number}" if tier else "", "num_points": num_points, "points": points}
+                    )  # fmt: skip
+        name = host_name(self.number)
+        begin = time.perf_counter()
+        with engine.begin() as connection:
+            if self.num_writes == 0:
+                note_gpus(connection, [gpu_uuid(self.number, index) for index in range(NUM_GPUS)], host=name)
+            num_rows = insert_records(connection, records, host=name)
+            replace_series(connection, series)
+        self.num_writes += 1
+        return num_rows + len(series), time.perf_counter() - begin
+
+
+def write_for(
+    url: str, numbers: Sequence[int], num_hosts: int, start_s: float, end_s: float, *, is_paced: bool
+) -> Writes:
+    """Let hosts write until an instant: each when it is due, or one after the other as fast as the server takes it."""
+    engine, noise = writing_engine(url, busy_timeout_s=1.0), random.Random(numbers[0])
+    with engine.begin() as connection:
+        pools = [packed_pool(noise, connection, is_raw=is_raw) for is_raw in (True, False)]
+    hosts = [Host(number, num_writes=number % 6) for number in numbers]
+    due = _due(hosts, num_hosts, start_s, is_paced=is_paced)
+    guard = threading.Lock()
+
+    def work() -> Writes:
+        own = Writes()
+        while True:
+            with guard:
+                host, due_s = next(due)
+            if max(due_s, time.time()) >= end_s:
+                return own
+            time.sleep(max(0.0, due_s - time.time()))
+            late_s = time.time() - due_s
+            try:
+                num_rows, took_s = host.write(engine, noise, pools)
+            except SQLAlchemyError:
+                own.num_failed += 1
+                continue
+            own.add(Writes(1, num_rows, 0, [took_s], [late_s]))
+
+    total = Writes()
+    num_threads = THREADS if is_paced else BURST_THREADS
+    time.sleep(max(0.0, start_s - time.time()))
+    with ThreadPoolExecutor(num_threads) as pool:
+        for own in [future.result() for future in [pool.submit(work) for _ in range(num_threads)]]:
+            total.add(own)
+    return total
+
+
+def _due(hosts: Sequence[Host], num_hosts: int, start_s: float, *, is_paced: bool) -> Iterator[tuple[Host, float]]:
+    """Yield hosts and when they write: spread over the period, for no two of a fleet started at the same instant."""
+    turn = 0
+    while True:
+        for host in hosts:
+            yield host, start_s + (turn + host.number / num_hosts) * BATCH_S if is_paced else 0.0
+        turn += 1
+
+
+def fleet_writes(url: str, num_hosts: int, seconds: float, *, is_paced: bool) -> tuple[Writes, float]:
+    """Return what all hosts wrote, and for how long."""
+    start_s = time.time() + 4.0  # until every process has loaded and packed its pools
+    shares = [range(k, num_hosts, NUM_PROCESSES) for k in range(NUM_PROCESSES)]
+    total = Writes()
+    with ProcessPoolExecutor(NUM_PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [
+            pool.submit(write_for, url, share, num_hosts, start_s, start_s + seconds, is_paced=is_paced)
+            for share in shares
+        ]
+        for future in futures:
+            total.add(future.result())
+    return total, seconds
+
+
+@contextmanager
+def whole_writers(url: str, first: int, number: int) -> Iterator[list[HistoryWriter]]:
+    """Run the daemon's writer for some more hosts, each fed in real time as a daemon feeds it."""
+    writers = [HistoryWriter(url, host=host_name(first + k), server_batch_s=BATCH_S) for k in range(number)]
+    is_over, noise = threading.Event(), random.Random(7)
+
+    def feed() -> None:
+        tick, begin = 0, time.monotonic()
+        while not is_over.wait(max(0.0, begin + tick / RATE_HZ - time.monotonic())):
+            now = datetime.now(tz=UTC)
+            for k, writer in enumerate(writers):
+                for record in fine_detail(noise, first + k, now, tick):
+                    writer.write(record)
+                if tick % RATE_HZ == 0:
+                    for record in readings(noise, first + k, now, 1):
+                        writer.write(record)
+            tick += 1
+
+    for k, writer in enumerate(writers):
+        writer.start()
+        writer.write(job_of(first + k))
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        yield writers
+    finally:
+        is_over.set()
+        thread.join()
+        for writer in writers:
+            writer.close(30.0)
+
+
+class ServerWatch:
+    """How many connections there are, and how much CPU the server takes, while something runs."""
+
+    def __init__(self, server: PostgresqlServer, url: str) -> None:
+        self._engine = create_engine(_with_driver(url), poolclass=NullPool)
+        self._postmaster = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
+        self._is_over = threading.Event()
+        self.connections: list[int] = []
+        self.used_s = 0.0
+
+    def cpu_s(self) -> float:
+        """Return CPU seconds of the server, of connections that have ended too."""
+        ticks = _cpu_ticks(self._postmaster, is_with_ended=True)
+        children = Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split()
+        return (ticks + sum(_cpu_ticks(int(pid)) for pid in children)) / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> Self:
+        self._begin_s = self.cpu_s()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self.used_s = self.cpu_s() - self._begin_s
+
+    def _watch(self) -> None:
+        query = text("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+        with self._engine.connect() as connection:
+            while not self._is_over.wait(0.25):
+                self.connections.append(connection.execute(query).scalar_one() - 1)
+                connection.rollback()
+
+
+def _cpu_ticks(pid: int, *, is_with_ended: bool = False) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return sum(int(value) for value in fields[11 : 15 if is_with_ended else 13])
+
+
+def _with_driver(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+psycopg://")
+
+
+def size_figures(connection: Connection, *, num_hosts: int, days: int) -> dict[str, Any]:
+    """Return bytes per GPU and day by tier, from rows as they lie in the server, indexes included."""
+
+    def one(sql: str) -> float:
+        return float(connection.execute(text(sql)).scalar_one() or 0)
+
+    def per_row(table: str) -> float:
+        return one(f"SELECT pg_total_relation_size('{table}')") / max(1.0, one(f"SELECT count(*) FROM {table}"))
+
+    points = "SELECT avg(octet_length(points)) FROM gpu_series WHERE tier = {}"
+    overhead = per_row("gpu_series") - one("SELECT avg(octet_length(points)) FROM gpu_series")
+    rollup, of_host = per_row("gpu_rollups"), per_row("host_rollups") * 4 / NUM_GPUS
+    rest = sum(
+        one(f"SELECT pg_total_relation_size('{table}')")
+        for table in ("iterations", "iteration_blocks", "jobs", "ranks", "plans", "job_figures")
+    )
+    per_gpu_day = {
+        "samples": 1440 * (one(points.format(0)) + overhead),
+        "seconds": 1440 * (one(points.format(1)) + overhead),
+        "minutes": 1440 * (rollup + of_host),
+        "hours": 24 * (rollup + of_host),
+        "jobs": rest / (num_hosts * NUM_GPUS * days),
+    }
+    kept, day = Retention(), timedelta(days=1)
+    usual = {"samples": kept.samples / day, "seconds": kept.seconds / day}
+    return {
+        "bytes_per_gpu_day": {name: round(value) for name, value in per_gpu_day.items()},
+        "fleet_30_days_bytes": {
+            name: round(num_hosts * NUM_GPUS * sum(held.get(key, 30) * value for key, value in per_gpu_day.items()))
+            for name, held in (("usual", usual), ("lean", LEAN))
+        },
+        "held_bytes": round(one("SELECT pg_database_size(current_database())")),
+    }
+
+
+def report_figures(url: str, since: datetime, watch: "ServerWatch") -> tuple[dict[str, dict[str, float]], list[float]]:
+    """Return what the command takes over the whole fleet by group, and the energy that each of them adds up to."""
+    times, sums_j = {}, []
+    for by in GROUPS:
+        begin, begin_cpu_s, begin_server_s = time.perf_counter(), _children_cpu_s(), watch.cpu_s()
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuenergyd.cli.main", "report", "--database", url, "--since", since.isoformat(),
+             "--group-by", by, "--json"], check=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        times[by] = {
+            "wall_s": round(time.perf_counter() - begin, 2),
+            "cpu_s": round(_children_cpu_s() - begin_cpu_s, 2),
+            "server_cpu_s": round(watch.cpu_s() - begin_server_s, 2),
+        }
+        (rows,) = json.loads(done.stdout).values()
+        sums_j.append(sum(row["gpu_energy_j" if by == "job" else "energy_j"] or 0.0 for row in rows))
+    return times, sums_j
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def slow_statements(connection: Connection) -> list[dict[str, Any]]:
+    """Return what took longest of what the reports asked, as PostgreSQL counted it."""
+    rows = connection.execute(
+        text("""SELECT regexp_replace(query, '\\s+', ' ', 'g') AS query, calls, mean_exec_time, max_exec_time
+            FROM pg_stat_statements WHERE query LIKE 'SELECT%' ORDER BY max_exec_time DESC LIMIT 3""")
+    ).all()
+    return [
+        {"query": row.query[:160], "num_calls": row.calls, "mean_s": round(row.mean_exec_time / 1e3, 3),
+         "max_s": round(row.max_exec_time / 1e3, 3)}
+        for row in rows
+    ]  # fmt: skip
+
+
+def spread(times_s: Sequence[float]) -> dict[str, float]:
+    hundredths = quantiles(times_s, n=100, method="inclusive")
+    return {"p50": round(median(times_s), 4), "p99": round(hundredths[98], 4), "max": round(max(times_s), 4)}
+
+
+def note(what: str) -> None:
+    """Say on standard error what begins."""
+    print(f"{time.strftime('%X')} {what}", file=sys.stderr)
+
+
+def postgresql_figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Return every figure, or why there is none."""
+    try:
+        with running_postgresql("-c shared_preload_libraries=pg_stat_statements") as server:
+            return _figures(server, options)
+    except NoServerError as error:
+        return {"absent": str(error)}
+
+
+def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str, Any]:
+    url = server.new_database()
+    engine = create_engine(_with_driver(url), poolclass=NullPool)
+    with engine.begin() as connection:
+        version = connection.execute(text("SHOW server_version")).scalar_one()
+        limits = {
+            name: connection.execute(text(f"SHOW {name}")).scalar_one()
+            for name in ("max_connections", "shared_buffers", "fsync")
+        }
+        create(connection)
+    note("history")
+    with engine.begin() as connection:
+        made = make_history(connection, num_hosts=options.hosts, days=options.days)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE EXTENSION pg_stat_statements"))
+    note("writes")
+    with whole_writers(url, options.hosts, options.whole_writers) as writers, ServerWatch(server, url) as watch:
+        paced, seconds = fleet_writes(url, options.hosts, options.write_seconds, is_paced=True)
+    states = [writer.status() for writer in writers]
+    with engine.connect() as connection:
+        # Before the burst, which writes more of a minute than hosts ever do.
+        sizes = size_figures(connection, num_hosts=options.hosts, days=options.days)
+    note("burst")
+    burst, burst_s = fleet_writes(url, options.hosts, options.burst_seconds, is_paced=False)
+    with engine.connect() as connection:
+        connection.execute(text("SELECT pg_stat_statements_reset()"))
+    note("reports")
+    times, sums = report_figures(url, datetime.now(tz=UTC) - timedelta(days=options.days), watch)
+    with engine.connect() as connection:
+        slowest = slow_statements(connection)
+    engine.dispose()
+    note("done")
+    needed = paced.num_rows / paced.num_writes * options.hosts / BATCH_S
+    needed_writes_per_s = options.hosts / BATCH_S
+    cpu_per_write_s = watch.used_s / paced.num_writes
+    return {
+        "version": version,
+        "settings": limits,
+        "batch_s": BATCH_S,
+        "rows_per_write": round(paced.num_rows / paced.num_writes, 1),
+        "needed_rows_per_s": round(needed),
+        "sustained_rows_per_s": round(burst.num_rows / burst_s),
+        "sustained_ratio": round(burst.num_rows / burst_s / needed, 2),
+        "write_s": spread(paced.times_s),
+        "late_s": spread(paced.late_s),
+        "num_writes": paced.num_writes,
+        "num_failed": paced.num_failed + burst.num_failed,
+        "write_seconds": seconds,
+        "due_writes": round(needed_writes_per_s * seconds),
+        "server_cpu_per_write_s": round(cpu_per_write_s, 5),
+        "needed_cores": round(needed_writes_per_s * cpu_per_write_s, 2),
+        "connections": {"median": median(watch.connections), "max": max(watch.connections)},
+        "whole_writers": {
+            "number": len(states),
+            "num_dropped": sum(state.num_rows_dropped for state in states),
+            "troubles": [state.reason for state in states if state.reason],
+        },
+        **sizes,
+        **made,
+        "report_days": options.days,
+        "num_jobs": options.hosts * (2 * options.days + 1),
+        "reports": times,
+        "sum_difference_ratio": (max(sums) - min(sums)) / max(sums),
+        "slowest_queries": slowest,
+    }
