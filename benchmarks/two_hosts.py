@@ -1,30 +1,65 @@
-"""PP 4 x DP 2 over two hosts in network namespaces, each with its own daemon: one plan, and five ways to lose it.
+"""PP 4 x DP 2 over two hosts in network namespaces, each with its own daemon: five ways to lose a plan, and stragglers.
 
-    python benchmarks/two_hosts.py          needs root, and an `ip` command that may make network namespaces
+    python benchmarks/two_hosts.py [--episodes 3] [--ratio 1.2] [--json]
 
-Ends with 0 when every fault left training as without us and no clock lowered; says how long each took to be so.
+Ends with 0 when every fault left training as without us and no clock lowered; says how long each took to be so. Then
+one replica takes `--ratio` times as long, again and again: how many iterations the other one only waits until it has
+slowed down, what it saves from then on against waiting, and how many iterations it is slow after the straggler has
+recovered; once with both pipelines over both hosts, once with each replica whole on a host of its own. What counts is
+how long GPUs worked and what they spent, as the simulated GPUs themselves know it. Needs root, and an `ip` command that
+may make network namespaces.
 """
 
+import argparse
 import json
 import os
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.host_trainer import rank_index
 from tests.support.stopping import stop_between_driver_calls
+from tests.support.straggling import Episode, provoke
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
 from tests.support.waiting import wait_until
 
 LIMIT_S = 120.0
 VICTIM = rank_index(1, 2)
+PLAN_LIMIT_S = 400.0
+LAYOUTS = {"pipelines over both hosts": False, "replicas whole on a host": True}
 
 
-def run(hosts: TwoHosts) -> dict[str, object]:
+def run_faults() -> dict[str, Any]:
+    settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "silence_limit_s": 1.5}
+    with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder), **settings) as hosts:
+        return provoke_faults(hosts)
+
+
+def run_stragglers(ratio: float, num_episodes: int, *, are_replicas_whole: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder), policy="bubble-aware") as hosts:
+        hosts.start_training(are_replicas_whole=are_replicas_whole)
+        hosts.wait_for_plan(PLAN_LIMIT_S)
+        return told([provoke(hosts, ratio, LIMIT_S) for _ in range(num_episodes)])
+
+
+def told(episodes: list[Episode]) -> dict[str, Any]:
+    return {
+        "iterations_until_followed": [episode.iterations_until_followed for episode in episodes],
+        "iterations_until_recovered": [episode.iterations_until_recovered for episode in episodes],
+        "extrinsic_saving_ratio": median(episode.saving_ratio for episode in episodes),
+        "reported_saving_ratio": median(episode.reported_saving_ratio for episode in episodes),
+        "episodes": [asdict(episode) for episode in episodes],
+    }
+
+
+def provoke_faults(hosts: TwoHosts) -> dict[str, Any]:
     took_s: dict[str, float] = {}
 
     def lowered() -> None:
@@ -74,18 +109,36 @@ def run(hosts: TwoHosts) -> dict[str, object]:
     return {"restored_after_s": took_s, "num_left_lowered": sum(hosts.lowered()), "exit_statuses": with_us}
 
 
+def text(found: dict[str, Any]) -> str:
+    lines = [
+        f"{fault}: all GPUs at full speed after {seconds} s" for fault, seconds in found["restored_after_s"].items()
+    ]
+    for layout, seen in found["stragglers"].items():
+        saving, reported = (100 * seen[key] for key in ("extrinsic_saving_ratio", "reported_saving_ratio"))
+        lines.append(
+            f"{layout}: followed after {seen['iterations_until_followed']} iterations, left after"
+            f" {seen['iterations_until_recovered']}; saves {saving:.1f} % against waiting (reported: {reported:.1f} %)"
+        )
+    return "\n".join(lines)
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=3, help="stragglers per layout")
+    parser.add_argument("--ratio", type=float, default=1.2, help="how many times as long the straggler takes")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
     try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            two_hosts(
-                Path(folder), policy="uniform", warmup_iterations=0, baseline_iterations=2, silence_limit_s=1.5
-            ) as hosts,
-        ):
-            print(json.dumps(run(hosts), indent=2))
+        found = run_faults()
+        found["straggler_ratio"] = options.ratio
+        found["stragglers"] = {
+            layout: run_stragglers(options.ratio, options.episodes, are_replicas_whole=is_whole)
+            for layout, is_whole in LAYOUTS.items()
+        }
     except NoNetworkNamespaceError as error:
         print(f"no network namespaces here: {error}", file=sys.stderr)
         return 1
+    print(json.dumps(found, indent=2) if options.json else text(found))
     return 0
 
 

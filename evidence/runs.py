@@ -64,7 +64,7 @@ RUNS = (
     Run("framework-overhead", "framework_overhead.py", _args("--json"), _args("--repeats 1 --json"), 300),
     Run("kill-matrix", "kill_matrix.py", _args("--trials 150 --seed 5 --json"), _args("--trials 6 --json"), 600),
     Run("systemd-faults", "systemd_faults.py", _args("--rounds 2 --json"), _args("--rounds 1 --json"), 300),
-    Run("two-hosts", "two_hosts.py", (), (), 400),
+    Run("two-hosts", "two_hosts.py", _args("--json"), _args("--episodes 1 --json"), 900),
     Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --json"), 120),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 240),

@@ -8,7 +8,7 @@ a *term*, iterations [begin, end), and only while its term is known to last. The
 2. once all have, gives it a term that begins a few iterations ahead, so that all hear of it before;
 3. prolongs the term again and again while every member is heard of and still has the plan;
 4. lets another plan begin only where the term before ends, and never prolongs a term whose successor it has given;
-   one that waits for its successor to be installed is only kept from running out;
+   one that waits for its successor to be installed, or to be decided, is only kept from running out;
 5. gives a plan that is only tried (profiling) a brief term: further iterations of it would cost, and tell nothing.
 
 Terms of different plans are therefore disjoint, whoever hears of them when. A member that has heard late, or nothing
@@ -90,6 +90,8 @@ class TermGiver:
     _is_abandoned: bool = False
     released: str | None = None
     """A plan that members shall follow no more, at once: full speed is owed before its term is over."""
+    is_change_near: bool = False
+    """Whether another plan is likely to be asked for: the present term is then kept short, so that it soon begins."""
 
     @property
     def wanted(self) -> str | None:
@@ -153,7 +155,7 @@ class TermGiver:
             return False
         if self._is_brief and newest < current.end_iteration + 2 * ahead:
             return False  # it was tried; had all seen it, there would soon be another
-        kept = ahead if self._proposed is not None else 2 * ahead
+        kept = ahead if self._proposed is not None or self.is_change_near else 2 * ahead
         if newest + kept <= current.end_iteration:
             return False
         # Who is at full speed since the term ended shall take the plan up together with the others.

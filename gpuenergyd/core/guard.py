@@ -84,9 +84,29 @@ def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRule
     for what in then[0]:
         time_s = median(times_s.get(what, 0.0) for times_s in then)
         slowest_s = max(times_s.get(what, math.inf) for times_s in last)
-        if slowest_s < time_s * (1 - rules.faster_instruction_ratio):
+        is_faster = slowest_s < time_s * (1 - rules.faster_instruction_ratio)
+        if is_faster and _is_faster_at_some_clock(what, first, recent, rules):
             return f"{what} takes {slowest_s / time_s:.3f} times as long as when the plan began"
     return None
+
+
+def _is_faster_at_some_clock(
+    what: str, first: Sequence[IterationObservation], recent: Sequence[IterationObservation], rules: GuardRules
+) -> bool:
+    """Return whether the clock alone cannot explain it, because it only came earlier or later than at first."""
+    then, last = _times_at_clocks_s(what, first), _times_at_clocks_s(what, recent[-rules.windows[0] :])
+    ratios = [last[mhz] / then[mhz] for mhz in then.keys() & last.keys()]
+    return not ratios or min(ratios) < 1 - rules.faster_instruction_ratio
+
+
+def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) -> dict[int, float]:
+    """Return what a kind of instruction took at each clock that it ran at from begin to end."""
+    times_s: dict[int, list[float]] = defaultdict(list)
+    for observation in observations:
+        for sample in observation.instruction_samples:
+            if _name(sample) == what and len(sample.shares) == 1:
+                times_s[sample.shares[0].sm_clock_mhz].append(sample.time_s)
+    return {mhz: median(values) for mhz, values in times_s.items()}
 
 
 def what_changed(

@@ -38,6 +38,8 @@ class PaceGauge:
     """Of one replica; `own_time_s` is None until it has run at full speed."""
 
     own_time_s: float | None = None
+    num_readings: int = 0
+    """How often `own_time_s` has been read; between two readings it is what was known before."""
     _full_speed_s: dict[InstructionClass, deque[float]] = field(default_factory=dict)
     _slowness: dict[InstructionClass, dict[int, list[float]]] = field(default_factory=dict)
     _top_clock_mhz: dict[InstructionClass, int] = field(default_factory=dict)
@@ -139,6 +141,7 @@ class PaceGauge:
         if all(instruction.instruction_class in times_s for instruction in graph.instructions):
             busy_s = makespan_s(graph, [times_s[instruction.instruction_class] for instruction in graph.instructions])
             self.own_time_s = busy_s + overhead_s
+            self.num_readings += 1
 
     def _slowness_at(self, key: InstructionClass, sm_clock_mhz: int) -> float | None:
         """Return how much longer an instruction takes at a clock than at full speed; None beyond what was seen."""

@@ -89,13 +89,18 @@ class ReplicaGroup:
         mine = self._judged((pace.of,), pace.at_mono_s, reading=None)
         return mine + self._judged(self._waiting.keys() - {pace.of}, pace.at_mono_s, reading=pace)
 
-    def note_elsewhere(self, job_id: str, pace: Pace | None, now_mono_s: float) -> tuple[Imposed, ...]:
-        """Take from a replica of ours what the slowest of those elsewhere takes; None when none is known any more."""
+    def note_elsewhere(
+        self, job_id: str, pace: Pace | None, now_mono_s: float, *, is_news: bool = True
+    ) -> tuple[Imposed, ...]:
+        """Take from a replica of ours what the slowest of those elsewhere takes; None when none is known any more.
+
+        What is no news keeps the pace alive, and is no further reading of it.
+        """
         if pace is None:
             self._elsewhere.pop(job_id, None)
         else:
             self._elsewhere[job_id] = pace
-        return self._judged((job_id,), now_mono_s, reading=pace)
+        return self._judged((job_id,), now_mono_s, reading=pace if is_news else None)
 
     def look_after(self, now_mono_s: float) -> tuple[Imposed, ...]:
         """Withdraw what those impose who have fallen silent."""

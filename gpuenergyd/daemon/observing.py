@@ -5,6 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from gpuenergyd.core.extrinsic import ExtrinsicGauge
 from gpuenergyd.core.issued_plans import MAX_PLANS_KEPT
 from gpuenergyd.core.messages import IterationObserved, ObserveIteration
 from gpuenergyd.core.observation import IterationObservation
@@ -40,6 +41,7 @@ class ObservedIterations:
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The last observed iteration and its spans."""
     pace: PaceGauge = field(default_factory=PaceGauge)
+    extrinsic: ExtrinsicGauge = field(default_factory=ExtrinsicGauge)
     replicas: ReplicasPort | None = None
     """The other replicas of its training; None while none is known."""
     tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_FIGURES_KEPT))
@@ -125,6 +127,8 @@ class ObservedIterations:
         self, observation: IterationObservation, spans: tuple[ObservedSpan, ...], begin_ns: int, runner: RunningJob
     ) -> None:
         purpose = runner.job.purpose_of(observation.plan_id)
+        is_for_straggler = runner.job.plans.is_for_straggler(observation.plan_id)
+        self.extrinsic.note(observation, purpose, is_plan_for_straggler=is_for_straggler)
         if self.services.watcher is not None:
             self.services.watcher.iteration_done(runner, observation, purpose, utc_at(begin_ns))
         self.timeline = (observation.iteration_index, spans)

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuenergyd.core.extrinsic import ExtrinsicGauge
 from gpuenergyd.core.stragglers import Imposed, Pace, ReplicaGroup, StragglerRules
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.ports import RunningJob
@@ -31,6 +32,8 @@ class Replicas:
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _imposed: dict[str, tuple[Imposed, float]] = field(default_factory=dict)
     """What is imposed on a job, and since when (host monotonic)."""
+    _overhead_elsewhere_s: dict[str, float | None] = field(default_factory=dict)
+    """By job: the least time that any replica on another host spends outside its instructions."""
 
     def join(self, key: TrainingKey, runner: JobRunner) -> None:
         """Take a job in; with a second one of the same training, both are watched."""
@@ -48,6 +51,7 @@ class Replicas:
             return
         self._runners.pop(job_id)
         self._imposed.pop(job_id, None)
+        self._overhead_elsewhere_s.pop(job_id, None)
         group = self._groups[key]
         self._tell(group.leave(job_id, time.monotonic()))
         if not group.job_ids:
@@ -61,10 +65,11 @@ class Replicas:
             self._tell(group.note(Pace(own_time_s, runner.job_id, time.monotonic())))
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
-        """Return the least time that another job of the training spends outside its instructions."""
+        """Return the least time that another replica of the training spends outside its instructions."""
         group = self._group(runner.job_id)
         others = group.job_ids - {runner.job_id} if group is not None else frozenset()
-        known = (self._runners[job_id].observed.pace.overhead_s for job_id in others)
+        known = [self._runners[job_id].observed.pace.overhead_s for job_id in others]
+        known.append(self._overhead_elsewhere_s.get(runner.job_id))
         return min((overhead_s for overhead_s in known if overhead_s is not None), default=None)
 
     def told(self, runner: JobRunner, report: PaceReport) -> PaceReply:
@@ -73,7 +78,8 @@ class Replicas:
         Raises:
             ProtocolError: a time that cannot be one.
         """
-        for name, value in (("slowest_other_time_s", report.slowest_other_time_s), ("age_s", report.age_s)):
+        for name in ("slowest_other_time_s", "age_s", "least_other_overhead_s"):
+            value = getattr(report, name)
             if value is not None and not (math.isfinite(value) and 0 <= value <= _MAX_PACE_S):
                 raise ProtocolError(f"{name} {value}: must be a time of 0 to {_MAX_PACE_S:g} s")
         group = self._group(runner.job_id)
@@ -84,8 +90,10 @@ class Replicas:
         pace = None
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
-        self._tell(group.note_elsewhere(runner.job_id, pace, now_s))
-        return PaceReply(runner.observed.pace.own_time_s, runner.job.target.straggler_time_s)
+        self._tell(group.note_elsewhere(runner.job_id, pace, now_s, is_news=report.is_news))
+        self._overhead_elsewhere_s[runner.job_id] = report.least_other_overhead_s
+        gauge = runner.observed.pace
+        return PaceReply(gauge.own_time_s, runner.job.target.straggler_time_s, gauge.num_readings, gauge.overhead_s)
 
     def look_after(self) -> None:
         """Withdraw what those impose who have fallen silent: call it about once a second."""
@@ -99,6 +107,7 @@ class Replicas:
         return {
             "own_time_s": runner.observed.pace.own_time_s,
             "straggler_time_s": runner.job.target.straggler_time_s,
+            **extrinsic_spoken_of(runner.observed.extrinsic),
             "straggler": pace.of if pace is not None else None,
             "straggler_reason": imposed.reason if imposed is not None else None,
             "straggler_since_s": None if since_mono_s is None else max(0.0, time.monotonic() - since_mono_s),
@@ -117,3 +126,13 @@ class Replicas:
             if change.pace is not None:
                 self._imposed[change.job_id] = change, before[1] if before is not None else time.monotonic()
             runner.straggler_changed(change.pace.own_time_s if change.pace is not None else None, change.reason)
+
+
+def extrinsic_spoken_of(gauge: ExtrinsicGauge) -> dict[str, Any]:
+    """Return what following a straggler saves, as status shows it; None where nothing was measured yet."""
+    saving = gauge.saving
+    return {
+        "extrinsic_saving_ratio": saving.saving_ratio if saving else None,
+        "waiting_iteration_energy_j": saving.waiting_energy_j if saving else None,
+        "straggler_iteration_energy_j": saving.following_energy_j if saving else None,
+    }

@@ -9,9 +9,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any
 
+from gpuenergyd.core.extrinsic import ExtrinsicGauge
 from gpuenergyd.core.job import Job
 from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules
@@ -40,6 +40,7 @@ from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.daemon.gpus import utc_at
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.replicas import extrinsic_spoken_of
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.messages import ChangeRow
@@ -48,7 +49,6 @@ from gpuenergyd.wire.part_messages import PartState, PipelinePart, PipelineReply
 log = logging.getLogger(__name__)
 _RELIEF_ITERATIONS = 48
 _HELD_ITERATIONS = 48
-_IMPOSED_LOOKED_AT = 16
 _MAX_WAITING = 64
 """Iterations that some part has not reported."""
 
@@ -69,11 +69,16 @@ class WholePipeline:
     _epoch_of_plan: dict[str, int] = field(default_factory=lambda: {BASELINE_PLAN_ID: 0})
     _sent: SendPlan | None = None
     _target_when_sent: PerformanceTarget | None = None
+    _answered_target: PerformanceTarget | None = None
+    """What the answer that is being taken was asked for: something else may be owed by now."""
     _newest_epoch: int | None = None
     """What the newest iteration followed."""
     _held: JobView | None = None
     """A question to the policy that waits until the newest plan has been tried, and since which iteration."""
     _held_at: int = -1
+    extrinsic: ExtrinsicGauge = field(default_factory=ExtrinsicGauge)
+    straggler_reason: str | None = None
+    """Who is followed; None while nobody is."""
     _pace: PaceGauge = field(default_factory=PaceGauge)
     _replicas: ReplicaGroup = field(default_factory=ReplicaGroup)
     _graph: DependencyGraph | None = None
@@ -92,12 +97,6 @@ class WholePipeline:
     def own_time_s(self) -> float | None:
         """What an iteration takes at full speed and without waiting for other replicas; None while unknown."""
         return self._pace.own_time_s
-
-    def imposed_energy_j(self) -> float | None:
-        """Return the median energy of the last iterations at a straggler's pace; None without such."""
-        imposed = [o.energy_j for o in self.job.observations if o.is_imposed and o.is_regular]
-        known = [energy_j for energy_j in imposed[-_IMPOSED_LOOKED_AT:] if energy_j is not None]
-        return median(known) if known else None
 
     def take(self, report: PipelineReport, target: PerformanceTarget) -> PipelineReply:
         """Take what all parts have observed and return what is decided.
@@ -129,16 +128,15 @@ class WholePipeline:
 
     def _follow_replicas(self, report: PipelineReport) -> None:
         """Take what replicas elsewhere need: the slowest of them sets the pace of all."""
-        if report.slowest_other_time_s and report.age_s:
-            return  # told already: one reading is not two
         pace, now_s = None, time.monotonic()
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
-        for change in self._replicas.note_elsewhere(self.pipeline_id, pace, now_s):
+        for change in self._replicas.note_elsewhere(self.pipeline_id, pace, now_s, is_news=report.is_news):
             self._impose(change)
 
     def _impose(self, change: Imposed) -> None:
         straggler_time_s = change.pace.own_time_s if change.pace is not None else None
+        self.straggler_reason = change.reason if change.pace is not None else None
         log.info("pipeline %s: %s", self.pipeline_id, change.reason)
         after = "own pace" if straggler_time_s is None else f"{straggler_time_s:.4g} s per iteration"
         self._record("straggler", change.reason, after)
@@ -168,6 +166,8 @@ class WholePipeline:
         whole = replace(whole, busy_s=busy_s(whole, self._graph, self._planned_mhz(epoch)))
         whole = self._pace.note(whole, purpose, self._graph, is_imposed=is_forced)
         self._newest_epoch = epoch
+        is_for_straggler = self.job.plans.is_for_straggler(self.job.plan_id_of(epoch))
+        self.extrinsic.note(whole, purpose, is_plan_for_straggler=is_for_straggler)
         self._tell(ObservedElsewhere(whole, epoch))
         self._ask_in_time()
         if self._pace.own_time_s is not None:
@@ -200,7 +200,7 @@ class WholePipeline:
                 self._ask_in_time()
             case SendPlan():
                 self._sent = command
-                self._target_when_sent = self.job.target
+                self._target_when_sent = self._answered_target or self.job.target
                 self._epoch_of_plan[self._plan_id(command)] = command.plan_epoch
                 self._record("plan", command.plan.reason, f"epoch {command.plan_epoch}: {command.plan.plan_id}")
             case RecordPhase():
@@ -225,15 +225,19 @@ class WholePipeline:
     async def _ask(self, view: JobView) -> None:
         policy = self.description.policy
         answer = await self.services.policy.next_plan(self.pipeline_id, policy, view)
+        self._answered_target = view.target
         self._tell(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
+        self._answered_target = None
 
     def _plan_id(self, sent: SendPlan) -> str:
         return f"{self.pipeline_id}.{sent.plan_epoch}"
 
     def _reply(self) -> PipelineReply:
-        sent = self._sent
+        sent, own_time_s = self._sent, self._pace.own_time_s
         if sent is None:
-            return PipelineReply(self.pipeline_id, self.job.phase, None, own_time_s=self._pace.own_time_s)
+            return PipelineReply(
+                self.pipeline_id, self.job.phase, None, own_time_s=own_time_s, num_readings=self._pace.num_readings
+            )
         straggler_time_s = self.job.target.straggler_time_s
         clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in sent.plan.ranks}
         slices = tuple(
@@ -252,7 +256,8 @@ class WholePipeline:
             self.job.phase,
             self._plan_id(sent),
             slices,
-            own_time_s=self._pace.own_time_s,
+            own_time_s=own_time_s,
+            num_readings=self._pace.num_readings,
             straggler_time_s=straggler_time_s,
         )
 
@@ -279,7 +284,8 @@ def spoken_of(whole: WholePipeline) -> dict[str, Any]:
         "saving": job.saving(),
         "own_time_s": whole.own_time_s,
         "straggler_time_s": job.target.straggler_time_s,
-        "straggler_iteration_energy_j": whole.imposed_energy_j(),
+        "straggler_reason": whole.straggler_reason,
+        **extrinsic_spoken_of(whole.extrinsic),
     }
 
 

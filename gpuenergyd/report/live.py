@@ -190,7 +190,10 @@ def _replicas(job: Mapping[str, Any]) -> list[RenderableType]:
     if job.get("straggler_time_s") is None:
         return []
     since = age_text(job["straggler_since_s"])
-    return [Text(f"slowed to {time_text(job['straggler_time_s'])} for {since}: {job['straggler_reason'] or MISSING}")]
+    saved = job.get("extrinsic_saving_ratio")
+    saves = f", which saves {100 * saved:.1f} % against waiting" if saved is not None else ""
+    why = job["straggler_reason"] or MISSING
+    return [Text(f"slowed to {time_text(job['straggler_time_s'])} for {since}{saves}: {why}")]
 
 
 def _following(job: Status) -> list[Text]:

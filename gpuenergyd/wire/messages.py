@@ -115,12 +115,16 @@ class PaceReport:
     """What the slowest replica of this training that runs elsewhere takes for an iteration by itself, `age_s` ago.
 
     By itself: at full speed and without waiting, which is what a `PaceReply` said to that replica. None: no replica
-    elsewhere is known any more. What is not repeated counts for five such iterations, and for 10 s at least.
+    elsewhere is known any more. What is not repeated counts for five such iterations, and for 10 s at least. What is
+    repeated without being a new reading (`num_readings` of that replica's `PaceReply`) is no news.
     """
 
     rank_token: str
     slowest_other_time_s: float | None
     age_s: float = 0.0
+    is_news: bool = True
+    least_other_overhead_s: float | None = None
+    """The least time of an iteration that any replica elsewhere spends outside its instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,10 @@ class PaceReply:
 
     own_time_s: float | None
     straggler_time_s: float | None
+    num_readings: int = 0
+    """How often `own_time_s` has been read."""
+    overhead_s: float | None = None
+    """Time of an iteration in which no instruction of it runs, waits for others left out as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,10 @@ class PipelineReport:
     num_pp_ranks: int
     num_tp_ranks: int = 1
     slowest_other_time_s: float | None = None
-    """What the slowest other replica of this training takes by itself for an iteration, `age_s` ago; 0: news."""
+    """What the slowest other replica of this training takes by itself for an iteration, `age_s` ago."""
     age_s: float = 0.0
+    is_news: bool = True
+    """Whether it is a reading that no report before has told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +88,6 @@ class PipelineReply:
     slices: tuple[PostedPlan, ...] = ()
     own_time_s: float | None = None
     """What this pipeline takes by itself: at full speed and without waiting for other replicas."""
+    num_readings: int = 0
+    """How often `own_time_s` has been read."""
     straggler_time_s: float | None = None

@@ -239,6 +239,11 @@ def test_status_says_who_sets_the_pace_of_a_job_and_since_when() -> None:
 
     assert f"slowed to 2.036 s for 41 s: {reason}" in " ".join(drawn(status).split())
 
+    status["jobs"][0]["extrinsic_saving_ratio"] = 0.123
+    text = " ".join(drawn(status).split())
+
+    assert f"slowed to 2.036 s for 41 s, which saves 12.3 % against waiting: {reason}" in text
+
 
 @pytest.mark.parametrize(
     ("retry", "is_given_up", "said"), [(12, False, "again in 12 iterations"), (None, True, "too slow; for good")]

@@ -75,6 +75,21 @@ def test_a_plan_that_is_only_tried_has_a_brief_term_and_is_tried_again_only_if_n
     assert leader.terms[-1].end_iteration - leader.terms[-1].begin_iteration == BRIEF_ITERATIONS
 
 
+def test_a_plan_that_may_soon_have_a_successor_is_only_kept_from_running_out() -> None:
+    leader = agreed("a", at=10)
+    leader.is_change_near = True
+    end = leader.terms[-1].end_iteration
+    for iteration in range(11, end):
+        leader.hear(news(iteration, "a"))
+        leader.give()
+
+        assert leader.terms[-1].end_iteration == max(end, iteration + AHEAD_ITERATIONS)
+
+    leader.is_change_near = False
+    assert leader.give()
+    assert leader.terms[-1].end_iteration == end - 1 + 2 * AHEAD_ITERATIONS
+
+
 def test_a_plan_that_waits_for_its_successor_is_only_kept_from_running_out() -> None:
     leader = agreed("a", at=10)
     leader.propose("b")

@@ -128,3 +128,19 @@ def test_what_is_old_news_when_it_comes_imposes_nothing() -> None:
     changes = [replicas.note_elsewhere("a", Pace(1.2, "elsewhere", 80.0 + k), 100.0 + k) for k in range(5)]
 
     assert not any(changes)
+
+
+def test_a_pace_elsewhere_that_is_no_news_is_no_further_reading_and_keeps_what_is_imposed_alive() -> None:
+    replicas = group("a")
+    told(replicas, 1.0, a=1.0)
+    slow = [Pace(1.2, "elsewhere", at_s) for at_s in (2.0, 3.0, 4.0)]
+
+    first = replicas.note_elsewhere("a", slow[0], 2.0)
+    repeated = replicas.note_elsewhere("a", slow[1], 3.0, is_news=False)
+    second = replicas.note_elsewhere("a", slow[2], 4.0)
+    alive = [replicas.note_elsewhere("a", Pace(1.2, "elsewhere", at_s), at_s, is_news=False) for at_s in (13.0, 22.0)]
+
+    assert (first, repeated) == ((), ())
+    assert [imposed_s(change) for change in second] == [1.2]
+    assert alive == [(), ()]
+    assert [change.pace for change in replicas.look_after(40.0)] == [None]

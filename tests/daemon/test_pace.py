@@ -41,6 +41,43 @@ def test_a_slow_replica_elsewhere_sets_the_pace_and_the_policy_is_asked_at_once(
     play(scenario)
 
 
+def test_the_same_reading_told_again_is_no_second_one() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        await stage.iterate(times=3)
+        told = [PaceReport(stage.tokens[0], 1.0, is_news=is_news) for is_news in (True, False, False, True)]
+        replies = [stage.jobs.take_pace(report, ME) for report in told]
+
+        assert [reply.straggler_time_s for reply in replies if reply] == [None, None, None, 1.0]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_replica_says_by_how_many_readings_its_pace_is_known_and_what_passes_outside_its_instructions() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        first = stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        await stage.iterate(times=3)
+        second = stage.jobs.take_pace(PaceReport(stage.tokens[0], None, least_other_overhead_s=0.0), ME)
+        (runner,) = stage.jobs
+
+        assert first is not None
+        assert (first.own_time_s, first.num_readings, first.overhead_s) == (None, 0, None)
+        assert second is not None
+        assert second.num_readings > 0
+        assert second.overhead_s is not None
+        assert stage.jobs.replicas.least_overhead_s(runner) == 0.0
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
 def test_what_a_straggler_imposes_outlives_another_target_and_the_other_way_round() -> None:
     stage = Stage(plan("tuned-1", 1200))
 

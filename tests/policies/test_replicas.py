@@ -9,7 +9,7 @@ from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
-from tests.support.virtual_replicas import VirtualReplicas
+from tests.support.virtual_replicas import ReplicasOnHosts, VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -33,11 +33,14 @@ def replica(policy: ClockPolicy, *, slow_ratio: float = 1.0, scale: float = 1.0,
 
 
 @pytest.mark.fault(46)
+@pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
 @pytest.mark.parametrize("waits_in", ["last instruction", "time after it"])
-def test_a_straggler_is_followed_within_five_iterations_and_left_within_three(waits_in: str) -> None:
+def test_a_straggler_is_followed_within_five_iterations_and_left_within_three(
+    together: type[VirtualReplicas], waits_in: str
+) -> None:
     waits = {"waits_in_last_instruction": waits_in == "last instruction"}
     slow, fast = replica(FullSpeed(), slow_ratio=1.2, **waits), replica(BubbleAware(), **waits)
-    training = VirtualReplicas((slow, fast))
+    training = together((slow, fast))
 
     training.run(SLOW_UNTIL + 10)
 
@@ -69,9 +72,10 @@ def test_the_reason_for_following_a_straggler_is_said() -> None:
     assert [change.job_id for _, change in training.changes] == ["replica-1", "replica-1"]
 
 
-def test_a_replica_that_a_plan_has_slowed_down_holds_up_nobody() -> None:
+@pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
+def test_a_replica_that_a_plan_has_slowed_down_holds_up_nobody(together: type[VirtualReplicas]) -> None:
     permitted, other = replica(BubbleAware(), max_slowdown_ratio=0.1), replica(FullSpeed())
-    training = VirtualReplicas((permitted, other))
+    training = together((permitted, other))
 
     training.run(40)
 
@@ -89,9 +93,12 @@ def test_replicas_under_noise_impose_nothing_on_each_other() -> None:
     assert training.changes == []
 
 
-def test_a_replica_that_is_slower_from_the_start_is_followed_and_its_wait_is_no_part_of_the_baseline() -> None:
+@pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
+def test_a_replica_that_is_slower_from_the_start_is_followed_and_its_wait_is_no_part_of_the_baseline(
+    together: type[VirtualReplicas],
+) -> None:
     slow, fast = replica(FullSpeed(), scale=1.15), replica(FullSpeed())
-    training = VirtualReplicas((slow, fast))
+    training = together((slow, fast))
 
     training.run(30)
 

@@ -1,8 +1,9 @@
-"""One host's share of a training run on two hosts: PP 4 x DP 2 without torch's model, but with its TCPStore.
+"""A training run on two hosts: PP 4 x DP 2 without torch's model, but with its TCPStore.
 
-Stages 0 and 1 of both replicas run on host 0, stages 2 and 3 on host 1. Neighbours on one host talk through pipes,
-those on two hosts through TCP; at the end of an iteration the two replicas of a stage wait for each other. Rank 0
-serves the job's store, as `init_process_group` would have it. torch is imported once, then hosts and ranks are forked.
+Stages 0 and 1 of both replicas run on host 0, stages 2 and 3 on host 1; or, with `are_replicas_whole`, replica 0 on
+host 0 and replica 1 on host 1. Neighbours on one host talk through pipes, those on two hosts through TCP; at the end of
+an iteration the two replicas of a stage wait for each other. Rank 0 serves the job's store, as `init_process_group`
+would have it. torch is imported once, then hosts and ranks are forked. Each rank writes down what an iteration took.
 
 Run `python -m tests.support.host_trainer CONFIG.json`; it ends with both hosts and leaves their exit statuses.
 """
@@ -16,9 +17,10 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
@@ -26,6 +28,7 @@ from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts import PipelineMember, PipelinePlace
 from gpuenergyd_trainers.job_store import JobStore
+from gpuenergyd_trainers.replica_paces import WholeReplica
 from gpuenergyd_trainers.simulated_timing import SimulatedTimer
 from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
 
@@ -38,6 +41,7 @@ _PERIOD_S = 0.04
 _CLONE_NEWNET = 0x40000000
 _SLOT = struct.Struct("<qq")
 """Of each rank in the progress file: its pid, and the iterations it has ended."""
+_DONE = struct.Struct("<dddd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,19 @@ class RunConfig:
     max_slowdown: float = 0.05
     duration_scale: float = 2.5
     """How much longer instructions are than those of a training on one host: words between hosts take their time."""
+    are_replicas_whole: bool = False
+
+    def host_of(self, dp_rank: int, pp_rank: int) -> int:
+        """Return where a rank runs."""
+        return dp_rank if self.are_replicas_whole else pp_rank // STAGES_PER_HOST
+
+    def gpu_index(self, dp_rank: int, pp_rank: int) -> int:
+        """Return a rank's GPU on its host."""
+        return pp_rank if self.are_replicas_whole else STAGES_PER_HOST * dp_rank + pp_rank % STAGES_PER_HOST
+
+    def done_path(self, dp_rank: int, pp_rank: int) -> Path:
+        """Where a rank writes down its iterations."""
+        return Path(self.folder) / f"done-{dp_rank}-{pp_rank}"
 
     def daemon_folder(self, host: int) -> Path:
         """Return where a host's daemon lives."""
@@ -75,8 +92,15 @@ class RunConfig:
 
     @property
     def straggle_path(self) -> Path:
-        """While this exists, replica 1 takes as many times as long as it says on host 1, where its last stage runs."""
+        """How many times as long replica 1 takes, as far as it runs on host 1, from which iteration on until which."""
         return Path(self.folder) / "straggle"
+
+
+_ALL_RANKS = tuple((dp, pp) for dp in range(NUM_REPLICAS) for pp in range(NUM_STAGES))
+_NEIGHBOURS = [((dp, pp), "after", (dp, pp + 1), "before") for dp, pp in _ALL_RANKS if pp + 1 < NUM_STAGES]
+_LIKES = [((0, pp), "replica", (1, pp), "replica") for pp in range(NUM_STAGES)]
+_LINKS = tuple((*link, number) for number, link in enumerate([*_NEIGHBOURS, *_LIKES]))
+"""Who talks to whom: a rank and what it calls the line, the other and what that calls it, and a number of its own."""
 
 
 def rank_index(dp_rank: int, pp_rank: int) -> int:
@@ -87,6 +111,25 @@ def rank_index(dp_rank: int, pp_rank: int) -> int:
 def read_progress(path: Path) -> list[tuple[int, int]]:
     """Return (pid, iterations ended) of every rank."""
     return list(_SLOT.iter_unpack(path.read_bytes()))
+
+
+class Done(NamedTuple):
+    """One iteration of one rank."""
+
+    time_s: float
+    """Until the other replica had come as far."""
+    busy_s: float
+    """How long its GPU worked."""
+    energy_j: float
+    """What its GPU spent."""
+    slower: float
+    """How many times as long as usual its work took, at the same clock."""
+
+
+def read_done(path: Path) -> list[Done]:
+    """Return what a rank has written down; a record that is just being written is left out."""
+    raw = path.read_bytes()
+    return [Done(*values) for values in _DONE.iter_unpack(raw[: len(raw) // _DONE.size * _DONE.size])]
 
 
 def create_progress(path: Path) -> None:
@@ -115,8 +158,8 @@ def _pair() -> tuple[_Line, _Line]:
     return _Line(a_in, a_out), _Line(b_in, b_out)
 
 
-def _across(config: RunConfig, host: int, dp_rank: int) -> _Line:
-    address = (config.addresses[1], config.port + 1 + dp_rank)
+def _across(config: RunConfig, host: int, number: int) -> _Line:
+    address = (config.addresses[1], config.port + 1 + number)
     if host == 1:
         with socket.create_server(address) as listener:
             listener.settimeout(_CONNECT_LIMIT_S)
@@ -146,19 +189,21 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
 
         store = dist.TCPStore(config.addresses[0], config.port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # public, not re-exported
     world = SimulatedHost.open(config.daemon_folder(host) / "world")
-    gpu_uuid = world.identities()[STAGES_PER_HOST * dp_rank + pp_rank % STAGES_PER_HOST].gpu_uuid
+    gpu_uuid = world.identities()[config.gpu_index(dp_rank, pp_rank)].gpu_uuid
     world.attach_process(gpu_uuid, os.getpid())
     order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
     ratio = config.duration_scale * (1.0 + 0.4 * (pp_rank == NUM_STAGES - 1))
     timer = SimulatedTimer()
-    client, member = _join(config, host, dp_rank, pp_rank, gpu_uuid, timer) if config.is_managed else (None, None)
+    client, stop = _join(config, host, dp_rank, pp_rank, gpu_uuid, timer) if config.is_managed else (None, None)
     before, after = lines.get("before"), lines.get("after")
     with config.progress_path.open("r+b") as file:
         progress = mmap.mmap(file.fileno(), 0)
-    is_last, ended = False, 0
+    done = config.done_path(dp_rank, pp_rank).open("wb", buffering=0)
+    is_last, ended, energy_j = False, 0, world.exact_energy_j(gpu_uuid)
     while not is_last:
+        begun_ns, busy_ns = time.monotonic_ns(), 0
         is_last = dp_rank == pp_rank == 0 and config.last_when.exists()
-        slower = _straggling(config) if dp_rank == host == 1 else 1.0
+        slower = _straggling(config, ended) if dp_rank == host == 1 else 1.0
         work = {InstructionKind.F: scaled(FORWARD, ratio * slower), InstructionKind.B: scaled(BACKWARD, ratio * slower)}
         if client is not None:
             client.begin_iteration()
@@ -167,9 +212,11 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
             source, sink = (before, after) if is_forward else (after, before)
             is_last = (source is not None and source.receive() == _LAST) or is_last
             slot = client.begin_instruction(str(instruction.kind), instruction.microbatch_index) if client else -1
+            work_begun_ns = time.monotonic_ns()
             world.begin_work(gpu_uuid, work[instruction.kind])
             world.hold(gpu_uuid)
             timer.work_ended_ns = world.finish_work(gpu_uuid)
+            busy_ns += timer.work_ended_ns - work_begun_ns
             if client is not None:
                 client.end_instruction(slot)
             if sink is not None:
@@ -180,27 +227,34 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
         lines["replica"].send(_LAST if is_last else _MORE)
         is_last = lines["replica"].receive() == _LAST or is_last
         ended += 1
+        now_j = world.exact_energy_j(gpu_uuid)
+        done.write(_DONE.pack((time.monotonic_ns() - begun_ns) / 1e9, busy_ns / 1e9, now_j - energy_j, slower))
+        energy_j = now_j
         _SLOT.pack_into(progress, _SLOT.size * rank_index(dp_rank, pp_rank), os.getpid(), ended)
-    if client is not None and member is not None:
-        member.stop()
+    if client is not None and stop is not None:
+        stop()
         client.release()
     world.detach_process(gpu_uuid, os.getpid())
     world.close()
+    done.close()
     del store
 
 
 def _join(
     config: RunConfig, host: int, dp_rank: int, pp_rank: int, gpu_uuid: str, timer: SimulatedTimer
-) -> tuple[RankClient, PipelineMember]:
-    plans = AgreedPlans()
+) -> tuple[RankClient, Callable[[], None]]:
+    """Join as the adapters do; return what ends that."""
+    plans = None if config.are_replicas_whole else AgreedPlans()
     socket_path = str(config.daemon_folder(host) / "run" / "gpuenergyd.sock")
     order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
     client = RankClient(
         job_name="two-hosts",
-        run_key=f"run-1/pp{pp_rank}",
+        run_key="run-1" if plans is None else f"run-1/pp{pp_rank}",
         gpu_uuid=gpu_uuid,
         schedule_name="1f1b",
         num_microbatches=config.microbatches,
+        pp_rank=pp_rank if plans is None else 0,
+        num_pp_ranks=NUM_STAGES if plans is None else 1,
         dp_rank=dp_rank,
         order=[(str(i.kind), i.microbatch_index, i.chunk_index) for i in order],
         framework="fake",
@@ -213,15 +267,23 @@ def _join(
     def connect() -> JobStore:
         return JobStore(config.addresses[0], config.port, "gpuenergyd/run-1", limit_s=5)
 
-    place = PipelinePlace(pp_rank, NUM_STAGES, dp_rank=dp_rank)
-    return client, PipelineMember(client, plans, place, connect, socket_path=socket_path, period_s=_PERIOD_S)
+    if plans is not None:
+        place = PipelinePlace(pp_rank, NUM_STAGES, dp_rank=dp_rank)
+        member = PipelineMember(client, plans, place, connect, socket_path=socket_path, period_s=_PERIOD_S)
+        return client, member.stop
+    if pp_rank == 0:
+        replica = WholeReplica(client, connect, dp_rank=dp_rank, socket_path=socket_path, period_s=_PERIOD_S)
+        return client, replica.stop
+    return client, lambda: None
 
 
-def _straggling(config: RunConfig) -> float:
+def _straggling(config: RunConfig, iteration_index: int) -> float:
+    """Return how many times as long an iteration takes; all ranks say the same of one."""
     try:
-        return float(config.straggle_path.read_text())
+        ratio, begin, end = json.loads(config.straggle_path.read_text())
     except (OSError, ValueError):
         return 1.0
+    return float(ratio) if begin <= iteration_index < end else 1.0
 
 
 def main() -> int:
@@ -255,14 +317,10 @@ def enter_namespace(namespace: str) -> None:
 
 def _run_host(config: RunConfig, host: int) -> int:
     """Fork this host's ranks; return 0 when all have ended well."""
-    first = STAGES_PER_HOST * host
-    lines: dict[tuple[int, int], dict[str, _Line]] = {
-        (dp, first + k): {} for dp in range(NUM_REPLICAS) for k in range(STAGES_PER_HOST)
-    }
-    for dp in range(NUM_REPLICAS):
-        lines[dp, first]["after"], lines[dp, first + 1]["before"] = _pair()
-    for k in range(STAGES_PER_HOST):
-        lines[0, first + k]["replica"], lines[1, first + k]["replica"] = _pair()
+    lines: dict[tuple[int, int], dict[str, _Line]] = {rank: {} for rank in _ALL_RANKS if config.host_of(*rank) == host}
+    for one, this, other, that, _ in _LINKS:
+        if one in lines and other in lines:
+            lines[one][this], lines[other][that] = _pair()
     children = []
     for (dp, pp), mine in lines.items():
         pid = os.fork()
@@ -285,10 +343,9 @@ def _be_rank(
         for others in lines.values():
             if others is not mine:
                 _close(others)
-        if pp == STAGES_PER_HOST * host and host == 1:
-            mine["before"] = _across(config, host, dp)
-        elif pp == STAGES_PER_HOST - 1 and host == 0:
-            mine["after"] = _across(config, host, dp)
+        for one, this, other, that, number in _LINKS:
+            if config.host_of(*one) != config.host_of(*other) and (dp, pp) in {one, other}:
+                mine[this if (dp, pp) == one else that] = _across(config, host, number)
         run_rank(config, host, dp, pp, mine)
         status = 0
     except (EOFError, ConnectionError):

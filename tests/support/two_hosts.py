@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from tests.support.host_trainer import (
     NUM_REPLICAS,
     NUM_STAGES,
     STAGES_PER_HOST,
+    Done,
+    RunConfig,
     create_progress,
+    read_done,
     read_progress,
 )
 from tests.support.processes import task_ids
@@ -28,6 +31,8 @@ from tests.support.waiting import wait_until
 _PORT = 29_541
 _POLL_S = 0.2
 """Between questions to the daemons, which have two cores for all of it."""
+_SOON, _NEVER = 2, 2**31
+"""Iterations: ahead of the furthest rank, so that none has begun it; and one that does not come."""
 NUM_RANKS = NUM_STAGES * NUM_REPLICAS
 
 
@@ -43,6 +48,8 @@ class TwoHosts:
     overrides: dict[str, Any] = field(default_factory=dict)
     daemons: list[DaemonProcess] = field(default_factory=list)
     launcher: subprocess.Popen[bytes] | None = None
+    config: RunConfig = field(init=False)
+    """Of the training that was started last."""
     names: tuple[str, str] = ("", "")
     """Of their network namespaces."""
 
@@ -92,8 +99,8 @@ class TwoHosts:
         create_progress(self.progress_path)
         config_path = self.folder / "config.json"
         self.statuses_path.unlink(missing_ok=True)
-        config = {"folder": str(self.folder), "addresses": self.addresses, "namespaces": self.names, "port": _PORT}
-        config_path.write_text(json.dumps({**config, "is_managed": is_managed, **changes}))
+        self.config = RunConfig(str(self.folder), self.addresses, self.names, _PORT, is_managed, **changes)
+        config_path.write_text(json.dumps(asdict(self.config)))
         with (self.folder / "training.log").open("ab") as log:
             command = [sys.executable, "-m", "tests.support.host_trainer", str(config_path)]
             self.launcher = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log, start_new_session=True)
@@ -134,7 +141,7 @@ class TwoHosts:
         """
         found: list[set[str]] = [set() for _ in range(NUM_REPLICAS)]
         num_parts = 0
-        for daemon in self.daemons:
+        for host, daemon in enumerate(self.daemons):
             try:
                 status = daemon.status()
             except GpuEnergyError:
@@ -142,11 +149,13 @@ class TwoHosts:
             index_of = {gpu["gpu_uuid"]: gpu["index"] for gpu in status["gpus"]}
             for job in status["jobs"]:
                 if job["ranks"]:
-                    replica = index_of[job["ranks"][0]["gpu_uuid"]] // STAGES_PER_HOST
-                    is_followed = job["plan_reason"].startswith("tuned") and job["num_iterations_of_plan"] > 1
+                    first_gpu = index_of[job["ranks"][0]["gpu_uuid"]]
+                    replica = host if self.config.are_replicas_whole else first_gpu // STAGES_PER_HOST
+                    is_followed = job["plan_purpose"] == "tuned" and job["num_iterations_of_plan"] > 1
                     found[replica].add(job["plan_id"] if is_followed else "none")
                     num_parts += 1
-        return found if num_parts == NUM_RANKS else [{"none"}]
+        expected = NUM_REPLICAS if self.config.are_replicas_whole else NUM_RANKS
+        return found if num_parts == expected else [{"none"}]
 
     def is_planned(self) -> bool:
         """Return whether all ranks of each replica follow one tuned plan, and GPUs of both hosts are slowed down."""
@@ -164,6 +173,32 @@ class TwoHosts:
         except GpuEnergyError:
             return []
         return [job["pipeline"] for job in jobs if job["pipeline"] is not None]
+
+    def set_straggler(self, ratio: float | None) -> None:
+        """Let replica 1 take so many times as long from an iteration soon on, or as long as usual again."""
+        path, soon = self.config.straggle_path, max(self.iterations()) + _SOON
+        values = (ratio, soon, _NEVER) if ratio is not None else (*json.loads(path.read_text())[:2], soon)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(values))
+        new.replace(path)
+
+    def replica(self, dp_rank: int) -> dict[str, Any] | None:
+        """Return what status says of a replica as a whole; None while there is none."""
+        daemon = self.daemons[self.config.host_of(dp_rank, 0)]
+        try:
+            status = daemon.status()
+        except GpuEnergyError:
+            return None
+        first_gpu = status["gpus"][self.config.gpu_index(dp_rank, 0)]["gpu_uuid"]
+        for job in status["jobs"]:
+            if job["ranks"] and job["ranks"][0]["gpu_uuid"] == first_gpu:
+                whole: dict[str, Any] | None = job if self.config.are_replicas_whole else job["pipeline"]
+                return whole
+        return None
+
+    def done(self, dp_rank: int) -> list[list[Done]]:
+        """Return what each rank of a replica has written down of its iterations."""
+        return [read_done(self.config.done_path(dp_rank, pp_rank)) for pp_rank in range(NUM_STAGES)]
 
     def set_link(self, state: str) -> None:
         """Cut the link between the hosts (`down`), or mend it (`up`)."""
@@ -210,8 +245,9 @@ class TwoHosts:
 
 
 def _prefer(daemon: DaemonProcess) -> None:
-    """Let a daemon's core and GPU worker run at once: its host shares no core with whatever else this machine does."""
-    for pid in (daemon.pid, daemon.status()["worker"]["pid"]):
+    """Let all of a daemon run at once: its host shares no core with whatever else this machine does."""
+    status = daemon.status()
+    for pid in (daemon.pid, status["worker"]["pid"], status["policy_host"]["pid"]):
         for task in task_ids(pid):
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(DAEMON_PRIORITY))

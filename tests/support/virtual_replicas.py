@@ -1,9 +1,12 @@
 """Several replicas of one training in virtual time: each a job of its own, all ending every iteration together."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpuenergyd.core.messages import StragglerChanged
 from gpuenergyd.core.stragglers import Imposed, Pace, ReplicaGroup
+from gpuenergyd_trainers.replica_paces import ReplicaPaces
+from tests.support.memory_store import MemoryStore
 from tests.support.virtual_training import VirtualTraining
 
 
@@ -18,12 +21,8 @@ class VirtualReplicas:
     def __post_init__(self) -> None:
         self.group = ReplicaGroup()
         for number, replica in enumerate(self.replicas):
-            self.group.join(self._name(number))
+            self.group.join(name(number))
             replica.has_replicas = True
-
-    @staticmethod
-    def _name(number: int) -> str:
-        return f"replica-{number}"
 
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""
@@ -40,10 +39,62 @@ class VirtualReplicas:
     def _compare(self, number: int) -> None:
         replica = self.replicas[number]
         own_time_s = replica.pace.own_time_s
-        if own_time_s is None:
-            return
-        for change in self.group.note(Pace(own_time_s, self._name(number), replica.now_s)):
-            self.changes.append((replica.iteration_index - 1, change))
+        if own_time_s is not None:
+            self.tell(self.group.note(Pace(own_time_s, name(number), replica.now_s)))
+
+    def tell(self, changes: Iterable[Imposed]) -> None:
+        """Tell replicas what is imposed on them from now on."""
+        for change in changes:
             waiting = self.replicas[int(change.job_id.rsplit("-", 1)[1])]
+            self.changes.append((waiting.iteration_index - 1, change))
             straggler_time_s = change.pace.own_time_s if change.pace is not None else None
             waiting.tell(StragglerChanged(straggler_time_s, change.reason))
+
+
+@dataclass
+class ReplicasOnHosts(VirtualReplicas):
+    """Each replica sits whole on a host with a daemon of its own: they hear of each other through the job's store."""
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore()
+        self.groups = [ReplicaGroup() for _ in self.replicas]
+        self.paces = [ReplicaPaces() for _ in self.replicas]
+        for number, replica in enumerate(self.replicas):
+            self.groups[number].join(name(number))
+            replica.has_replicas = True
+
+    def run(self, num_iterations: int) -> None:
+        """Train for so many iterations; what was observed while one ran is said and heard before it ends."""
+        for _ in range(num_iterations):
+            end_s = max(replica.begin_iteration() for replica in self.replicas)
+            for number, replica in enumerate(self.replicas):
+                replica.finish_iteration(end_s)
+                self._speak(number)
+            for number in range(len(self.replicas)):
+                self._hear(number)
+
+    def _speak(self, number: int) -> None:
+        replica, gauge = self.replicas[number], self.replicas[number].pace
+        if gauge.own_time_s is not None:
+            self.tell(self.groups[number].note(Pace(gauge.own_time_s, name(number), replica.now_s)))
+        self.paces[number].say(
+            self.store,
+            gauge.own_time_s,
+            num_readings=gauge.num_readings,
+            iteration_index=replica.iteration_index,
+            overhead_s=gauge.overhead_s,
+        )
+
+    def _hear(self, number: int) -> None:
+        replica, others = self.replicas[number], self.paces[number].others(self.store, self.replicas[number].now_s)
+        replica.least_overhead_s = others.least_overhead_s
+        pace = None
+        if others.slowest_time_s is not None:
+            pace = Pace(others.slowest_time_s, "a replica elsewhere", replica.now_s)
+        group = self.groups[number]
+        self.tell(group.note_elsewhere(name(number), pace, replica.now_s, is_news=others.is_news))
+
+
+def name(number: int) -> str:
+    """Return what a replica is called."""
+    return f"replica-{number}"

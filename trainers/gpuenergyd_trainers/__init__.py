@@ -7,6 +7,9 @@ deepspeed         a DeepSpeed PipelineEngine
 lightning         Lightning, one clock per batch
 huggingface       the Hugging Face Trainer, one clock per optimizer step
 loop              any other loop, one clock per iteration
+across_hosts      a pipeline whose ranks sit on several hosts
+replica_paces     replicas on several hosts that tell each other how fast they are
+store_thread      a thread that talks to the job's own store
 ordered_rank      a rank whose order of instructions is learned and checked
 cuda_timing       instruction times from CUDA events
 handle            what `attach` returns

@@ -14,37 +14,32 @@ import json
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from gpuenergyd.client.agreed_plans import AgreedPlans
-from gpuenergyd.client.connection import DaemonConnection
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.following import prepare
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.agreement import MemberNews, Term, TermGiver
+from gpuenergyd.core.stragglers import StragglerRules
 from gpuenergyd.wire.client_codec import decode_iteration_reply
 from gpuenergyd_trainers.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
+from gpuenergyd_trainers.own_daemon import OwnDaemon
+from gpuenergyd_trainers.replica_paces import ReplicaPaces
+from gpuenergyd_trainers.store_thread import PERIOD_S, STORE_LIMIT_S, StoreThread
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
-PERIOD_S = 0.1
-"""How often the store is asked; a word from one rank to another takes two of these at most, an answer four."""
 _WORDS_AHEAD = 6
 _UNKNOWN_AHEAD = 4
 """Iterations ahead while it is not known how long one takes."""
-_DAEMON_LIMIT_S = 1.0
-_RETRY_S = 1.0
-_STORE_LIMIT_S = 10.0
 _MAX_RUN_KEY_CHARS = 200
-_STOP_LIMIT_S = 0.5
+_SUSPECT_RATIO = 1 + StragglerRules().enter_ratio
 _HEAD = "head"
 _TRIED = "profile"
-_MAX_REPLICAS = 1024
-_SILENT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,38 +74,10 @@ class PipelinePlace:
 
 
 @dataclass(slots=True)
-class OwnDaemon:
-    """This host's daemon, asked on a connection of this thread's own."""
-
-    socket_path: str
-    _connection: DaemonConnection | None = None
-
-    def post(self, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer; None where there is none, or no use of it: the reporter says so in the log."""
-        if self._connection is None:
-            self._connection = DaemonConnection(self.socket_path)
-        body = json.dumps(message, separators=(",", ":")).encode()
-        try:
-            status, answer = self._connection.request("POST", path, body, limit_s=_DAEMON_LIMIT_S)
-            found = json.loads(answer) if status == 200 else None
-        except Exception as error:  # noqa: BLE001  a daemon that is gone, or being replaced
-            logger.debug("gpuenergyd: %s: %s", path, error)
-            self._connection.close()
-            return None
-        return found if isinstance(found, dict) else None
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-
-
-@dataclass(slots=True)
 class Leader:
     """What the leading rank does beside being a member."""
 
     place: PipelinePlace
-    store: Store
     daemon: OwnDaemon
     period_s: float
     giver: TermGiver = field(init=False)
@@ -119,41 +86,40 @@ class Leader:
     _said: str = ""
     _pace: tuple[float, int] | None = None
     _iteration_s: float = 0.0
-    _replicas: "Replicas | None" = None
+    _replicas: ReplicaPaces = field(default_factory=ReplicaPaces)
     _straggler_time_s: float | None = None
 
     def __post_init__(self) -> None:
         self.giver = TermGiver(frozenset(_name(*member) for member in self.place.members))
 
-    def lead(self, rank_token: str | None) -> None:
+    def lead(self, store: Store, rank_token: str | None) -> None:
         """Hear of all members, have the daemon plan, and say what is agreed."""
-        found = {member: self.store.get(self.place.key(_up(*member))) for member in self.place.members}
+        found = {member: store.get(self.place.key(_up(*member))) for member in self.place.members}
         said = {member: json.loads(value) for member, value in found.items() if value is not None}
         self.giver.hear({_name(*m): MemberNews(u["iteration"], frozenset(u["installed"])) for m, u in said.items()})
         states = {member: up["state"] for member, up in said.items() if up["state"] is not None}
         if rank_token is not None and len(states) == len(self.place.members):
-            self._plan(rank_token, states)
+            self._plan(store, rank_token, states)
         self.giver.give(self._ahead())
         terms = [_row(term) for term in self.giver.terms]
         head = {"wanted": self.giver.wanted, "terms": terms, "released": self.giver.released}
         text = json.dumps(head)
         if text != self._said:
-            self.store.set(self.place.key(_HEAD), text)
+            store.set(self.place.key(_HEAD), text)
             self._said = text
 
-    def _plan(self, rank_token: str, states: dict[tuple[int, int], Any]) -> None:
+    def _plan(self, store: Store, rank_token: str, states: dict[tuple[int, int], Any]) -> None:
         parts = [{"pp_rank": pp, "tp_rank": tp, "state": state} for (pp, tp), state in states.items()]
         place = self.place
-        if self._replicas is None:
-            self._replicas = Replicas()
-        slowest_s, age_s = self._replicas.slowest_other(self.store)
+        others = self._replicas.others(store, monotonic())
         report = {
             "rank_token": rank_token,
             "parts": parts,
             "num_pp_ranks": place.num_pp_ranks,
             "num_tp_ranks": place.num_tp_ranks,
-            "slowest_other_time_s": slowest_s,
-            "age_s": age_s,
+            "slowest_other_time_s": others.slowest_time_s,
+            "age_s": others.age_s,
+            "is_news": others.is_news,
         }
         reply = self.daemon.post("/v1/pipelines", report)
         if reply is None:
@@ -161,7 +127,10 @@ class Leader:
         if self.pipeline_id not in {None, reply["pipeline_id"]}:
             self.giver.abandon()  # a daemon that has forgotten the plan that it made
         self.pipeline_id = reply["pipeline_id"]
-        self._replicas.say(self.store, reply["own_time_s"], self.giver.newest_iteration)
+        self._replicas.say(
+            store, reply["own_time_s"], num_readings=reply["num_readings"], iteration_index=self.giver.newest_iteration
+        )
+        self.giver.is_change_near = _is_straggler_new(others.slowest_time_s, reply)
         before_s, self._straggler_time_s = self._straggler_time_s, reply["straggler_time_s"]
         is_hurried = before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s)
         plan_id = reply["plan_id"]
@@ -169,7 +138,7 @@ class Leader:
             if is_hurried:
                 self.giver.release()  # a straggler has recovered: full speed until the faster plan is agreed
             for pp_rank, plan in enumerate(reply["slices"]):
-                self.store.set(place.key(_slice(plan_id, pp_rank)), json.dumps(plan))
+                store.set(place.key(_slice(plan_id, pp_rank)), json.dumps(plan))
             self.giver.propose(plan_id, is_brief=reply["slices"][0]["purpose"] == _TRIED)
             self._offered = plan_id
 
@@ -182,35 +151,6 @@ class Leader:
             self._iteration_s = (now_s - self._pace[0]) / (newest - self._pace[1])
             self._pace = now_s, newest
         return math.ceil(_WORDS_AHEAD * self.period_s / self._iteration_s) if self._iteration_s else _UNKNOWN_AHEAD
-
-
-@dataclass(slots=True)
-class Replicas:
-    """What the pipelines of one training say to each other through the store: what each takes by itself."""
-
-    _index: int | None = None
-    _seen: dict[int, tuple[bytes, float]] = field(default_factory=dict)
-
-    def say(self, store: Store, own_time_s: float | None, iteration_index: int) -> None:
-        """Say what this pipeline takes by itself, as of an iteration."""
-        if self._index is None:
-            self._index = store.add("replicas", 1) - 1
-        if own_time_s is not None:
-            store.set(f"pace/{self._index}", json.dumps([own_time_s, iteration_index]))
-
-    def slowest_other(self, store: Store) -> tuple[float | None, float]:
-        """Return what the slowest of the others takes, and how long ago it said something new."""
-        now_s, found = monotonic(), []
-        for index in range(min(store.add("replicas", 0), _MAX_REPLICAS)):
-            said = store.get(f"pace/{index}") if index != self._index else None
-            if said is None:
-                continue
-            before = self._seen.get(index)
-            if before is None or before[0] != said:
-                self._seen[index] = said, now_s
-            found.append((float(json.loads(said)[0]), now_s - self._seen[index][1]))
-        alive = [pace for pace in found if pace[1] <= max(_SILENT_S, 5 * pace[0])]
-        return max(alive, default=(None, 0.0))
 
 
 class PipelineMember:
@@ -229,52 +169,25 @@ class PipelineMember:
         self._client = client
         self._plans = plans
         self._place = place
-        self._connect = connect
-        self._period_s = period_s
-        self._socket_path = socket_path
-        self._daemon: OwnDaemon | None = None
-        self._store: Store | None = None
-        self._leader: Leader | None = None
+        self._daemon = OwnDaemon(find_socket_path(socket_path))
+        self._leader = Leader(place, self._daemon, period_s) if place.is_leader else None
         self._posted: tuple[str | None, str] | None = None
         self._heard: bytes = b""
-        self._is_in_touch: bool | None = None
-        self._is_stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpuenergyd-pipeline", daemon=True)
-        self._thread.start()
+        self._thread = StoreThread(
+            self._take_part,
+            connect,
+            who=f"rank {place.name} of its pipeline",
+            without_it="at full speed once what is agreed is over",
+            period_s=period_s,
+            at_end=self._daemon.close,
+        )
 
     def stop(self) -> None:
         """Take no part any more; what is agreed runs out."""
-        self._is_stopping.set()
-        self._thread.join(_STOP_LIMIT_S)
+        self._thread.stop()
 
-    def _run(self) -> None:
-        pause_s = 0.0
-        while not self._is_stopping.wait(pause_s):
-            pause_s = self._period_s
-            try:
-                self._take_part()
-            except Exception as error:  # noqa: BLE001  the last line of defence of a thread inside a training process
-                self._store = None
-                pause_s = _RETRY_S
-                if self._is_in_touch is not False:
-                    logger.warning(
-                        "gpuenergyd: rank %s of its pipeline: no use of the job's store (%r); training goes on,"
-                        " at full speed once what is agreed is over",
-                        self._place.name,
-                        error,
-                    )
-                self._is_in_touch = False
-        if self._daemon is not None:
-            self._daemon.close()
-
-    def _take_part(self) -> None:
-        if self._store is None:
-            self._store = self._connect()
-            if self._leader is not None:
-                self._leader.store = self._store
-        if self._daemon is None:
-            self._daemon = OwnDaemon(find_socket_path(self._socket_path))
-        store, daemon, token = self._store, self._daemon, self._client.rank_token
+    def _take_part(self, store: Store) -> None:
+        daemon, token = self._daemon, self._client.rank_token
         state = daemon.post("/v1/parts", {"rank_token": token}) if token is not None else None
         up = {
             "iteration": self._client.iteration_index,
@@ -282,16 +195,11 @@ class PipelineMember:
             "state": state if state is not None and state["order"] else None,
         }
         store.set(self._place.key(_up(self._place.pp_rank, self._place.tp_rank)), json.dumps(up))
-        if self._place.is_leader:
-            if self._leader is None:
-                self._leader = Leader(self._place, store, daemon, self._period_s)
-            self._leader.lead(token)
+        if self._leader is not None:
+            self._leader.lead(store, token)
         head = store.get(self._place.key(_HEAD))
         if head is not None:
             self._follow(store, daemon, head, token)
-        if not self._is_in_touch:
-            logger.info("gpuenergyd: rank %s takes part in its pipeline", self._place.name)
-        self._is_in_touch = True
 
     def _follow(self, store: Store, daemon: OwnDaemon, head: bytes, token: str | None) -> None:
         said = json.loads(head)
@@ -337,7 +245,7 @@ class Part:
         host, port = self.address
 
         def connect() -> Store:
-            return JobStore(host, port, f"gpuenergyd/{self.run_key}", limit_s=_STORE_LIMIT_S)
+            return JobStore(host, port, f"gpuenergyd/{self.run_key}", limit_s=STORE_LIMIT_S)
 
         return PipelineMember(client, self.plans, self.place, connect, socket_path=socket_path)
 
@@ -361,6 +269,12 @@ def spans_hosts(global_ranks: Sequence[int], environ: Mapping[str, str] = os.env
     if not per_host.isdecimal() or int(per_host) < 1:
         return False
     return len({rank // int(per_host) for rank in global_ranks}) > 1
+
+
+def _is_straggler_new(slowest_s: float | None, reply: Mapping[str, Any]) -> bool:
+    """Return whether a replica looks like a straggler, so that its pace will soon be imposed, unless it stalled."""
+    own_s, imposed_s = reply["own_time_s"], reply["straggler_time_s"]
+    return own_s is not None and slowest_s is not None and imposed_s is None and slowest_s > own_s * _SUSPECT_RATIO
 
 
 def _name(pp_rank: int, tp_rank: int) -> str:

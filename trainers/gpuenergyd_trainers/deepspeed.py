@@ -15,6 +15,7 @@ from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
+from gpuenergyd_trainers.replica_paces import join_replicas
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
@@ -98,15 +99,16 @@ def attach(
             raise UsageError(f"its schedule is {schedule}; only TrainSchedule (1F1B) is understood")  # noqa: TRY301
         num_microbatches, num_stages, stage_id = int(engine.micro_batches), int(engine.num_stages), int(engine.stage_id)
         planned = make_schedule(_SCHEDULE_NAME, num_stages, num_microbatches)
+        run_key, dp_rank = find_run_key(run_key, num_processes=num_stages), int(engine.grid.data_parallel_id)
         client = RankClient(
             job_name=job,
-            run_key=find_run_key(run_key, num_processes=num_stages),
+            run_key=run_key,
             gpu_uuid=find_gpu_uuid(gpu_uuid),
             schedule_name=_SCHEDULE_NAME,
             num_microbatches=num_microbatches,
             pp_rank=stage_id,
             num_pp_ranks=num_stages,
-            dp_rank=int(engine.grid.data_parallel_id),
+            dp_rank=dp_rank,
             framework="deepspeed",
             policy=policy,
             max_slowdown_ratio=max_slowdown_ratio,
@@ -114,7 +116,9 @@ def attach(
             timer=timer_for(engine.device, num_microbatches),
         )
         rank = OrderedRank(client, expected_order=order_rows(planned, stage_id), what=f"job {job}, stage {stage_id}")
-        return EngineHandle(engine, rank)
+        handle = EngineHandle(engine, rank)
+        join_replicas(handle, client, dp_rank=dp_rank, run_key=run_key, socket_path=socket_path)
     except Exception as error:  # noqa: BLE001  an engine this version does not know must train on as it is
         logger.warning("gpuenergyd: job %s: %s cannot be joined: %s", job, type(engine).__name__, error)
         return Handle()
+    return handle

@@ -1,7 +1,7 @@
 """The training job's own key-value store, torch.distributed.TCPStore: found, joined and used with time limits."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -18,6 +18,10 @@ class Store(Protocol):
 
     def get(self, key: str) -> bytes | None:
         """Return a key's value; None while there is none."""
+        ...
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """Return the values of all these keys; None while one of them is missing."""
         ...
 
     def add(self, key: str, amount: int) -> int:
@@ -48,6 +52,13 @@ class JobStore:
         """Return a key's value; None while there is none: asked for without waiting until there is."""
         name = f"{self._prefix}/{key}"
         return bytes(self._store.get(name)) if self._store.check([name]) else None
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """Return the values of all these keys, in two questions however many; None while one of them is missing."""
+        names = [f"{self._prefix}/{key}" for key in keys]
+        if not names:
+            return []
+        return [bytes(value) for value in self._store.multi_get(names)] if self._store.check(names) else None
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter that begins at 0, and return it."""

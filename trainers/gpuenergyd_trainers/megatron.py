@@ -21,6 +21,7 @@ from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
+from gpuenergyd_trainers.replica_paces import join_replicas
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
@@ -136,9 +137,10 @@ def attach(
             num_pp_ranks = int(state.get_pipeline_model_parallel_world_size())
             dp_rank = int(state.get_data_parallel_rank())
         planned = make_schedule(_SCHEDULE_NAME, num_pp_ranks, num_microbatches)
+        run_key = find_run_key(run_key, num_processes=num_pp_ranks)
         client = RankClient(
             job_name=job,
-            run_key=find_run_key(run_key, num_processes=num_pp_ranks),
+            run_key=run_key,
             gpu_uuid=find_gpu_uuid(gpu_uuid),
             schedule_name=_SCHEDULE_NAME,
             num_microbatches=num_microbatches,
@@ -151,12 +153,13 @@ def attach(
             socket_path=socket_path,
             timer=timer_for(_device(), num_microbatches),
         )
-        return ConfigHandle(
-            config, OrderedRank(client, expected_order=order_rows(planned, pp_rank), what=f"job {job}, rank {pp_rank}")
-        )
+        rank = OrderedRank(client, expected_order=order_rows(planned, pp_rank), what=f"job {job}, rank {pp_rank}")
+        handle = ConfigHandle(config, rank)
+        join_replicas(handle, client, dp_rank=dp_rank, run_key=run_key, socket_path=socket_path)
     except Exception as error:  # noqa: BLE001  a version this file does not know must train on as it is
         logger.warning("gpuenergyd: job %s: this Megatron configuration cannot be joined: %s", job, error)
         return Handle()
+    return handle
 
 
 def _device() -> Any:

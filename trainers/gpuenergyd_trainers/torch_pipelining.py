@@ -23,6 +23,7 @@ from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd_trainers.across_hosts import PipelinePlace, find_part, spans_hosts
 from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
+from gpuenergyd_trainers.replica_paces import join_replicas
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
@@ -201,7 +202,9 @@ def attach(
         rank = OrderedRank(client, expected_order=expected_order, what=f"job {job}, rank {pp_rank}")
         handle = PipelineHandle(schedule, rank)
         handle.wrap(local_stages)
-        if part is not None:
+        if part is None:
+            join_replicas(handle, client, dp_rank=replica, run_key=run_key, socket_path=socket_path)
+        else:
             handle.on_detach.append(part.join(client, socket_path).stop)
     except Exception as error:  # noqa: BLE001  a schedule this version does not know must train on as it is
         logger.warning("gpuenergyd: job %s: %s cannot be joined: %r", job, type(schedule).__name__, error)

@@ -1,0 +1,70 @@
+"""What following a straggler saves is measured against iterations that waited as long, and against no others."""
+
+import pytest
+
+from gpuenergyd.core.extrinsic import ExtrinsicGauge
+from gpuenergyd.core.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.plan import PlanPurpose
+
+TUNED = PlanPurpose.TUNED
+
+
+def iteration(time_s: float, energy_j: float | None, *, waited_s: float = 0.0) -> IterationObservation:
+    return IterationObservation(
+        iteration_index=0,
+        plan_id="plan",
+        iteration_time_s=time_s,
+        instruction_samples=(),
+        ranks=(RankEnergy(0, time_s, energy_j, ()),),
+        is_regular=not waited_s,
+        waited_s=waited_s,
+    )
+
+
+def gauge_of(*figures: tuple[float, float | None, float, bool]) -> ExtrinsicGauge:
+    """Return a gauge that has seen (time, energy, wait, whether the plan was made for the straggler)."""
+    gauge = ExtrinsicGauge()
+    for time_s, energy_j, waited_s, is_for_straggler in figures:
+        seen = iteration(time_s, energy_j, waited_s=waited_s)
+        gauge.note(seen, TUNED, is_plan_for_straggler=is_for_straggler)
+    return gauge
+
+
+def test_following_is_compared_with_waiting_for_the_same_straggler() -> None:
+    gauge = gauge_of(
+        (1.0, 300.0, 0.0, False),
+        (1.21, 340.0, 0.2, False),
+        (1.20, 344.0, 0.2, False),
+        (1.20, 306.0, 0.0, True),
+        (1.20, 310.0, 0.01, True),
+        (1.19, 308.0, 0.0, True),
+    )
+
+    saving = gauge.saving
+
+    assert saving is not None
+    assert (saving.waiting_energy_j, saving.following_energy_j) == (342.0, 308.0)
+    assert saving.saving_ratio == pytest.approx(1 - 308 / 342)
+
+
+def test_waiting_for_a_slower_straggler_than_was_followed_compares_with_nothing() -> None:
+    waited = [(1.5, 400.0, 0.5, False)] * 3
+    followed = [(1.2, 308.0, 0.0, True)] * 3
+
+    assert gauge_of(*waited, *followed).saving is None
+
+
+@pytest.mark.parametrize("num_following", [0, 1])
+def test_one_iteration_alone_says_nothing(num_following: int) -> None:
+    waited = [(1.2, 340.0, 0.2, False)] * 3
+
+    assert gauge_of(*waited, *[(1.2, 308.0, 0.0, True)] * num_following).saving is None
+
+
+def test_iterations_without_energy_that_tried_clocks_or_paused_for_something_else_do_not_count() -> None:
+    gauge = gauge_of((1.2, 340.0, 0.2, False), (1.2, None, 0.2, False), (1.2, 308.0, 0.0, True))
+    gauge.note(iteration(3.0, 900.0, waited_s=2.0), TUNED, is_plan_for_straggler=False)
+    gauge.note(iteration(1.2, 340.0, waited_s=0.2), PlanPurpose.PROFILE, is_plan_for_straggler=False)
+    gauge.note(iteration(1.2, 308.0), TUNED, is_plan_for_straggler=True)
+
+    assert gauge.saving is None

@@ -1,0 +1,30 @@
+"""A training job's key-value store without a server, for tests in one process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class MemoryStore:
+    """What a TCPStore does for one training."""
+
+    values: dict[str, bytes] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def set(self, key: str, value: str) -> None:
+        """Write a key."""
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes | None:
+        """Return a key's value; None while there is none."""
+        return self.values.get(key)
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """Return the values of all these keys; None while one of them is missing."""
+        found = [self.values[key] for key in keys if key in self.values]
+        return found if len(found) == len(keys) else None
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that begins at 0, and return it."""
+        self.counters[key] = self.counters.get(key, 0) + amount
+        return self.counters[key]

@@ -1,0 +1,90 @@
+"""A straggler among two replicas on two hosts: provoked, followed, gone, and counted in iterations by what GPUs did."""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tests.support.host_trainer import Done
+from tests.support.two_hosts import TwoHosts
+from tests.support.waiting import wait_until
+
+_POLL_S = 0.2
+_SETTLED_ITERATIONS = 6
+_FOLLOWED_RATIO = 0.8
+_LEFT_RATIO = 0.2
+"""Shares of the way from the usual pace to the straggler's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """How the other replica met the straggler; energies are the simulated GPUs' own, not what counters showed."""
+
+    iterations_until_followed: int
+    """Those that the other replica only waited for it."""
+    iterations_until_recovered: int
+    """Those that it was slow though the straggler was not any more."""
+    straggler_ratio: float
+    """How much longer an iteration took than before."""
+    busy_ratio: float
+    """How much longer the other replica's GPUs worked in an iteration that followed."""
+    waiting_energy_j: float
+    following_energy_j: float
+    reported_saving_ratio: float
+    """What its daemon said, from energy counters."""
+
+    @property
+    def saving_ratio(self) -> float:
+        """What following saved of an iteration that waited."""
+        return 1 - self.following_energy_j / self.waiting_energy_j
+
+
+def provoke(hosts: TwoHosts, ratio: float, limit_s: float) -> Episode:
+    """Make replica 1 slower until replica 0 has followed it for some iterations, then as fast as before."""
+    hosts.wait_for_progress(_SETTLED_ITERATIONS, limit_s)
+    hosts.set_straggler(ratio)
+    wait_until(lambda: _saving_ratio(hosts) is not None, limit_s, poll_s=_POLL_S)
+    hosts.wait_for_progress(_SETTLED_ITERATIONS, limit_s)
+    reported = _saving_ratio(hosts)
+    assert reported is not None
+    hosts.set_straggler(None)
+    wait_until(lambda: not is_forced(hosts), limit_s, poll_s=_POLL_S)
+    hosts.wait_for_progress(_SETTLED_ITERATIONS, limit_s)
+    return counted(hosts.done(0), hosts.done(1), reported)
+
+
+def is_forced(hosts: TwoHosts) -> bool:
+    """Return whether a straggler sets replica 0's pace, or nobody can say."""
+    state = hosts.replica(0)
+    return state is None or state["straggler_time_s"] is not None
+
+
+def _saving_ratio(hosts: TwoHosts) -> float | None:
+    state: dict[str, Any] | None = hosts.replica(0)
+    return state["extrinsic_saving_ratio"] if state is not None else None
+
+
+def counted(others: list[list[Done]], stragglers: list[list[Done]], reported_saving_ratio: float) -> Episode:
+    """Return what happened around the last iterations in which a replica was slower.
+
+    How long a replica's GPUs worked tells whether it has slowed down, whatever daemons and plans say of it.
+    """
+    length = min(len(rank) for rank in others + stragglers)
+    is_slow = [any(rank[i].slower > 1 for rank in stragglers) for i in range(length)]
+    end = max(i for i, slow in enumerate(is_slow) if slow) + 1
+    begin = max((i + 1 for i in range(end) if not is_slow[i]), default=0)
+    busy_s = [sum(rank[i].busy_s for rank in others) for i in range(length)]
+    time_s = [median(rank[i].time_s for rank in others) for i in range(length)]
+    energy_j = [sum(rank[i].energy_j for rank in others) for i in range(length)]
+    usual_s, slow_s = (median(busy_s[i - _SETTLED_ITERATIONS : i]) for i in (begin, end))
+    followed = next(i for i in range(begin, end) if busy_s[i] >= usual_s + _FOLLOWED_RATIO * (slow_s - usual_s))
+    left = next((i for i in range(end, length) if busy_s[i] <= usual_s + _LEFT_RATIO * (slow_s - usual_s)), length)
+    return Episode(
+        iterations_until_followed=followed - begin,
+        iterations_until_recovered=left - end,
+        straggler_ratio=median(time_s[end - _SETTLED_ITERATIONS : end])
+        / median(time_s[begin - _SETTLED_ITERATIONS : begin]),
+        busy_ratio=slow_s / usual_s,
+        waiting_energy_j=median(energy_j[begin + 1 : followed] or energy_j[begin : begin + 1]),
+        following_energy_j=median(energy_j[end - _SETTLED_ITERATIONS : end]),
+        reported_saving_ratio=reported_saving_ratio,
+    )
