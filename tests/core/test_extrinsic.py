@@ -68,3 +68,19 @@ def test_iterations_without_energy_that_tried_clocks_or_paused_for_something_els
     gauge.note(iteration(1.2, 308.0), TUNED, is_plan_for_straggler=True)
 
     assert gauge.saving is None
+
+
+def test_waiting_at_full_speed_counts_only_where_no_plan_of_its_own_waited() -> None:
+    gauge = ExtrinsicGauge()
+    for _ in range(3):
+        gauge.note(iteration(1.2, 360.0, waited_s=0.2), PlanPurpose.BASELINE, is_plan_for_straggler=False)
+        gauge.note(iteration(1.2, 306.0), TUNED, is_plan_for_straggler=True)
+    at_full_speed = gauge.saving
+    for _ in range(3):
+        gauge.note(iteration(1.2, 340.0, waited_s=0.2), TUNED, is_plan_for_straggler=False)
+    by_plan = gauge.saving
+
+    assert at_full_speed is not None
+    assert at_full_speed.saving_ratio == pytest.approx(1 - 306 / 360)
+    assert by_plan is not None
+    assert by_plan.saving_ratio == pytest.approx(1 - 306 / 340)

@@ -95,7 +95,7 @@ def test_a_straggler_is_followed_across_hosts_and_a_cut_link_ends_the_plan_on_bo
 @pytest.mark.fault(46)
 def test_replicas_that_sit_whole_on_a_host_each_follow_a_straggler_on_the_other_host(tmp_path: Path) -> None:
     with hosts_or_skip(tmp_path, policy="bubble-aware") as hosts:
-        hosts.start_training(are_replicas_whole=True, duration_scale=1.0, microbatches=2)
+        hosts.start_training(are_replicas_whole=True, duration_scale=1.5)
         hosts.wait_for_plan(LIMIT_S)
 
         check(provoke(hosts, STRAGGLER_RATIO, LIMIT_S))
