@@ -33,6 +33,8 @@ from tests.support.waiting import wait_until
 LIMIT_S = 120.0
 VICTIM = rank_index(1, 2)
 PLAN_LIMIT_S = 400.0
+DURATION_SCALE = 6.0
+"""Iterations of some 0.7 s: a policy thinks for half a second on this many stages, and words take a few tenths."""
 LAYOUTS = {"pipelines over both hosts": False, "replicas whole on a host": True}
 
 
@@ -44,7 +46,7 @@ def run_faults() -> dict[str, Any]:
 
 def run_stragglers(ratio: float, num_episodes: int, *, are_replicas_whole: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder), policy="bubble-aware") as hosts:
-        hosts.start_training(are_replicas_whole=are_replicas_whole)
+        hosts.start_training(are_replicas_whole=are_replicas_whole, duration_scale=DURATION_SCALE)
         hosts.wait_for_plan(PLAN_LIMIT_S)
         return told([provoke(hosts, ratio, LIMIT_S) for _ in range(num_episodes)])
 

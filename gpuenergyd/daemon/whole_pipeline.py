@@ -49,6 +49,8 @@ from gpuenergyd.wire.part_messages import PartState, PipelinePart, PipelineReply
 log = logging.getLogger(__name__)
 _RELIEF_ITERATIONS = 48
 _HELD_ITERATIONS = 48
+_PART_LENIENCE_RATIO = 1.03
+"""A part cannot tell what it waits for the straggler from its own slowness; the whole, which can, is judged here."""
 _MAX_WAITING = 64
 """Iterations that some part has not reported."""
 
@@ -247,7 +249,7 @@ class WholePipeline:
                 sm_clocks_mhz=clocks.get(pp_rank, ()),
                 changes=tuple(_rows(sent, pp_rank)),
                 reason=f"{sent.plan.plan_id}: {sent.plan.reason}"[:200],
-                straggler_time_s=straggler_time_s,
+                straggler_time_s=None if straggler_time_s is None else straggler_time_s * _PART_LENIENCE_RATIO,
             )
             for pp_rank in range(self.description.num_pp_ranks)
         )
