@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from evidence.mutation.equivalent import reason_for
 from evidence.mutation.sample import Mutant, interval, shuffled_places
-from evidence.mutation.workbench import KERNEL_FILES, Verdict, Watched, Workbench
+from evidence.mutation.workbench import KERNEL_FILES, Verdict, Watched, Workbench, together
 from evidence.running import ROOT
 from evidence.twin import install
 
@@ -126,22 +126,20 @@ def as_mutant(line: Mapping[str, Any]) -> Mutant:
 def ask_all(maker: Path, lines: Sequence[dict[str, Any]], num_workers: int, until_s: float) -> list[dict[str, Any]]:
     """Return each mutant with what the tests said, those left out without a verdict as long as time lasts."""
     to_ask = [line for line in lines if reason_for(line["path"], line["before"], line["after"]) is None]
-    benches: SimpleQueue[Workbench] = SimpleQueue()
-    first = Workbench(FOLDER / "0", is_watching=True)
-    compiled = first.watch(TESTS, list(SOURCES.values()), is_compiled=True)
-    plain = first.watch(["tests/planning"], [SOURCES["planning"]], is_compiled=False)
-    benches.put(first)
-    for index in range(1, num_workers):
-        benches.put(Workbench(FOLDER / str(index)))
+    benches = [Workbench(FOLDER / str(index)) for index in range(num_workers)]
+    compiled, plain = watched(benches)
+    free: SimpleQueue[Workbench] = SimpleQueue()
+    for bench in benches:
+        free.put(bench)
 
     def ask(line: dict[str, Any]) -> dict[str, Any] | None:
         if time.monotonic() > until_s:
             return None
-        bench = benches.get()
+        bench = free.get()
         try:
             return asked(bench, maker, line, plain if Path(line["path"]).name in KERNEL_FILES else compiled)
         finally:
-            benches.put(bench)
+            free.put(bench)
 
     with ThreadPoolExecutor(num_workers) as pool:
         pending: list[Future[dict[str, Any] | None]] = [pool.submit(ask, line) for line in to_ask]
@@ -153,14 +151,34 @@ def ask_all(maker: Path, lines: Sequence[dict[str, Any]], num_workers: int, unti
     ]
 
 
-def asked(bench: Workbench, maker: Path, line: dict[str, Any], watched: Watched) -> dict[str, Any]:
+def watched(benches: Sequence[Workbench]) -> tuple[Watched, Watched]:
+    """Return what all tests do, and what the planner's do while kernels are not compiled."""
+    free: SimpleQueue[Workbench] = SimpleQueue()
+    for bench in benches:
+        free.put(bench)
+
+    def watch(part: tuple[str, bool]) -> Watched:
+        bench = free.get()
+        try:
+            tests, is_compiled = part
+            return bench.watch(tests, list(SOURCES.values()), FOLDER / "watched", is_compiled=is_compiled)
+        finally:
+            free.put(bench)
+
+    parts = [("tests/planning", False), *((tests, True) for tests in TESTS)]
+    with ThreadPoolExecutor(len(benches)) as pool:
+        plain, *compiled = pool.map(watch, parts)
+    return together(compiled), plain
+
+
+def asked(bench: Workbench, maker: Path, line: dict[str, Any], known: Watched) -> dict[str, Any]:
     """Ask the tests about one mutant and say what came of it."""
     mutant = as_mutant(line)
-    tests = watched.tests_for(mutant, BUDGET_S)
+    tests = known.tests_for(mutant, BUDGET_S)
     begun_s = time.monotonic()
     if tests:
         text = made(maker, [mutant])[0]["text"]
-        verdict, by = bench.ask(mutant, text, tests, watched.seconds_of(tests))
+        verdict, by = bench.ask(mutant, text, tests, known.seconds_of(tests))
     else:
         verdict, by = Verdict.SURVIVED, "no test runs it"
     took_s = time.monotonic() - begun_s

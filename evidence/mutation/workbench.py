@@ -1,5 +1,6 @@
 """A copy of the tree in which mutants are made and tests are asked; the checkout itself is never changed."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -75,7 +76,7 @@ class Watched:
 class Workbench:
     """One copy of the tree and an environment in which it is installed."""
 
-    def __init__(self, folder: Path, *, is_watching: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.tree = folder / "tree"
         shutil.rmtree(self.tree, ignore_errors=True)
@@ -83,26 +84,31 @@ class Workbench:
         shared = folder / "shared"
         if not shared.is_symlink() and (ROOT.parent / "shared").is_dir():
             shared.symlink_to(ROOT.parent / "shared")
-        self._python = make_twin(folder / "environment", self.tree, ["coverage"] if is_watching else [])
+        self._python = make_twin(folder / "environment", self.tree)
         self._age_s = int(time.time())
 
-    def watch(self, tests: Sequence[str], sources: Sequence[str], *, is_compiled: bool) -> Watched:
-        """Run tests once and see what they do.
+    def watch(self, tests: str, sources: Sequence[str], kept: Path, *, is_compiled: bool) -> Watched:
+        """Run a folder of tests once and see what they do, or recall it where nothing has changed since.
 
         Raises:
             RuntimeError: one fails while nothing is wrong.
         """
-        data, seconds, settings = (self._folder / name for name in ("lines.sqlite", "seconds.json", "coverage.ini"))
-        data.unlink(missing_ok=True)
-        includes = "\n    ".join(str(self.tree / source / "*") for source in sources)
-        settings.write_text(f"[run]\ndata_file = {data}\ninclude =\n    {includes}\n", encoding="utf-8")
-        coverage = [str(self._python), "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *QUIET, *PLUGIN]
-        environ = {"TEST_SECONDS": str(seconds), "NUMBA_DISABLE_JIT": "0" if is_compiled else "1"}
-        status, said = self._run([*coverage, *tests], WATCH_LIMIT_S, environ)
-        if status != 0:
-            raise RuntimeError(f"the tests fail while nothing is wrong:\n{said[-4000:]}")
+        key = digest_of(self.tree, ("gpuenergyd", "policies", "tests/support", tests), f"{is_compiled} {sources}")
+        data, seconds, settings = (kept / f"{key}.{ending}" for ending in ("sqlite", "json", "ini"))
+        kept.mkdir(parents=True, exist_ok=True)
+        if not seconds.exists():
+            data.unlink(missing_ok=True)
+            includes = "\n    ".join(str(self.tree / source / "*") for source in sources)
+            settings.write_text(f"[run]\ndata_file = {data}\ninclude =\n    {includes}\n", encoding="utf-8")
+            python = make_twin(self._folder / "watching", self.tree, ["coverage"])
+            command = [str(python), "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *QUIET, *PLUGIN]
+            environ = {"TEST_SECONDS": str(seconds) + ".new", "NUMBA_DISABLE_JIT": "0" if is_compiled else "1"}
+            status, said = self._run([*command, tests], WATCH_LIMIT_S, environ)
+            if status != 0:
+                raise RuntimeError(f"the tests fail while nothing is wrong:\n{said[-4000:]}")
+            Path(environ["TEST_SECONDS"]).replace(seconds)
         took_s: dict[str, float] = json.loads(seconds.read_text(encoding="utf-8"))
-        return Watched(lines_run(data, self.tree, took_s), took_s)
+        return Watched(lines_run(data, took_s), took_s)
 
     def ask(self, mutant: Mutant, text: str, tests: Sequence[str], usual_s: float) -> tuple[Verdict, str]:
         """Return what tests say to a mutant, and the last words of the one that noticed it."""
@@ -162,7 +168,26 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copy2(source / name, target / name)
 
 
-def lines_run(data: Path, tree: Path, tests: Collection[str]) -> dict[str, dict[int, set[str]]]:
+def digest_of(tree: Path, folders: Sequence[str], told: str) -> str:
+    """Return a digest of the sources in some folders."""
+    digest = hashlib.sha256(told.encode())
+    for folder in folders:
+        for path in sorted((tree / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(tree)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def together(parts: Sequence[Watched]) -> Watched:
+    """Return what several folders of tests do."""
+    tests_of_line: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for part in parts:
+        for path, lines in part.tests_of_line.items():
+            for line, tests in lines.items():
+                tests_of_line[path][line].update(tests)
+    return Watched(tests_of_line, {test: s for part in parts for test, s in part.seconds.items()})
+
+
+def lines_run(data: Path, tests: Collection[str]) -> dict[str, dict[int, set[str]]]:
     """Return what coverage has recorded: path, line, the tests that run it."""
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     query = (
@@ -173,7 +198,7 @@ def lines_run(data: Path, tree: Path, tests: Collection[str]) -> dict[str, dict[
         for path, context, bits in database.execute(query):
             if context not in tests:
                 continue
-            lines = found[str(Path(path).relative_to(tree))]
+            lines = found[path.rpartition("/tree/")[2]]
             for index, byte in enumerate(bits):
                 for bit in range(8):
                     if byte >> bit & 1:
