@@ -56,7 +56,8 @@ def main() -> int:
     given = arguments or list(PARALLEL)
     failed = run_tests(python, given, {})
     if not arguments:
-        failed += run_tests(python, [*PARALLEL, *WITHOUT_NUMBA], {"NUMBA_DISABLE_JIT": "1"})
+        environ = {"NUMBA_DISABLE_JIT": "1", "TEST_CPU_S": "20"}
+        failed += run_tests(python, [*PARALLEL, "-p", "evidence.impatience", *WITHOUT_NUMBA], environ)
     num_processes = len(list((FOLDER / "data").iterdir()))
     coverage(python, "combine", "--quiet", "--append")
     result = summary(counted(python), num_processes, failed)

@@ -18,6 +18,7 @@ from hypothesis import Phase, settings
 # Mutants are tried without it.
 coverage: Any = importlib.import_module("coverage") if importlib.util.find_spec("coverage") else None
 _seconds: dict[str, float] = defaultdict(float)
+_skipped: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,10 +42,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add up set-up, call and tear-down."""
-    _seconds[report.nodeid] += report.duration if report.outcome != "skipped" else 0.0
+    if report.outcome == "skipped":
+        _skipped.add(report.nodeid)
+    _seconds[report.nodeid] += report.duration
 
 
 def pytest_sessionfinish() -> None:
     """Write the times."""
     if path := os.environ.get("TEST_SECONDS"):
-        Path(path).write_text(json.dumps(_seconds), encoding="utf-8")
+        Path(path).write_text(
+            json.dumps({name: s for name, s in _seconds.items() if name not in _skipped}), encoding="utf-8"
+        )

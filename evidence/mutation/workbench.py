@@ -21,7 +21,9 @@ from evidence.twin import make_twin
 KERNEL_FILES = ("network.py", "refinement.py", "rounding.py", "segments.py", "sweep.py", "compiled.py")
 """Whoever changes one of them makes every kernel compile again, for longer than most tests take: these mutants are
 tried as the plain Python that the kernels are without numba. One test holds that both do the same."""
-PLUGIN = ("-p", "evidence.mutation.watching")
+PLUGINS = ("-p", "evidence.mutation.watching", "-p", "evidence.impatience")
+PLAIN_LIMIT_S = 8.0
+"""Of processor time for a test whose kernels are not compiled: some would take hours."""
 QUIET = ("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist")
 WATCH_LIMIT_S = 3000.0
 START_S = 60.0
@@ -101,8 +103,8 @@ class Workbench:
             includes = "\n    ".join(str(self.tree / source / "*") for source in sources)
             settings.write_text(f"[run]\ndata_file = {data}\ninclude =\n    {includes}\n", encoding="utf-8")
             python = make_twin(self._folder / "watching", self.tree, ["coverage"])
-            command = [str(python), "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *QUIET, *PLUGIN]
-            environ = {"TEST_SECONDS": str(seconds) + ".new", "NUMBA_DISABLE_JIT": "0" if is_compiled else "1"}
+            command = [str(python), "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *QUIET, *PLUGINS]
+            environ = {"TEST_SECONDS": str(seconds) + ".new", **way_to_run(is_compiled=is_compiled)}
             status, said = self._run([*command, tests], WATCH_LIMIT_S, environ)
             if status != 0:
                 raise RuntimeError(f"the tests fail while nothing is wrong:\n{said[-4000:]}")
@@ -114,14 +116,13 @@ class Workbench:
         """Return what tests say to a mutant, and the last words of the one that noticed it."""
         path = self.tree / mutant.path
         original, times_ns = path.read_text(encoding="utf-8"), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
-        is_kernel = path.name in KERNEL_FILES
         self._age_s += 2
         try:
             path.write_text(text, encoding="utf-8")
             # Python compares whole seconds and size, and mutants may keep both.
             os.utime(path, (self._age_s, self._age_s))
-            command = [str(self._python), "-m", "pytest", *QUIET, *PLUGIN, *tests]
-            environ = {"NUMBA_DISABLE_JIT": "1" if is_kernel else "0"}
+            command = [str(self._python), "-m", "pytest", *QUIET, *PLUGINS, *tests]
+            environ = way_to_run(is_compiled=path.name not in KERNEL_FILES)
             status, said = self._run(command, START_S + PATIENCE * usual_s, environ)
         finally:
             path.write_text(original, encoding="utf-8")
@@ -156,6 +157,11 @@ class Workbench:
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
+
+
+def way_to_run(*, is_compiled: bool) -> dict[str, str]:
+    """Return the environment variables for kernels compiled or not."""
+    return {"NUMBA_DISABLE_JIT": "0"} if is_compiled else {"NUMBA_DISABLE_JIT": "1", "TEST_CPU_S": f"{PLAIN_LIMIT_S}"}
 
 
 def copy_tree(source: Path, target: Path) -> None:

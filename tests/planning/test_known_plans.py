@@ -1,4 +1,4 @@
-"""What the planner has found for a few small pipelines, to the last digit: no change of it makes plans dearer unnoticed.
+"""What the planner has found for a few small pipelines, to the last digit: no change makes plans dearer unnoticed.
 
 Where clocks are discrete the search is heuristic, and no theory says what it finds; each plan here lies within 1 % of
 its proven bound. A change that finds cheaper plans writes its own figures here; one that finds dearer ones says why.
