@@ -104,7 +104,8 @@ class Workbench:
             settings.write_text(f"[run]\ndata_file = {data}\ninclude =\n    {includes}\n", encoding="utf-8")
             python = make_twin(self._folder / "watching", self.tree, ["coverage"])
             command = [str(python), "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *QUIET, *PLUGINS]
-            environ = {"TEST_SECONDS": str(seconds) + ".new", **way_to_run(is_compiled=is_compiled)}
+            environ = {"TEST_SECONDS": f"{seconds}.new", "NUMBA_DISABLE_JIT": "0" if is_compiled else "1"}
+            environ["TEST_CPU_S"] = "0" if is_compiled else f"{PLAIN_LIMIT_S}"
             status, said = self._run([*command, tests], WATCH_LIMIT_S, environ)
             if status != 0:
                 raise RuntimeError(f"the tests fail while nothing is wrong:\n{said[-4000:]}")
@@ -122,7 +123,7 @@ class Workbench:
             # Python compares whole seconds and size, and mutants may keep both.
             os.utime(path, (self._age_s, self._age_s))
             command = [str(self._python), "-m", "pytest", *QUIET, *PLUGINS, *tests]
-            environ = way_to_run(is_compiled=path.name not in KERNEL_FILES)
+            environ = {"NUMBA_DISABLE_JIT": "1" if path.name in KERNEL_FILES else "0"}
             status, said = self._run(command, START_S + PATIENCE * usual_s, environ)
         finally:
             path.write_text(original, encoding="utf-8")
@@ -157,11 +158,6 @@ class Workbench:
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
-
-
-def way_to_run(*, is_compiled: bool) -> dict[str, str]:
-    """Return the environment variables for kernels compiled or not."""
-    return {"NUMBA_DISABLE_JIT": "0"} if is_compiled else {"NUMBA_DISABLE_JIT": "1", "TEST_CPU_S": f"{PLAIN_LIMIT_S}"}
 
 
 def copy_tree(source: Path, target: Path) -> None:
