@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--again", type=Path, help="ask about the survivors of this result only")
     parser.add_argument("--only", choices=sorted(SOURCES), help="mutants of one package")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="folders of tests to ask")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     until_s = time.monotonic() + 60 * options.minutes
@@ -60,8 +61,8 @@ def main() -> int:
         chosen = shuffled_places(all_mutants(maker, options.only), options.seed)
         asked = list(first_valid(maker, chosen, options.sample))
     print(f"{len(asked)} mutants; watching the tests first", file=sys.stderr)
-    told = ask_all(maker, asked, options.workers, until_s)
-    result = summary(merged(before, told), options.seed, commits(before))
+    told = ask_all(maker, asked, options.tests, options.workers, until_s)
+    result = summary(merged(before, told), options.seed, commits(before), options.tests)
     (FOLDER / "last.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.json:
         told = [one for one in result["mutants"] if one["verdict"] not in {Verdict.NOTICED, Verdict.HUNG}]
@@ -123,26 +124,30 @@ def as_mutant(line: Mapping[str, Any]) -> Mutant:
     return Mutant(**{**given, "start": tuple(given["start"]), "end": tuple(given["end"])})
 
 
-def ask_all(maker: Path, lines: Sequence[dict[str, Any]], num_workers: int, until_s: float) -> list[dict[str, Any]]:
+def ask_all(
+    maker: Path, lines: Sequence[dict[str, Any]], tests: Sequence[str], num_workers: int, until_s: float
+) -> list[dict[str, Any]]:
     """Return each mutant with what the tests said, those left out without a verdict as long as time lasts."""
     to_ask = [line for line in lines if reason_for(line["path"], line["before"], line["after"]) is None]
     benches = [Workbench(FOLDER / str(index)) for index in range(num_workers)]
-    compiled, plain = watched(benches)
+    compiled, plain = watched(benches, tests)
     free: SimpleQueue[Workbench] = SimpleQueue()
     for bench in benches:
         free.put(bench)
 
-    def ask(line: dict[str, Any]) -> dict[str, Any] | None:
+    def ask(line: dict[str, Any], text: str) -> dict[str, Any] | None:
         if time.monotonic() > until_s:
             return None
         bench = free.get()
         try:
-            return asked(bench, maker, line, plain if Path(line["path"]).name in KERNEL_FILES else compiled)
+            return asked(bench, line, text, plain if Path(line["path"]).name in KERNEL_FILES else compiled)
         finally:
             free.put(bench)
 
     with ThreadPoolExecutor(num_workers) as pool:
-        pending: list[Future[dict[str, Any] | None]] = [pool.submit(ask, line) for line in to_ask]
+        pending: list[Future[dict[str, Any] | None]] = [
+            pool.submit(ask, line, one["text"]) for line, one in zip(to_ask, made(maker, to_ask), strict=True)
+        ]
         told = [one for one in (future.result() for future in pending) if one is not None]
     left_out = [line for line in lines if line not in to_ask]
     return told + [
@@ -151,7 +156,7 @@ def ask_all(maker: Path, lines: Sequence[dict[str, Any]], num_workers: int, unti
     ]
 
 
-def watched(benches: Sequence[Workbench]) -> tuple[Watched, Watched]:
+def watched(benches: Sequence[Workbench], tests: Sequence[str]) -> tuple[Watched, Watched]:
     """Return what all tests do, and what the planner's do while kernels are not compiled."""
     free: SimpleQueue[Workbench] = SimpleQueue()
     for bench in benches:
@@ -160,24 +165,23 @@ def watched(benches: Sequence[Workbench]) -> tuple[Watched, Watched]:
     def watch(part: tuple[str, bool]) -> Watched:
         bench = free.get()
         try:
-            tests, is_compiled = part
-            return bench.watch(tests, list(SOURCES.values()), FOLDER / "watched", is_compiled=is_compiled)
+            folder, is_compiled = part
+            return bench.watch(folder, list(SOURCES.values()), FOLDER / "watched", is_compiled=is_compiled)
         finally:
             free.put(bench)
 
-    parts = [("tests/planning", False), *((tests, True) for tests in TESTS)]
+    parts = [("tests/planning", False), *((folder, True) for folder in tests)]
     with ThreadPoolExecutor(len(benches)) as pool:
         plain, *compiled = pool.map(watch, parts)
     return together(compiled), plain
 
 
-def asked(bench: Workbench, maker: Path, line: dict[str, Any], known: Watched) -> dict[str, Any]:
+def asked(bench: Workbench, line: dict[str, Any], text: str, known: Watched) -> dict[str, Any]:
     """Ask the tests about one mutant and say what came of it."""
     mutant = as_mutant(line)
     tests = known.tests_for(mutant, BUDGET_S)
     begun_s = time.monotonic()
     if tests:
-        text = made(maker, [mutant])[0]["text"]
         verdict, by = bench.ask(mutant, text, tests, known.seconds_of(tests))
     else:
         verdict, by = Verdict.SURVIVED, "no test runs it"
@@ -212,7 +216,9 @@ def commits(before: Mapping[str, Any] | None) -> list[str]:
     return [*(before["commits"] if before else []), now]
 
 
-def summary(mutants: Sequence[dict[str, Any]], seed: int, of_commits: Sequence[str]) -> dict[str, Any]:
+def summary(
+    mutants: Sequence[dict[str, Any]], seed: int, of_commits: Sequence[str], tests: Sequence[str]
+) -> dict[str, Any]:
     """Return the score of all and of each package, with what is left out, and every mutant."""
     counted = [one for one in mutants if one["verdict"] != "equivalent"]
     groups = {"all": counted} | {
@@ -221,6 +227,7 @@ def summary(mutants: Sequence[dict[str, Any]], seed: int, of_commits: Sequence[s
     return {
         "seed": seed,
         "commits": list(of_commits),
+        "tests": list(tests),
         "score": score(counted)["score"],
         "scores": {name: score(group) for name, group in groups.items()},
         "kinds": {

@@ -60,6 +60,19 @@ def test_a_second_forecast_of_the_same_hour_cannot_improve_the_first() -> None:
     assert said.skill_1h_ratio < 0
 
 
+def test_a_forecast_that_is_no_whole_day_from_its_hour_on_is_not_judged() -> None:
+    short, late = LiveSkill(), LiveSkill()
+    for first in range(FIRST, FIRST + 48):
+        whole = issued(first)
+        short.issued(replace(whole, hours=whole.hours[:23]))
+        late.issued(replace(whole, hours=issued(first + 1).hours))
+    short.update(TRACE)
+    late.update(TRACE)
+
+    assert short.skill() is None
+    assert late.skill() is None
+
+
 def test_hours_that_never_became_known_are_given_up() -> None:
     values = list(TRACE.values)
     values[FIRST + 50] = math.nan

@@ -156,3 +156,15 @@ def test_samples_out_of_order_change_nothing() -> None:
     host.ledger.take(mono_ns=1, at=at(1), job_id="x", power_w=1.0, sm_clock_mhz=1)
 
     assert (len(host.ledger._pieces), host.ledger._pieces[-1].num_samples) == before
+
+
+def test_every_sample_is_counted_in_one_piece() -> None:
+    host = Host()
+    for _ in range(25):
+        host.step(0.1, 100.0, "a")
+
+    host.finish()
+
+    open_piece = 1
+    assert sum(piece.num_samples for piece in host.pieces) == 25 + 2 - open_piece
+    assert max(piece.num_samples for piece in host.pieces) == 10
