@@ -32,6 +32,8 @@ from evidence.twin import install
 
 SOURCES = {"core": "gpuenergyd/core", "planning": "policies/gpuenergyd_policies/planning"}
 TESTS = ("tests/core", "tests/planning", "tests/policies", "tests/carbon", "tests/report", "tests/wire")
+PLAIN_TESTS = ("tests/planning/test_known_plans.py", "tests/planning/test_rounding.py")
+"""What is asked about kernels, which run uncompiled then: the others take minutes."""
 FOLDER = ROOT / "build" / "mutation"
 BUDGET_S = 40.0
 """Of tests asked about one mutant, by their usual time."""
@@ -170,10 +172,10 @@ def watched(benches: Sequence[Workbench], tests: Sequence[str]) -> tuple[Watched
         finally:
             free.put(bench)
 
-    parts = [("tests/planning", False), *((folder, True) for folder in tests)]
+    parts = [*((one, False) for one in PLAIN_TESTS), *((folder, True) for folder in tests)]
     with ThreadPoolExecutor(len(benches)) as pool:
-        plain, *compiled = pool.map(watch, parts)
-    return together(compiled), plain
+        known = list(pool.map(watch, parts))
+    return together(known[len(PLAIN_TESTS) :]), together(known[: len(PLAIN_TESTS)])
 
 
 def asked(bench: Workbench, line: dict[str, Any], text: str, known: Watched) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def test_the_tests_that_meet_the_line_are_asked_quickest_first_then_the_others_o
     assert watched.tests_for(a_mutant(6), 60.0) == []
     assert watched.tests_for(a_mutant(3, first_line=0, last_line=0), 60.0)[:2] == ["u.py::elsewhere", "t.py::quick"]
     assert watched.tests_for(a_mutant(5, path="b.py"), 60.0) == []
+    assert watched.tests_for(a_mutant(3, path="b.py", first_line=0), 60.0)[0] == "u.py::elsewhere"
 
 
 def test_each_equivalent_mutant_is_of_a_line_that_stands_in_the_code() -> None:

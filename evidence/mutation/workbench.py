@@ -53,11 +53,13 @@ class Watched:
         """Return the tests to ask, quickest first: those that run the statement, then the others of their files.
 
         The others, because what a fixture or a cache sets up once runs in one test only and is judged in many. What
-        importing the file runs concerns every test that runs anything of it.
+        importing the file runs concerns every test that runs anything of it, or any test at all where it is only values.
         """
         lines = self.tests_of_line.get(mutant.path, {})
         asked = range(mutant.first_line, mutant.last_line + 1) if mutant.first_line else list(lines)
         meet_it = {test for line in asked for test in lines.get(line, ())}
+        if not meet_it and not mutant.first_line:
+            meet_it = set(self.seconds)
         files = {test.partition("::")[0] for test in meet_it}
         beside = {test for test in self.seconds if test.partition("::")[0] in files} - meet_it
         chosen: list[str] = []
@@ -174,7 +176,7 @@ def digest_of(tree: Path, folders: Sequence[str], told: str) -> str:
     """Return a digest of the sources in some folders."""
     digest = hashlib.sha256(told.encode())
     for folder in folders:
-        for path in sorted((tree / folder).rglob("*.py")):
+        for path in [tree / folder] if folder.endswith(".py") else sorted((tree / folder).rglob("*.py")):
             digest.update(str(path.relative_to(tree)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
