@@ -53,7 +53,7 @@ class Watched:
         """Return the tests to ask, quickest first: those that run the statement, then the others of their files.
 
         The others, because what a fixture or a cache sets up once runs in one test only and is judged in many. What
-        importing the file runs concerns every test that runs anything of it, or any test at all where it is only values.
+        importing the file runs concerns every test that runs anything of it, or any test where nothing in it runs.
         """
         lines = self.tests_of_line.get(mutant.path, {})
         asked = range(mutant.first_line, mutant.last_line + 1) if mutant.first_line else list(lines)

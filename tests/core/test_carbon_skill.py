@@ -84,6 +84,26 @@ def test_hours_that_never_became_known_are_given_up() -> None:
     assert skill.num_origins == 27  # those whose day ends before it; the hole is in every later week
 
 
+def test_a_forecast_is_judged_once_and_one_whose_day_is_not_known_yet_waits_for_it() -> None:
+    values = list(TRACE.values)
+    hole = FIRST + 40
+    values[hole] = math.nan
+    skill = LiveSkill()
+    for first in range(FIRST, FIRST + 48):
+        skill.issued(issued(first))
+
+    skill.update(replace(TRACE, values=tuple(values)).until(TRACE.first_hour_at + (hole + 40) * HOUR))
+    early = skill.skill()
+    skill.update(TRACE)  # the missing hour has become known within the week
+    late = skill.skill()
+    skill.update(TRACE)
+
+    assert early is None
+    assert late is not None
+    assert late.num_origins == 48
+    assert skill.skill() == late
+
+
 def test_an_hour_of_the_grid_may_take_seconds_and_maps_both_ways() -> None:
     host_at = datetime(2026, 5, 1, 12, 0, 30, tzinfo=UTC)
     clock = GridClock(host_at, datetime(2024, 1, 15, tzinfo=UTC), hour_s=6.0)

@@ -168,3 +168,17 @@ def test_every_sample_is_counted_in_one_piece() -> None:
     open_piece = 1
     assert sum(piece.num_samples for piece in host.pieces) == 25 + 2 - open_piece
     assert max(piece.num_samples for piece in host.pieces) == 10
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "longest_s"), [(60.0, 1.0), (119.5, 1.0), (121.0, 60.0), (130.0, 60.0), (7300.0, 3600.0), (3e6, 86_400.0)]
+)
+def test_a_gap_is_cut_into_seconds_minutes_hours_or_days_so_that_they_are_few(gap_s: float, longest_s: float) -> None:
+    host = Host()
+    host.step(0.1, 100.0)
+    host.step(gap_s, 100.0)
+    host.finish()
+
+    lengths_s = [(piece.end_mono_ns - piece.begin_mono_ns) / NS_PER_S for piece in host.pieces]
+
+    assert max(lengths_s) == pytest.approx(longest_s, rel=0.5)

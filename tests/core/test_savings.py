@@ -39,6 +39,23 @@ def test_student_quantile_agrees_with_the_tables(degrees: int, expected: float) 
     assert student_quantile(0.975, degrees) == pytest.approx(expected, rel=0.015)
 
 
+@pytest.mark.parametrize(
+    ("probability", "degrees", "expected", "within"),
+    [
+        (0.975, 5, 2.5705818366147395, 2e-4),
+        (0.975, 10, 2.2281388519649385, 5e-6),
+        (0.975, 30, 2.0422724563012373, 3e-8),
+        (0.9, 10, 1.3721836411102863, 1e-6),
+        (0.025, 30, -2.0422724563012373, 3e-8),
+    ],
+)
+def test_student_quantile_is_as_exact_as_its_expansion(
+    probability: float, degrees: int, expected: float, within: float
+) -> None:
+    """Against exact values: each of its four terms counts."""
+    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=within)
+
+
 def test_the_interval_contains_the_true_saving_nineteen_times_in_twenty() -> None:
     covered = 0
     for seed in range(300):

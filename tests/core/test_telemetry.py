@@ -52,6 +52,7 @@ def test_clock_history_forgets_only_what_no_later_interval_needs() -> None:
     history.forget_before(25)
 
     assert list(history.pieces(25, 40)) == [(900, 5), (1410, 10)]
+    assert list(history.pieces(15, 22)) == [(1200, 5), (900, 2)]
 
 
 def test_energy_between_edges_is_interpolated() -> None:
@@ -171,3 +172,42 @@ def _observe_one_rank(
         plan_id=None,
         is_regular=True,
     )
+
+
+def _busy_s(durations_ms: dict[Instruction, int], *, clock_mhz: int = 1000, has_replicas: bool = True) -> float | None:
+    """Return what one rank's instructions take, one after another, waits for other replicas left out."""
+    order = tuple(durations_ms)
+    begin_ns, ran = 0, []
+    for instruction, duration_ms in durations_ms.items():
+        ran.append(MeasuredInstruction(instruction, begin_ns, begin_ns + duration_ms * MS))
+        begin_ns += duration_ms * MS
+    observation, _ = observe_iteration(
+        ranks=[RankIteration(0, 0, 0, 0, begin_ns, 200 * MS, tuple(ran))],
+        graph=dependency_graph(one_forward_one_backward(1, len(order) // 2)),
+        clocks={0: ClockHistory(clock_mhz)},
+        counters={0: EnergyCounter()},
+        plan_id="p",
+        is_regular=True,
+        has_replicas=has_replicas,
+    )
+    return observation.busy_s
+
+
+ORDER = one_forward_one_backward(1, 3).orders[0]
+
+
+def test_an_instruction_that_hides_a_wait_counts_as_long_as_its_likes() -> None:
+    """Forwards take 10 ms and backwards 20; the last backward reduces gradients, and waits for another replica."""
+    plain = dict(zip(ORDER, (10, 20, 10, 20, 10, 20), strict=True))
+
+    assert _busy_s(plain) == pytest.approx(0.090)
+    assert _busy_s({**plain, ORDER[5]: 60}) == pytest.approx(0.090)
+    assert _busy_s({**plain, ORDER[5]: 25}) == pytest.approx(0.095)  # what chance explains stays
+
+
+def test_a_job_without_replicas_hides_no_waits_and_an_unreported_instruction_leaves_the_time_unknown() -> None:
+    plain = dict(zip(ORDER, (10, 20, 10, 20, 10, 20), strict=True))
+    other = Instruction(0, InstructionKind.F, 7)
+
+    assert _busy_s(plain, has_replicas=False) is None
+    assert _busy_s({other if one == ORDER[4] else one: ms for one, ms in plain.items()}) is None
