@@ -1,5 +1,6 @@
 """Clock histories, energy counters and the observation of an iteration."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
@@ -174,7 +175,9 @@ def _observe_one_rank(
     )
 
 
-def _busy_s(durations_ms: dict[Instruction, int], *, clock_mhz: int = 1000, has_replicas: bool = True) -> float | None:
+def _busy_s(
+    durations_ms: Mapping[Instruction, int], *, clock_mhz: int = 1000, has_replicas: bool = True
+) -> float | None:
     """Return what one rank's instructions take, one after another, waits for other replicas left out."""
     order = tuple(durations_ms)
     begin_ns, ran = 0, []
