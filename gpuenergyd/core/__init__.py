@@ -22,7 +22,7 @@ The life of a job
 What is measured
   telemetry     samples, counters, and what an iteration cost; ledger, whose every joule is
   observation   what one iteration showed: instruction times at clocks, energy per GPU
-  stragglers    which replica holds up the others; pace, what each would take alone
+  stragglers    which replica holds up the others; pace, what each would take alone; extrinsic, what following it saves
   agreement     which plan all ranks follow when they sit on several hosts; merging, what they saw as a whole
 
 The grid

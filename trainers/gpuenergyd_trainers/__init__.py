@@ -9,7 +9,8 @@ huggingface       the Hugging Face Trainer, one clock per optimizer step
 loop              any other loop, one clock per iteration
 across_hosts      a pipeline whose ranks sit on several hosts
 replica_paces     replicas on several hosts that tell each other how fast they are
-store_thread      a thread that talks to the job's own store
+store_thread      a thread that talks to the job's own store; job_store, the store
+own_daemon        this host's daemon, asked from such a thread
 ordered_rank      a rank whose order of instructions is learned and checked
 cuda_timing       instruction times from CUDA events
 handle            what `attach` returns
