@@ -1,7 +1,8 @@
 """A Debian package of the daemon as services: code, units, users, folders, settings, manual pages, completions.
 
-Dependencies are Debian's own packages, by name and version, as its policy wants it; they are there from Debian 13 on,
-apart from the driver binding (`nvidia-ml-py`), which is recommended and comes from PyPI.
+Dependencies are Debian's own packages, by name and version, as its policy wants it; they are there from Debian 13 on
+(installed there by apt, and started), apart from the driver binding (`nvidia-ml-py`), which is recommended and comes
+from PyPI or from Debian's contrib section.
 """
 
 import gzip
