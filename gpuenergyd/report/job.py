@@ -196,7 +196,9 @@ def before_and_after(history: History, report: JobReport) -> tuple[ObservedItera
         if rows:
             row = _typical(rows)
             spans = history.spans(job_id, row.iteration_index)
-            shown.append(ObservedIteration(f"{title}, iteration {row.iteration_index}", row.iteration_time_s, spans))
+            name = f"{title}, iteration {row.iteration_index}"
+            schedule_name = report.summary.schedule_name or ""
+            shown.append(ObservedIteration(name, row.iteration_time_s, spans, schedule_name))
     return tuple(shown)
 
 

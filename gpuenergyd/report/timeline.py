@@ -27,6 +27,8 @@ class ObservedIteration:
     title: str
     iteration_time_s: float
     spans: tuple[ObservedSpan, ...]
+    schedule_name: str = ""
+    """Which schedule it was: it tells which stages a rank's chunks are."""
 
 
 def clock_scale(iterations: Sequence[ObservedIteration]) -> ClockScale | None:
@@ -65,7 +67,7 @@ def timelines_svg(iterations: Sequence[ObservedIteration]) -> str:
 def _iteration(iteration: ObservedIteration, *, scale: ClockScale, per_second: float, top: float) -> tuple[str, float]:
     """Return the rows of one iteration and their height."""
     ranks = sorted({span.pp_rank for span in iteration.spans})
-    critical = frozenset(observed_critical_path(iteration.spans))
+    critical = frozenset(observed_critical_path(iteration.spans, iteration.schedule_name))
     row_of = {rank: top + _TITLE_HEIGHT + i * (_ROW_HEIGHT + _ROW_GAP) for i, rank in enumerate(ranks)}
     title = f"{iteration.title}: {time_text(iteration.iteration_time_s)}"
     parts = [f'<text class="title" x="0" y="{top + 16:.1f}">{escape(title)}</text>']

@@ -1,6 +1,9 @@
 """The observed critical path is the chain that the iteration waited for."""
 
-from gpuenergyd.core.pipeline import InstructionKind, dependency_graph, one_forward_one_backward
+import pytest
+
+from gpuenergyd.core.pipeline import InstructionKind, dependency_graph
+from gpuenergyd.core.schedules import make_schedule
 from gpuenergyd.core.telemetry import ObservedSpan
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd.report.critical import observed_critical_path
@@ -15,8 +18,9 @@ def test_on_an_unbalanced_pipeline_the_slowest_stage_is_critical() -> None:
     assert str(path[-1]) == "B7@0"
 
 
-def test_the_path_is_as_long_as_the_iteration_and_of_critical_instructions_only() -> None:
-    graph = dependency_graph(one_forward_one_backward(3, 5))
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv", "dualpipev"])
+def test_the_path_is_as_long_as_the_iteration_and_of_critical_instructions_only(name: str) -> None:
+    graph = dependency_graph(make_schedule(name, 3, 6))
     durations_s = [
         0.010 * (1 + i.pp_rank % 2) + 0.001 * i.microbatch_index + 0.013 * (i.kind is InstructionKind.B)
         for i in graph.instructions
@@ -24,12 +28,18 @@ def test_the_path_is_as_long_as_the_iteration_and_of_critical_instructions_only(
     planned = timeline(graph, durations_s)
     observed = tuple(
         ObservedSpan(
-            s.instruction.pp_rank, s.instruction.kind, s.instruction.microbatch_index, 0, s.start_s, s.end_s, None
+            s.instruction.pp_rank,
+            s.instruction.kind,
+            s.instruction.microbatch_index,
+            s.instruction.chunk_index,
+            s.start_s,
+            s.end_s,
+            None,
         )
         for s in planned.spans
     )
 
-    path = observed_critical_path(observed)
+    path = observed_critical_path(observed, name)
 
     critical = {span.instruction: span.duration_s for span in planned.critical_path()}
     assert set(path) <= set(critical)
