@@ -36,7 +36,10 @@ class ExtrinsicSaving:
 
 @dataclass(slots=True)
 class ExtrinsicGauge:
-    """Of one replica; what it knows outlives the straggler, until another one is waited for."""
+    """Of one replica; what it has measured outlives the straggler, until there is more to measure it by."""
+
+    saving: ExtrinsicSaving | None = None
+    """What following saves at the pace that was waited for last; None before there were two iterations of each."""
 
     _waiting: dict[PlanPurpose, deque[_Figure]] = field(default_factory=dict)
     _following: deque[_Figure] = field(default_factory=lambda: deque(maxlen=_FOLLOWING_KEPT))
@@ -56,12 +59,7 @@ class ExtrinsicGauge:
             self._following.append(figure)
         elif observation.waited_s:
             self._waiting.setdefault(purpose, deque(maxlen=_WAITING_KEPT)).append(figure)
-
-    @property
-    def saving(self) -> ExtrinsicSaving | None:
-        """What following saves at the pace that was waited for last; None before there are two iterations of each."""
-        usual = self._against(PlanPurpose.TUNED)
-        return usual if usual is not None else self._against(PlanPurpose.BASELINE)
+        self.saving = self._against(PlanPurpose.TUNED) or self._against(PlanPurpose.BASELINE) or self.saving
 
     def _against(self, purpose: PlanPurpose) -> ExtrinsicSaving | None:
         waiting = self._waiting.get(purpose)

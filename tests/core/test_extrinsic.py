@@ -84,3 +84,13 @@ def test_waiting_at_full_speed_counts_only_where_no_plan_of_its_own_waited() -> 
     assert at_full_speed.saving_ratio == pytest.approx(1 - 306 / 360)
     assert by_plan is not None
     assert by_plan.saving_ratio == pytest.approx(1 - 306 / 340)
+
+
+def test_what_was_measured_is_not_forgotten_when_another_wait_is_like_nothing_that_was_followed() -> None:
+    gauge = gauge_of(*[(1.2, 340.0, 0.2, False)] * 3, *[(1.2, 306.0, 0.0, True)] * 3)
+    before = gauge.saving
+    for _ in range(4):
+        gauge.note(iteration(1.5, 400.0, waited_s=0.5), TUNED, is_plan_for_straggler=False)
+
+    assert before is not None
+    assert gauge.saving == before
