@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Self
@@ -48,6 +49,7 @@ class Writes:
     num_writes: int = 0
     num_rows: int = 0
     num_failed: int = 0
+    server_cpu_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
 
@@ -93,11 +95,21 @@ class Host:
         return num_rows + len(series), time.perf_counter() - begin
 
 
-def write_for(
-    url: str, numbers: Sequence[int], num_hosts: int, start_s: float, end_s: float, *, is_paced: bool
-) -> Writes:
-    """Let hosts write until an instant: each when it is due, or one after the other as fast as the server takes it."""
-    engine, noise = writing_engine(url, busy_timeout_s=1.0), random.Random(numbers[0])
+class Pace(StrEnum):
+    """When hosts write, and on which connections."""
+
+    DUE = "due"
+    """Each when it is due, on a connection of its own: as the daemon's writer does."""
+    BURST = "burst"
+    """One after the other as fast as the server takes it, on connections of their own."""
+    POOLED = "pooled"
+    """The same on a few connections that are kept, as a pooler beside the server keeps them."""
+
+
+def write_for(url: str, numbers: Sequence[int], num_hosts: int, start_s: float, end_s: float, pace: Pace) -> Writes:
+    """Let hosts write until an instant."""
+    noise, is_paced = random.Random(numbers[0]), pace is Pace.DUE
+    engine = create_engine(_with_driver(url)) if pace is Pace.POOLED else writing_engine(url, busy_timeout_s=1.0)
     with engine.begin() as connection:
         pools = [packed_pool(noise, connection, is_raw=is_raw) for is_raw in (True, False)]
     hosts = [Host(number, num_writes=number % 6) for number in numbers]
@@ -118,7 +130,7 @@ def write_for(
             except SQLAlchemyError:
                 own.num_failed += 1
                 continue
-            own.add(Writes(1, num_rows, 0, [took_s], [late_s]))
+            own.add(Writes(1, num_rows, times_s=[took_s], late_s=[late_s]))
 
     total = Writes()
     num_threads = THREADS if is_paced else BURST_THREADS
@@ -138,19 +150,16 @@ def _due(hosts: Sequence[Host], num_hosts: int, start_s: float, *, is_paced: boo
         turn += 1
 
 
-def fleet_writes(url: str, num_hosts: int, seconds: float, *, is_paced: bool) -> tuple[Writes, float]:
-    """Return what all hosts wrote, and for how long."""
+def fleet_writes(url: str, num_hosts: int, seconds: float, pace: Pace) -> Writes:
+    """Return what all hosts wrote within some seconds."""
     start_s = time.time() + 4.0  # until every process has loaded and packed its pools
     shares = [range(k, num_hosts, NUM_PROCESSES) for k in range(NUM_PROCESSES)]
     total = Writes()
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [
-            pool.submit(write_for, url, share, num_hosts, start_s, start_s + seconds, is_paced=is_paced)
-            for share in shares
-        ]
+        futures = [pool.submit(write_for, url, share, num_hosts, start_s, start_s + seconds, pace) for share in shares]
         for future in futures:
             total.add(future.result())
-    return total, seconds
+    return total
 
 
 @contextmanager
@@ -340,13 +349,17 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
         connection.execute(text("CREATE EXTENSION pg_stat_statements"))
     note("writes")
     with whole_writers(url, options.hosts, options.whole_writers) as writers, ServerWatch(server, url) as watch:
-        paced, seconds = fleet_writes(url, options.hosts, options.write_seconds, is_paced=True)
+        paced = fleet_writes(url, options.hosts, options.write_seconds, Pace.DUE)
     states = [writer.status() for writer in writers]
     with engine.connect() as connection:
         # Before the burst, which writes more of a minute than hosts ever do.
         sizes = size_figures(connection, num_hosts=options.hosts, days=options.days)
     note("burst")
-    burst, burst_s = fleet_writes(url, options.hosts, options.burst_seconds, is_paced=False)
+    bursts = {}
+    for pace in (Pace.BURST, Pace.POOLED):
+        with ServerWatch(server, url) as watched:
+            bursts[pace] = fleet_writes(url, options.hosts, options.burst_seconds, pace)
+        bursts[pace].server_cpu_s = watched.used_s
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_stat_statements_reset()"))
     note("reports")
@@ -364,14 +377,21 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
         "batch_s": BATCH_S,
         "rows_per_write": round(paced.num_rows / paced.num_writes, 1),
         "needed_rows_per_s": round(needed),
-        "sustained_rows_per_s": round(burst.num_rows / burst_s),
-        "sustained_ratio": round(burst.num_rows / burst_s / needed, 2),
+        "sustained": {
+            pace: {
+                "rows_per_s": round(burst.num_rows / options.burst_seconds),
+                "ratio": round(burst.num_rows / options.burst_seconds / needed, 2),
+                "server_cpu_per_write_s": round(burst.server_cpu_s / burst.num_writes, 5),
+                "needed_cores": round(needed_writes_per_s * burst.server_cpu_s / burst.num_writes, 2),
+            }
+            for pace, burst in bursts.items()
+        },
         "write_s": spread(paced.times_s),
         "late_s": spread(paced.late_s),
         "num_writes": paced.num_writes,
-        "num_failed": paced.num_failed + burst.num_failed,
-        "write_seconds": seconds,
-        "due_writes": round(needed_writes_per_s * seconds),
+        "num_failed": paced.num_failed + sum(burst.num_failed for burst in bursts.values()),
+        "write_seconds": options.write_seconds,
+        "due_writes": round(needed_writes_per_s * options.write_seconds),
         "server_cpu_per_write_s": round(cpu_per_write_s, 5),
         "needed_cores": round(needed_writes_per_s * cpu_per_write_s, 2),
         "connections": {"median": median(watch.connections), "max": max(watch.connections)},
