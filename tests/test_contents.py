@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = [
     init.parent
-    for root in ("gpuenergyd", "policies/gpuenergyd_policies")
+    for root in ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
     for init in sorted((ROOT / root).rglob("__init__.py"))
     # The package itself is documented in docs/; Alembic names its own folders.
     if init.parent != ROOT / "gpuenergyd" and "migrations" not in init.parts

@@ -15,7 +15,10 @@ ordered_rank      a rank whose order of instructions is learned and checked
 cuda_timing       instruction times from CUDA events
 handle            what `attach` returns
 wrapping          methods wrapped on one object, undone without a trace
+autostart         joins programs that were not changed: `gpuenergyd run`
+simulated_timing  when simulated work was over, as CUDA events tell of real work
 simulated_stage   pipeline stages that take as long as a simulated GPU makes them
 gpt_model         the demo's model, data and what its stages cost on a simulated GPU
+gpt_pipeline      that model under any of torch's schedules, a rank at a time
 gpt_demo          a small GPT in a real torch pipeline, one process per stage
 """
