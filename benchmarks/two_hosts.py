@@ -33,8 +33,8 @@ from tests.support.waiting import wait_until
 LIMIT_S = 120.0
 VICTIM = rank_index(1, 2)
 PLAN_LIMIT_S = 400.0
-DURATION_SCALE = 6.0
-"""Iterations of some 0.7 s: a policy thinks for half a second on this many stages, and words take a few tenths."""
+DURATION_SCALE = 4.0
+"""Iterations of some half a second: a policy thinks for half a second on this many stages, and words take a few tenths."""
 LAYOUTS = {"pipelines over both hosts": False, "replicas whole on a host": True}
 
 
