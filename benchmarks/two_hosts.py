@@ -34,7 +34,7 @@ LIMIT_S = 120.0
 VICTIM = rank_index(1, 2)
 PLAN_LIMIT_S = 400.0
 DURATION_SCALE = 4.0
-"""Iterations of some half a second: a policy thinks for half a second on this many stages, and words take a few tenths."""
+"""Iterations of half a second: a policy thinks for as long on this many stages, and words take a few tenths of it."""
 LAYOUTS = {"pipelines over both hosts": False, "replicas whole on a host": True}
 
 
