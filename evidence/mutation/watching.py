@@ -18,7 +18,7 @@ from hypothesis import Phase, settings
 # Mutants are tried without it.
 coverage: Any = importlib.import_module("coverage") if importlib.util.find_spec("coverage") else None
 _seconds: dict[str, float] = defaultdict(float)
-_skipped: set[str] = set()
+_not_passed: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,14 +42,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add up set-up, call and tear-down."""
-    if report.outcome == "skipped":
-        _skipped.add(report.nodeid)
+    if report.outcome != "passed":
+        _not_passed.add(report.nodeid)
     _seconds[report.nodeid] += report.duration
 
 
 def pytest_sessionfinish() -> None:
-    """Write the times."""
+    """Write the times of the tests that pass."""
     if path := os.environ.get("TEST_SECONDS"):
         Path(path).write_text(
-            json.dumps({name: s for name, s in _seconds.items() if name not in _skipped}), encoding="utf-8"
+            json.dumps({name: s for name, s in _seconds.items() if name not in _not_passed}), encoding="utf-8"
         )
