@@ -17,7 +17,8 @@ F, B = InstructionKind.F, InstructionKind.B
 
 
 def sample(time_s: float, kind: InstructionKind = F, rank: int = 0, **given: int) -> InstructionSample:
-    return InstructionSample(rank, kind, (ClockShare(1200, time_s),), given.get("count", 4), given.get("chunk", 0))
+    shares = (ClockShare(given.get("clock", 1200), time_s),)
+    return InstructionSample(rank, kind, shares, given.get("count", 4), given.get("chunk", 0))
 
 
 def iteration(index: int, time_s: float, *samples: InstructionSample, waited_s: float = 0.0) -> IterationObservation:
@@ -125,17 +126,29 @@ def test_only_the_begin_of_a_plan_is_held_against_its_end() -> None:
     assert found == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.500 times as long as when the plan began")
 
 
-def test_an_instructions_mean_counts_each_as_often_as_it_ran_whatever_its_clock() -> None:
-    """Three at 0.1 s and one at 0.2 s are 0.125 s each; then one and three are 0.175 s: slower, not faster."""
-    slow_first = [iteration(k, 1.0, sample(0.1, count=1), sample(0.2, count=3)) for k in range(6)]
-    fast_last = [iteration(9 + k, 1.0, sample(0.1, count=3), sample(0.2, count=1)) for k in range(4)]
+def at_two_clocks(index: int, num_fast: int, fast_s: float = 0.1) -> IterationObservation:
+    """Return an iteration with four instructions of a kind: some at 1200 MHz, the others, 0.2 s long, at 900."""
+    fast = sample(fast_s, count=num_fast, clock=1200)
+    return iteration(index, 1.0, fast, sample(0.2, count=4 - num_fast, clock=900))
+
+
+def test_an_instructions_mean_counts_each_as_often_as_it_ran() -> None:
+    """One at 0.1 s and three at 0.2 s are 0.175 s each; three at 0.09 s and one at 0.2 s are 0.1175 s."""
+    slow = [at_two_clocks(k, 1) for k in range(6)]
+    fast = [at_two_clocks(9 + k, 3, 0.09) for k in range(4)]
     baseline, target = BaselineView(1.0, None, 10), PerformanceTarget()
 
-    faster = judge(slow_first + fast_last, PLAN, baseline, target, RULES)
-    slower = judge(fast_last + slow_first[:4], PLAN, baseline, target, RULES)
+    faster = judge(slow + fast, PLAN, baseline, target, RULES)
+    slower = judge(fast + slow, PLAN, baseline, target, RULES)
 
-    assert faster == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.714 times as long as when the plan began")
+    assert faster == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.671 times as long as when the plan began")
     assert slower is None
+
+
+def test_an_instruction_that_only_ran_more_at_a_higher_clock_is_no_faster_one() -> None:
+    recent = [at_two_clocks(k, 1) for k in range(6)] + [at_two_clocks(9 + k, 3) for k in range(4)]
+
+    assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
 def test_an_instruction_missing_from_an_iteration_is_no_faster_one() -> None:
