@@ -88,6 +88,8 @@ class Leader:
     _iteration_s: float = 0.0
     _replicas: ReplicaPaces = field(default_factory=ReplicaPaces)
     _straggler_time_s: float | None = None
+    _offered_at_pace_s: float | None = None
+    """What a straggler imposed when the newest plan was offered."""
 
     def __post_init__(self) -> None:
         self.giver = TermGiver(frozenset(_name(*member) for member in self.place.members))
@@ -130,7 +132,7 @@ class Leader:
         self._replicas.say(
             store, reply["own_time_s"], num_readings=reply["num_readings"], iteration_index=self.giver.newest_iteration
         )
-        self.giver.is_change_near = _is_straggler_new(others.slowest_time_s, reply)
+        self.giver.is_change_near = _is_straggler_new(others.slowest_time_s, reply, self._offered_at_pace_s)
         before_s, self._straggler_time_s = self._straggler_time_s, reply["straggler_time_s"]
         is_hurried = before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s)
         plan_id = reply["plan_id"]
@@ -140,7 +142,7 @@ class Leader:
             for pp_rank, plan in enumerate(reply["slices"]):
                 store.set(place.key(_slice(plan_id, pp_rank)), json.dumps(plan))
             self.giver.propose(plan_id, is_brief=reply["slices"][0]["purpose"] == _TRIED)
-            self._offered = plan_id
+            self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 
     def _ahead(self) -> int:
         """Return how many iterations pass while a word goes to all members, with room to spare."""
@@ -271,10 +273,11 @@ def spans_hosts(global_ranks: Sequence[int], environ: Mapping[str, str] = os.env
     return len({rank // int(per_host) for rank in global_ranks}) > 1
 
 
-def _is_straggler_new(slowest_s: float | None, reply: Mapping[str, Any]) -> bool:
-    """Return whether a replica looks like a straggler, so that its pace will soon be imposed, unless it stalled."""
-    own_s, imposed_s = reply["own_time_s"], reply["straggler_time_s"]
-    return own_s is not None and slowest_s is not None and imposed_s is None and slowest_s > own_s * _SUSPECT_RATIO
+def _is_straggler_new(slowest_s: float | None, reply: Mapping[str, Any], offered_at_pace_s: float | None) -> bool:
+    """Return whether a replica looks like a straggler that no plan has been offered for, unless it only stalled."""
+    own_s = reply["own_time_s"]
+    is_slow = own_s is not None and slowest_s is not None and slowest_s > own_s * _SUSPECT_RATIO
+    return is_slow and offered_at_pace_s is None
 
 
 def _name(pp_rank: int, tp_rank: int) -> str:
