@@ -145,3 +145,15 @@ def test_a_gap_of_one_iteration_does_not_part_a_block() -> None:
 
     assert baseline_view(slow + apart).iteration_time_s == pytest.approx(1.0005, abs=6e-4)
     assert baseline_view(slow + joined).iteration_time_s == pytest.approx(1.05, abs=2e-3)
+
+
+def test_a_saving_is_what_energy_falls_by_and_its_interval_lies_around_it() -> None:
+    full = [(k, 1.0, 100.0 + k % 3) for k in range(8)]
+    tuned = [(8 + k, 1.0, 80.0 + k % 3) for k in range(8)]
+
+    found = saving_between(full, tuned)
+
+    assert found is not None
+    assert found.saving_ratio is not None
+    saving = found.saving_ratio
+    assert 0.15 < saving.low < saving.estimate < saving.high < 0.25
