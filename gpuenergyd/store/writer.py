@@ -98,7 +98,8 @@ class HistoryWriter:
         self._retry_s = retry_s
         self._busy_timeout_s = busy_timeout_s
         self._max_waiting = max_waiting
-        self._tidy_period_s = tidy_period_s or (_FILE_TIDY_S if is_file else _SERVER_TIDY_S)
+        usual_period_s = _FILE_TIDY_S if is_file else _SERVER_TIDY_S
+        self._tidy_period_s = usual_period_s if tidy_period_s is None else tidy_period_s
         self._retention = retention
         self._reserve_bytes = reserve_bytes
         self._max_write_ahead_bytes = max_write_ahead_bytes
