@@ -1,9 +1,13 @@
 """What attaching costs a training run: step times with and without it, in short segments that take turns in one run.
 
-    python benchmarks/overhead.py [--pairs 60] [--steps 3] [--ranks 2] [--microbatches 8] [--json]
+    python benchmarks/overhead.py [--pairs 40] [--steps 3] [--microbatches 8] [--compute-bound] [--json]
 
-A real torch pipeline over gloo on this machine's CPU, one process and one core per rank, under a real daemon in mode
-`observe`: it registers, records and reports as ever, and sets nothing, so the ratio is overhead and not slower clocks.
+A real torch pipeline over gloo, four ranks of the demo's GPT, under a real daemon in mode `observe`: it registers,
+records and reports as ever, and sets nothing, so the ratio is overhead and not slower clocks. Each instruction takes as
+long as a simulated GPU makes it take, so that a step is as steady as one on a GPU, and the host waits for each of them:
+whatever we add between two instructions makes the step longer, where a real GPU would still have work queued.
+With --compute-bound two ranks compute on two cores instead, which they, the daemon and whatever else runs fight for;
+such a step scatters by percents, and the null arm says by how many.
 One attachment stands for the whole run; between segments its wrappers are taken off the schedule and put on again, so
 that a plain segment runs torch's own methods and nothing else. Each pair is three segments in random order: attached,
 plain, and plain again. The third is the null arm: how far from 1 two equal segments lie is what this machine cannot
@@ -16,6 +20,7 @@ daemon shares the ranks' cores here, as it would not have to on a GPU host. Need
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -34,7 +39,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd_trainers.gpt_pipeline import GptRank
 from gpuenergyd_trainers.handle import Handle
+from gpuenergyd_trainers.simulated_timing import SimulatedTimer
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
 from tests.support.processes import child_pids
@@ -45,8 +53,10 @@ SETTLING_STEPS = 1
 """At the begin of each segment: the first step after wrappers are put on is no iteration, and caches are cold."""
 FIRST_STEPS = 30
 """Attached, before anything is measured: the daemon's baseline and its one prediction are over by then."""
+DURATION_SCALE = 0.5
+"""Of the demo's instructions: steps of 0.7 s; pipelines on GPUs take one and more."""
 WIDTH, TOKENS, SEQUENCES, LAYERS = 256, 64, 8, 2
-"""A step of about a second on one core each; pipelines on GPUs take one and more."""
+"""Compute-bound: a step of about as long on one core each."""
 NUM_RESAMPLES = 4_000
 RUN_LIMIT_S = 3_600.0
 US_PER_S = 1e6
@@ -54,17 +64,20 @@ US_PER_S = 1e6
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=3, help="in a segment, after it has settled")
-    parser.add_argument("--ranks", type=int, default=2, help="processes, no more than cores")
+    parser.add_argument("--compute-bound", action="store_true", help="compute on the CPU, without simulated GPUs")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     settings: dict[str, Any] = {"mode": "observe", "sample_period_s": 0.1}
     with tempfile.TemporaryDirectory() as folder, running_daemon(Path(folder) / "daemon", **settings) as daemon:
-        gpu_uuids = [str(gpu["gpu_uuid"]) for gpu in daemon.status()["gpus"]][: options.ranks]
-        arguments = (options.pairs, options.steps, options.microbatches, str(daemon.socket_path), gpu_uuids, daemon.pid)
-        ranks = run_ranks(options.ranks, Path(folder), train, *arguments, limit_s=RUN_LIMIT_S)
+        num_ranks = 2 if options.compute_bound else 4
+        world = None if options.compute_bound else str(daemon.world_path)
+        gpu_uuids = [str(gpu["gpu_uuid"]) for gpu in daemon.status()["gpus"]][:num_ranks]
+        sizes = (options.pairs, options.steps, options.microbatches)
+        arguments = (*sizes, world, str(daemon.socket_path), gpu_uuids, daemon.pid)
+        ranks = run_ranks(num_ranks, Path(folder), train, *arguments, limit_s=RUN_LIMIT_S)
     steps = ranks[0]["segments"]
     cpu = [{arm: sum(rank["cpu"][k][arm] for rank in ranks) for arm in pair} for k, pair in enumerate(ranks[0]["cpu"])]
     plain_cores, attached_cores = (ranks[0]["daemon_cores"][arm] for arm in (PLAIN, ATTACHED))
@@ -80,7 +93,8 @@ def main() -> int:
         "daemon_cpu_us": round(US_PER_S * (attached_cores - plain_cores) * step_s, 1),
         "step_s": round(step_s, 6),
         "steps_per_segment": options.steps,
-        "ranks": options.ranks,
+        "ranks": num_ranks,
+        "is_simulated": world is not None,
         "instructions_per_step": 2 * options.microbatches,
         "load_average": round(os.getloadavg()[0], 1),
     }
@@ -96,14 +110,20 @@ def train(
     num_pairs: int,
     num_steps: int,
     num_microbatches: int,
+    world: str | None,
     socket_path: str,
     gpu_uuids: list[str],
     daemon_pid: int,
 ) -> dict[str, Any]:
     """Run every segment of every pair on one rank; return their median step times and their CPU time per step."""
-    step, schedule = prepared(rank, len(gpu_uuids), num_microbatches)
+    timer = None
+    if world is None:
+        step, schedule = computing(rank, len(gpu_uuids), num_microbatches)
+    else:
+        step, schedule, timer = simulated(rank, gpu_uuids, num_microbatches, world)
     step()  # shapes are inferred in it
-    handle = attach(schedule, job="overhead", run_key="r", gpu_uuid=gpu_uuids[rank], socket_path=socket_path)
+    names: dict[str, Any] = {"job": "overhead", "run_key": "r", "gpu_uuid": gpu_uuids[rank], "socket_path": socket_path}
+    handle = attach(schedule, **names, timer=timer)
     for _ in range(FIRST_STEPS):
         step()
     shuffled = random.Random(1)  # all ranks draw the same order
@@ -133,8 +153,24 @@ def train(
     return {"segments": segments, "cpu": cpu, "daemon_cores": daemon_cores}
 
 
-def prepared(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Callable[[], float], Schedule1F1B]:
-    """Return what trains one step and how long it took, and the schedule that runs it."""
+def simulated(
+    rank: int, gpu_uuids: list[str], num_microbatches: int, world: str
+) -> tuple[Callable[[], float], Any, SimulatedTimer]:
+    """Return what trains one step on a simulated GPU and how long it took, its schedule and what times instructions."""
+    training = GptRank("1f1b", rank, len(gpu_uuids), num_microbatches)
+    training.simulate_on(SimulatedHost.open(Path(world)), gpu_uuids[rank], duration_scale=DURATION_SCALE)
+    indices = itertools.count()
+
+    def step() -> float:
+        began_s = time.perf_counter()
+        training.step(next(indices))
+        return time.perf_counter() - began_s
+
+    return step, training.schedule, training.timer
+
+
+def computing(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Callable[[], float], Schedule1F1B]:
+    """Return what trains one step on the CPU and how long it took, and the schedule that runs it."""
     torch.manual_seed(rank)
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
