@@ -29,6 +29,7 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ INFLIGHT = "1f1b+inflight"
 SEED = 5
 RUN_LIMIT_S = 3_600.0
 NUM_RESAMPLES = 2_000
+WATCH_S = 0.4
 NEEDED_SAVING_RATIO = {"1f1b": 0.08, "interleaved": 0.08}
 LEAST_SAVING_RATIO = 0.05
 MOST_SLOWDOWN_RATIO = 0.01
@@ -262,13 +264,36 @@ class Move(IntEnum):
     STOP = 3
 
 
+class Watcher:
+    """Asks the daemon what it shows of the job, beside the training: asking takes longer than a rank has to spare."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._daemon = DaemonClient(socket_path)
+        self._jobs: list[Mapping[str, Any]] = []
+        self._over: set[str] = set()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def job(self) -> Mapping[str, Any] | None:
+        """Return the job of this block as last seen, None before it was."""
+        return next((job for job in self._jobs if job["job_id"] not in self._over), None)
+
+    def is_over(self, job: Mapping[str, Any]) -> None:
+        """Leave this job out from now on: its ranks have left it."""
+        self._over.add(job["job_id"])
+
+    def _ask(self) -> None:
+        while True:
+            self._jobs = self._daemon.get_status()["jobs"]
+            time.sleep(WATCH_S)
+
+
 class Conductor:
     """Rank 0's: reads clock and counters between iterations, and tells what comes next."""
 
     def __init__(self, case: Case, host: SimulatedHost, socket_path: str) -> None:
         self._case, self._host = case, host
         self._gpu_uuids = [identity.gpu_uuid for identity in host.identities()]
-        self._daemon = DaemonClient(socket_path)
+        self._watcher = Watcher(socket_path)
         self._round_index, self._num_in_block, self._is_attached = 0, 0, False
         self._last: tuple[float, float] | None = None
         self._last_epoch = 0
@@ -289,8 +314,10 @@ class Conductor:
                 )
             )
         self._last, self._last_epoch = (now_s, total_j), plan_epoch
-        jobs = self._daemon.get_status()["jobs"]
-        move = self._move(jobs[0] if jobs else None)
+        job = self._watcher.job()
+        move = self._move(job)
+        if move is Move.DETACH and job is not None:
+            self._watcher.is_over(job)
         self._num_in_block = 1 if move in {Move.ATTACH, Move.DETACH} else self._num_in_block + 1
         self._is_attached = move is Move.ATTACH or (self._is_attached and move is Move.GO_ON)
         self._round_index += move is Move.DETACH
