@@ -35,6 +35,8 @@ VICTIM = rank_index(1, 2)
 PLAN_LIMIT_S = 400.0
 DURATION_SCALE = 4.0
 """Iterations of half a second: a policy thinks for as long on this many stages, and words take a few tenths of it."""
+SLOW_ITERATIONS = 20
+"""For which a straggler stays slow once it is known of, and fast before the next."""
 LAYOUTS = {"pipelines over both hosts": False, "replicas whole on a host": True}
 
 
@@ -48,7 +50,7 @@ def run_stragglers(ratio: float, num_episodes: int, *, are_replicas_whole: bool)
     with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder), policy="bubble-aware") as hosts:
         hosts.start_training(are_replicas_whole=are_replicas_whole, duration_scale=DURATION_SCALE)
         hosts.wait_for_plan(PLAN_LIMIT_S)
-        return told([provoke(hosts, ratio, LIMIT_S) for _ in range(num_episodes)])
+        return told([provoke(hosts, ratio, LIMIT_S, slow_iterations=SLOW_ITERATIONS) for _ in range(num_episodes)])
 
 
 def told(episodes: list[Episode]) -> dict[str, Any]:

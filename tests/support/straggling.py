@@ -38,12 +38,17 @@ class Episode:
         return 1 - self.following_energy_j / self.waiting_energy_j
 
 
-def provoke(hosts: TwoHosts, ratio: float, limit_s: float) -> Episode:
-    """Make replica 1 slower until replica 0 has followed it for some iterations, then as fast as before."""
-    hosts.wait_for_progress(_SETTLED_ITERATIONS, limit_s)
+def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: int = _SETTLED_ITERATIONS) -> Episode:
+    """Make replica 1 slower until replica 0 has followed it for some iterations, then as fast as before.
+
+    What an earlier straggler was measured to save is still reported: where there was one, `slow_iterations` must leave
+    time to follow this one.
+    """
+    hosts.wait_for_progress(slow_iterations, limit_s)
     hosts.set_straggler(ratio)
+    wait_until(lambda: _knows_of_straggler(hosts), limit_s, poll_s=_POLL_S)
     wait_until(lambda: _saving_ratio(hosts) is not None, limit_s, poll_s=_POLL_S)
-    hosts.wait_for_progress(_SETTLED_ITERATIONS, limit_s)
+    hosts.wait_for_progress(slow_iterations, limit_s)
     reported = _saving_ratio(hosts)
     assert reported is not None
     hosts.set_straggler(None)
@@ -56,6 +61,11 @@ def is_forced(hosts: TwoHosts) -> bool:
     """Return whether a straggler sets replica 0's pace, or nobody can say."""
     state = hosts.replica(0)
     return state is None or state["straggler_time_s"] is not None
+
+
+def _knows_of_straggler(hosts: TwoHosts) -> bool:
+    state = hosts.replica(0)
+    return state is not None and state["straggler_time_s"] is not None
 
 
 def _saving_ratio(hosts: TwoHosts) -> float | None:
