@@ -76,7 +76,7 @@ format: $(STAMP)  ## let ruff mend what it can
 coverage: $(STAMP)  ## the tests once more, slower, counting lines that run, in child processes and kernels too; it fails below 92 %, or 98 % in core and policies
 	$(BIN)/python benchmarks/line_coverage.py $(COVERAGE_ARGS)
 
-mutation: $(STAMP)  ## small wrong changes to core and planning: do the tests notice? SAMPLE=200 SEED=1, half an hour; it fails below 80 %
+mutation: $(STAMP)  ## small wrong changes to core and planning: do the tests notice? SAMPLE=200 SEED=1; it fails below 80 %
 	$(BIN)/python benchmarks/mutation.py --sample $(SAMPLE) --seed $(SEED) $(MUTATION_ARGS)
 
 fuzz: $(STAMP)  ## 100,000 mutated messages over the sockets, as many in process; made-up requests from the API description

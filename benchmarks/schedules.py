@@ -277,8 +277,8 @@ class Watcher:
         """Return the job of this block as last seen, None before it was."""
         return next((job for job in self._jobs if job["job_id"] not in self._over), None)
 
-    def is_over(self, job: Mapping[str, Any]) -> None:
-        """Leave this job out from now on: its ranks have left it."""
+    def leave_out(self, job: Mapping[str, Any]) -> None:
+        """Show this job no more: its ranks are about to leave it."""
         self._over.add(job["job_id"])
 
     def _ask(self) -> None:
@@ -317,7 +317,7 @@ class Conductor:
         job = self._watcher.job()
         move = self._move(job)
         if move is Move.DETACH and job is not None:
-            self._watcher.is_over(job)
+            self._watcher.leave_out(job)
         self._num_in_block = 1 if move in {Move.ATTACH, Move.DETACH} else self._num_in_block + 1
         self._is_attached = move is Move.ATTACH or (self._is_attached and move is Move.GO_ON)
         self._round_index += move is Move.DETACH

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,12 +52,24 @@ def measured(run: Run, last: Result, *, is_short: bool, limit_s: float) -> Resul
     return Result(run.name, figures, given, is_met=output.status == 0)
 
 
-def run_program(command: list[str], limit_s: float) -> Output:
-    """Run a program from the checkout; after its time tell it to end, and then end it and what it started."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers"))}
+def run_program(
+    command: Sequence[str],
+    limit_s: float,
+    *,
+    folder: Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+    grace_s: float = GRACE_S,
+) -> Output:
+    """Run a program; after its time tell it to end, and `grace_s` later end it and what it started.
+
+    Without an `environ` its Python finds the checkout's own packages.
+    """
+    if environ is None:
+        paths = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers"))
+        environ = {**os.environ, "PYTHONPATH": paths}
     with subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,7 +83,7 @@ def run_program(command: list[str], limit_s: float) -> Output:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             try:
-                stdout, stderr = process.communicate(timeout=GRACE_S)
+                stdout, stderr = process.communicate(timeout=grace_s)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 stdout, stderr = process.communicate()

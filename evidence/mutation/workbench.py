@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import time
@@ -15,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from evidence.mutation.sample import Mutant
-from evidence.running import ROOT
+from evidence.running import ROOT, run_program
 from evidence.twin import make_twin
 
 KERNEL_FILES = ("network.py", "refinement.py", "rounding.py", "segments.py", "sweep.py", "compiled.py")
@@ -143,25 +142,8 @@ class Workbench:
     def _run(self, command: Sequence[str], limit_s: float, environ: Mapping[str, str]) -> tuple[int | None, str]:
         """Run a program in the tree; its status is None where it did not end and was ended, with all it started."""
         given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        with subprocess.Popen(
-            command,
-            cwd=self.tree,
-            env={**given, **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process:
-            try:
-                said, _ = process.communicate(timeout=limit_s)
-                return process.returncode, said
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                return None, process.communicate()[0]
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
+        output = run_program(command, limit_s, folder=self.tree, environ={**given, **environ}, grace_s=0.0)
+        return None if output.is_out_of_time else output.status, output.stdout + output.stderr
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -119,6 +119,7 @@ class IssuedPlans:
         at_full_speed = self.num_dropped.get(PlanPurpose.BASELINE, 0)
         self.num_dropped = {PlanPurpose.BASELINE: at_full_speed} if at_full_speed else {}
         self._owed_when_made_s.clear()
+        self._for_straggler.clear()
 
     def _drop_one(self, remembered_ids: set[str | None]) -> None:
         """Drop the plan that is needed least: one that was issued again since, else as the head of this file says."""
