@@ -45,11 +45,11 @@ def main() -> int:
         figures[name] = measure(options)
     for name in PARTS:
         figures.setdefault(name, {"absent": "not asked for"})
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        print(json.dumps(figures, indent=1))
-    return 0 if any("absent" not in figures[name] for name in PARTS) else 1
+    if all("absent" in figures[name] for name in PARTS):
+        print("; ".join(f"{name}: {figures[name]['absent']}" for name in PARTS), file=sys.stderr)
+        return 1
+    print(json.dumps(figures, indent=None if options.json else 1))
+    return 0
 
 
 if __name__ == "__main__":

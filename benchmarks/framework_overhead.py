@@ -53,7 +53,7 @@ def main() -> int:
         result[name] = json.loads(done.stdout.splitlines()[-1])
         if not options.json:
             print(f"{name:<12} {result[name]}", flush=True)
-    if options.json:
+    if options.json and result:  # last figures of others are worth more than none
         print(json.dumps(result))
     return 0 if result else 1
 

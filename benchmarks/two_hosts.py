@@ -54,11 +54,14 @@ def run_stragglers(ratio: float, num_episodes: int, *, are_replicas_whole: bool)
 
 
 def told(episodes: list[Episode]) -> dict[str, Any]:
+    """Return the figures; medians are of the stragglers that were followed, None where none was."""
+    savings = [(e.saving_ratio, e.reported_saving_ratio) for e in episodes if e.saving_ratio is not None]
     return {
         "iterations_until_followed": [episode.iterations_until_followed for episode in episodes],
         "iterations_until_recovered": [episode.iterations_until_recovered for episode in episodes],
-        "extrinsic_saving_ratio": median(episode.saving_ratio for episode in episodes),
-        "reported_saving_ratio": median(episode.reported_saving_ratio for episode in episodes),
+        "num_not_followed": len(episodes) - len(savings),
+        "extrinsic_saving_ratio": median(own for own, _ in savings) if savings else None,
+        "reported_saving_ratio": median(reported for _, reported in savings) if savings else None,
         "episodes": [asdict(episode) for episode in episodes],
     }
 
@@ -118,10 +121,14 @@ def text(found: dict[str, Any]) -> str:
         f"{fault}: all GPUs at full speed after {seconds} s" for fault, seconds in found["restored_after_s"].items()
     ]
     for layout, seen in found["stragglers"].items():
+        if seen["extrinsic_saving_ratio"] is None:
+            lines.append(f"{layout}: none of {seen['num_not_followed']} stragglers was followed while it was slow")
+            continue
         saving, reported = (100 * seen[key] for key in ("extrinsic_saving_ratio", "reported_saving_ratio"))
         lines.append(
             f"{layout}: followed after {seen['iterations_until_followed']} iterations, left after"
-            f" {seen['iterations_until_recovered']}; saves {saving:.1f} % against waiting (reported: {reported:.1f} %)"
+            f" {seen['iterations_until_recovered']} (None: not while it was slow); saves {saving:.1f} % against waiting"
+            f" (reported: {reported:.1f} %)"
         )
     return "\n".join(lines)
 

@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,36 +64,63 @@ def run_program(
 ) -> Output:
     """Run a program; after its time tell it to end, and `grace_s` later end it and what it started.
 
+    What it leaves behind never keeps the caller waiting: it prints into files, and its process group ends with it.
     Without an `environ` its Python finds the checkout's own packages.
     """
     if environ is None:
         paths = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers"))
         environ = {**os.environ, "PYTHONPATH": paths}
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stdout,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
+        subprocess.Popen(
+            command, cwd=folder, env=environ, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        is_out_of_time = False
         try:
-            stdout, stderr = process.communicate(timeout=limit_s)
-            return Output(process.returncode, stdout, stderr, is_out_of_time=False)
+            process.wait(limit_s)
         except subprocess.TimeoutExpired:
+            is_out_of_time = True
+        finally:
+            _end(process, grace_s)
+        stdout.seek(0)
+        stderr.seek(0)
+        return Output(process.returncode, stdout.read(), stderr.read(), is_out_of_time=is_out_of_time)
+
+
+def _end(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
+    """Tell a program to end if it has not, wait so long, then kill it, its group and what it had started elsewhere."""
+    with ExitStack() as stack:
+        family = []
+        if process.poll() is None:
+            for pid in descendants(process.pid):
+                with suppress(ProcessLookupError):
+                    family.append(os.pidfd_open(pid))
+                    stack.callback(os.close, family[-1])
             process.send_signal(signal.SIGINT)
-            try:
-                stdout, stderr = process.communicate(timeout=grace_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                stdout, stderr = process.communicate()
-            return Output(process.returncode, stdout, stderr, is_out_of_time=True)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-            raise
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pidfd in family:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the living processes that a process has started, and those that they have."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
 
 
 def figures_in(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import os
-import sys
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +15,9 @@ from evidence.results import Attempt, Result, circumstances, read_result, with_f
 from evidence.running import ROOT, Output, figures_in, last_words, measured, run_program
 from evidence.runs import PARTS, RUNS, Kind, Run, chosen_runs
 from gpuenergyd.errors import UsageError
+from tests.support.daemon_process import wait_for_death
 
-SAMPLE = Run("sample", "sample.py", (), (), 60.0)
+SAMPLE = Run("sample", "sample.py", (), (), 30.0, 60.0)
 
 
 def a_result(name: str = "sample", figures: object = None) -> Result:
@@ -105,35 +106,59 @@ def test_a_run_whose_data_is_absent_does_not_begin() -> None:
     assert result.failed.reason == "no shared/data/no-such-folder beside the checkout"
 
 
-def test_a_program_that_outlives_its_time_is_told_to_end() -> None:
-    output = run_program([sys.executable, "-c", "import time; time.sleep(600); print('done')"], 2.0)
+def test_a_program_that_outlives_its_time_is_ended_with_what_it_started_even_in_sessions_of_its_own() -> None:
+    script = "trap '' INT; setsid sleep 600 & echo $!; sleep 600; echo done"
 
+    output = run_program(["bash", "-c", script], 2.0, grace_s=0.2)
+
+    wait_for_death(int(output.stdout))
     assert output.is_out_of_time
-    assert output.stdout == ""
-    assert output.status != 0
+    assert output.status == -signal.SIGKILL
 
 
-def test_a_run_that_finds_no_time_left_keeps_its_figures(tmp_path: Path) -> None:
-    write_result(a_result("load", {"p99_ms": 1.0}), tmp_path)
-    bench = Bench(tmp_path, 0.0, is_short=True)
+def test_what_a_program_leaves_behind_keeps_nobody_waiting_and_ends_with_it() -> None:
+    output = run_program(["bash", "-c", "sleep 600 & echo $!; echo why >&2; exit 3"], 500.0)
 
-    bench.run_all(list(chosen_runs(["load"])))
+    wait_for_death(int(output.stdout))
+    assert (output.status, output.stderr, output.is_out_of_time) == (3, "why\n", False)
 
-    kept = read_result("load", tmp_path)
-    assert kept.figures == {"p99_ms": 1.0}
+
+def test_a_run_that_would_not_be_done_in_the_time_left_keeps_its_figures_and_their_date(tmp_path: Path) -> None:
+    last = a_result("sample", {"p99_ms": 1.0})
+    write_result(last, tmp_path)
+    bench = Bench(tmp_path, 1.0, is_short=False)
+
+    bench.run_all([replace(SAMPLE, quiet_s=90.0), replace(SAMPLE, name="other", kind=Kind.COMPUTED, quiet_s=90.0)])
+
+    kept = read_result("sample", tmp_path)
+    assert (kept.figures, kept.circumstances) == (last.figures, last.circumstances)
     assert kept.failed is not None
-    assert bench.failed == ["load"]
+    assert kept.failed.reason.startswith("no time was left for it: ")
+    assert kept.failed.reason.endswith(" s, and it takes 90")
+    assert bench.failed == ["other", "sample"]
 
 
-def test_runs_are_chosen_by_name_and_what_is_computed_comes_first() -> None:
+def test_runs_are_chosen_by_name_and_the_longest_computed_one_begins_and_the_longest_timed_one_ends() -> None:
     usual = list(chosen_runs([]))
-    kinds = [run.kind for run in usual]
+    computed = [run.quiet_s for run in usual if run.kind is Kind.COMPUTED]
+    timed = [run.quiet_s for run in usual if run.kind is Kind.TIMED]
 
     assert all(run.is_usual for run in usual)
-    assert kinds == sorted(kinds, key=lambda kind: kind is Kind.TIMED)
+    assert [run.quiet_s for run in usual] == computed + timed
+    assert computed == sorted(computed, reverse=True)
+    assert timed == sorted(timed)
     assert [run.name for run in chosen_runs(["load", "carbon"])] == ["carbon", "load"]
     with pytest.raises(UsageError, match="no benchmark 'nope'; there are: carbon"):
         list(chosen_runs(["nope"]))
+
+
+def test_all_usual_runs_fit_in_an_hour_with_room_to_spare_and_each_limit_lets_a_slow_machine_end() -> None:
+    usual = list(chosen_runs([]))
+    computed = [run.quiet_s for run in usual if run.kind is Kind.COMPUTED]
+    timed_s = sum(run.quiet_s for run in usual if run.kind is Kind.TIMED)
+
+    assert sum(computed) / 2 + max(computed) / 2 + timed_s < 50 * 60
+    assert all(run.limit_s >= 1.8 * run.quiet_s for run in RUNS)
 
 
 def test_one_short_benchmark_runs_from_the_command_to_the_page(tmp_path: Path) -> None:

@@ -13,29 +13,31 @@ _SETTLED_ITERATIONS = 6
 _FOLLOWED_RATIO = 0.8
 _LEFT_RATIO = 0.2
 """Shares of the way from the usual pace to the straggler's."""
+_LEAST_BUSY_RATIO = 1.02
+"""GPUs that did not work so much longer had not slowed down: two windows without a straggler lie as far apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
     """How the other replica met the straggler; energies are the simulated GPUs' own, not what counters showed."""
 
-    iterations_until_followed: int
-    """Those that the other replica only waited for it."""
-    iterations_until_recovered: int
-    """Those that it was slow though the straggler was not any more."""
+    iterations_until_followed: int | None
+    """Those that the other replica only waited for it; None where it did until the straggler was gone."""
+    iterations_until_recovered: int | None
+    """Those that it was slow though the straggler was not any more; None where it had never been."""
     straggler_ratio: float
     """How much longer an iteration took than before."""
     busy_ratio: float
     """How much longer the other replica's GPUs worked in an iteration that followed."""
     waiting_energy_j: float
-    following_energy_j: float
+    following_energy_j: float | None
     reported_saving_ratio: float
-    """What its daemon said, from energy counters."""
+    """What its daemon said, from energy counters; where this straggler was not followed it is of an earlier one."""
 
     @property
-    def saving_ratio(self) -> float:
-        """What following saved of an iteration that waited."""
-        return 1 - self.following_energy_j / self.waiting_energy_j
+    def saving_ratio(self) -> float | None:
+        """What following saved of an iteration that waited; None where nobody followed."""
+        return None if self.following_energy_j is None else 1 - self.following_energy_j / self.waiting_energy_j
 
 
 def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: int = _SETTLED_ITERATIONS) -> Episode:
@@ -86,15 +88,17 @@ def counted(others: list[list[Done]], stragglers: list[list[Done]], reported_sav
     time_s = [median(rank[i].time_s for rank in others) for i in range(length)]
     energy_j = [sum(rank[i].energy_j for rank in others) for i in range(length)]
     usual_s, slow_s = (median(busy_s[i - _SETTLED_ITERATIONS : i]) for i in (begin, end))
-    followed = next(i for i in range(begin, end) if busy_s[i] >= usual_s + _FOLLOWED_RATIO * (slow_s - usual_s))
-    left = next((i for i in range(end, length) if busy_s[i] <= usual_s + _LEFT_RATIO * (slow_s - usual_s)), length)
+    usual_time_s, slow_time_s = (median(time_s[i - _SETTLED_ITERATIONS : i]) for i in (begin, end))
+    is_followed = slow_s > _LEAST_BUSY_RATIO * usual_s
+    followed_s, left_s = (usual_s + ratio * (slow_s - usual_s) for ratio in (_FOLLOWED_RATIO, _LEFT_RATIO))
+    followed = next(i for i in range(begin, end) if busy_s[i] >= followed_s) if is_followed else end
+    left = next((i for i in range(end, length) if busy_s[i] <= left_s), length)
     return Episode(
-        iterations_until_followed=followed - begin,
-        iterations_until_recovered=left - end,
-        straggler_ratio=median(time_s[end - _SETTLED_ITERATIONS : end])
-        / median(time_s[begin - _SETTLED_ITERATIONS : begin]),
+        iterations_until_followed=followed - begin if is_followed else None,
+        iterations_until_recovered=left - end if is_followed else None,
+        straggler_ratio=slow_time_s / usual_time_s,
         busy_ratio=slow_s / usual_s,
         waiting_energy_j=median(energy_j[begin + 1 : followed] or energy_j[begin : begin + 1]),
-        following_energy_j=median(energy_j[end - _SETTLED_ITERATIONS : end]),
+        following_energy_j=median(energy_j[end - _SETTLED_ITERATIONS : end]) if is_followed else None,
         reported_saving_ratio=reported_saving_ratio,
     )

@@ -74,6 +74,7 @@ def check(episode: Episode) -> None:
     """The other replica slowed down for the straggler, saved energy by it, as its daemon says, and is back."""
     assert episode.straggler_ratio > 1.1
     assert episode.busy_ratio > 1.03
+    assert episode.saving_ratio is not None
     assert episode.saving_ratio > 0.02
     assert episode.reported_saving_ratio > 0.02
 
