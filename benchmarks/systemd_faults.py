@@ -108,7 +108,7 @@ def _faults(daemon: InstalledDaemon) -> dict[str, Callable[[], float]]:
         "worker killed": lambda: signalled(WORKER, signal.SIGKILL),
         "core hangs": lambda: signalled(CORE, signal.SIGSTOP),
         "worker hangs": lambda: signalled(WORKER, signal.SIGSTOP),
-        "restart that keeps lease and plan": restart,
+        "restart that keeps lease and plan, until it answers": restart,
         "stop": stop,
     }
 

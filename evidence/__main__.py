@@ -52,7 +52,10 @@ class Bench:
             reason = f"no time was left for it: {max(0.0, left_s):.0f} s, and it takes {needed_s:.0f}"
             result = with_failure(last, Attempt(utc_text(datetime.now(tz=UTC)), reason))
         else:
-            result = measured(run, last, is_short=self._is_short, limit_s=min(run.limit_s, left_s))
+            try:
+                result = measured(run, last, is_short=self._is_short, limit_s=min(run.limit_s, left_s))
+            except OSError as error:  # no memory or disk for it: the others may still find some
+                result = with_failure(last, Attempt(utc_text(datetime.now(tz=UTC)), f"it cannot be run: {error}"))
         write_result(result, self._folder)
         say(result)
         if result.failed is not None:

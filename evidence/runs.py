@@ -63,7 +63,7 @@ RUNS = (
         data=("carbon", "instances")),
     Run("device-model", "device_model.py", _args("--json"), _args("--json"), 5, 120, Kind.COMPUTED, data=("gpu",)),
     Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 3, 300),
-    Run("overhead", "overhead.py", _args("--pairs 30 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900),
+    Run("overhead", "overhead.py", _args("--pairs 20 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900),
     Run("framework-overhead", "framework_overhead.py", _args("--json"), _args("--repeats 1 --json"), 25, 300),
     Run("kill-matrix", "kill_matrix.py", _args("--trials 150 --seed 5 --json"), _args("--trials 6 --json"), 200, 900),
     Run("systemd-faults", "systemd_faults.py", _args("--rounds 2 --json"), _args("--rounds 1 --json"), 80, 400),

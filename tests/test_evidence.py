@@ -138,6 +138,19 @@ def test_a_run_that_would_not_be_done_in_the_time_left_keeps_its_figures_and_the
     assert bench.failed == ["other", "sample"]
 
 
+def test_a_run_that_the_machine_refuses_keeps_its_figures_and_the_others_have_their_turn(tmp_path: Path) -> None:
+    write_result(a_result(), tmp_path)
+    bench = Bench(tmp_path, 10.0, is_short=False)
+
+    bench.run_all([replace(SAMPLE, arguments=("x" * 1_000_000,)), replace(SAMPLE, name="other", script="absent.py")])
+
+    kept = read_result("sample", tmp_path)
+    assert kept.figures == {"n": 1}
+    assert kept.failed is not None
+    assert kept.failed.reason.startswith("it cannot be run: ")
+    assert bench.failed == ["sample", "other"]
+
+
 def test_runs_are_chosen_by_name_and_the_longest_computed_one_begins_and_the_longest_timed_one_ends() -> None:
     usual = list(chosen_runs([]))
     computed = [run.quiet_s for run in usual if run.kind is Kind.COMPUTED]
