@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from late_clocks import print_late_clocks
 from lowtime_rival import is_installed, run_lowtime
 from planner_against_lowtime import HEADER, INSTANCES, UNIT_MS, comparison_row, print_against_lowtime
 
@@ -98,14 +99,21 @@ def main() -> None:
     _print_savings([_case(name, profiles[name], *size) for name in profiles for size in (*sizes[:2], (8, 8), sizes[2])])
     _print_microbatches([_case(name, profiles[name], 8, m) for name in profiles for m in (12, 24, 48, 96)])
     print()
+    tables = {gpu: (table_path(arguments.tables, gpu), power_w) for gpu, power_w in BLOCKING_POWER_W.items()}
+    print_late_clocks(tables, arguments.instances)
     print_against_lowtime(arguments.instances, arguments.instance_budget_s)
+
+
+def table_path(folder: Path, gpu: str) -> Path:
+    """Return where the measured stage table of a GPU is, if there is one."""
+    return folder / f"gpt3-175b_{gpu}.csv"
 
 
 def _profiles(folder: Path) -> dict[str, PipelineProfile]:
     """Return eight-stage profiles: the measured ones, else one from a formula."""
     result = {}
     for gpu, blocking_power_w in BLOCKING_POWER_W.items():
-        path = folder / f"gpt3-175b_{gpu}.csv"
+        path = table_path(folder, gpu)
         if path.is_file():
             table = read_pipeline_file(path)
             assert isinstance(table, ProfileTable)
