@@ -2,46 +2,34 @@
 
     python benchmarks/line_coverage.py [--json] [PYTEST-ARGUMENT ...]
 
-The whole suite runs under coverage, in an environment of its own beside the one in use; then the planner's tests once
-more without numba, because no tool sees inside a compiled kernel. Fails below 92 % of all lines, below 98 % in core and
-policies, or where a test fails. Needs the checkout, and PyPI for coverage.
+The whole suite runs under coverage, in an environment of its own beside the one in use; then the adapters' tests with
+each training framework that `make frameworks` has built; then the planner's tests once more without numba, because no
+tool sees inside a compiled kernel. Fails below 92 % of all lines, below 98 % in core and policies, or where a test
+fails: the figures are told all the same. Needs the checkout, and PyPI for coverage.
 """
 
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from evidence.line_counts import PytestRun, pytest_run, summary, told
 from evidence.running import ROOT
 from evidence.twin import make_twin
+from tests.support import framework_environments
 
 FOLDER = ROOT / "build" / "coverage"
-PACKAGES = {
-    "core": ("gpuenergyd/core/",),
-    "policies": ("policies/gpuenergyd_policies/",),
-    "core and policies": ("gpuenergyd/core/", "policies/gpuenergyd_policies/"),
-    "carbon": ("gpuenergyd/carbon/",),
-    "cli": ("gpuenergyd/cli/",),
-    "client": ("gpuenergyd/client/",),
-    "daemon": ("gpuenergyd/daemon/",),
-    "gpu": ("gpuenergyd/gpu/",),
-    "report": ("gpuenergyd/report/",),
-    "store": ("gpuenergyd/store/",),
-    "wire": ("gpuenergyd/wire/",),
-    "trainers": ("trainers/gpuenergyd_trainers/",),
-    "all": ("",),
-}
-OWED = {"all": 0.92, "core and policies": 0.98}
 WITHOUT_NUMBA = ("tests/planning",)
 PARALLEL = ("-n", "2", "--dist", "worksteal")
+SOURCES = ("", "policies", "trainers")
 
 
 def main() -> int:
@@ -53,36 +41,51 @@ def main() -> int:
         shutil.rmtree(FOLDER / "data", ignore_errors=True)
     (FOLDER / "data").mkdir(parents=True, exist_ok=True)
     python = make_twin(FOLDER / "environment", ROOT, ["coverage"])
-    given = arguments or list(PARALLEL)
-    failed = run_tests(python, given, {})
+    runs = [run_tests("tests", python, arguments or list(PARALLEL), {})]
     if not arguments:
+        runs += run_frameworks(python)
         environ = {"NUMBA_DISABLE_JIT": "1", "TEST_CPU_S": "20"}
-        failed += run_tests(python, [*PARALLEL, "-p", "evidence.impatience", *WITHOUT_NUMBA], environ)
+        given = [*PARALLEL, "-p", "evidence.impatience", *WITHOUT_NUMBA]
+        runs.append(run_tests("planner's tests without numba", python, given, environ))
     num_processes = len(list((FOLDER / "data").iterdir()))
     coverage(python, "combine", "--quiet", "--append")
-    result = summary(counted(python), num_processes, failed)
+    result = summary(counted(python), runs, num_processes=num_processes)
     if options.json:
         print(json.dumps(result))
     else:
         coverage(python, "report")
-        show(result)
+        print("\n".join(told(result)))
     return 0 if result["is_met"] else 1
 
 
-def run_tests(python: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Run tests under coverage and return the names of those that failed; what they say goes to stderr."""
-    command = [str(python), "-m", "coverage", "run", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def run_frameworks(twin: Path) -> list[PytestRun]:
+    """Run each adapter's tests with its framework: in the suite they skip, whose environment is another one here."""
+    [packages] = twin.parents[1].glob("lib/*/site-packages")
+    path = os.pathsep.join([str(packages), *(str(ROOT / source) for source in SOURCES)])
+    runs = []
+    for name in framework_environments.PACKAGES:
+        if not framework_environments.is_built(name):
+            sys.stderr.write(
+                f"no environment for {name} here (`make frameworks`): its adapter's tests are not counted\n"
+            )
+            continue
+        python = framework_environments.python_of(name)
+        runs.append(run_tests(name, python, [f"tests/trainers/test_{name}.py"], {"PYTHONPATH": path}))
+    return runs
+
+
+def run_tests(name: str, python: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> PytestRun:
+    """Run tests under coverage; what they say goes to stderr."""
+    command = [str(python), "-u", "-m", "coverage", "run", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    given = {variable: value for variable, value in os.environ.items() if variable != "PYTHONPATH"}
+    begin_s = time.monotonic()
     with subprocess.Popen(command, cwd=ROOT, env={**given, **environ}, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        failed = []
+        lines = []
         for line in process.stdout:
             sys.stderr.write(line)
-            if found := re.match(r"(?:FAILED|ERROR) (\S+)", line):
-                failed.append(found[1])
-    if process.returncode not in {0, 1}:
-        raise SystemExit(f"pytest ended with status {process.returncode}")
-    return failed
+            lines.append(line.rstrip())
+    return pytest_run(name, lines, status=process.returncode, duration_s=time.monotonic() - begin_s)
 
 
 def coverage(python: Path, *arguments: str) -> None:
@@ -96,32 +99,6 @@ def counted(python: Path) -> Mapping[str, Any]:
     coverage(python, "json", "--quiet", "-o", str(path))
     files: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["files"]
     return files
-
-
-def summary(files: Mapping[str, Any], num_processes: int, failed: Sequence[str]) -> dict[str, Any]:
-    """Return the share of lines that ran, by package, and the files with most lines that did not."""
-    packages = {}
-    for name, folders in PACKAGES.items():
-        sums = [file["summary"] for path, file in files.items() if path.startswith(folders)]
-        num = sum(one["num_statements"] for one in sums)
-        num_run = sum(one["covered_lines"] for one in sums)
-        packages[name] = {"num_lines": num, "num_run": num_run, "ratio": num_run / num if num else 0.0}
-    missed = sorted(((len(file["missing_lines"]), path) for path, file in files.items()), reverse=True)
-    return {
-        "packages": packages,
-        "owed": OWED,
-        "most_missed": [{"path": path, "num_missed": num} for num, path in missed[:10]],
-        "num_processes": num_processes,
-        "failed_tests": list(failed),
-        "is_met": not failed and all(packages[name]["ratio"] >= ratio for name, ratio in OWED.items()),
-    }
-
-
-def show(result: Mapping[str, Any]) -> None:
-    for name, one in result["packages"].items():
-        owed = f", {100 * OWED[name]:.0f} % are owed" if name in OWED else ""
-        print(f"{name:<18}{100 * one['ratio']:6.2f} % of {one['num_lines']} lines{owed}")
-    print(f"counted in {result['num_processes']} processes; {len(result['failed_tests'])} tests failed")
 
 
 if __name__ == "__main__":
