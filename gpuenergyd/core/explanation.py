@@ -49,15 +49,11 @@ class ClockExplanation:
         longer_ms = 1e3 * (self.slower.time_s - self.option.time_s)
         saved_j = self.option.effective_energy_j(blocking_power_w) - self.slower.effective_energy_j(blocking_power_w)
         next_mhz = f"{self.slower.sm_clock_mhz} MHz would save {saved_j:.3g} J and take {longer_ms:.3g} ms more"
-        match self.reason:
-            case ClockReason.CRITICAL:
-                return f"on the critical path: {next_mhz}, and lengthen the iteration"
-            case ClockReason.NO_ROOM:
-                return f"{next_mhz}; only {slack_ms:.3g} ms are free"
-            case ClockReason.ROOM_LEFT:
-                return f"{next_mhz} of {slack_ms:.3g} ms free, which other instructions use or few clock changes leave"
-            case ClockReason.CHEAPEST:
-                return f"slower costs more: {self.slower.sm_clock_mhz} MHz saves nothing"
+        if self.reason is ClockReason.CRITICAL:
+            return f"on the critical path: {next_mhz}, and lengthen the iteration"
+        if self.reason is ClockReason.NO_ROOM:
+            return f"{next_mhz}; only {slack_ms:.3g} ms are free"
+        return f"{next_mhz} of {slack_ms:.3g} ms free, which other instructions use or few clock changes leave"
 
 
 def explain_clocks(

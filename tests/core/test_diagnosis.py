@@ -182,3 +182,36 @@ def test_what_is_wrong_is_named_with_its_fix(changes: dict[str, Any], subject: S
     assert [d.level for d in found] == [level]
     assert found[0].fix is not None
     assert fix in found[0].fix
+
+
+def test_a_daemon_that_only_observes_lacks_no_permission() -> None:
+    observing = replace(DAEMON, is_observing=True, uncontrolled_gpus=("GPU-a",))
+
+    assert about(replace(WELL, daemon=observing), Subject.PERMISSIONS) == []
+
+
+def test_root_needs_no_daemon_to_be_told_that_it_could_change_gpus() -> None:
+    facts = replace(WELL, daemon=ABSENT, caller=CallerFacts("root", may_change_gpus=True))
+
+    assert about(facts, Subject.PERMISSIONS) == []
+    assert "a daemon of root could change GPUs" in {d.detail for d in diagnose(facts)}
+
+
+def test_a_history_that_is_not_there_yet_is_no_complaint_and_one_nobody_looked_for_no_subject() -> None:
+    fresh = {d.subject: d for d in diagnose(replace(WELL, history=HistoryFacts("/h", is_there=False)))}
+    unknown = {d.subject for d in diagnose(replace(WELL, history=None, disk=None))}
+
+    assert fresh[Subject.DATABASE].level is Level.FINE
+    assert "the first daemon makes it" in fresh[Subject.DATABASE].detail
+    assert unknown == set(Subject) - {Subject.DATABASE, Subject.DISK}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fix"),
+    [("an older one", "it upgrades the file"), ("Permission denied", "as root"), ("unable to open", "as root")],
+)
+def test_each_trouble_of_the_history_has_its_own_fix(trouble: str, fix: str) -> None:
+    [found] = about(replace(WELL, history=HistoryFacts("/h", True, trouble)), Subject.DATABASE)
+
+    assert found.fix is not None
+    assert fix in found.fix

@@ -54,3 +54,9 @@ def test_sentence_names_the_step_and_what_stands_in_its_way() -> None:
     assert "1000 MHz would save 30 J and take 1e+03 ms more, and lengthen" in explained["F0@0"].sentence(10.0)
     assert "only 1e+03 ms are free" in explained["F1@0"].sentence(10.0)
     assert "no clock costs less" in _explained({"F1@0": 900})["F1@0"].sentence(10.0)
+
+
+def test_sentence_of_free_time_says_who_else_uses_it() -> None:
+    explained = _explained({"F1@0": 1000})
+
+    assert "of 2e+03 ms free, which other instructions use" in explained["B0@0"].sentence(10.0)

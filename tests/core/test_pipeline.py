@@ -139,3 +139,12 @@ def test_parallel_edges_keep_the_longer_latency() -> None:
 def test_edges_that_make_no_sense_are_refused(edge: tuple[int, int, float], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         graph_from_edges([Instruction(0, F, 0), Instruction(0, B, 0)], [edge], num_ranks=1)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches", "message"), [(0, 2, "0 pipeline ranks"), (2, 0, "0 microbatches")]
+)
+def test_a_pipeline_of_nothing_is_refused(num_ranks: int, num_microbatches: int, message: str) -> None:
+    for make in (gpipe, one_forward_one_backward):
+        with pytest.raises(ScheduleError, match=f"{message}: must be >= 1"):
+            make(num_ranks, num_microbatches)

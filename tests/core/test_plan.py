@@ -14,6 +14,7 @@ from gpuenergyd.core.plan import (
     check_plan,
     constant_clock_changes,
     full_speed_plan,
+    instruction_key,
     untuned_plan,
 )
 from gpuenergyd.core.target import PerformanceTarget
@@ -114,3 +115,10 @@ def test_a_target_that_is_no_time_is_refused(value: float) -> None:
     if value:
         with pytest.raises(TargetError, match="slowdown"):
             PerformanceTarget(value)
+
+
+def test_an_instruction_is_known_within_its_rank_by_kind_microbatch_and_chunk() -> None:
+    F = InstructionKind.F  # noqa: N806  torch's own name
+
+    assert instruction_key(Instruction(0, F, 3, 1)) == instruction_key(Instruction(5, F, 3, 1))
+    assert len({instruction_key(i) for order in SCHEDULE.orders[:1] for i in order}) == len(SCHEDULE.orders[0])

@@ -13,7 +13,9 @@ from gpuenergyd.core.switching import (
     Direction,
     LatencyBasis,
     ObservedSwitch,
+    RegionLatency,
     SwitchCalibration,
+    SwitchLatency,
     constant_latency,
     latency_quantile_s,
 )
@@ -134,3 +136,13 @@ def test_quantile_needs_nothing_of_changes_that_came_after_it() -> None:
 
     assert latency_quantile_s([*seen, *unseen], 0.5) == pytest.approx(0.005)
     assert latency_quantile_s([*seen, *unseen], 0.9) is None
+
+
+def test_a_change_takes_as_a_rule_what_its_region_shows_else_what_its_direction_does() -> None:
+    region = RegionLatency(Direction.LOWER, ClockRegion.HIGH, ClockRegion.LOW, late_s=0.009, typical_s=0.004)
+    known = SwitchLatency(0.03, 0.01, typical_raise_s=0.02, regions=(region,), max_sm_clock_mhz=TOP_MHZ)
+
+    assert known.typical_s(1410, 600) == 0.004
+    assert known.typical_s(1410, 1350) == 0.01
+    assert known.typical_s(600, 1410) == 0.02
+    assert constant_latency(0.03).typical_s(600, 1410) == 0.03

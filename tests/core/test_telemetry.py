@@ -214,3 +214,29 @@ def test_a_job_without_replicas_hides_no_waits_and_an_unreported_instruction_lea
 
     assert _busy_s(plain, has_replicas=False) is None
     assert _busy_s({other if one == ORDER[4] else one: ms for one, ms in plain.items()}) is None
+
+
+def test_no_energy_is_taken_across_a_moment_in_which_nobody_counted() -> None:
+    counter = EnergyCounter()
+    counter.record(0, 10.0)
+    counter.record(10, 20.0)
+    counter.begin_anew()
+    counter.record(20, 90.0)
+    counter.record(30, 95.0)
+
+    assert counter.energy_j(0, 10) == 10.0
+    assert counter.energy_j(10, 20) is None
+    assert counter.energy_j(20, 30) == 5.0
+
+
+def test_energy_counter_forgets_only_what_no_later_interval_needs() -> None:
+    counter = EnergyCounter()
+    for at_ns in range(0, 50, 10):
+        counter.record(at_ns, float(at_ns))
+
+    counter.forget_before(25)
+
+    assert counter.energy_j(20, 40) == 20.0
+    assert counter.energy_j(25, 35) == 10.0
+    assert counter.energy_j(19, 40) is None
+    assert not EnergyCounter().covers(0)
