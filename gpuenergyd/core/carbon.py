@@ -72,11 +72,6 @@ class IntensitySample:
         if not self.valid_from_at < self.valid_to_at:
             raise CarbonDataError(f"interval {self.valid_from_at} to {self.valid_to_at} must end after it begins")
 
-    @property
-    def duration_s(self) -> float:
-        """Length of the interval."""
-        return (self.valid_to_at - self.valid_from_at).total_seconds()
-
 
 def checked_intensity(value: object, kind: SignalKind = SignalKind.AVERAGE) -> float:
     """Return a carbon intensity in g/kWh as a float.

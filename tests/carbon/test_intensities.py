@@ -1,7 +1,7 @@
 """Intensities mean what they say: hours add up by time, the best status counts, silence is never a number."""
 
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -136,3 +136,26 @@ def test_an_interval_needs_a_time_zone_and_a_length() -> None:
 def test_a_replay_sees_nothing_later() -> None:
     assert HISTORY.until(FIRST_AT + 5 * HOUR + timedelta(minutes=59)).values == HISTORY.values[:5]
     assert HISTORY.until(FIRST_AT - HOUR).values == ()
+
+
+@pytest.mark.parametrize("first_at", [FIRST_AT + timedelta(minutes=30), FIRST_AT.replace(tzinfo=None)])
+def test_an_hourly_series_begins_at_a_full_hour_in_utc(first_at: datetime) -> None:
+    with pytest.raises(CarbonDataError, match="must be a full hour in UTC"):
+        HourlySeries("XX", first_at, values=(1.0,))
+
+
+def test_a_forecast_says_nothing_of_hours_it_does_not_reach() -> None:
+    forecast = CarbonForecast("XX", FIRST_AT, "test", (ForecastHour(FIRST_AT, 7.0, 6.0, 8.0),))
+
+    assert forecast.value_at(FIRST_AT + timedelta(minutes=59)) == 7.0
+    assert forecast.value_at(FIRST_AT + HOUR) is None
+    assert forecast.value_at(FIRST_AT - timedelta(seconds=1)) is None
+
+
+def test_energy_that_has_its_price_takes_none_from_a_worse_status() -> None:
+    priced = price_energy(
+        [(FIRST_AT, FIRST_AT + HOUR, 3.6e6)], [sample(0, 60, 100.0), sample(0, 60, 900.0, SampleStatus.STATIC)]
+    )
+
+    assert priced.carbon_g == pytest.approx(100.0)
+    assert dict(priced.energy_j_by_status) == {SampleStatus.MEASURED: pytest.approx(3.6e6)}

@@ -100,3 +100,19 @@ def test_hours_nobody_knows_are_left_out_and_counted() -> None:
 
 def test_without_a_frontier_nothing_is_claimed() -> None:
     assert job_carbon(worked([1.0], [100.0]), ()) is None
+
+
+def test_iterations_join_a_slot_whose_hour_and_intensity_stay() -> None:
+    slot = WorkSlot(START_AT, 2, 3.0, 40.0, 100.0)
+
+    assert slot.joined(1.5, 20.0) == WorkSlot(START_AT, 3, 4.5, 60.0, 100.0)
+    assert slot.joined(5.0, 60.0, num_iterations=4).num_iterations == 6
+
+
+def test_what_the_plan_saves_is_unknown_while_the_untuned_energy_is() -> None:
+    carbon = said(worked([1.0] * 2, [100.0, 100.0]))
+
+    assert carbon.untuned_g is not None
+    assert carbon.saved_by_plan_g == carbon.untuned_g - carbon.savings.full_speed_g
+    assert carbon.saved_by_plan_g > 0
+    assert replace(carbon, untuned_g=None).saved_by_plan_g is None

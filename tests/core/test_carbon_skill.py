@@ -126,3 +126,12 @@ def test_in_real_time_nothing_is_mapped() -> None:
 def test_an_hour_that_cannot_be_is_refused(hour_s: float) -> None:
     with pytest.raises(CarbonDataError, match="an hour of the grid cannot take"):
         GridClock(datetime(2026, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC), hour_s)
+
+
+def test_a_forecast_is_not_judged_without_the_week_that_naive_ones_need() -> None:
+    skill = LiveSkill()
+    for first in range(7 * 24):
+        skill.issued(issued(first))
+    skill.update(TRACE)
+
+    assert skill.skill() is None

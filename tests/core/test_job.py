@@ -1,10 +1,12 @@
 """The life of a job, event by event."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuenergyd.core.job import Job
 from gpuenergyd.core.job_description import JobDescription
-from gpuenergyd.core.job_rules import JobRules
+from gpuenergyd.core.job_rules import JobRules, part_rules
 from gpuenergyd.core.messages import (
     AskPolicy,
     JobPhase,
@@ -18,6 +20,7 @@ from gpuenergyd.core.messages import (
 from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.policy import GpuView, JobView
+from gpuenergyd.core.switching import SwitchLatency
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.errors import JobError
 from tests.support.virtual_training import A100Work, VirtualTraining
@@ -167,3 +170,22 @@ def test_a_slow_plan_is_noticed_however_long_the_job_ran_at_full_speed_before() 
 
     assert {plan_id for _, _, plan_id in run.history} > {"slow"}
     assert any(isinstance(c, RecordPhase) and c.phase is JobPhase.FALLBACK for c in run.commands)
+
+
+def test_a_part_of_a_pipeline_proves_nothing_and_profiles_as_long_as_the_whole_is_planned_for() -> None:
+    own = JobRules()
+    part = part_rules(own)
+
+    assert part.proof_iterations == 0
+    assert part.max_profile_iterations > 10**6
+    assert (
+        replace(part, proof_iterations=own.proof_iterations, max_profile_iterations=own.max_profile_iterations) == own
+    )
+
+
+def test_a_gpu_of_one_known_latency_has_it_for_every_change() -> None:
+    gpu = joined(0).gpu
+
+    assert gpu.switch_latency.late_s(900, 1410) == gpu.switch_latency.late_s(1410, 900) == 0.01
+    known = SwitchLatency(0.02, 0.005)
+    assert replace(gpu, switching=known).switch_latency is known

@@ -85,3 +85,12 @@ def test_a_length_is_counted_in_iterations_where_its_owner_gave_hours() -> None:
     assert JobLength(hours=2.0).total_iterations(0.5) == 14_400
     assert JobLength(num_iterations=10, hours=2.0).total_iterations(0.5) == 10
     assert JobLength(deadline_at=datetime(2030, 1, 1, tzinfo=UTC)).total_iterations(0.5) is None
+
+
+def test_no_time_is_active_before_any_was_charged_and_then_all_that_was() -> None:
+    account = SlowdownAccount()
+    before_s = account.active_s
+    account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=True)
+
+    assert before_s == 0.0
+    assert account.active_s == pytest.approx(1.02)
