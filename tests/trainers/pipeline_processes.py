@@ -15,6 +15,8 @@ from gpuenergyd_trainers.handle import Handle
 from tests.client.fake_daemon import wait_for_report
 
 RUN_LIMIT_S = 400.0
+END_LIMIT_S = 20.0
+"""What a rank that has said its result may take to end, before it is killed."""
 
 
 def run_ranks(
@@ -38,6 +40,8 @@ def run_ranks(
         # A rank that fails takes its neighbours with it: the one whose own error it was is told first.
         errors = [f"rank {rank}:\n{error}" for rank, (error, _) in enumerate(results) if error is not None]
         assert not errors, min(errors, key=lambda error: "closed by peer" in error)
+        for process in processes:
+            process.join(END_LIMIT_S)  # one that is killed takes with it which lines it ran
         return [result for _, result in results]
     finally:
         for process in processes:
