@@ -113,6 +113,5 @@ def test_what_the_plan_saves_is_unknown_while_the_untuned_energy_is() -> None:
     carbon = said(worked([1.0] * 2, [100.0, 100.0]))
 
     assert carbon.untuned_g is not None
-    assert carbon.saved_by_plan_g == carbon.untuned_g - carbon.savings.full_speed_g
-    assert carbon.saved_by_plan_g > 0
+    assert carbon.saved_by_plan_g == carbon.untuned_g - carbon.savings.full_speed_g > 0
     assert replace(carbon, untuned_g=None).saved_by_plan_g is None
