@@ -594,7 +594,6 @@ class Job:
 
     def _end(self, reason: str) -> tuple[Command, ...]:
         restore = (RestoreGpus(self._gpu_uuids(), reason),) if self._has_lease else ()
-        self._has_lease = False
         return (*restore, *self._enter(JobPhase.ENDED, reason), EndJob(reason))
 
     def _note(self, reason: str) -> RecordPhase:
