@@ -1,5 +1,6 @@
 """The rules by which a job is run: how long it warms up, is measured, is trusted and is left alone."""
 
+import sys
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.guard import GuardRules
@@ -50,4 +51,4 @@ class JobRules:
 
 def part_rules(rules: JobRules) -> JobRules:
     """Return the rules for a part of a pipeline across hosts: who plans the whole decides how long it profiles."""
-    return replace(rules, proof_iterations=0, max_profile_iterations=2**31)
+    return replace(rules, proof_iterations=0, max_profile_iterations=sys.maxsize)

@@ -1,4 +1,4 @@
-"""Iterations that something disturbed, as ranks report them: what is said, how often, and when clocks are given back."""
+"""Iterations that something disturbed, as ranks report them: what is said, how often, when clocks go back."""
 
 import pytest
 

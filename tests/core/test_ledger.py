@@ -182,3 +182,96 @@ def test_a_gap_is_cut_into_seconds_minutes_hours_or_days_so_that_they_are_few(ga
     lengths_s = [(piece.end_mono_ns - piece.begin_mono_ns) / NS_PER_S for piece in host.pieces]
 
     assert max(lengths_s) == pytest.approx(longest_s, rel=0.5)
+
+
+def closed(*samples: tuple[float, str, float | None]) -> list[LedgerPiece]:
+    """Return the pieces of samples (second, job, watts) without a counter, from a full second on."""
+    ledger, whole = GpuLedger(), START.replace(microsecond=0)
+    for second, job_id, power_w in samples:
+        ledger.take(
+            mono_ns=round((5 + second) * NS_PER_S),
+            at=whole + timedelta(seconds=second),
+            job_id=job_id,
+            power_w=power_w,
+            sm_clock_mhz=None if power_w is None else round(10 * power_w),
+        )
+    return list(ledger.complete(10**15, EnergyCounter()))
+
+
+def test_a_piece_begins_with_its_wall_clock_second_and_ends_with_it() -> None:
+    pieces = closed((0.25, "a", 100.0), (0.75, "a", 200.0), (1.5, "a", 400.0), (2.5, "a", 400.0))
+
+    first, second = pieces
+    assert (first.begin_mono_ns, first.end_mono_ns) == (5_250_000_000, 6_000_000_000)
+    assert (second.begin_mono_ns, second.end_mono_ns) == (6_000_000_000, 7_000_000_000)
+    assert first.started_at == START
+    assert second.started_at == START.replace(microsecond=0) + timedelta(seconds=1)
+    assert (first.num_samples, first.mean_power_w, first.max_power_w, first.mean_sm_clock_mhz) == (
+        2,
+        150.0,
+        200.0,
+        1500,
+    )
+    assert (first.estimated_j, first.estimated_s, first.measured_s, first.missing_s) == (112.5, 0.75, 0.0, 0.0)
+
+
+def test_a_new_owner_begins_at_its_first_sample() -> None:
+    pieces = closed((0.25, "a", 100.0), (0.5, "b", 100.0), (1.5, "b", 100.0))
+
+    assert [(p.job_id, p.begin_mono_ns, p.end_mono_ns) for p in pieces] == [
+        ("a", 5_250_000_000, 5_500_000_000),
+        ("b", 5_500_000_000, 6_000_000_000),
+    ]
+
+
+def test_the_same_instant_twice_is_one_sample() -> None:
+    pieces = closed((0.25, "a", 100.0), (0.25, "a", 900.0), (1.25, "a", 100.0))
+
+    assert (pieces[0].num_samples, pieces[0].max_power_w) == (1, 100.0)
+
+
+def test_a_gap_of_three_seconds_is_three_pieces_of_who_ran_before() -> None:
+    pieces = closed((0.5, "a", 100.0), (4.5, "b", 100.0), (5.5, "b", 100.0))
+
+    assert [(p.job_id, (p.end_mono_ns - p.begin_mono_ns) / NS_PER_S, p.num_samples) for p in pieces] == [
+        ("a", 0.5, 1),
+        ("a", 1.0, 0),
+        ("a", 1.0, 0),
+        ("a", 1.0, 0),
+        ("b", 1.0, 1),
+    ]
+    assert [p.missing_s for p in pieces] == [0.0, 1.0, 1.0, 1.0, 0.0]
+    assert [p.started_at.second for p in pieces] == [0, 1, 2, 3, 4]
+
+
+def test_a_piece_waits_two_seconds_for_the_counter_to_pass_its_end() -> None:
+    ledger, counter = GpuLedger(), EnergyCounter()
+    for second in (0, 1):
+        at_ns = second * NS_PER_S + 1
+        ledger.take(mono_ns=at_ns, at=START.replace(microsecond=0) + timedelta(seconds=second), job_id="a",
+                    power_w=1.0, sm_clock_mhz=None)  # fmt: skip
+
+    assert ledger.complete(3 * NS_PER_S, counter) == ()
+    assert len(ledger.complete(3 * NS_PER_S + 1, counter)) == 1
+
+
+def test_what_the_counter_has_passed_is_closed_at_once() -> None:
+    ledger, counter = GpuLedger(), EnergyCounter()
+    for second in (0, 1):
+        at_ns = second * NS_PER_S + 1
+        counter.record(at_ns, 100.0 * second)
+        ledger.take(mono_ns=at_ns, at=START.replace(microsecond=0) + timedelta(seconds=second), job_id="a",
+                    power_w=1.0, sm_clock_mhz=None)  # fmt: skip
+
+    (piece,) = ledger.complete(NS_PER_S + 1, counter)
+
+    assert (piece.energy_j, piece.measured_s, piece.estimated_j) == (100.0, 1.0, None)
+
+
+@pytest.mark.parametrize(("gap_s", "num_pieces"), [(120.0, 120), (121.0, 2), (7_200.0, 120), (7_260.0, 2)])
+def test_a_gap_is_cut_into_a_hundred_and_twenty_at_most_before_it_is_cut_more_coarsely(
+    gap_s: float, num_pieces: int
+) -> None:
+    pieces = closed((0.0, "a", 1.0), (gap_s, "a", 1.0), (gap_s + 1, "a", 1.0))
+
+    assert sum(p.num_samples == 0 for p in pieces) in {num_pieces, num_pieces - 1}

@@ -238,3 +238,56 @@ def test_full_speed_is_the_highest_clock_seen_and_its_newest_times() -> None:
     profiled(made, LOW, 1.6)
 
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
+
+
+def test_a_clock_that_was_the_top_is_not_learned_as_one_that_costs_nothing() -> None:
+    """1380 MHz was the highest seen; once 1400 is, it lies between that and the lowest known."""
+    made = PaceGauge()
+    made.note(iteration(at_clock(1380)), PlanPurpose.BASELINE, GRAPH)
+    profiled(made, 1380, 1.0)
+    made.note(iteration(at_clock(TOP)), PlanPurpose.BASELINE, GRAPH)
+
+    assert tuned(made, 1380, 1.0) is None
+    profiled(made, LOW, 2.0)
+    assert tuned(made, 1380, TOP / 1380) == pytest.approx(1.0)
+
+
+def test_clocks_tried_before_full_speed_was_seen_teach_nothing() -> None:
+    made = PaceGauge()
+
+    profiled(made, LOW, 1.6)
+
+    assert tuned(gauge(), LOW, 1.6) is None
+    assert made.own_time_s is None
+
+
+def test_the_usual_time_between_is_of_the_last_sixty_four() -> None:
+    """The lower fifth of 64 is the thirteenth: twelve small ones are passed over, thirteen are not."""
+    assert gauge(*[0.05] * 12, *[0.1] * 52).overhead_s == pytest.approx(0.1)
+    assert gauge(*[0.05] * 13, *[0.1] * 51).overhead_s == pytest.approx(0.05)
+    assert gauge(*[0.05] * 13, *[0.1] * 52).overhead_s == pytest.approx(0.1)
+
+
+def test_readings_are_counted_and_an_iteration_without_one_is_not() -> None:
+    made = gauge()
+    assert made.num_readings == 3
+
+    tuned(made, LOW, 1.6)
+    assert made.num_readings == 3
+    profiled(made, LOW, 1.6)
+    assert made.num_readings == 3
+    tuned(made, LOW, 1.6)
+    assert made.num_readings == 4
+
+
+def test_what_ran_at_no_clock_of_its_own_is_not_learned() -> None:
+    """More of it than the whole at other clocks: nothing is left for the one that is learned."""
+    made = gauge()
+    mixed = tuple(
+        replace(one, shares=(ClockShare(TOP, 1.0 * one.time_s), ClockShare(LOW, 1.2 * one.time_s)))
+        for one in at_clock(TOP)
+    )
+
+    made.note(iteration(mixed, 2.2 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+
+    assert tuned(made, LOW, 1.6) is None

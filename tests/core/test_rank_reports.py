@@ -125,3 +125,71 @@ def test_what_a_rank_never_completes_is_forgotten_after_three_more() -> None:
 
     assert whole(kept, report(1, 0)) is not None
     assert whole(lost, report(1, 0)) is None
+
+
+def test_before_any_report_no_iteration_is_known() -> None:
+    fresh = RankReports(JobRules())
+
+    assert (fresh.last_index, fresh.num_iterations, fresh.num_foreign_orders) == (-1, 0, 0)
+
+
+def test_a_pipeline_of_one_rank_is_whole_with_its_report() -> None:
+    order = {0: one_forward_one_backward(1, 2).orders[0]}
+
+    done = RankReports(JobRules()).take(report(0, 3), order, str, counts_from=0)
+
+    assert done is not None
+    assert done.iteration_index == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("swapped", [(0, 1), (2, 3)])
+def test_any_other_order_than_registered_is_foreign_whichever_comes_first(rank: int, swapped: tuple[int, int]) -> None:
+    reports = warm()
+    ran = list(report(rank, 4).instructions)
+    a, b = swapped
+    ran[a], ran[b] = (replace(ran[a], instruction=ran[b].instruction), replace(ran[b], instruction=ran[a].instruction))
+
+    done = whole(reports, report(1 - rank, 4), replace(report(rank, 4), instructions=tuple(ran)))
+
+    assert done is not None
+    assert not done.is_in_order
+
+
+def test_instructions_may_be_reported_in_any_order_as_long_as_they_ran_in_the_registered_one() -> None:
+    shuffled = replace(report(0, 4), instructions=report(0, 4).instructions[::-1])
+
+    done = whole(warm(), report(1, 4), shuffled)
+
+    assert done is not None
+    assert done.is_in_order
+
+
+def test_the_usual_wait_is_the_median_of_the_last_thirty_two() -> None:
+    """Sixteen long ones and sixteen short ones: their mean. One more or less of the long ones would be seen."""
+    reports = RankReports(JobRules(warmup_iterations=0))
+    long_ns, short_ns = 40 * MS, 10 * MS
+    for index in range(36):
+        both(reports, index, gap_ns=long_ns if index < 20 else short_ns)
+
+    pause = both(reports, 36, gap_ns=125 * MS)
+
+    assert pause.pause_s == pytest.approx(0.1, rel=1e-12)
+
+
+def test_iterations_that_do_not_count_say_nothing_of_the_usual_wait() -> None:
+    reports = warm()
+    for index in range(4, 30):
+        whole(reports, report(0, index, gap_ns=90 * MS), report(1, index), counts_from=99)
+
+    assert both(reports, 30, gap_ns=90 * MS).pause_s == pytest.approx(0.08)
+
+
+def test_the_newest_report_of_any_rank_is_the_newest_iteration() -> None:
+    reports = RankReports(JobRules())
+    whole(reports, report(1, 7))
+    whole(reports, report(0, 6))
+
+    assert (reports.last_index, reports.num_iterations) == (7, 0)
+    assert not reports.count(5)
+    assert (reports.last_index, reports.num_iterations) == (7, 1)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,3 +158,90 @@ def test_a_saving_is_what_energy_falls_by_and_its_interval_lies_around_it() -> N
     assert found.saving_ratio is not None
     saving = found.saving_ratio
     assert 0.15 < saving.low < saving.estimate < saving.high < 0.25
+
+
+def differing(distance: float) -> float:
+    """Return the baseline of six older iterations and a newer block of three, so many of its limits apart.
+
+    Blocks that scatter alike differ where their means lie 2.5 standard errors apart.
+    """
+    older, newer = [0.99, 1.01] * 3, [0.99, 1.0, 1.01]
+    squares = 6 * 0.01**2 + 2 * 0.01**2
+    apart = distance * 2.5 * math.sqrt(squares / 7) * math.sqrt(1 / 6 + 1 / 3)
+    observed = [iteration(k, t, None) for k, t in enumerate(older)]
+    observed += [iteration(50 + k, t + apart, None) for k, t in enumerate(newer)]
+    return baseline_view(observed).iteration_time_s - (1.0 + apart)
+
+
+def test_a_newer_block_counts_alone_from_two_and_a_half_standard_errors_on() -> None:
+    assert differing(1.01) == pytest.approx(0.0, abs=1e-12)
+    assert differing(-1.01) == pytest.approx(0.0, abs=1e-12)
+    assert abs(differing(0.99)) > 0.003
+    assert abs(differing(-0.99)) > 0.003
+
+
+def test_one_iteration_alone_never_differs_from_the_older_ones() -> None:
+    older = [iteration(k, 1.0 + 0.001 * (k % 2), None) for k in range(6)]
+
+    assert baseline_view([*older, iteration(50, 3.0, None)]).iteration_time_s < 1.01
+    two = [*older, iteration(50, 3.0, None), iteration(51, 3.0, None)]
+    assert baseline_view(two).iteration_time_s == 3.0
+    assert baseline_view([*older[:2], *two[6:]]).iteration_time_s == 3.0
+    apart = [older[0], iteration(50, 3.0, None), iteration(51, 3.2, None)]
+    assert baseline_view(apart).iteration_time_s == 3.0
+
+
+def test_a_gap_of_two_iterations_parts_a_block() -> None:
+    slow = [iteration(k, 1.05 + 0.001 * (k % 2), None) for k in range(6)]
+    near = [iteration(7 + k, 1.0 + 0.001 * (k % 2), None) for k in range(3)]
+    far = [iteration(8 + k, 1.0 + 0.001 * (k % 2), None) for k in range(3)]
+
+    assert baseline_view(slow + near).iteration_time_s == pytest.approx(1.05, abs=2e-3)
+    assert baseline_view(slow + far).iteration_time_s == pytest.approx(1.0, abs=2e-3)
+
+
+def test_energy_of_iterations_that_a_straggler_imposed_counts_only_where_there_is_no_other() -> None:
+    own = [iteration(k, 1.0, 100.0) for k in range(3)]
+    imposed = [replace(iteration(3 + k, 1.0, 50.0), is_imposed=True) for k in range(5)]
+
+    assert baseline_view([*own, *imposed]).energy_j == 100.0
+    assert baseline_view(imposed).energy_j == 50.0
+    assert baseline_view([*own, iteration(3, 1.0, None)]).energy_j == 100.0
+
+
+def test_three_iterations_of_each_are_enough_and_two_of_either_are_not() -> None:
+    three = [(k, 1.0 + 0.01 * (k % 2), None) for k in range(3)]
+    later = [(3 + k, 1.1 + 0.01 * (k % 2), None) for k in range(3)]
+
+    assert saving_between(three, later) is not None
+    assert saving_between(three[:2], later) is None
+    assert saving_between(three, later[:2]) is None
+
+
+def test_energy_that_was_measured_too_seldom_says_nothing_and_times_still_do() -> None:
+    full = [(k, 1.0, 100.0 if k < 2 else None) for k in range(6)]
+    tuned = [(6 + k, 1.0, 90.0) for k in range(6)]
+
+    found = saving_between(full, tuned)
+
+    assert found is not None
+    assert found.saving_ratio is None
+    enough = saving_between([(k, 1.0, 100.0 if k < 3 else None) for k in range(6)], tuned)
+    assert enough is not None
+    assert enough.saving_ratio is not None
+    assert enough.saving_ratio.estimate == pytest.approx(0.1)
+
+
+def test_a_drift_is_taken_out_only_while_it_can_be_told_from_the_plan() -> None:
+    """A share of 0.3 of the products must remain: four and four in a row leave less, two by two more."""
+    rising = [math.exp(0.01 * k) for k in range(12)]
+    in_a_row = saving_between([(k, rising[k], None) for k in range(6)], [(k, rising[k], None) for k in range(6, 12)])
+    in_turn = saving_between(
+        [(k, rising[k], None) for k in range(12) if k // 2 % 2 == 0],
+        [(k, rising[k], None) for k in range(12) if k // 2 % 2 == 1],
+    )
+
+    assert in_a_row is not None
+    assert in_turn is not None
+    assert in_a_row.slowdown_ratio.estimate == pytest.approx(math.expm1(0.06))
+    assert in_turn.slowdown_ratio.estimate == pytest.approx(0.0, abs=1e-12)
