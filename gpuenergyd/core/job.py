@@ -24,7 +24,7 @@ from typing import assert_never
 
 from gpuenergyd.core.faults import Faults, is_settled
 from gpuenergyd.core.guard import Finding, judge, what_changed
-from gpuenergyd.core.issued_plans import ITERATIONS_AHEAD, PROOF_PLAN_ID, IssuedPlans
+from gpuenergyd.core.issued_plans import PROOF_PLAN_ID, IssuedPlans
 from gpuenergyd.core.job_description import JobDescription
 from gpuenergyd.core.job_rules import JobRules
 from gpuenergyd.core.messages import (
@@ -582,14 +582,15 @@ class Job:
             is_fault=is_fault,
             least_wait=least_wait,
         )
-        self._guarded_from = self._guarded_from if retry_at is None else retry_at
+        if retry_at is not None:
+            self._guarded_from = retry_at
         return (*commands, *self._enter(JobPhase.FALLBACK, reason))
 
     def _give_back(self, plan: ClockPlan) -> RestoreGpus:
         """Return the command that ends our control, for an un-tuned plan that has just been issued."""
         # Clocks are back at once, the ranks hear of it later: what runs in between belongs to neither plan.
         self._has_lease = False
-        self._disturbed_before = max(self.plans.last_apply_at, self.reports.last_index + ITERATIONS_AHEAD)
+        self._disturbed_before = self.plans.last_apply_at
         return RestoreGpus(self._gpu_uuids(), plan.reason)
 
     def _end(self, reason: str) -> tuple[Command, ...]:

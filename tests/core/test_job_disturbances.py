@@ -101,3 +101,14 @@ def test_reports_before_all_ranks_have_joined_are_of_no_iteration() -> None:
 
     assert job.handle(RankReported(report(0, 0))) == ()
     assert (job.num_iterations, job.reports.last_index) == (0, -1)
+
+
+def test_a_disturbance_is_recorded_again_however_long_after() -> None:
+    run = JobRun()
+    for _ in range(4):
+        both_report(run)
+    assert kinds(both_report(run, in_order=False))[:1] == ["RecordNotice"]
+    for _ in range(40):
+        both_report(run)
+
+    assert kinds(both_report(run, in_order=False))[:1] == ["RecordNotice"]

@@ -215,3 +215,25 @@ def test_many_good_iterations_of_one_plan_make_up_for_a_fault() -> None:
     assert run.job.num_faults == 1
     run.pass_one()
     assert run.job.num_faults == 0
+
+
+def test_a_fault_without_a_plan_counts_full_speed_from_the_next_iteration_on() -> None:
+    run = JobRun().asked()
+
+    run.tell(PolicyFailed("late"))
+
+    assert run.job.faults.fell_back_at == FIRST_ASKED + 1
+
+
+def test_what_ran_since_the_fall_is_no_part_of_what_the_job_was_before() -> None:
+    """Few iterations before and many after: taken together they would look like the new ones alone."""
+    run = JobRun(JobRules(baseline_iterations=3, fallback_iterations=30, proof_iterations=0))
+    at = run.first(AskPolicy)
+    run.decide(plan())
+    run.pass_until(at + 3)
+    run.fall()
+    run.answered_late()
+
+    run.first(AskPolicy, time_s=1.2)
+
+    assert run.job.phase_reason == "the job changed: an iteration takes 1.200 times as long as before"

@@ -110,3 +110,14 @@ def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() ->
     assert kept[0].model is not None
     assert (kept[0].model.figures, len(kept[0].model.profile)) == ((("own", 7.0),), 1)
     assert {o.plan_id for o in kept[0].model.full_speed} == {"remembered-full-speed"}
+
+
+def test_profiling_that_goes_on_while_the_policy_thinks_is_counted_too() -> None:
+    run = JobRun(JobRules(max_profile_iterations=2, relief_iterations=99)).asked()
+    probe = plan("p-1", PROFILING)
+    run.decide(probe)
+    run.pass_until(APPLIED + 5)  # five of them, and one question open all the while
+    run.decide(probe)
+
+    assert "RestoreGpus" in kinds(run.pass_one())
+    assert run.job.phase_reason == "still profiling after 6 iterations"

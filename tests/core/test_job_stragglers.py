@@ -103,3 +103,19 @@ def test_iterations_that_a_straggler_imposed_are_marked() -> None:
     imposed = {o.plan_id: o.is_imposed for o in run.job.observations}
 
     assert imposed == {"baseline": False, "tuned-1": False, "for-1.4": True}
+
+
+def test_a_straggler_that_keeps_its_pace_makes_no_answer_outdated() -> None:
+    run = straggled()
+    assert kinds(run.pass_one()) == ["AskPolicy"]
+
+    assert run.tell(StragglerChanged(1.4, "as slow as before")) == ()
+    assert kinds(run.decide(plan("better"))) == ["SendPlan"]
+
+
+def test_a_straggler_that_has_recovered_makes_the_open_answer_outdated() -> None:
+    run = straggled()
+    assert kinds(run.pass_one()) == ["AskPolicy"]
+
+    run.tell(StragglerChanged(None, "recovered"))
+    assert run.decide(plan("for-1.4-again")) == ()

@@ -24,7 +24,7 @@ from gpuenergyd.core.messages import (
 )
 from gpuenergyd.core.model_memory import RememberedModel
 from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
 from gpuenergyd.core.policy import GpuView
 from gpuenergyd.core.target import PerformanceTarget
 from tests.core.job_run import APPLIED, FIRST_ASKED, PROFILING, UUIDS, JobRun, asked_view, kinds, plan
@@ -227,3 +227,41 @@ def test_a_plan_that_holds_no_clock_proves_nothing() -> None:
     run = JobRun().following(ClockPlan("tuned", PlanPurpose.TUNED))
 
     run.pass_until(60)
+
+
+def test_a_proof_that_is_due_while_another_plan_is_on_its_way_waits_for_it() -> None:
+    run = JobRun().following(plan())
+    run.pass_until(APPLIED + 7)
+    run.decide(plan("better"))
+
+    assert run.sent[-1].apply_at_iteration == 23
+    assert run.first(SendPlan) == 23
+
+
+def test_each_iteration_of_a_proof_after_its_first_sharpens_the_baseline_at_once() -> None:
+    run = JobRun().following(plan())
+    assert run.first(SendPlan) == 21
+    sizes = []
+    for _ in range(22, 30):
+        run.pass_one()
+        assert run.job.baseline is not None
+        sizes.append(run.job.baseline.num_iterations)
+
+    before = sizes[0]
+    assert sizes == [before, before, before, before + 1, before + 2, before + 3, before + 3, before + 3]
+
+
+def test_a_policy_that_is_content_with_the_untuned_job_sends_nothing() -> None:
+    run = JobRun().asked()
+
+    assert kinds(run.decide(untuned_plan())) == ["RecordPhase"]
+    assert run.job.phase is JobPhase.TUNED
+
+
+def test_two_plans_in_one_iteration_are_followed_one_after_the_other() -> None:
+    run = JobRun().asked()
+    run.decide(plan())
+
+    run.tell(ControlLost("worker gone"))
+
+    assert [one.apply_at_iteration for one in run.sent] == [APPLIED, APPLIED + 1]

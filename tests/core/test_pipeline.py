@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline import (
     Instruction,
+    InstructionClass,
     InstructionKind,
     Schedule,
     dependency_graph,
@@ -148,3 +149,59 @@ def test_a_pipeline_of_nothing_is_refused(num_ranks: int, num_microbatches: int,
     for make in (gpipe, one_forward_one_backward):
         with pytest.raises(ScheduleError, match=f"{message}: must be >= 1"):
             make(num_ranks, num_microbatches)
+
+
+def test_more_extra_microbatches_than_there_are_leave_one_to_alternate_with() -> None:
+    """On the first rank of two: two forwards by its place, however many more are wanted of three."""
+    assert _words(one_forward_one_backward(2, 3, [9, 0]).orders[0]) == "F0 F1 F2 B0 B1 B2"
+    assert _words(one_forward_one_backward(2, 4, [1, 0]).orders[0]) == "F0 F1 F2 B0 F3 B1 B2 B3"
+
+
+def test_fewer_microbatches_than_ranks_are_all_forwards_first() -> None:
+    assert [_words(order) for order in one_forward_one_backward(4, 2).orders] == [
+        "F0 F1 B0 B1",
+        "F0 F1 B0 B1",
+        "F0 F1 B0 B1",
+        "F0 B0 F1 B1",
+    ]
+
+
+def test_an_instruction_is_named_by_kind_microbatch_chunk_and_rank() -> None:
+    assert str(Instruction(2, F, 3)) == "F3@2"
+    assert str(Instruction(2, F, 3, 1)) == "F3.1@2"
+    assert Instruction(2, F, 3, 1).instruction_class == InstructionClass(2, F, 1)
+    assert (Instruction(2, F, 3).chunk_index, InstructionClass(2, F).chunk_index) == (0, 0)
+
+
+def test_split_backwards_hold_their_activations_until_the_weight_gradient() -> None:
+    order = tuple(Instruction(0, kind, m) for kind, m in ((F, 0), (F, 1), (I, 0), (F, 2), (W, 0), (I, 1), (W, 1)))
+
+    assert Schedule("split", 3, (order,)).peak_inflight(0) == 3
+    assert Schedule("split", 3, (order[:5],)).peak_inflight(0) == 3
+    assert Schedule("none", 0, ((),)).peak_inflight(0) == 0
+
+
+def test_launches_take_their_gap_between_instructions_of_a_rank_and_nowhere_else() -> None:
+    graph = dependency_graph(gpipe(2, 1), communication_latency_s=0.5, launch_gap_s=0.25)
+
+    assert graph.predecessors == ((), ((0, 0.25), (3, 0.5)), ((0, 0.5),), ((2, 0.25),))
+    assert graph.num_ranks == 2
+
+
+def test_gradients_come_from_the_next_stage_only_where_there_is_one() -> None:
+    with pytest.raises(ScheduleError, match=r"B0@0 needs B\|I0 of stage 1, which nobody runs"):
+        dependency_graph(Schedule("bad", 1, ((Instruction(0, F, 0), Instruction(0, B, 0)), (Instruction(1, F, 0),))))
+
+
+@pytest.mark.parametrize("edge", [(-1, 0, 0.0), (0, -1, 0.0), (2, 0, 0.0)])
+def test_edges_of_no_instruction_are_refused(edge: tuple[int, int, float]) -> None:
+    with pytest.raises(ScheduleError, match="numbered 0 to 1"):
+        graph_from_edges([Instruction(0, F, 0), Instruction(0, B, 0)], [edge], num_ranks=1)
+
+
+def test_sizes_below_one_are_refused_and_one_is_not() -> None:
+    assert _words(gpipe(1, 1).orders[0]) == "F0 B0"
+    with pytest.raises(ScheduleError, match="0 pipeline ranks: must be >= 1"):
+        gpipe(0, 1)
+    with pytest.raises(ScheduleError, match="0 microbatches: must be >= 1"):
+        one_forward_one_backward(1, 0)
