@@ -332,6 +332,14 @@ def postgresql_figures(options: argparse.Namespace) -> dict[str, Any]:
         return {"absent": str(error)}
 
 
+def _cost(burst: Writes, needed_writes_per_s: float) -> dict[str, float | None]:
+    """Return what a write costs the server; None where a busy machine made none in the time."""
+    if not burst.num_writes:
+        return {"server_cpu_per_write_s": None, "needed_cores": None}
+    cost_s = burst.server_cpu_s / burst.num_writes
+    return {"server_cpu_per_write_s": round(cost_s, 5), "needed_cores": round(needed_writes_per_s * cost_s, 2)}
+
+
 def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str, Any]:
     url = server.new_database()
     engine = create_engine(_with_driver(url), poolclass=NullPool)
@@ -368,6 +376,8 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
         slowest = slow_statements(connection)
     engine.dispose()
     note("done")
+    if not paced.num_writes:
+        raise SystemExit(f"no host wrote within {options.write_seconds:g} s: the machine is too busy")
     needed = paced.num_rows / paced.num_writes * options.hosts / BATCH_S
     needed_writes_per_s = options.hosts / BATCH_S
     cpu_per_write_s = watch.used_s / paced.num_writes
@@ -381,8 +391,7 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
             pace: {
                 "rows_per_s": round(burst.num_rows / options.burst_seconds),
                 "ratio": round(burst.num_rows / options.burst_seconds / needed, 2),
-                "server_cpu_per_write_s": round(burst.server_cpu_s / burst.num_writes, 5),
-                "needed_cores": round(needed_writes_per_s * burst.server_cpu_s / burst.num_writes, 2),
+                **_cost(burst, needed_writes_per_s),
             }
             for pace, burst in bursts.items()
         },
