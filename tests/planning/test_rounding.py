@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd_policies.planning.problem import make_problem
 from gpuenergyd_policies.planning.refinement import FULL_PASSES, LIGHT_PASSES, refine
-from gpuenergyd_policies.planning.rounding import EARLY, LATE, MIDDLE
+from gpuenergyd_policies.planning.rounding import EARLY, LATE, MAX_ABSORB_SWEEPS, MIDDLE
 from tests.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 
 
@@ -35,6 +35,97 @@ def test_makespan_never_exceeds_the_deadline_whatever_the_durations(
     assert timeline(pipeline[0], problem.tables.times_s[plan.options].tolist()).iteration_time_s == plan.makespan_s
     assert plan.makespan_s <= deadline_s
     assert plan.cost_j == pytest.approx(problem.tables.costs_j[plan.options].sum(), abs=1e-9)
+
+
+def _slowly_rounded(
+    pipeline: Pipeline, durations_s: list[float], due_s: float, *, wish: float, on_hull: bool
+) -> list[int]:
+    """Return the option of each node, by the words of the theory of operation and nothing else."""
+    graph, tables = pipeline[0], make_problem(*pipeline).tables
+    nodes = list(make_problem(*pipeline).rounder.order)
+    first = [int(tables.start[c]) for c in tables.class_of]
+    last = [int(tables.start[c + 1]) - 1 for c in tables.class_of]
+    hulls = [tables.hull_options[tables.hull_start[c] : tables.hull_start[c + 1]].tolist() for c in tables.class_of]
+
+    def finishes_s(durations_s: list[float]) -> tuple[list[float], list[float]]:
+        early, late = [0.0] * len(nodes), [due_s] * len(nodes)
+        for v in nodes:
+            early[v] = max((early[u] + gap for u, gap in graph.predecessors[v]), default=0.0) + durations_s[v]
+        for v in reversed(nodes):
+            late[v] = min([due_s, *(late[w] - durations_s[w] - gap for w, gap in graph.successors[v])])
+        return early, late
+
+    early_s, late_s = finishes_s(durations_s)
+    latest_fast_s = finishes_s([float(tables.times_s[k]) for k in first])[1]
+    finish_s, chosen = [0.0] * len(nodes), first[:]
+    for v in nodes:
+        wished_s = late_s[v] if wish == LATE else early_s[v] + wish * (late_s[v] - early_s[v])
+        begin_s = max((finish_s[u] + gap for u, gap in graph.predecessors[v]), default=0.0)
+        offered = hulls[v] if on_hull else range(first[v], last[v] + 1)
+        fitting = [k for k in offered if begin_s + tables.times_s[k] <= min(wished_s, latest_fast_s[v])]
+        chosen[v] = max(fitting, default=first[v])
+        finish_s[v] = begin_s + float(tables.times_s[chosen[v]])
+    for _ in range(MAX_ABSORB_SWEEPS):
+        late_s = finishes_s([float(tables.times_s[k]) for k in chosen])[1]
+        for v in nodes:
+            begin_s = max((finish_s[u] + gap for u, gap in graph.predecessors[v]), default=0.0)
+            while chosen[v] < last[v] and begin_s + tables.times_s[chosen[v] + 1] <= late_s[v]:
+                chosen[v] += 1
+            finish_s[v] = begin_s + float(tables.times_s[chosen[v]])
+    return chosen
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pipeline=random_pipelines(),
+    fraction=st.floats(0.0, 1.2),
+    wish=st.sampled_from([EARLY, MIDDLE, LATE]),
+    hull_first=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_each_operation_takes_its_slowest_option_that_ends_by_its_wish_and_lets_the_rest_run_flat_out(
+    pipeline: Pipeline, fraction: float, wish: float, *, hull_first: bool, seed: int
+) -> None:
+    problem = make_problem(*pipeline)
+    deadline_s = problem.min_time_s + fraction * (problem.slowest_time_s - problem.min_time_s)
+    tables = problem.tables
+    share = np.random.default_rng(seed).uniform(0.0, 1.0, len(pipeline[0].instructions))
+    durations_s = tables.fastest_s + share * (tables.slowest_s - tables.fastest_s)
+    due_s = problem.rounder.due_by(deadline_s).due[0]
+
+    plan = problem.rounder.round_plan(durations_s, deadline_s, wish=wish, hull_first=hull_first)
+
+    assert plan.options.tolist() == _slowly_rounded(
+        pipeline, durations_s.tolist(), due_s, wish=wish, on_hull=hull_first
+    )
+
+
+def test_a_deadline_is_shortened_by_what_sums_of_that_many_times_can_err_and_no_more() -> None:
+    rounder = make_problem(*plain_pipeline(2, 3)).rounder
+
+    due_s = list(rounder.due_by(3.0).due)
+
+    assert len(due_s) == 12
+    assert set(due_s) == {3.0 * (1.0 - 20 * 2.0**-52)}
+    assert list(rounder.graph.due) == [0.0] * 12  # the graph without a deadline stays as it is
+
+
+def test_the_kernels_graph_counts_operations_by_the_time_they_can_begin() -> None:
+    graph, profile = plain_pipeline(2, 2, latency_s=0.001)
+    rounder = make_problem(graph, profile).rounder
+    position = {v: k for k, v in enumerate(rounder.order.tolist())}
+    kernel = rounder.graph
+
+    for v, k in position.items():
+        before = range(kernel.pred[k], kernel.pred[k + 1])
+        after = range(kernel.succ[k], kernel.succ[k + 1])
+        assert [(kernel.pred_node[e], kernel.pred_latency[e]) for e in before] == [
+            (position[u], latency_s) for u, latency_s in graph.predecessors[v]
+        ]
+        assert [(kernel.succ_node[e], kernel.succ_latency[e]) for e in after] == [
+            (position[w], latency_s) for w, latency_s in graph.successors[v]
+        ]
+        assert all(position[u] < k for u, _ in graph.predecessors[v])
 
 
 @settings(max_examples=30, deadline=None)
