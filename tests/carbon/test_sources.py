@@ -2,10 +2,12 @@
 
 import socket
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from gpuenergyd.carbon.sources import entsoe
+from gpuenergyd.carbon.sources.checking import instant, rows
 from gpuenergyd.carbon.sources.source import CarbonSource, SourceOptions, default_source_name, make_source, source_names
 from gpuenergyd.carbon.sources.web import Problem, SourceError, Web, WebLimits
 from gpuenergyd.core.carbon import EmissionFactor, SampleStatus, SignalKind
@@ -382,3 +384,42 @@ def test_signals_say_what_they_are() -> None:
     assert (british.kind, british.factor) == (SignalKind.AVERAGE, EmissionFactor.OPERATIONAL)
     assert SECRET not in repr(SourceOptions("GB", Web(), key=SECRET))
     assert len(entsoe.AREAS["FR"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("neso", {"zone": "DE"}, "knows zone GB only, not 'DE'"),
+        ("entsoe", {"zone": "XX", "key": "t"}, "zone 'XX' is no 16-character code and none of"),
+        ("electricity-maps", {"key": "t", "kind": SignalKind.MARGINAL}, "offers average values"),
+        ("watttime", {"key": SECRET, "factor": EmissionFactor.LIFECYCLE}, "offers direct factors only"),
+        ("fixed", {}, "needs a value in g/kWh"),
+        ("csv", {}, "needs the path of a file"),
+    ],
+)
+def test_a_source_refuses_what_it_cannot_offer(name: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(CarbonDataError, match=message):
+        make_source(name, SourceOptions(**{"zone": "GB", "web": Web(), **given}))
+
+
+@pytest.mark.parametrize("text", ["2026-05-04T12:00", "noon", 5, None])
+def test_an_instant_without_its_zone_is_none(text: object) -> None:
+    with pytest.raises(SourceError, match="is no time with a zone") as refused:
+        instant("here", text)
+    assert refused.value.problem is Problem.NOT_PARSED
+
+
+@pytest.mark.parametrize(("held", "problem"), [({"data": 1}, Problem.NOT_PARSED), ({"data": []}, Problem.EMPTY)])
+def test_rows_are_a_list_with_something_in_it(held: dict[str, Any], problem: Problem) -> None:
+    with pytest.raises(SourceError) as refused:
+        rows("here", held, "data")
+    assert refused.value.problem is problem
+
+
+def test_electricity_maps_refuses_factors_it_did_not_ask_for(web: Web) -> None:
+    with serving(ELECTRICITY_MAPS.script(electricity_maps_reply(100, HOUR_AT))) as server:
+        direct = SourceOptions("DE", web, key=SECRET, factor=EmissionFactor.DIRECT, base_url=server.url)
+        refused = failure(ELECTRICITY_MAPS.make(direct))
+
+    assert refused.problem is Problem.WRONG_UNIT
+    assert "asked for direct factors, got 'lifecycle'" in str(refused)
