@@ -1,5 +1,7 @@
 """One clock for all GPUs: which clocks are tried, which one is run, and the offline planners of simple policies."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuenergyd.core.observation import IterationObservation, RankEnergy
@@ -161,3 +163,44 @@ def test_offline_target_below_the_fastest_clock_is_refused_with_what_is_possible
         uniform.plan_offline(request)
     with pytest.raises(TargetError, match="takes 10 s"):
         full_speed.plan_offline(request)
+
+
+def test_uniform_goes_down_to_the_lowest_useful_clock_where_all_may_be_as_slow() -> None:
+    plan = _run_until_tuned(job := _Job(max_slowdown_ratio=9.0))
+
+    tried = [issued.ranks[0].sm_clocks_mhz[0] for issued in job.plans]
+    assert len(tried) == uniform.COARSE_CLOCKS
+    assert plan.ranks[0].sm_clocks_mhz[0] == min(mhz for mhz in tried if mhz is not None)
+
+
+def test_uniform_sets_no_clock_where_each_costs_more_than_none() -> None:
+    job = _Job()
+    _run_until_tuned(job)
+
+    plan = Uniform().next_plan(replace(job.view(), baseline=BaselineView(1.0, 1.0, 10)))
+
+    assert plan.ranks == ()
+    assert "no single clock keeps 1 s with less energy" in plan.reason
+
+
+def test_uniform_looks_between_no_clocks_where_only_the_highest_has_become_too_slow() -> None:
+    job = _Job()
+    _run_until_tuned(job)
+    highest = job.plans[0].plan_id
+    seen = [replace(o, iteration_time_s=1.5) if o.plan_id == highest else o for o in job.observations]
+    fast = [o for o in seen if o.plan_id == highest or o.iteration_time_s <= 1.0]
+
+    plan = Uniform().next_plan(replace(job.view(), observations=tuple(fast)))
+
+    assert plan.purpose is PlanPurpose.TUNED
+    assert {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz} == {1200}
+
+
+def test_uniform_leaves_gpus_alone_that_share_no_clock() -> None:
+    view = _Job().view()
+    other = replace(view.gpus[1], supported_sm_clocks_mhz=(1395, 1345))
+
+    plan = Uniform().next_plan(replace(view, gpus=(view.gpus[0], other)))
+
+    assert plan.ranks == ()
+    assert "share no clock" in plan.reason

@@ -83,3 +83,29 @@ def test_a_would_be_plan_is_never_carried_out() -> None:
 
     with pytest.raises(PlanError, match="would-be plan"):
         check_plan(plan, view.schedule, [gpu.supported_sm_clocks_mhz for gpu in view.gpus])
+
+
+@pytest.mark.parametrize("policy", [BubbleAware(), Uniform()])
+def test_nothing_is_said_of_a_job_whose_instructions_nobody_has_timed(policy: ClockPolicy) -> None:
+    view = observed_view()
+    untimed = tuple(replace(o, instruction_samples=()) for o in view.observations)
+
+    plan = policy.next_plan(replace(view, observations=untimed))
+
+    assert plan.ranks == ()
+    assert "cannot say what would be saved: some instructions have not been timed" in plan.reason
+
+
+def test_a_gpu_of_a_single_clock_is_left_as_it_is() -> None:
+    view = observed_view()
+    fixed = replace(view, gpus=tuple(replace(gpu, supported_sm_clocks_mhz=(1410,)) for gpu in view.gpus))
+    running = ClockPlan("running", PlanPurpose.TUNED)
+
+    assert "single clock" in BubbleAware().next_plan(fixed).reason
+    assert BubbleAware().next_plan(replace(fixed, issued_plans=(running,))) is running
+
+
+def test_no_frontier_is_claimed_of_a_plan_whose_profile_is_gone() -> None:
+    view = replace(observed_view(), issued_plans=(ClockPlan("tuned", PlanPurpose.TUNED),), observations=())
+
+    assert BubbleAware().frontier(view) == ()
