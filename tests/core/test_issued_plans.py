@@ -96,3 +96,13 @@ def test_plans_are_numbered_on_when_old_ones_are_left_out_and_after_a_restart() 
     assert len(view.issued_plans) == MAX_PLANS_KEPT
     assert view.issued_plans[-1].plan_id == f"tuned-{len(policy.views) - 1}"
     assert again == job
+
+
+def test_no_plan_goes_while_iterations_of_each_still_count() -> None:
+    plans = IssuedPlans()
+    all_of_them = [tuned(number) for number in range(MAX_PLANS_KEPT + 5)]
+    for plan in all_of_them:
+        plans.add(plan, [each.plan_id for each in all_of_them])
+
+    assert plans.kept == all_of_them
+    assert not plans.num_dropped

@@ -1,0 +1,84 @@
+"""A rank of a pipeline across hosts follows a plan only where it is agreed and its own daemon has installed it."""
+
+import pytest
+
+from gpuenergyd.client.agreed_plans import AgreedPlans
+from gpuenergyd.client.following import UNTUNED, ClockWish, PreparedPlan
+from gpuenergyd.core.agreement import Term
+
+WISHES = {("F", 0, 0): ClockWish(1200, 0, 0)}
+
+
+def slice_of(plan_id: str, epoch: int = 1) -> PreparedPlan:
+    return PreparedPlan(epoch, 0, WISHES, b"token", plan_id, full_speed_sm_clock_mhz=1410)
+
+
+GIVEN_BACK = PreparedPlan(9, 0, {}, b"token", "untuned")
+
+
+@pytest.fixture
+def plans() -> AgreedPlans:
+    """A plan, installed and agreed for iterations 5 to 9."""
+    made = AgreedPlans()
+    made.add([slice_of("a")])
+    made.hear([Term("a", 5, 10)])
+    return made
+
+
+def followed(plans: AgreedPlans, iteration_index: int) -> tuple[str, bool, bool]:
+    """Return the plan, whether it asks for clocks, and whether it asks for the highest."""
+    plan = plans.plan_for(iteration_index)
+    return plan.plan_id, bool(plan.wishes), plan.is_full_speed
+
+
+def test_before_its_term_nothing_is_asked_for_and_after_it_full_speed(plans: AgreedPlans) -> None:
+    assert plans.plan_for(4) is UNTUNED
+    assert followed(plans, 5) == ("a", True, False)
+    assert followed(plans, 9) == ("a", True, False)
+    assert followed(plans, 10) == ("a", False, True)
+
+
+def test_what_is_agreed_and_not_installed_here_is_not_followed(plans: AgreedPlans) -> None:
+    plans.hear([Term("b", 10, 20)])
+
+    assert followed(plans, 9) == ("a", True, False)
+    assert followed(plans, 10) == ("a", False, True)
+    plans.add([slice_of("b", 2)])
+    assert followed(plans, 11) == ("b", True, False)
+
+
+def test_a_released_plan_is_left_at_once_whatever_was_agreed(plans: AgreedPlans) -> None:
+    plans.plan_for(5)
+    plans.release("a")
+
+    assert followed(plans, 6) == ("a", False, True)
+
+
+def test_a_plan_whose_gpu_was_given_back_is_followed_no_more_and_its_clock_left_alone(plans: AgreedPlans) -> None:
+    plans.plan_for(5)
+    plans.add([GIVEN_BACK])
+
+    assert plans.installed == {"untuned"}
+    assert plans.plan_for(6) is UNTUNED
+
+
+def test_with_its_daemon_all_plans_are_gone_and_an_old_term_revives_none(plans: AgreedPlans) -> None:
+    plans.plan_for(5)
+    plans.void()
+
+    assert plans.installed == frozenset()
+    assert plans.plan_for(6) is UNTUNED
+    plans.add([slice_of("a")])
+    assert plans.plan_for(7) is UNTUNED
+
+
+def test_a_repeated_slice_changes_nothing_and_only_the_newest_stay_installed(plans: AgreedPlans) -> None:
+    plans.add([slice_of("a", 7)])
+    assert plans.plan_for(5).plan_epoch == 1
+
+    plans.add([slice_of(f"p{number}", number) for number in range(10)])
+    plans.hear([Term("p0", 10, 20), Term("p9", 20, 30)])
+
+    assert plans.installed == {f"p{number}" for number in range(2, 10)}
+    assert followed(plans, 10) == ("a", False, True)
+    assert followed(plans, 20) == ("p9", True, False)
