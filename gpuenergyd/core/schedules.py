@@ -14,7 +14,7 @@ from gpuenergyd.errors import ScheduleError
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
 
 
-def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
     """Return looped breadth-first order (Lamy-Poirier, 2023): chunk by chunk, backwards in reverse."""
     _require_sizes(num_ranks, num_microbatches, num_chunks)
     orders = []
@@ -27,7 +27,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
     return Schedule("looped-bfs", num_microbatches, tuple(orders), num_chunks)
 
 
-def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
     """Return interleaved 1F1B (Narayanan et al., 2021)."""
     return _interleaved("interleaved", num_ranks, num_microbatches, num_chunks, splits_backward=False)
 
@@ -37,7 +37,7 @@ def zero_bubble_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     return _interleaved("zb-h1", num_ranks, num_microbatches, 1, splits_backward=True)
 
 
-def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
     """Return the interleaved form of ZB-H1, torch's ScheduleInterleavedZeroBubble."""
     return _interleaved("interleaved-zb", num_ranks, num_microbatches, num_chunks, splits_backward=True)
 

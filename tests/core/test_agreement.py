@@ -289,3 +289,103 @@ def test_a_heard_term_never_lasts_longer_than_a_few_words_ahead_of_the_newest_it
         leader.give(ahead=ahead)
 
         assert leader.terms[-1].end_iteration <= max(iteration + 3 * ahead, 10 + 3 * AHEAD_ITERATIONS)
+
+
+def test_a_term_covers_its_begin_and_not_its_end() -> None:
+    assert [Term("a", 5, 7).covers(index) for index in (4, 5, 6, 7)] == [False, True, True, False]
+
+
+def test_a_member_follows_a_plan_up_to_the_end_of_its_longest_term() -> None:
+    keeper = TermKeeper()
+    keeper.hear([Term("a", 5, 9), Term("a", 5, 7)])
+
+    assert [keeper.plan_for(index) for index in (4, 5, 8, 9)] == [None, "a", "a", None]
+    keeper.hear([Term("b", 9, 11)])
+    assert keeper.plan_for(10) == "b"
+    keeper.drop("b")
+    keeper.drop("never heard of")
+    assert keeper.plan_for(10) is None
+
+
+def test_before_anybody_is_heard_of_no_iteration_is_known() -> None:
+    assert giver().newest_iteration == -1
+    assert giver().wanted is None
+    assert not giver().give()
+
+
+def test_all_must_be_heard_of_and_be_no_further_apart_than_two_words() -> None:
+    leader = giver()
+    leader.propose("a")
+    installed = frozenset({"a"})
+    leader.hear({member: MemberNews(20, installed) for member in MEMBERS[:2]})
+    assert not leader.give()
+
+    leader.hear({MEMBERS[2]: MemberNews(20 - 2 * AHEAD_ITERATIONS - 1, installed)})
+    assert not leader.give()
+    leader.hear({MEMBERS[2]: MemberNews(20 - 2 * AHEAD_ITERATIONS, installed)})
+    assert leader.give()
+
+
+def test_a_term_is_prolonged_once_it_would_end_within_two_words() -> None:
+    leader = agreed("a", at=10)
+    end = leader.terms[-1].end_iteration
+    leader.hear(news(end - 2 * AHEAD_ITERATIONS, "a"))
+    assert not leader.give()
+
+    leader.hear(news(end - 2 * AHEAD_ITERATIONS + 1, "a"))
+    assert leader.give()
+    assert leader.terms[-1].end_iteration == end + 1
+
+
+def test_a_term_that_ends_now_is_taken_up_ahead_and_one_that_ends_next_goes_on() -> None:
+    over, nearly = agreed("a", at=10), agreed("a", at=10)
+    end = over.terms[-1].end_iteration
+    over.hear(news(end, "a"))
+    nearly.hear(news(end - 1, "a"))
+
+    assert over.give()
+    assert nearly.give()
+    assert over.terms[-1] == Term("a", end + AHEAD_ITERATIONS, end + 3 * AHEAD_ITERATIONS)
+    assert nearly.terms[-1] == Term("a", 10 + AHEAD_ITERATIONS, end - 1 + 2 * AHEAD_ITERATIONS)
+
+
+def test_a_proposal_is_stuck_after_four_words() -> None:
+    leader = agreed("a", at=10)
+    leader.propose("b")
+    leader.hear(news(10 + 4 * AHEAD_ITERATIONS, "a"))
+    assert leader.give()
+
+    leader.hear(news(10 + 4 * AHEAD_ITERATIONS + 1, "a"))
+    assert not leader.give()
+
+
+def test_a_plan_that_was_tried_is_tried_again_two_words_after_its_term() -> None:
+    leader = giver()
+    leader.propose("a", is_brief=True)
+    leader.hear(news(10, "a"))
+    leader.give()
+    end = leader.terms[-1].end_iteration
+
+    leader.hear(news(end + 2 * AHEAD_ITERATIONS - 1, "a"))
+    assert not leader.give()
+    leader.hear(news(end + 2 * AHEAD_ITERATIONS, "a"))
+    assert leader.give()
+
+
+def test_a_member_is_heard_of_again_at_the_same_iteration_and_never_at_an_earlier_one() -> None:
+    leader = giver()
+    leader.propose("a")
+    leader.hear(news(10))
+    leader.hear(news(9, "a"))
+    assert not leader.give()
+
+    leader.hear(news(10, "a"))
+    assert leader.give()
+
+
+def test_releasing_where_no_term_was_given_releases_nothing() -> None:
+    leader = giver()
+    leader.propose("a")
+    leader.release()
+
+    assert (leader.released, leader.wanted, leader.terms) == (None, None, ())

@@ -135,3 +135,53 @@ def test_a_forecast_is_not_judged_without_the_week_that_naive_ones_need() -> Non
     skill.update(TRACE)
 
     assert skill.skill() is None
+
+
+def test_skill_is_one_less_our_error_over_the_best_naive_one_at_one_and_six_hours_and_over_the_day() -> None:
+    """A grid that stands at 100 for a week and then rises by 10 an hour: persistence and all others are off alike."""
+    values = (100.0,) * 168 + tuple(100.0 + 10 * (k + 1) for k in range(100))
+    start = TRACE.first_hour_at
+    history = HourlySeries("XX", start, values=values)
+    skill = LiveSkill()
+    at = start + 168 * HOUR
+    hours = tuple(
+        ForecastHour(at + k * HOUR, 100.0 + 10 * (k + 1) + (1.0 if k == 5 else 0.5), 0.0, 0.0) for k in range(24)
+    )
+    skill.issued(CarbonForecast("XX", at, "m", hours))
+    skill.update(HourlySeries("XX", start, values=values[: 168 + 23]))
+    assert len(skill._waiting) == 1
+    skill.update(history)
+
+    ((ours, naive),) = skill._met
+
+    assert ours == pytest.approx((0.5, 1.0, (23 * 0.5 + 1.0) / 24))
+    assert naive == (pytest.approx((10.0, 60.0, 125.0)),) * 4
+    assert skill._waiting == {}
+
+
+def test_naive_forecasts_are_the_last_value_yesterday_a_week_ago_and_the_hours_mean() -> None:
+    """Every day holds its own number, so that each of them says another one of an eighth day of 100."""
+    values = tuple(float(k // 24) for k in range(168)) + (100.0,) * 24
+    start = TRACE.first_hour_at
+    skill = LiveSkill()
+    at = start + 168 * HOUR
+    skill.issued(CarbonForecast("XX", at, "m", tuple(ForecastHour(at + k * HOUR, 99.0, 0.0, 0.0) for k in range(24))))
+    skill.update(HourlySeries("XX", start, values=values))
+
+    ((ours, naive),) = skill._met
+
+    assert ours == (1.0, 1.0, 1.0)
+    assert [errors[0] for errors in naive] == [94.0, 94.0, 100.0, 97.0]
+
+
+def test_a_day_of_forecasts_is_enough() -> None:
+    assert tracked(0.0, num=24).skill() is not None
+
+
+def test_a_naive_forecast_that_never_errs_leaves_no_skill() -> None:
+    flat = HourlySeries(TRACE.zone, TRACE.first_hour_at, values=(100.0,) * len(TRACE.values))
+
+    said = tracked(0.0, history=flat).skill()
+
+    assert said is not None
+    assert (said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio) == (0.0, 0.0, 0.0)

@@ -86,3 +86,22 @@ def test_a_changed_job_has_settled_once_its_newest_iterations_agree_or_in_the_en
     times_s: list[float], *, settled: bool
 ) -> None:
     assert is_settled(run(*times_s), RULES) is settled
+
+
+def test_by_the_usual_rules_a_changed_job_settles_within_a_hundredth_or_after_twenty_iterations() -> None:
+    usual = JobRules()
+    restless = [1.0 + 0.1 * k for k in range(21)]
+
+    assert not is_settled(run(*restless[:20]), usual)
+    assert is_settled(run(*restless), usual)
+    assert is_settled(run(1.0, 1.0, 1.0, 1.0099, 1.0099), usual)
+    assert not is_settled(run(1.0, 1.0, 1.0, 1.0101, 1.0101), usual)
+    assert not is_settled(run(1.0, 1.0, 1.0, 1.0), usual)
+
+
+def test_by_the_usual_rules_the_seventh_fault_is_the_last_and_two_slow_plans_are_doubted() -> None:
+    faults = Faults(JobRules())
+
+    assert [fell(faults) for _ in range(7)] == [105, 110, 120, 140, 180, 260, None]
+    assert not Faults(JobRules(), num_slow_plans=1).is_model_in_doubt
+    assert Faults(JobRules(), num_slow_plans=2).is_model_in_doubt

@@ -291,3 +291,29 @@ def test_what_ran_at_no_clock_of_its_own_is_not_learned() -> None:
     made.note(iteration(mixed, 2.2 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
 
     assert tuned(made, LOW, 1.6) is None
+
+
+def test_the_rest_of_an_instruction_is_read_at_its_own_clocks_slowness_once_that_is_known() -> None:
+    """Half of the work at 1000 MHz, known to take 1.2 times as long (the clock alone would say 1.4), half at 700."""
+    made = gauge()
+    profiled(made, 1000, 1.2)
+    mixed = tuple(
+        replace(one, shares=(ClockShare(1000, 0.6 * one.time_s), ClockShare(LOW, 0.9 * one.time_s)))
+        for one in at_clock(TOP)
+    )
+
+    made.note(iteration(mixed, 1.5 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+
+    assert tuned(made, LOW, 1.8) == pytest.approx(1.0)
+
+
+def test_the_rest_of_an_instruction_goes_with_the_clock_while_nothing_is_known_of_it() -> None:
+    made = gauge()
+    mixed = tuple(
+        replace(one, shares=(ClockShare(1000, 0.7 * one.time_s), ClockShare(LOW, 0.9 * one.time_s)))
+        for one in at_clock(TOP)
+    )
+
+    made.note(iteration(mixed, 1.6 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+
+    assert tuned(made, LOW, 1.8) == pytest.approx(1.0)
