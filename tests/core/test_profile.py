@@ -116,3 +116,62 @@ def test_a_table_that_is_flat_at_the_top_is_throttled_and_one_that_is_not_is_not
 
 def test_one_clock_alone_is_never_called_throttled() -> None:
     assert instruction_profile([ClockOption(1400, 0.1, 1.0)], where="test").throttling_clock_mhz is None
+
+
+def test_the_fastest_of_equals_is_the_cheaper_one() -> None:
+    profile = instruction_profile([ClockOption(1400, 1.0, 110.0), ClockOption(1350, 1.0, 100.0)], where="t")
+
+    assert profile.fastest.sm_clock_mhz == 1350
+    assert profile.at_max_clock.sm_clock_mhz == 1400
+
+
+def test_a_clock_is_interpolated_by_its_place_between_its_neighbours() -> None:
+    options = [ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0), ClockOption(600, 6.0, 40.0)]
+    profile = instruction_profile(options, where="t")
+
+    assert profile.interpolated(1300) == ClockOption(1300, 1.25, 95.0)
+    assert profile.interpolated(700) == ClockOption(700, 5.0, 50.0)
+    assert [profile.interpolated(mhz) for mhz in (1400, 1000, 600)] == options
+    assert profile.interpolated(599) == options[2]
+    assert profile.interpolated(1401) == options[0]
+
+
+def test_equal_cost_at_more_time_is_not_worth_considering() -> None:
+    profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1200, 2.0, 100.0)], where="t")
+
+    assert _clocks(profile.pareto(0.0)) == [1400]
+    assert profile.options[1].effective_energy_j(10.0) == 80.0
+
+
+def test_an_option_on_the_line_between_its_neighbours_is_no_vertex() -> None:
+    on_it = [ClockOption(1400, 1.0, 100.0), ClockOption(1200, 2.0, 90.0), ClockOption(1000, 3.0, 80.0)]
+    below = [on_it[0], ClockOption(1200, 2.0, 89.9), on_it[2]]
+
+    assert _clocks(instruction_profile(on_it, where="t").lower_hull(0.0)) == [1400, 1000]
+    assert _clocks(instruction_profile(below, where="t").lower_hull(0.0)) == [1400, 1200, 1000]
+
+
+@pytest.mark.parametrize(
+    ("time_s", "expected"),
+    [
+        (1.0, 1300),
+        (1.014, 1300),  # 1.4 % lost of the time, 7.7 % of the clock
+        (1.016, None),  # more than 1.5 %
+        (0.9, 1300),
+    ],
+)
+def test_a_clock_is_throttled_where_lower_ones_lose_hardly_any_time(time_s: float, expected: int | None) -> None:
+    options = [ClockOption(1400, 1.0, 100.0), ClockOption(1300, time_s, 90.0)]
+
+    assert instruction_profile(options, where="t").throttling_clock_mhz == expected
+
+
+def test_a_clock_that_loses_a_quarter_of_what_it_falls_by_is_no_throttling() -> None:
+    """1360 MHz is 2.94 % below 1400: a quarter of that is 0.735 %."""
+    for lost, expected in ((0.0073, 1360), (0.0074, None)):
+        options = [ClockOption(1400, 1.0, 100.0), ClockOption(1360, 1.0 + lost, 90.0)]
+        assert instruction_profile(options, where="t").throttling_clock_mhz == expected
+
+
+def test_energy_may_be_nothing_and_time_and_clock_may_not() -> None:
+    assert instruction_profile([ClockOption(1, 1e-9, 0.0)], where="t").at_max_clock.energy_j == 0.0

@@ -144,3 +144,83 @@ def test_a_pace_elsewhere_that_is_no_news_is_no_further_reading_and_keeps_what_i
     assert [imposed_s(change) for change in second] == [1.2]
     assert alive == [(), ()]
     assert [change.pace for change in replicas.look_after(40.0)] == [None]
+
+
+def first_imposed(*paces_s: float) -> float | None:
+    """Return what is imposed on a replica of 1 s by the readings of another."""
+    replicas = group("a", "b")
+    told(replicas, 0.0, a=1.0)
+    changes: list[Imposed] = []
+    for at_s, own_time_s in enumerate(paces_s):
+        changes += told(replicas, float(at_s), b=own_time_s)
+    return imposed_s(changes[-1]) if changes else None
+
+
+def test_slower_by_more_than_three_hundredths_twice_in_a_row_is_a_straggler() -> None:
+    assert first_imposed(1.031, 1.031) == 1.031
+    assert first_imposed(1.029, 1.029) is None
+    assert first_imposed(1.1, 1.029) is None
+    assert first_imposed(1.1) is None
+    assert first_imposed(1.1, 1.0, 1.1) is None  # one that was as fast between them begins the count anew
+    assert first_imposed(1.1, 1.2) == 1.1  # never more than every one says
+
+
+def test_a_straggler_has_recovered_below_one_and_a_half_hundredths() -> None:
+    assert first_imposed(1.1, 1.1, 1.016) == 1.016
+    assert first_imposed(1.1, 1.1, 1.014) is None
+
+
+def test_a_pace_that_changes_by_a_hundredth_is_followed_down_at_once_and_up_after_two() -> None:
+    assert first_imposed(1.2, 1.2, 1.189) == 1.2
+    assert first_imposed(1.2, 1.2, 1.187) == 1.187
+    assert first_imposed(1.2, 1.2, 1.213) == 1.2
+    assert first_imposed(1.2, 1.2, 1.213, 1.213) == 1.213
+    assert first_imposed(1.2, 1.2, 1.211, 1.211) == 1.2
+    assert first_imposed(1.2, 1.2, 1.211, 1.3) == 1.2
+
+
+@pytest.mark.parametrize(("own_time_s", "counts_s"), [(1.5, 10.0), (2.0, 10.0), (4.0, 20.0)])
+def test_a_pace_counts_for_ten_seconds_or_five_of_its_iterations(own_time_s: float, counts_s: float) -> None:
+    replicas = group("a", "b")
+    assert replicas.counts_for_s(Pace(own_time_s, "b", 0.0)) == counts_s
+    told(replicas, 0.0, a=1.0, b=own_time_s)
+    assert told(replicas, 1.0, a=1.0, b=own_time_s) != []
+
+    assert replicas.look_after(1.0 + counts_s) == ()
+    (change,) = replicas.look_after(1.0 + counts_s + 0.001)
+    assert (change.job_id, change.pace) == ("a", None)
+    assert "has fallen silent or left" in change.reason
+
+
+def test_the_slowest_of_several_sets_the_pace() -> None:
+    replicas = group("a", "b", "c")
+    for at_s in (0.0, 1.0, 2.0):
+        told(replicas, at_s, a=1.0, b=1.3, c=1.2)
+    changes = told(replicas, 3.0, b=1.0)
+
+    assert {change.job_id: imposed_s(change) for change in changes} == {"a": 1.2, "c": None}
+
+
+def test_what_is_no_news_is_no_further_reading() -> None:
+    replicas = group("a")
+    told(replicas, 0.0, a=1.0)
+    elsewhere = Pace(1.2, "far", 0.0)
+
+    assert replicas.note_elsewhere("a", elsewhere, 0.0) == ()
+    assert replicas.note_elsewhere("a", elsewhere, 1.0, is_news=False) == ()
+    (change,) = replicas.note_elsewhere("a", Pace(1.2, "far", 2.0), 2.0)
+    assert imposed_s(change) == 1.2
+    (gone,) = replicas.note_elsewhere("a", None, 3.0)
+    assert gone.pace is None
+
+
+def test_whoever_never_joined_is_told_nothing_and_leaving_frees_the_others() -> None:
+    replicas = group("a", "b")
+    for at_s in (0.0, 1.0):
+        told(replicas, at_s, a=1.0, b=1.2, stranger=0.5)
+
+    assert replicas.job_ids == {"a", "b"}
+    (change,) = replicas.leave("b", 1.0)
+    assert (change.job_id, change.pace) == ("a", None)
+    assert replicas.job_ids == {"a"}
+    assert replicas.leave("never here", 1.0) == ()
