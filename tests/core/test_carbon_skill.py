@@ -155,7 +155,9 @@ def test_skill_is_one_less_our_error_over_the_best_naive_one_at_one_and_six_hour
     ((ours, naive),) = skill._met
 
     assert ours == pytest.approx((0.5, 1.0, (23 * 0.5 + 1.0) / 24))
-    assert naive == (pytest.approx((10.0, 60.0, 125.0)),) * 4
+    assert len(naive) == 4
+    for errors in naive:
+        assert errors == pytest.approx((10.0, 60.0, 125.0))
     assert skill._waiting == {}
 
 
