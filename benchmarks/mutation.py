@@ -139,7 +139,8 @@ def ask_all(
     """Return each mutant with what the tests said, those left out without a verdict as long as time lasts."""
     to_ask = [line for line in lines if reason_for(line["path"], line["before"], line["after"]) is None]
     benches = [Workbench(FOLDER / str(index)) for index in range(num_workers)]
-    compiled, plain = watched(benches, tests)
+    has_kernels = any(Path(line["path"]).name in KERNEL_FILES for line in to_ask)
+    compiled, plain = watched(benches, tests, PLAIN_TESTS if has_kernels else ())
     free: SimpleQueue[Workbench] = SimpleQueue()
     for bench in benches:
         free.put(bench)
@@ -165,8 +166,8 @@ def ask_all(
     ]
 
 
-def watched(benches: Sequence[Workbench], tests: Sequence[str]) -> tuple[Watched, Watched]:
-    """Return what all tests do, and what the planner's do while kernels are not compiled."""
+def watched(benches: Sequence[Workbench], tests: Sequence[str], plain_tests: Sequence[str]) -> tuple[Watched, Watched]:
+    """Return what all tests do, and what some of the planner's do while kernels are not compiled."""
     free: SimpleQueue[Workbench] = SimpleQueue()
     for bench in benches:
         free.put(bench)
@@ -179,10 +180,10 @@ def watched(benches: Sequence[Workbench], tests: Sequence[str]) -> tuple[Watched
         finally:
             free.put(bench)
 
-    parts = [*((one, False) for one in PLAIN_TESTS), *((folder, True) for folder in tests)]
+    parts = [*((one, False) for one in plain_tests), *((folder, True) for folder in tests)]
     with ThreadPoolExecutor(len(benches)) as pool:
         known = list(pool.map(watch, parts))
-    return together(known[len(PLAIN_TESTS) :]), together(known[: len(PLAIN_TESTS)])
+    return together(known[len(plain_tests) :]), together(known[: len(plain_tests)])
 
 
 def asked(bench: Workbench, line: dict[str, Any], text: str, known: Watched) -> dict[str, Any]:
