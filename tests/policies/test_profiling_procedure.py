@@ -1,0 +1,124 @@
+"""What is tried next while profiling: points in order, doubtful and disturbed ones again, and an end to each."""
+
+import math
+
+import pytest
+
+from gpuenergyd.core.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, one_forward_one_backward
+from gpuenergyd.core.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy import BaselineView, GpuView, JobView
+from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, Knowledge, Ready, Step
+
+F = InstructionKind.F
+LEVELS = (1410, 1290, 1140, 1005, 900, 780)
+NOTHING_YET = Knowledge(math.inf, frozenset())
+ENOUGH = Knowledge(0.0, frozenset())
+
+
+def view_of(issued: list[ClockPlan], seen: list[IterationObservation]) -> JobView:
+    return JobView(
+        job_id="job",
+        schedule=one_forward_one_backward(2, 4),
+        gpus=tuple(GpuView(f"GPU-{r}", "simulated", LEVELS, 0.01) for r in range(2)),
+        target=PerformanceTarget(),
+        baseline=BaselineView(1.0, 100.0, 10),
+        observations=tuple(seen),
+        issued_plans=tuple(issued),
+    )
+
+
+class Run:
+    """A job that has tried some steps."""
+
+    def __init__(self) -> None:
+        self.issued: list[ClockPlan] = []
+        self.seen: list[IterationObservation] = []
+
+    @property
+    def design(self) -> Design:
+        """The design as it stands now."""
+        return Design(view_of(self.issued, self.seen), (LEVELS, LEVELS))
+
+    def take(self, *steps: Step, is_regular: bool = True, is_seen: bool = True) -> "Run":
+        """Issue the plans of these steps and run an iteration of each."""
+        for step in steps:
+            plan = ClockPlan(self.design.plan_id(step), PlanPurpose.PROFILE)
+            self.issued.append(plan)
+            if is_seen:
+                energies = tuple(RankEnergy(rank, 1.0, 50.0, ()) for rank in range(2))
+                self.seen.append(
+                    IterationObservation(len(self.seen), plan.plan_id, 1.0, (), energies, is_regular=is_regular)
+                )
+        return self
+
+    def next_step(self, knowledge: Knowledge = NOTHING_YET) -> Step | Ready:
+        """Return what is tried next."""
+        return self.design.next_step(lambda: knowledge)
+
+
+@pytest.fixture
+def block() -> Run:
+    """A run that has seen one point for each level."""
+    return Run().take(*(Step(number, 0) for number in range(len(LEVELS))))
+
+
+def doubt(block: Run) -> tuple[Knowledge, int]:
+    """Return doubt about the clock that rank 0 ran its forwards at in some point, and which point that was."""
+    level = block.design.points[2].levels[0][F]
+    number = next(n for n in range(len(LEVELS)) if block.design.points[n].levels[0].get(F) == level)
+    return Knowledge(0.0, frozenset({(InstructionClass(0, F), LEVELS[level])})), number
+
+
+def test_points_come_in_order_and_nobody_asks_what_is_known_before_a_block_is() -> None:
+    run = Run()
+    for number in range(len(LEVELS)):
+        assert run.design.next_step(lambda: pytest.fail("asked too early")) == Step(number, 0)
+        run.take(Step(number, 0))
+
+
+def test_profiling_ends_once_enough_is_known(block: Run) -> None:
+    assert block.next_step(ENOUGH) is Ready.ENOUGH
+    assert isinstance(block.next_step(NOTHING_YET), Step)
+
+
+def test_a_doubtful_clock_is_measured_again_in_a_point_that_runs_it_and_not_for_ever(block: Run) -> None:
+    doubtful, number = doubt(block)
+    tried = []
+    while isinstance(step := block.next_step(doubtful), Step):
+        tried.append(step)
+        block.take(step)
+
+    assert tried[0] == Step(number, 1)
+    level = block.design.points[number].levels[0][F]
+    assert all(block.design.points[step.number].levels[0][F] == level for step in tried)
+    assert sorted(tried, key=str) == sorted(set(tried), key=str)
+    assert max(step.attempt for step in tried) == MAX_ATTEMPTS - 1
+    assert block.next_step(doubtful) is Ready.ENOUGH
+
+
+def test_a_clock_that_is_no_level_is_no_reason_to_go_on(block: Run) -> None:
+    unknown = Knowledge(0.0, frozenset({(InstructionClass(0, F), 1333)}))
+
+    assert block.next_step(unknown) is Ready.ENOUGH
+
+
+def test_a_point_whose_iteration_was_disturbed_is_tried_again_and_given_up_in_the_end() -> None:
+    run = Run()
+    num_points = len(run.design.points)
+    run.take(Step(0, 0), is_regular=False).take(*(Step(number, 0) for number in range(1, num_points)))
+
+    for attempt in range(1, MAX_ATTEMPTS):
+        assert run.next_step() == Step(0, attempt)
+        run.take(Step(0, attempt), is_regular=False)
+
+    assert run.next_step() is Ready.ENOUGH
+
+
+def test_after_the_last_point_nothing_is_decided_before_it_was_seen() -> None:
+    run = Run()
+    last = len(run.design.points) - 1
+    run.take(*(Step(number, 0) for number in range(last))).take(Step(last, 0), is_seen=False)
+
+    assert run.next_step() is Ready.NOT_YET
