@@ -292,3 +292,42 @@ def test_known_figures_on_gpt3_are_reproduced() -> None:
     savings = {name: 100 * (1 - p.judged.energy_j / full_speed.energy_j) for name, p in figures.items()}
     assert savings == pytest.approx({"balanced": 13.36, "greedy": 9.88, "balanced + extra": 19.59}, abs=0.01)
     assert [p.num_steps for p in figures.values()] == [43, 1153, 32]
+
+
+def observed_at_full_speed() -> JobView:
+    """Return the view of a job whose clocks have all been tried, without anything that was measured."""
+    clocks = (1410, 1400, 1000)
+    return JobView(
+        job_id="job",
+        schedule=gpipe(2, 2),
+        gpus=tuple(GpuView(f"GPU-{rank}", "simulated", clocks, 0.01) for rank in range(2)),
+        target=PerformanceTarget(),
+        baseline=BaselineView(1.0, None, 10),
+        observations=(),
+        issued_plans=(),
+    )
+
+
+def test_policy_tries_what_clocks_there_are_where_none_is_a_multiple_of_90_mhz() -> None:
+    view = observed_at_full_speed()
+    tried: list[int | None] = []
+    for _ in range(3):
+        plan = Envelope().next_plan(view)
+        if plan.purpose is not PlanPurpose.PROFILE:
+            break
+        tried.append(plan.ranks[0].sm_clocks_mhz[0])
+        seen = tuple(
+            IterationObservation(k, plan.plan_id, 1.0, (), tuple(RankEnergy(r, 1.0, None, ()) for r in range(2)))
+            for k in range(2)
+        )
+        view = replace(view, issued_plans=(*view.issued_plans, plan), observations=(*view.observations, *seen))
+
+    assert tried == [1410, 1400, 1000]
+    assert "no valley is known" in Envelope().next_plan(view).reason
+
+
+def test_policy_leaves_gpus_alone_that_share_no_clock() -> None:
+    view = observed_at_full_speed()
+    other = replace(view.gpus[1], supported_sm_clocks_mhz=(900,))
+
+    assert "share no clock" in Envelope().next_plan(replace(view, gpus=(view.gpus[0], other))).reason

@@ -17,6 +17,7 @@ from gpuenergyd.core.pipeline import (
 )
 from gpuenergyd.core.plan import ClockChange
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.switching import SwitchLatency
 from gpuenergyd.core.timeline import timeline
 from gpuenergyd_policies.planning.switching import clock_changes, simulate_switching
 
@@ -191,3 +192,45 @@ def test_a_clock_that_arrives_in_mid_flight_changes_speed_and_power_from_there_o
 
     assert simulated.iteration_time_s == pytest.approx(1.0 + 0.5 + 0.5 * 2.0)
     assert simulated.energy_j == pytest.approx(100.0 + 0.5 * 100.0 + 0.5 * 60.0)
+
+
+TWO_RANKS = dependency_graph(gpipe(2, 4))
+TWO_RANKS_OPTIONS = {
+    InstructionClass(rank, kind): _linear(c1000=1.0, c900=1.1, c750=1.2, c500=2.0)
+    for rank in range(2)
+    for kind in (F, B)
+}
+SLOW = {Instruction(0, F, 0), Instruction(0, F, 1), Instruction(1, F, 0)}
+TWO_DIPS = {i: 500 if i in SLOW else 1000 for i in TWO_RANKS.instructions}
+ALONE = (SwitchLatency(0.5, 0.5),) * 2
+QUEUED = (SwitchLatency(0.5, 0.5, call_s=0.3),) * 2
+"""While a call of 0.3 s runs, the driver changes no other GPU."""
+
+
+def _two_dips(latencies: tuple[SwitchLatency, ...]) -> tuple[PipelineProfile, tuple[tuple[ClockChange, ...], ...]]:
+    """Return the changes of two ranks that both need their clock back at 4.0 s."""
+    profile, durations_s = _pipeline(TWO_RANKS, TWO_RANKS_OPTIONS, TWO_DIPS)
+    return profile, clock_changes(timeline(TWO_RANKS, durations_s), TWO_DIPS, latency=latencies, profile=profile)
+
+
+def test_a_raise_that_waits_for_another_gpus_call_is_asked_for_that_much_earlier() -> None:
+    _, alone = _two_dips(ALONE)
+    _, queued = _two_dips(QUEUED)
+
+    assert alone[1][-1] == ClockChange(Instruction(1, F, 0), 1.5, 1000)
+    assert queued[0] == alone[0]
+    assert queued[1][:-1] == alone[1][:-1]
+    assert queued[1][-1].instruction == alone[1][-1].instruction
+    assert queued[1][-1].offset_s == pytest.approx(1.2)
+
+
+def test_in_simulation_a_raise_waits_for_the_other_gpus_call_unless_it_was_asked_for_earlier() -> None:
+    profile, unaware = _two_dips(ALONE)
+    _, aware = _two_dips(QUEUED)
+
+    def simulated_s(changes: tuple[tuple[ClockChange, ...], ...], latencies: tuple[SwitchLatency, ...]) -> float:
+        return simulate_switching(TWO_RANKS, profile, changes, latency=latencies).iteration_time_s
+
+    assert simulated_s(unaware, ALONE) == pytest.approx(11.5)
+    assert simulated_s(unaware, QUEUED) == pytest.approx(11.65)
+    assert simulated_s(aware, QUEUED) == pytest.approx(11.5)
