@@ -45,7 +45,7 @@ def main() -> int:
     runs = [run_tests("tests", python, arguments or list(PARALLEL), {})]
     if not arguments:
         runs += run_frameworks(python)
-        environ = {"NUMBA_DISABLE_JIT": "1", "TEST_CPU_S": "20"}
+        environ = {"NUMBA_DISABLE_JIT": "1", "TEST_CPU_S": "8"}
         given = [*PARALLEL, "-p", "evidence.impatience", *WITHOUT_NUMBA]
         runs.append(run_tests("planner's tests without numba", python, given, environ))
     num_processes = len(list((FOLDER / "data").iterdir()))

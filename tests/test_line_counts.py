@@ -1,8 +1,13 @@
 """`make coverage` tells shares of lines by package, and a failed or broken run of the tests misses its target."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from evidence.line_counts import NUM_LEAST_COVERED, PytestRun, pytest_run, summary, told
+from evidence.page import rendered_page
+from evidence.results import Result, circumstances, write_result
 
 FINE = PytestRun("tests", num_passed=3, num_failed=0, num_skipped=1, duration_s=2.0)
 
@@ -67,3 +72,17 @@ def test_what_is_told_names_packages_files_runs_and_failures() -> None:
     assert "   75.00 % of  200 lines  gpuenergyd/core/a.py" in lines
     assert "tests: 1 passed, 1 failed, 0 skipped, 7 s" in lines
     assert lines[-2:] == ["failed: tests/a.py::b", "counted in 4 processes"]
+
+
+def test_the_page_tells_packages_files_covered_least_and_how_the_tests_went(tmp_path: Path) -> None:
+    broken = replace(FINE, name="lightning", num_failed=1, failed=("tests/a.py::b",))
+    figures = summary({"gpuenergyd/core/a.py": counted(2000, 1500)}, [FINE, broken], num_processes=4)
+    given = circumstances("python benchmarks/line_coverage.py", datetime(2026, 1, 2, tzinfo=UTC), 1.5, 0.25)
+    write_result(Result("line-coverage", figures, given), tmp_path)
+
+    page = rendered_page(tmp_path)
+
+    assert "| core and policies | 2,000 | 75.0 % | 98 % |" in page
+    assert "| gpuenergyd/core/a.py | 2,000 | 75.0 % |" in page
+    assert "Lightning: 3 passed, 1 failed, 1 skipped, 2 s." in page
+    assert "Failed: tests/a.py::b." in page
