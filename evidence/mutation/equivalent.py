@@ -42,6 +42,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "they differ at 0, where what would be deleted is the empty slice up to 0",
     ),
     Equivalent(
+        f"{_CORE}/telemetry.py",
+        "self._append(edge_mono_ns, total_energy_j, 0)",
+        "self._append(edge_mono_ns, total_energy_j, 1)",
+        "the numbers of a counter's segments are counted on from the first and only compared with each other",
+    ),
+    Equivalent(
         f"{_CORE}/profile.py",
         "if left.sm_clock_mhz == right.sm_clock_mhz:",
         "if left.sm_clock_mhz <= right.sm_clock_mhz:",

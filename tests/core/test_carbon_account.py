@@ -115,3 +115,71 @@ def test_what_the_plan_saves_is_unknown_while_the_untuned_energy_is() -> None:
     assert carbon.untuned_g is not None
     assert carbon.saved_by_plan_g == carbon.untuned_g - carbon.savings.full_speed_g > 0
     assert replace(carbon, untuned_g=None).saved_by_plan_g is None
+
+
+def hour(number: int, iterations: int, time_s: float, energy_j: float, intensity: float | None) -> WorkSlot:
+    return WorkSlot(START_AT + number * HOUR, iterations, time_s, energy_j, intensity)
+
+
+KWH_J = 3.6e6
+
+
+def test_grams_by_hand_of_two_hours_at_two_speeds() -> None:
+    """1 kW at one a second, 0.5 kW at half of it; 100 then 300 g/kWh, the first hour slow and the second fast.
+
+    5,400 iterations: at full speed an hour and a half of 1 kW; evenly 0.75 a second, 0.75 kW for two hours.
+    """
+    slots = [hour(0, 1800, 3600.0, 0.5 * KWH_J, 100.0), hour(1, 3600, 3600.0, KWH_J, 300.0)]
+
+    carbon = job_carbon(slots, [(1.0, 1000.0), (2.0, 1000.0 - 1e-9)], untuned=(1.0, 1200.0))
+
+    assert carbon is not None
+    assert carbon.savings.actual_g == pytest.approx(0.5 * 100 + 300)
+    assert carbon.savings.full_speed_g == pytest.approx(100 + 0.5 * 300)
+    assert carbon.savings.equal_time_constant_g == pytest.approx(0.75 * (100 + 300))
+    assert carbon.untuned_g == pytest.approx(1.2 * (100 + 0.5 * 300))
+    assert carbon.saved_by_plan_g == pytest.approx(0.2 * 250)
+    assert (carbon.num_iterations, carbon.priced_j, carbon.unpriced_j) == (5400, 1.5 * KWH_J, 0.0)
+    assert carbon.model_scale == pytest.approx(1.0)
+
+
+def test_the_host_draws_its_power_all_the_while() -> None:
+    slots = [hour(0, 3600, 3600.0, KWH_J, 100.0)]
+
+    carbon = job_carbon(slots, [(1.0, 1000.0)], host_power_w=500.0, untuned=(1.0, 1200.0))
+
+    assert carbon is not None
+    assert carbon.savings.actual_g == pytest.approx(150.0)
+    assert carbon.untuned_g == pytest.approx(170.0)
+    assert (carbon.host_power_w, carbon.priced_j) == (500.0, KWH_J)
+
+
+def test_a_model_that_is_off_is_scaled_to_what_was_measured() -> None:
+    carbon = job_carbon([hour(0, 3600, 3600.0, KWH_J, 100.0)], [(1.0, 2000.0)])
+
+    assert carbon is not None
+    assert carbon.model_scale == pytest.approx(0.5)
+    assert carbon.savings.full_speed_g == pytest.approx(100.0)
+    assert carbon.untuned_g is None
+
+
+def test_a_job_slower_or_faster_than_its_frontier_is_held_against_the_frontiers_end() -> None:
+    frontier = [(1.0, 1000.0), (2.0, 900.0)]
+
+    slow = job_carbon([hour(0, 900, 3600.0, KWH_J, 100.0)], frontier)
+    fast = job_carbon([hour(0, 7200, 3600.0, KWH_J, 100.0)], frontier)
+
+    assert slow is not None
+    assert fast is not None
+    assert slow.savings.equal_time_constant_g == pytest.approx(50.0)  # 900 iterations at one in 2 s, scaled to 1 kW
+    assert fast.savings.equal_time_constant_g == pytest.approx(200.0)  # at one a second they take two hours
+
+
+def test_work_of_no_time_or_no_iterations_tells_nothing() -> None:
+    frontier = [(1.0, 1000.0)]
+
+    assert job_carbon([hour(0, 0, 3600.0, KWH_J, 100.0)], frontier) is None
+    assert job_carbon([hour(0, 10, 0.0, KWH_J, 100.0)], frontier) is None
+    mixed = job_carbon([hour(0, 10, 0.0, KWH_J, 100.0), hour(1, 3600, 3600.0, KWH_J, 100.0)], frontier)
+    assert mixed is not None
+    assert mixed.unpriced_j == pytest.approx(KWH_J)

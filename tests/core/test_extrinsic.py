@@ -94,3 +94,39 @@ def test_what_was_measured_is_not_forgotten_when_another_wait_is_like_nothing_th
 
     assert before is not None
     assert gauge.saving == before
+
+
+def test_iterations_within_three_hundredths_of_the_pace_are_compared() -> None:
+    """Waited for 1 s; what followed at 1.029 and 0.971 s counts, at 1.031 and 0.969 s not."""
+    waited = [(1.0, 100.0, 0.2, False)] * 3
+
+    near = gauge_of(*waited, (1.029, 80.0, 0.0, True), (0.971, 80.0, 0.0, True)).saving
+    far = gauge_of(*waited, (1.031, 80.0, 0.0, True), (0.971, 80.0, 0.0, True), (0.969, 80.0, 0.0, True)).saving
+
+    assert near is not None
+    assert near.saving_ratio == pytest.approx(0.2)
+    assert far is None
+
+
+def test_the_pace_is_that_of_the_last_three_waits() -> None:
+    """Five waits for 1 s and three for 2 s: the slower pace counts, of which there must be two and its followers."""
+    early, late = [(1.0, 100.0, 0.2, False)] * 5, [(2.0, 150.0, 0.2, False)] * 3
+    followed = [(1.0, 80.0, 0.0, True)] * 2 + [(2.0, 120.0, 0.0, True)] * 2
+
+    saving = gauge_of(*followed, *early, *late).saving
+    assert saving is not None
+    assert (saving.waiting_energy_j, saving.following_energy_j) == (150.0, 120.0)
+    before = gauge_of(*followed, *early, *late[:1]).saving
+    assert before is not None
+    assert before.waiting_energy_j == 100.0
+
+
+def test_the_last_eight_waits_and_sixty_four_iterations_that_followed_are_remembered() -> None:
+    """Of nine waits the first is gone: of the eight left, four cost 100 J and four 200 J, 150 J between them."""
+    waits = [(1.0, 100.0, 0.2, False)] * 5 + [(1.0, 200.0, 0.2, False)] * 4
+    followed = [(1.0, 50.0, 0.0, True)] * 33 + [(1.0, 70.0, 0.0, True)] * 32
+
+    saving = gauge_of(*followed, *waits).saving
+
+    assert saving is not None
+    assert (saving.waiting_energy_j, saving.following_energy_j) == (150.0, 60.0)

@@ -238,3 +238,41 @@ def test_what_ran_since_the_fall_is_no_part_of_what_the_job_was_before() -> None
     run.first(AskPolicy, time_s=1.2)
 
     assert run.job.phase_reason == "the job changed: an iteration takes 1.200 times as long as before"
+
+
+def profiled_then_tuned() -> JobRun:
+    """Return a run that profiled one iteration with its energy, and follows a tuned plan made from it."""
+    run = JobRun(JobRules(proof_iterations=0)).asked()
+    run.decide(plan("probe", PlanPurpose.PROFILE))
+    run.pass_until(FIRST_ASKED + 3)
+    run.pass_one(energy_j=50.0)
+    run.decide(plan())
+    run.pass_until(FIRST_ASKED + 7)
+    return run
+
+
+def test_a_changed_job_keeps_the_shape_of_what_it_showed_before() -> None:
+    run = profiled_then_tuned()
+    run.fall()
+    run.answered_late()
+
+    run.first(AskPolicy, time_s=1.2)
+
+    known = run.job.remembered
+    assert known is not None
+    assert known.is_of_this_run
+    assert (known.figures, len(known.profile)) == ((("own", 7.0),), 1)
+
+
+def test_a_changed_job_that_never_profiled_keeps_what_it_was_recalled_with_under_its_own_figures() -> None:
+    run = JobRun(JobRules(proof_iterations=0))
+    run.tell(ModelRecalled(RememberedModel("earlier", (), (), figures=(("own", 1.0),))))
+    run.following(plan())
+    run.fall()
+    run.answered_late()
+
+    run.first(AskPolicy, time_s=1.2)
+
+    known = run.job.remembered
+    assert known is not None
+    assert (known.job_id, known.figures, known.is_of_this_run) == ("earlier", (("own", 7.0),), True)

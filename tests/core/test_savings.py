@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -245,3 +246,18 @@ def test_a_drift_is_taken_out_only_while_it_can_be_told_from_the_plan() -> None:
     assert in_turn is not None
     assert in_a_row.slowdown_ratio.estimate == pytest.approx(math.expm1(0.06))
     assert in_turn.slowdown_ratio.estimate == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("z", "terms"),
+    [
+        (1.0, (2 / 4, 24 / 96, 24 / 384, -528 / 92160)),
+        (2.0, (10 / 4, 294 / 96, 1098 / 384, 169950 / 92160)),
+    ],
+)
+def test_students_quantile_is_the_published_expansion(z: float, terms: tuple[float, ...]) -> None:
+    """Abramowitz and Stegun, 26.7.5, worked out by hand: g1 to g4 over the powers of the degrees of freedom."""
+    for degrees in (1, 3, 10):
+        expected = z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))
+
+        assert student_quantile(NormalDist().cdf(z), degrees) == pytest.approx(expected, rel=1e-9)

@@ -224,3 +224,10 @@ def test_whoever_never_joined_is_told_nothing_and_leaving_frees_the_others() -> 
     assert (change.job_id, change.pace) == ("a", None)
     assert replicas.job_ids == {"a"}
     assert replicas.leave("never here", 1.0) == ()
+
+
+def test_a_replica_twice_as_slow_is_a_straggler_and_one_that_is_faster_than_oneself_is_none() -> None:
+    assert first_imposed(2.0, 2.0) == 2.0
+    assert first_imposed(3.5, 3.5) == 3.5
+    assert first_imposed(1.1, 1.1, 0.9) is None
+    assert first_imposed(0.5, 0.5, 0.5) is None

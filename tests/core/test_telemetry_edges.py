@@ -266,3 +266,27 @@ def test_a_pipeline_of_one_rank_shows_launch_gaps_only() -> None:
 
     assert observation.communication_latency_s is None
     assert observation.launch_gap_s == pytest.approx(0.0035)
+
+
+def test_a_gap_is_seen_where_the_own_rank_came_last_by_more_than_two_milliseconds() -> None:
+    """B0 of rank 0 waits for its own rank: 7 ms. B1 had both inputs within 2 ms: its 30 ms are neither.
+
+    Others wait for one side only: gaps of 1, 3 and 9 ms, two latencies of 5 ms.
+    """
+    first = [
+        (Instruction(0, F, 0), 100, 110),
+        (Instruction(0, F, 1), 111, 140),
+        (Instruction(0, B, 0), 147, 160),
+        (Instruction(0, B, 1), 190, 200),
+    ]
+    second = [
+        (Instruction(1, F, 0), 115, 120),
+        (Instruction(1, B, 0), 123, 130),
+        (Instruction(1, F, 1), 145, 146),
+        (Instruction(1, B, 1), 155, 158),
+    ]
+
+    observation, _ = observed(first, second)
+
+    assert observation.communication_latency_s == pytest.approx(0.005)
+    assert observation.launch_gap_s == pytest.approx(0.005)
