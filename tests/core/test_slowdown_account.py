@@ -135,7 +135,7 @@ def test_the_ratio_and_the_active_time_are_of_all_that_was_charged() -> None:
 def test_drift_is_counted_from_the_ninth_iteration_in_a_row_at_full_speed_on() -> None:
     """Sixteen iterations without drift are taken as known before: two of 0.1 s weigh 0.2 / (2 + 16)."""
     account = SlowdownAccount()
-    for _ in range(SETTLING_ITERATIONS):
+    for _ in range(8):
         account.add(1.1, full_speed_time_s=1.0, permitted_time_s=1.0, is_own=True)
     assert (account.drift_s, account.drift_full_speed_s) == (0.0, 0.0)
 
