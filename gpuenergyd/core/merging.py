@@ -32,6 +32,8 @@ def merge_parts(parts: Mapping[Place, IterationObservation]) -> IterationObserva
         iteration_time_s=first.iteration_time_s,
         instruction_samples=tuple(s for pp_rank, members in stages.items() for s in _slowest(pp_rank, members)),
         ranks=tuple(_energy(pp_rank, members) for pp_rank, members in stages.items()),
+        turnarounds_s=tuple(_turnaround_s(members) for members in stages.values()),
+        lead_s=first.lead_s,
         is_regular=all(observation.is_regular for observation in parts.values()),
     )
 
@@ -75,6 +77,12 @@ def _slowest(pp_rank: int, members: Sequence[IterationObservation]) -> list[Inst
         if key not in found or sample.time_s > found[key].time_s:
             found[key] = replace(sample, pp_rank=pp_rank)
     return list(found.values())
+
+
+def _turnaround_s(members: Sequence[IterationObservation]) -> float | None:
+    """Return the turnaround of the last of a stage's ranks, each of which observed itself alone."""
+    seen_s = [s for observation in members for s in observation.turnarounds_s[:1] if s is not None]
+    return max(seen_s) if len(seen_s) == len(members) else None
 
 
 def _energy(pp_rank: int, members: Sequence[IterationObservation]) -> RankEnergy:

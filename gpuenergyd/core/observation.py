@@ -85,6 +85,10 @@ class IterationObservation:
     """Median time from the end of an instruction to the begin of the one on another rank that waited for it."""
     launch_gap_s: float | None = None
     """Median time between two instructions of one rank when the second had everything it needs."""
+    turnarounds_s: tuple[float | None, ...] = ()
+    """By rank, from the end of its last instruction to its begin of the next step; None, or left out: not seen."""
+    lead_s: float | None = None
+    """From the begin of the step on rank 0 to its first instruction."""
     busy_s: float | None = None
     """What the instructions take one after another as the schedule orders them, waits for other replicas left out; None
     for a job that has none."""

@@ -1,7 +1,7 @@
 """Who computes what in which order: instructions, schedules, and the dependency graph between them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpuenergyd.errors import ScheduleError
@@ -163,6 +163,24 @@ class DependencyGraph:
     successors: tuple[tuple[tuple[int, float], ...], ...]
     topological_order: tuple[int, ...]
     num_ranks: int
+    tails_s: tuple[float, ...]
+    """What comes after each node before the iteration may end: after a rank's last instruction its optimizer, say."""
+
+    def with_tails(self, rank_tails_s: Sequence[float]) -> "DependencyGraph":
+        """Return the same graph in which rank r has `rank_tails_s[r]` to do after its last instruction.
+
+        Raises:
+            ScheduleError: one is negative, or there is not one for each rank.
+        """
+        if len(rank_tails_s) != self.num_ranks or not all(tail_s >= 0 for tail_s in rank_tails_s):
+            raise ScheduleError(
+                f"tails {list(rank_tails_s)} s: must be one for each of {self.num_ranks} ranks, and >= 0"
+            )
+        last_of = {instruction.pp_rank: node for node, instruction in enumerate(self.instructions)}
+        tails_s = [0.0] * len(self.instructions)
+        for pp_rank, node in last_of.items():
+            tails_s[node] = rank_tails_s[pp_rank]
+        return replace(self, tails_s=tuple(tails_s))
 
     @property
     def num_edges(self) -> int:
@@ -277,6 +295,7 @@ def graph_from_edges(
         successors=tuple(tuple(after) for after in successors),
         topological_order=tuple(order),
         num_ranks=num_ranks,
+        tails_s=(0.0,) * n,
     )
 
 

@@ -215,9 +215,24 @@ def observe_iteration(
         is_regular=is_regular,
         communication_latency_s=latency_s,
         launch_gap_s=gap_s,
+        turnarounds_s=tuple(_turnaround_s(rank) for rank in ranks),
+        lead_s=_lead_s(next(rank for rank in ranks if rank.pp_rank == 0)),
         busy_s=_busy_s(ranks, graph, clocks) if has_replicas else None,
     )
     return observation, tuple(spans)
+
+
+def _turnaround_s(rank: RankIteration) -> float | None:
+    """Return the time from a rank's last instruction to its next step, None where there was none of either."""
+    if not rank.instructions or not rank.next_begin_ns:
+        return None
+    return (rank.next_begin_ns - max(measured.end_ns for measured in rank.instructions)) / _NS_PER_S
+
+
+def _lead_s(rank: RankIteration) -> float | None:
+    if not rank.instructions:
+        return None
+    return (min(measured.begin_ns for measured in rank.instructions) - rank.begin_ns) / _NS_PER_S
 
 
 def _instruction_samples(rank: RankIteration, pieces: Sequence[Pieces]) -> list[InstructionSample]:
@@ -321,6 +336,7 @@ def _span(measured: MeasuredInstruction, window: IterationWindow, pieces: Pieces
 def _gaps(ranks: Sequence[RankIteration], graph: DependencyGraph) -> tuple[float | None, float | None]:
     """Return (communication latency, launch gap): medians over the instructions that show one or the other."""
     times = {m.instruction: (m.begin_ns, m.end_ns) for rank in ranks for m in rank.instructions}
+    step_begin_ns = {rank.pp_rank: rank.begin_ns for rank in ranks}
     latencies: list[float] = []
     gaps: list[float] = []
     for v, instruction in enumerate(graph.instructions):
@@ -335,6 +351,9 @@ def _gaps(ranks: Sequence[RankIteration], graph: DependencyGraph) -> tuple[float
                     own_ns = max(own_ns or 0, times[before][1])
                 else:
                     other_ns = max(other_ns or 0, times[before][1])
+        if own_ns is None and other_ns is not None:
+            # a rank's first instruction may have waited for the end of its own step before
+            own_ns = step_begin_ns[instruction.pp_rank]
         if other_ns is not None and (own_ns is None or other_ns - own_ns > _WAITED_AT_LEAST_S * _NS_PER_S):
             latencies.append((begin_ns - other_ns) / _NS_PER_S)
         elif own_ns is not None and (other_ns is None or own_ns - other_ns > _WAITED_AT_LEAST_S * _NS_PER_S):

@@ -7,6 +7,7 @@ full_speed    leaves every GPU as it is
 steady        the same slowdown at every hour: the default target
 carbon_target  follows the grid, within the job's slowdown budget
 
+observed_pipeline  the dependency graph of a job as its iterations show it
 planning      the exact time-energy frontier of a pipeline, rounded to real clocks
 profiling     from a running job to its profile
 carbon        forecasts, and where to spend a slowdown budget

@@ -12,7 +12,7 @@ from statistics import median
 
 from gpuenergyd.core.model_memory import REMEMBERED_PROFILE
 from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction, dependency_graph
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction
 from gpuenergyd.core.plan import (
     ClockChange,
     ClockPlan,
@@ -26,6 +26,7 @@ from gpuenergyd.core.policy import FrontierPoint, JobView
 from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.switching import SwitchLatency
 from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
@@ -161,7 +162,7 @@ def _knowledge(view: JobView) -> Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class PipelineModel:
-    """A pipeline as it is planned for; `bias_s` is what an iteration takes beyond the graph (optimizer, start-up)."""
+    """A pipeline as it is planned for; `bias_s` is what an iteration at full speed takes beyond the graph."""
 
     profile: PipelineProfile
     graph: DependencyGraph
@@ -171,20 +172,16 @@ class PipelineModel:
     @classmethod
     def of(cls, view: JobView, profile: PipelineProfile) -> "PipelineModel":
         """Return the model of a job whose profile is known."""
-        graph = dependency_graph(
-            view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
-        )
-        options = [profile[i.instruction_class].at_max_clock for i in graph.instructions]
-        durations_s = [option.time_s for option in options]
+        observed = observed_pipeline(view, profile)
+        options = [profile[i.instruction_class].at_max_clock for i in observed.graph.instructions]
         energy_j = iteration_energy_j(
             energies_j=[option.energy_j for option in options],
-            durations_s=durations_s,
+            durations_s=[option.time_s for option in options],
             iteration_time_s=view.baseline.iteration_time_s,
-            num_ranks=graph.num_ranks,
+            num_ranks=observed.graph.num_ranks,
             blocking_power_w=profile.blocking_power_w,
         )
-        bias_s = view.baseline.iteration_time_s - timeline(graph, durations_s).iteration_time_s
-        return cls(profile, graph, energy_j, bias_s)
+        return cls(profile, observed.graph, energy_j, observed.bias_s)
 
 
 def _worth_fitting(view: JobView) -> list[IterationObservation]:

@@ -14,6 +14,7 @@ from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, untuned_pla
 from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.errors import TargetError, UsageError
+from gpuenergyd_policies.observed_pipeline import observed_graph
 from gpuenergyd_policies.planning.envpipe import (
     BALANCED_STEP_MHZ,
     VALLEY_STEP_MHZ,
@@ -91,9 +92,7 @@ def _tuned_plan(
             return tuned[-1]
         num_raises += 1
         why = f"measured {median(times_s):.4g} s, owed {owed_s:.4g} s: clocks rise"
-    graph = dependency_graph(
-        view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
-    )
+    graph = observed_graph(view)
     profile = _time_profile(tried, clocks_mhz)
     if any(i.instruction_class not in profile.classes for i in graph.instructions):
         return untuned_plan(reason="some instructions were not timed at any clock")

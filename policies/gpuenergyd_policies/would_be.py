@@ -7,7 +7,7 @@ the saving can be off is shown by planning for curves that leave little to save 
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction, dependency_graph
+from gpuenergyd.core.pipeline import DependencyGraph, Instruction
 from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
 from gpuenergyd.core.policy import JobView
 from gpuenergyd.core.profile import PipelineProfile
@@ -21,6 +21,7 @@ from gpuenergyd_policies.assumed_curves import (
     NothingToAssumeFromError,
     assumed_profile,
 )
+from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.judging import baseline, judge_clocks
 from gpuenergyd_policies.planning.problem import Effort
@@ -61,11 +62,9 @@ def cheapest_common_clock(
 
 def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPlan:
     profile = assumed_profile(view, assumption)
-    graph = dependency_graph(
-        view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
-    )
+    observed = observed_pipeline(view, profile)
+    graph, bias_s = observed.graph, observed.bias_s
     full_speed = baseline(graph, profile)
-    bias_s = view.baseline.iteration_time_s - full_speed.iteration_time_s
     owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     clocks = planner(graph, profile, max(owed_s - bias_s, min_iteration_time_s(graph, profile)))
     durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]

@@ -51,6 +51,24 @@ def test_what_a_part_alone_takes_for_its_launch_gap_is_a_wait_for_others_and_doe
     assert merge_parts({(0, 0): first, (1, 0): part(0.01, 0.02)}).launch_gap_s is None
 
 
+def test_a_stage_begins_again_when_the_last_of_its_ranks_does() -> None:
+    def turning(turnaround_s: float | None, lead_s: float) -> IterationObservation:
+        return replace(part(0.01, 0.02), turnarounds_s=(turnaround_s,), lead_s=lead_s)
+
+    whole = merge_parts(
+        {
+            (0, 0): turning(0.01, 0.001),
+            (0, 1): turning(0.03, 0.002),
+            (1, 0): turning(0.02, 0.003),
+            (2, 0): turning(0.02, 0.004),
+            (2, 1): turning(None, 0.005),
+        }
+    )
+
+    assert whole.turnarounds_s == (0.03, 0.02, None)
+    assert whole.lead_s == 0.001
+
+
 def test_an_iteration_that_one_part_calls_irregular_is() -> None:
     other = replace(part(0.01, 0.02), is_regular=False)
 

@@ -154,6 +154,54 @@ def test_communication_latency_is_seen_where_a_rank_waited() -> None:
     assert observation.iteration_time_s == pytest.approx(0.071)
 
 
+def test_a_first_instruction_that_waited_for_its_own_last_step_tells_nothing_of_latency() -> None:
+    """Rank 1 begins its step 40 ms after its input was there; what it takes from there is no latency either."""
+    observation = _observe_two_ranks(begin_ms=(0, 50), f1_ms=(50, 60), next_begin_ms=(120, 170))
+
+    assert observation.communication_latency_s == pytest.approx(0.003)
+
+
+def test_from_its_last_instruction_to_its_next_step_each_rank_takes_its_own_time() -> None:
+    observation = _observe_two_ranks(begin_ms=(-5, 8), f1_ms=(13, 23), next_begin_ms=(120, 70))
+
+    assert list(observation.turnarounds_s) == pytest.approx([0.016, 0.003])
+    assert observation.lead_s == pytest.approx(0.005)
+
+
+def test_a_last_iteration_tells_of_no_next_step() -> None:
+    observation = _observe_two_ranks(begin_ms=(0, 8), f1_ms=(13, 23), next_begin_ms=(0, 0))
+
+    assert observation.turnarounds_s == (None, None)
+
+
+def _observe_two_ranks(
+    *, begin_ms: tuple[int, int], f1_ms: tuple[int, int], next_begin_ms: tuple[int, int]
+) -> IterationObservation:
+    schedule = one_forward_one_backward(2, 1)
+    (f0, b0), (f1, b1) = schedule.orders
+    times_ms = {f0: (0, 10), f1: f1_ms, b1: (f1_ms[1] + 1, 67), b0: (70, 104)}
+    observation, _ = observe_iteration(
+        ranks=[
+            RankIteration(
+                r,
+                0,
+                0,
+                begin_ms[r] * MS,
+                110 * MS,
+                next_begin_ms[r] * MS,
+                tuple(MeasuredInstruction(i, times_ms[i][0] * MS, times_ms[i][1] * MS) for i in order),
+            )
+            for r, order in enumerate(schedule.orders)
+        ],
+        graph=dependency_graph(schedule),
+        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
+        counters={0: EnergyCounter(), 1: EnergyCounter()},
+        plan_id="baseline",
+        is_regular=True,
+    )
+    return observation
+
+
 def _observe_one_rank(
     *, clock_change_ms: int, counter_edges: list[tuple[int, float]]
 ) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:

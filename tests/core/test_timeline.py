@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline import InstructionKind, dependency_graph, gpipe, one_forward_one_backward
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.timeline import iteration_energy_j, makespan_s, timeline
 
 F, B = InstructionKind.F, InstructionKind.B
 
@@ -43,6 +43,17 @@ def test_latency_delays_the_receiver_and_counts_into_slack() -> None:
     assert all(span.is_critical for span in planned.spans)
 
 
+def test_what_a_rank_does_after_its_last_instruction_counts_into_the_iteration_and_into_slack() -> None:
+    graph = dependency_graph(gpipe(2, 1)).with_tails([0.0, 1.5])
+
+    planned = timeline(graph, [1.0] * 4)
+
+    # rank 1 ends at 3 and is done at 4.5; rank 0, which gets its gradient at 3, ends at 4
+    assert planned.iteration_time_s == makespan_s(graph, [1.0] * 4) == 4.5
+    assert {str(span.instruction): span.slack_s for span in planned.spans if span.slack_s} == {"B0@0": 0.5}
+    assert planned.bubble_s(1) == 2.5
+
+
 def test_energy_counts_waiting_of_every_rank_at_blocking_power() -> None:
     energy_j = iteration_energy_j(
         energies_j=[100.0, 50.0], durations_s=[2.0, 1.0], iteration_time_s=4.0, num_ranks=2, blocking_power_w=10.0
@@ -55,7 +66,9 @@ def test_energy_counts_waiting_of_every_rank_at_blocking_power() -> None:
 def test_using_up_the_slack_of_one_instruction_never_lengthens_the_iteration_and_more_always_does(
     data: st.DataObject,
 ) -> None:
-    graph = dependency_graph(one_forward_one_backward(data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))))
+    num_ranks = data.draw(st.integers(1, 4))
+    graph = dependency_graph(one_forward_one_backward(num_ranks, data.draw(st.integers(1, 5))))
+    graph = graph.with_tails([data.draw(st.sampled_from([0.0, 0.5, 9.0])) for _ in range(num_ranks)])
     durations_s = [data.draw(st.floats(0.1, 3.0)) for _ in graph.instructions]
     planned = timeline(graph, durations_s)
     node = data.draw(st.integers(0, len(durations_s) - 1))

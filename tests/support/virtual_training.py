@@ -114,6 +114,8 @@ class VirtualTraining:
     noise_ratio: float = 0.0
     communication_latency_s: float = 0.001
     step_overhead_s: float = 0.02
+    after_last_s: tuple[float, ...] | None = None
+    """By rank, from its last instruction to its next step; None: all begin together, an overhead after the last."""
     rules: JobRules = field(default_factory=JobRules)
     seed: int = 0
     waiting_power_w: Callable[[int], float] = a100_waiting_power_w
@@ -151,6 +153,7 @@ class VirtualTraining:
         self.history: list[tuple[float, float, str | None]] = []
         self.now_s = 100.0
         self.iteration_index = 0
+        self._begins_s = dict.fromkeys(range(ranks), self.now_s)
         self.clocks = {r: ClockHistory(self.clocks_mhz[0]) for r in range(ranks)}
         self.counters = {r: EnergyCounter() for r in range(ranks)}
         self.total_j = dict.fromkeys(range(ranks), 1000.0)
@@ -263,38 +266,44 @@ class VirtualTraining:
                 self.ceilings[r] = self.ceiling_of(r, index)
                 if min(before, self.clock_now[r]) != min(self.ceilings[r], self.clock_now[r]):
                     self.clocks[r].record(self._ns(self.now_s), min(self.ceilings[r], self.clock_now[r]))
-        self._spans, end_s = self._run_pipeline(self.now_s)
+        self._spans, end_s = self._run_pipeline()
         return end_s
 
     def finish_iteration(self, end_s: float) -> None:
         """End the iteration once all replicas have come as far, at `end_s`, and report it."""
-        index, begin_s, spans = self.iteration_index, self.now_s, self._spans
+        index, spans = self.iteration_index, self._spans
         if self.waits_in_last_instruction:
             last = max(spans, key=lambda instruction: spans[instruction][1])
             spans[last] = (spans[last][0], max(end_s, spans[last][1]))
         reports = []
-        next_s = end_s + self.step_overhead_s
+        ends_s = dict.fromkeys(self._begins_s, end_s)
+        nexts_s = dict.fromkeys(self._begins_s, end_s + self.step_overhead_s)
+        if self.after_last_s is not None:
+            ends_s = dict(self._free_s)
+            nexts_s = {r: ends_s[r] + own_s for r, own_s in enumerate(self.after_last_s)}
         for r, order in enumerate(self.schedule.orders):
-            self._wait_until(r, next_s, spans)
+            self._wait_until(r, nexts_s[r], spans)
             if not self.counter_period_s:
-                self.counters[r].record(self._ns(next_s), self._shown_j(r, self.total_j[r]))
+                self.counters[r].record(self._ns(nexts_s[r]), self._shown_j(r, self.total_j[r]))
             reports.append(
                 RankIteration(
                     pp_rank=r,
                     iteration_index=index,
                     plan_epoch=self.epoch,
-                    begin_ns=self._ns(begin_s),
-                    end_ns=self._ns(end_s),
-                    next_begin_ns=self._ns(next_s),
+                    begin_ns=self._ns(self._begins_s[r]),
+                    end_ns=self._ns(ends_s[r]),
+                    next_begin_ns=self._ns(nexts_s[r]),
                     instructions=tuple(
                         MeasuredInstruction(i, self._ns(spans[i][0]), self._ns(spans[i][1])) for i in order
                     ),
                 )
             )
         energy_j = sum(self.total_j.values())
-        self.history.append((next_s - begin_s, energy_j - getattr(self, "_energy_before_j", 4000.0), self._plan_id()))
+        self.history.append(
+            (nexts_s[0] - self._begins_s[0], energy_j - getattr(self, "_energy_before_j", 4000.0), self._plan_id())
+        )
         self._energy_before_j = energy_j
-        self.now_s = next_s
+        self.now_s, self._begins_s = nexts_s[0], nexts_s
         self.iteration_index += 1
         # The core hears of an iteration while the next one runs: only then have the counters moved past its end.
         for report in self._unheard:
@@ -304,9 +313,9 @@ class VirtualTraining:
     def _plan_id(self) -> str | None:
         return next((plan_id for _, epoch, plan_id, _ in self.slices if epoch == self.epoch), None)
 
-    def _run_pipeline(self, begin_s: float) -> tuple[dict[Instruction, tuple[float, float]], float]:
+    def _run_pipeline(self) -> tuple[dict[Instruction, tuple[float, float]], float]:
         spans: dict[Instruction, tuple[float, float]] = {}
-        self._free_s = dict.fromkeys(range(self.schedule.num_ranks), begin_s)
+        self._free_s = dict(self._begins_s)
         changes = [
             {change.instruction: [c for c in own if c.instruction == change.instruction] for change in own}
             for own in self.changes
@@ -314,9 +323,8 @@ class VirtualTraining:
         for v in self.graph.topological_order:
             instruction = self.graph.instructions[v]
             r = instruction.pp_rank
-            ready_s = max(
-                (spans[self.graph.instructions[u]][1] + lat for u, lat in self.graph.predecessors[v]), default=begin_s
-            )
+            before_s = [spans[self.graph.instructions[u]][1] + lat for u, lat in self.graph.predecessors[v]]
+            ready_s = max([self._begins_s[r], *before_s])
             self._wait_until(r, ready_s, spans)
             for change in changes[r].get(instruction, ()) if self.has_lease else ():
                 self._ask(r, ready_s + change.offset_s, change.sm_clock_mhz)

@@ -100,7 +100,7 @@ def refine(
     microbatches = np.array([i.microbatch_index for i in graph.instructions], dtype=np.int64)[order]
     windows = _windows(n, int(microbatches.max()) + 1, passes)
     rows = len(LATER_SPANS) + 1
-    cost_j, makespan_s = _refine(
+    cost_j = _refine(
         n,
         SEED,
         NO_PRICE,
@@ -160,6 +160,7 @@ def refine(
             value=ints(np.zeros(rows)),
         ),
     )
+    makespan_s = rounder.makespan_s(part.earliest)
     if makespan_s > deadline_s:  # cannot happen; a plan that is late by a rounding error is no plan
         return plan
     options = np.empty(n, dtype=np.int64)
@@ -207,7 +208,7 @@ def _refine(
     network: KernelNetwork,
     work: SweepWork,
     snapshots: SweepSnapshots,
-) -> tuple[float, float]:
+) -> float:
     times, costs = options.times, options.costs
     choice = part.choice
     for window in range(num_windows):
@@ -229,7 +230,7 @@ def _refine(
             for i in range(m):
                 part.durations[i] = snapshots.durations[row * m + i] * levels.tick_s
             for candidate in range(6):
-                cost, _ = round_down(
+                cost = round_down(
                     m,
                     graph,
                     choices,
@@ -250,15 +251,13 @@ def _refine(
             for i in range(m):
                 choice[part.nodes[i]] = part.best[i]
     cost = 0.0
-    makespan = 0.0
     for v in range(n):
         begin = 0.0
         for k in range(whole.pred[v], whole.pred[v + 1]):
             begin = max(begin, part.earliest[whole.pred_node[k]] + whole.pred_latency[k])
         part.earliest[v] = begin + times[choice[v]]
-        makespan = max(makespan, part.earliest[v])
         cost += costs[choice[v]]
-    return cost, makespan
+    return cost
 
 
 @compiled

@@ -10,6 +10,7 @@ latest finishes of the plan as it is, operations only become slower, which on a 
 Deadlines are shortened by a few units in the last place, so that sums of floating-point times keep the promise too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,6 +106,7 @@ class Rounder:
             times=floats(tables.times_s),
             costs=floats(tables.costs_j),
         )
+        self._tails_s: FloatArray = np.array(graph.tails_s)[self.order]
         self._latest = floats(np.zeros(n))
         self._latest_fast = floats(np.zeros(n))
         self._finish = floats(np.zeros(n))
@@ -113,11 +115,15 @@ class Rounder:
     def due_by(self, deadline_s: float) -> KernelGraph:
         """Return the graph with this deadline, less what adding up floating-point times along a path can err."""
         shortened_s = deadline_s * (1.0 - (self.num_operations + 8) * 2.0**-52)
-        return self.graph._replace(due=floats(np.full(self.num_operations, shortened_s)))
+        return self.graph._replace(due=floats(shortened_s - self._tails_s))
+
+    def makespan_s(self, finish_s: Sequence[float]) -> float:
+        """Return when the iteration is over if its operations end then, in this graph's order."""
+        return float((np.asarray(finish_s) + self._tails_s).max())
 
     def round_plan(self, durations_s: FloatArray, deadline_s: float, *, wish: float, hull_first: bool) -> RoundedPlan:
         """Return clocks near these durations with makespan <= deadline; `hull_first` starts on hull vertices only."""
-        cost_j, makespan_s = round_down(
+        cost_j = round_down(
             self.num_operations,
             self.due_by(deadline_s),
             self.options,
@@ -131,7 +137,7 @@ class Rounder:
         )
         options = np.empty(self.num_operations, dtype=np.int64)
         options[self.order] = self._choice
-        return RoundedPlan(options, cost_j, makespan_s)
+        return RoundedPlan(options, cost_j, self.makespan_s(self._finish))
 
 
 @compiled
@@ -146,8 +152,8 @@ def round_down(
     latest_fast: list[float],
     finish: list[float],
     choice: list[int],
-) -> tuple[float, float]:
-    """Round durations to options into `choice`, absorb what is left, and return cost and makespan."""
+) -> float:
+    """Round durations to options into `choice` with their ends in `finish`, absorb what is left, return the cost."""
     pred, pred_node, pred_latency, succ, succ_node, succ_latency, release, due = graph
     low, high, last, hull_low, hull_high, hull_options, times, costs = options
     # latest finishes: with the continuous durations, and with everything flat out
@@ -213,8 +219,6 @@ def round_down(
         if not changed:
             break
     cost = 0.0
-    makespan = 0.0
     for v in range(n):
         cost += costs[choice[v]]
-        makespan = max(makespan, finish[v])
-    return cost, makespan
+    return cost
