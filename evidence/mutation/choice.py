@@ -1,8 +1,8 @@
 """Which changes are mutants worth asking about, and which lines must run for anybody to notice them.
 
 Left alone: annotations, decorators, `assert` (it states what the reader and the type checker may rely on), `raise` with
-its message, the body of `if TYPE_CHECKING`, names for types, and changes that no number survives (`+` to `<<`): any
-test notices those, so they would raise the score and tell nothing.
+its message, the body of `if TYPE_CHECKING`, protocols (nothing in them runs: no test can notice), names for types, and
+changes that no number survives (`+` to `<<`): any test notices those, so they would raise the score and tell nothing.
 """
 
 import ast
@@ -59,6 +59,8 @@ def left_alone(tree: ast.Module) -> list[tuple[int, int, int, int]]:
                 nodes.append(annotation)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 nodes += [*node.decorator_list, *([node.returns] if node.returns else [])]
+            case ast.ClassDef(bases=[ast.Name(id="Protocol"), *_]):
+                nodes.append(node)
             case ast.ClassDef():
                 nodes += [*node.decorator_list, *node.bases]
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):

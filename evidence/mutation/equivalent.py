@@ -48,13 +48,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "the numbers of a counter's segments are counted on from the first and only compared with each other",
     ),
     Equivalent(
-        f"{_CORE}/ledger.py",
-        "second = at.replace(microsecond=0)",
-        "second = at.replace(microsecond= 1)",
-        "it marks the second of a sample and is only compared with that of the sample before, or with the begin of a"
-        " piece of the gap between them, which lies at least a second earlier",
-    ),
-    Equivalent(
         f"{_CORE}/profile.py",
         "if left.sm_clock_mhz == right.sm_clock_mhz:",
         "if left.sm_clock_mhz <= right.sm_clock_mhz:",

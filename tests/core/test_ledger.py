@@ -242,6 +242,7 @@ def test_a_gap_of_three_seconds_is_three_pieces_of_who_ran_before() -> None:
     ]
     assert [p.missing_s for p in pieces] == [0.0, 1.0, 1.0, 1.0, 0.0]
     assert [p.started_at.second for p in pieces] == [0, 1, 2, 3, 4]
+    assert [p.started_at.microsecond for p in pieces] == [500_000, 0, 0, 0, 0]
 
 
 def test_a_piece_waits_two_seconds_for_the_counter_to_pass_its_end() -> None:
