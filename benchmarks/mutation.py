@@ -192,7 +192,7 @@ def asked(bench: Workbench, line: dict[str, Any], text: str, known: Watched) -> 
     tests = known.tests_for(mutant, BUDGET_S)
     begun_s = time.monotonic()
     if tests:
-        verdict, by = bench.ask(mutant, text, tests, known.seconds_of(tests))
+        verdict, by = bench.ask(mutant, text, known.seconds_of(tests))
     else:
         verdict, by = Verdict.SURVIVED, "no test runs it"
     took_s = time.monotonic() - begun_s

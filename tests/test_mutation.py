@@ -132,20 +132,23 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     source = ROOT / "gpuenergyd" / "core" / "savings.py"
     text = source.read_text(encoding="utf-8")
     mutant = a_mutant(1, path="gpuenergyd/core/savings.py")
-    tests = ["tests/core/test_savings.py"]
+    tests = {"tests/core/test_savings.py": 10.0}
     changed = text.replace("CONFIDENCE / 2", "CONFIDENCE * 2")
 
-    same = bench.ask(mutant, text, tests, 10.0)
-    noticed, by = bench.ask(mutant, changed, tests, 10.0)
-    again = bench.ask(mutant, text, tests, 10.0)
+    same = bench.ask(mutant, text, tests)
+    noticed, by = bench.ask(mutant, changed, tests)
+    again = bench.ask(mutant, text, tests)
     monkeypatch.setattr("evidence.mutation.workbench.START_S", 3.0)
-    hung = bench.ask(mutant, text + "\nwhile True:\n    pass\n", tests, 0.0)
+    hung = bench.ask(mutant, text + "\nwhile True:\n    pass\n", dict.fromkeys(tests, 0.0))
+    monkeypatch.setattr("evidence.mutation.workbench.START_S", 300.0)
+    monkeypatch.setattr("evidence.mutation.workbench.SPIN_S", 0.5)
+    spun = bench.ask(mutant, text.replace("CONFIDENCE / 2", "next(n for n in iter(int, 1) if n)"), {by: 0.0})
 
     assert changed != text
     assert same == again == (Verdict.SURVIVED, "")
     assert noticed is Verdict.NOTICED
     assert by.startswith("tests/core/test_savings.py::test_")
-    assert hung == (Verdict.HUNG, "")
+    assert hung == spun == (Verdict.HUNG, "")
     assert (tmp_path / "tree" / "gpuenergyd" / "core" / "savings.py").read_text(encoding="utf-8") == text
     assert source.read_text(encoding="utf-8") == text
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from evidence import impatience
 from evidence.mutation.sample import Mutant
 from evidence.running import ROOT, run_program
 from evidence.twin import make_twin
@@ -28,7 +29,9 @@ WATCH_LIMIT_S = 3000.0
 START_S = 60.0
 """For starting Python and pytest, on a busy machine."""
 PATIENCE = 6.0
-"""A mutant that takes so many times as long as its tests without it hangs."""
+"""A mutant that takes so many times as long as its tests without it hangs; so does one that keeps the processor busy in
+one test for so many times as long as that takes, and SPIN_S more. Compiled loops only the first of them ends."""
+SPIN_S = 5.0
 
 
 class Verdict(StrEnum):
@@ -71,9 +74,9 @@ class Watched:
                 chosen.append(test)
         return chosen
 
-    def seconds_of(self, tests: Iterable[str]) -> float:
-        """Return how long tests take one after the other."""
-        return sum(self.seconds[test] for test in tests)
+    def seconds_of(self, tests: Iterable[str]) -> dict[str, float]:
+        """Return how long each of these tests takes."""
+        return {test: self.seconds[test] for test in tests}
 
 
 class Workbench:
@@ -116,8 +119,8 @@ class Workbench:
         took_s: dict[str, float] = json.loads(seconds.read_text(encoding="utf-8"))
         return Watched(lines_run(data, took_s), took_s)
 
-    def ask(self, mutant: Mutant, text: str, tests: Sequence[str], usual_s: float) -> tuple[Verdict, str]:
-        """Return what tests say to a mutant, and the last words of the one that noticed it."""
+    def ask(self, mutant: Mutant, text: str, usual_s: Mapping[str, float]) -> tuple[Verdict, str]:
+        """Return what tests say to a mutant, in this order, and the last words of the one that noticed it."""
         path = self.tree / mutant.path
         original, times_ns = path.read_text(encoding="utf-8"), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
         self._age_s += 2
@@ -125,14 +128,16 @@ class Workbench:
             path.write_text(text, encoding="utf-8")
             # Python compares whole seconds and size, and mutants may keep both.
             os.utime(path, (self._age_s, self._age_s))
-            command = [str(self._python), "-m", "pytest", "-x", *QUIET, *PLUGINS, *tests]
-            environ = {"NUMBA_DISABLE_JIT": "1" if path.name in KERNEL_FILES else "0"}
-            status, said = self._run(command, START_S + PATIENCE * usual_s, environ)
+            command = [str(self._python), "-m", "pytest", "-x", *QUIET, *PLUGINS, *usual_s]
+            limits = self._folder / "limits.json"
+            limits.write_text(json.dumps({test: SPIN_S + PATIENCE * s for test, s in usual_s.items()}))
+            environ = {"NUMBA_DISABLE_JIT": "1" if path.name in KERNEL_FILES else "0", "TEST_LIMITS": str(limits)}
+            status, said = self._run(command, START_S + PATIENCE * sum(usual_s.values()), environ)
         finally:
             path.write_text(original, encoding="utf-8")
             os.utime(path, ns=times_ns)
         match status:
-            case None:
+            case None | impatience.SPINS:
                 return Verdict.HUNG, ""
             case 0:
                 return Verdict.SURVIVED, ""
