@@ -33,6 +33,7 @@ from evidence.twin import install
 SOURCES = {"core": "gpuenergyd/core", "planning": "policies/gpuenergyd_policies/planning"}
 TESTS = ("tests/core", "tests/planning", "tests/policies", "tests/carbon", "tests/report", "tests/wire")
 PLAIN_TESTS = (
+    "tests/planning/test_compiled.py",
     "tests/planning/test_known_plans.py",
     "tests/planning/test_network.py",
     "tests/planning/test_refinement.py",

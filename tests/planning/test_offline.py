@@ -1,13 +1,10 @@
 """The offline planner answers a request: baseline, target, frontier, and figures that can be re-computed."""
 
-from pathlib import Path
-
 import pytest
 
 from gpuenergyd.core.policy import OfflineRequest
 from gpuenergyd.core.target import PerformanceTarget
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning import compiled
 from gpuenergyd_policies.planning.judging import baseline, judge_clocks
 from gpuenergyd_policies.planning.offline import plan_offline
 from tests.planning.pipelines import plain_pipeline
@@ -68,38 +65,3 @@ def test_target_nobody_can_meet_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(TargetError, match="T_min"):
         plan_offline(_request(PerformanceTarget()))
-
-
-def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(compiled, "_cache_folder", compiled._cache_folder.__wrapped__)
-
-    def doubled(value: int) -> int:
-        return 2 * value
-
-    assert compiled._cache_folder() is None
-    assert compiled.compiled(doubled)(21) == 42
-
-
-def test_kernels_of_other_source_are_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache folder is named after the content of every kernel's file: numba alone would miss a changed callee."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    for source in compiled.KERNEL_SOURCES:
-        (tmp_path / source).write_text("one")
-    before = compiled._cache_folder.__wrapped__()
-    (tmp_path / "sweep.py").write_text("two")
-
-    after = compiled._cache_folder.__wrapped__()
-
-    assert before is not None
-    assert after is not None
-    assert before != after
-
-
-def test_every_file_with_a_kernel_counts_for_the_cache() -> None:
-    folder = Path(compiled.__file__).parent
-    with_kernels = {path.name for path in folder.glob("*.py") if "\n@compiled\n" in path.read_text()}
-
-    assert with_kernels <= set(compiled.KERNEL_SOURCES)

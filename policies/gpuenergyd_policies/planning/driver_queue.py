@@ -31,6 +31,6 @@ def driver_waits_s(calls: Sequence[DriverCall]) -> list[float]:
             waiting.append(left.pop())
         chosen = min(waiting, key=lambda k: (not calls[k].is_raise, calls[k].due_s, k))
         waiting.remove(chosen)
-        waits_s[chosen] = max(0.0, free_s - calls[chosen].due_s)
+        waits_s[chosen] = free_s - calls[chosen].due_s
         free_s += calls[chosen].call_s
     return waits_s

@@ -83,7 +83,6 @@ def extra_warm_up(
     for r in range(num_ranks - 1):
         if counts[r] < counts[r + 1] and counts[r] + (num_ranks - r) != num_microbatches:
             counts[r + 1] = counts[r]
-    counts[-1] = 0
     return tuple(counts)
 
 
