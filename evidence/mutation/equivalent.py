@@ -15,6 +15,7 @@ class Equivalent:
 
 
 _CORE = "gpuenergyd/core"
+_PLANNING = "policies/gpuenergyd_policies/planning"
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
@@ -64,6 +65,30 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "_guarded_from: int = 0",
         "_guarded_from: int = -1",
         "it is only compared with iteration indices, and raised: they are counted from 0",
+    ),
+    Equivalent(
+        f"{_PLANNING}/sweep.py",
+        "OP_ARC = -1",
+        "OP_ARC = - 2",
+        "it is told from the numbers of edges by its sign alone",
+    ),
+    Equivalent(
+        f"{_PLANNING}/sweep.py",
+        "if other == FAR:",
+        "if other >= FAR:",
+        "distances begin at FAR and only become less: none is ever beyond it",
+    ),
+    Equivalent(
+        f"{_PLANNING}/envpipe.py",
+        "i.pp_rank == last_rank",
+        "i.pp_rank >= last_rank",
+        "last_rank is the number of ranks less one: no rank is beyond the last",
+    ),
+    Equivalent(
+        f"{_PLANNING}/envpipe.py",
+        "for r in range(num_ranks - 1):",
+        "for r in range(num_ranks - 2):",
+        "the round left out would lower the last rank, which has no ranks behind it and so nothing extra to lower",
     ),
 )
 

@@ -224,6 +224,32 @@ def test_a_climb_ends_no_dearer_in_time_and_at_options_that_exist(pipeline: Pipe
     assert timeline(window.graph, durations_s.tolist()).iteration_time_s <= window.deadline_s
 
 
+@pytest.mark.parametrize(
+    ("seed", "saved_j", "state"),
+    [
+        (0, 9.048002, 2072593469),
+        (1, 7.76617, 1269136939),
+        (2, 7.82946, 350669142),
+        (3, 4.086526, 2094899423),
+        (4, 0.0, 94592097),
+        (5, 5.165893, 1276997602),
+        (6, 11.672505, 1553850624),
+        (7, 14.498237, 1686640221),
+    ],
+)
+def test_a_climb_saves_what_it_saved_before_by_the_same_moves(seed: int, saved_j: float, state: int) -> None:
+    """A search, so no theory says what it finds; whoever changes its moves writes down what the new ones save."""
+    window = _Window(plain_pipeline(2, 4, weights=(1.0, 1.1), latency_s=0.001), seed, 0.7)
+    best = [window.choice[v] for v in window.part.nodes[: window.size]]
+    window.part.best[: window.size] = ints(best)
+    before_j = sum(window.choices.costs[k] for k in best)
+
+    cost_j, after = refinement._climb(window.size, window.cut, window.choices, window.part, seed, before_j)
+
+    assert before_j - cost_j == pytest.approx(saved_j, abs=1e-6)
+    assert after == state
+
+
 def _cheapest_j(problem: Problem, deadline_s: float) -> float:
     """Return the least effective energy of any choice of clocks, by trying the undominated ones of each prefix."""
     tables, graph = problem.tables, problem.graph
