@@ -211,7 +211,8 @@ def merged(before: Mapping[str, Any] | None, told: Sequence[dict[str, Any]]) -> 
     if before is None:
         return list(told)
     new = {place_of(one): one for one in told}
-    return [new.get(place_of(one), one) for one in before["mutants"]]
+    earlier: list[dict[str, Any]] = before["mutants"]
+    return [new.get(place_of(one), one) for one in earlier]
 
 
 def place_of(line: Mapping[str, Any]) -> tuple[object, ...]:
