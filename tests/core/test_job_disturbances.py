@@ -112,3 +112,14 @@ def test_a_disturbance_is_recorded_again_however_long_after() -> None:
         both_report(run)
 
     assert kinds(both_report(run, in_order=False))[:1] == ["RecordNotice"]
+
+
+def test_a_job_that_long_ran_in_another_order_gets_its_clocks_back_at_once() -> None:
+    run = JobRun().asked()
+    for _ in range(6):
+        both_report(run, in_order=False)
+    run.decide(plan())
+    assert run.job.phase is JobPhase.TUNED
+
+    assert "RestoreGpus" in kinds(both_report(run, in_order=False))
+    assert run.job.phase_reason.startswith("7 iterations in a row")
