@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline import InstructionClass, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd_policies.planning import segments
 from gpuenergyd_policies.planning.compiled import floats, ints
 from gpuenergyd_policies.planning.segments import _Search
 from tests.planning.pipelines import B, F, Pipeline
+from tests.planning.profiles import forward_backward_profile
 
 BLOCKING_W = 10.0
 
@@ -186,6 +187,31 @@ def test_annealing_finds_the_cheapest_segments_that_keep_the_deadline(
     assert costs_j[tuple(bounds), tuple(clocks)] == pytest.approx(min(costs_j.values()), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("seed", "bounds", "clocks"),
+    [
+        (1, [0, 0, 6, 6, 0, 1, 4, 6], [7, 5, 7, 7, 5, 7]),
+        (2, [0, 1, 6, 6, 0, 1, 2, 6], [4, 4, 7, 7, 7, 6]),
+        (3, [0, 4, 4, 6, 0, 2, 2, 6], [5, 2, 3, 7, 0, 6]),
+        (4, [0, 2, 3, 6, 0, 0, 4, 6], [3, 5, 4, 4, 6, 7]),
+    ],
+)
+def test_annealing_ends_where_it_ended_before(seed: int, bounds: list[int], clocks: list[int]) -> None:
+    """Too few steps to find the best: where they end tells every one of them. New moves bring new figures here."""
+    pipeline = dependency_graph(one_forward_one_backward(2, 3)), forward_backward_profile([1.0, 1.1])
+    search = _Search(*pipeline, latency=0.1)
+    deadline_s = 1.08 * search.full_speed_plan(3).simulated.iteration_time_s
+
+    found_bounds, found_clocks = [0, 2, 4, 6] * 2, [7] * 6
+    is_found = search.anneal(
+        found_bounds, found_clocks, max_segments=3, deadline_s=deadline_s, waiting_power_w=160.0,
+        overtime_price_w=400.0, temperature_j=20.0, seed=seed, steps=300,
+    )  # fmt: skip
+
+    assert is_found
+    assert ([int(b) for b in found_bounds], [int(c) for c in found_clocks]) == (bounds, clocks)
+
+
 def test_a_deadline_that_no_segments_keep_is_told_and_leaves_the_start() -> None:
     pipeline = _many_clocks(4)
     search = _Search(*pipeline, latency=0.0)
@@ -239,6 +265,21 @@ def test_the_start_weighs_energy_beyond_waiting_against_the_price_of_time() -> N
     assert search.start([69.0, 69.0, 71.0, 71.0], 2) == ([0, 2, 4], [0, 1])
     assert search.start([71.0, 71.0, 69.0, 69.0], 2) == ([0, 2, 4], [1, 0])
     assert search.full_speed_j == pytest.approx(4 * 200.0)
+
+
+def test_the_start_takes_each_instructions_own_times_and_energies() -> None:
+    """Forwards are cheapest at 700 MHz and backwards at 500, at the price of time that both are asked with."""
+    forward = (ClockOption(900, 1.0, 200.0), ClockOption(700, 1.5, 120.0), ClockOption(500, 3.0, 110.0))
+    backward = (ClockOption(900, 1.0, 200.0), ClockOption(700, 2.0, 190.0), ClockOption(500, 2.5, 60.0))
+    profile = PipelineProfile(
+        {InstructionClass(0, F): InstructionProfile(forward), InstructionClass(0, B): InstructionProfile(backward)},
+        BLOCKING_W,
+    )
+    search = _Search(dependency_graph(gpipe(1, 2)), profile, latency=0.0)
+
+    assert search.start([40.0] * 4, 2) == ([0, 2, 4], [1, 0])
+    assert search.start([40.0] * 4, 3) == ([0, 2, 4, 4], [1, 0, 0])
+    assert search.start([150.0, 150.0, 200.0, 200.0], 1) == ([0, 4], [2])
 
 
 def test_full_speed_is_one_segment_at_the_highest_clock_of_every_rank() -> None:
