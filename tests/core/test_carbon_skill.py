@@ -187,3 +187,16 @@ def test_a_naive_forecast_that_never_errs_leaves_no_skill() -> None:
 
     assert said is not None
     assert (said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio) == (0.0, 0.0, 0.0)
+
+
+def test_each_figure_is_held_against_the_naive_forecast_that_is_best_at_it() -> None:
+    skill = LiveSkill()
+    for _ in range(24):
+        skill._met.append(((1.0, 3.0, 10.0), ((10.0, 10.0, 20.0), (20.0, 5.0, 40.0))))
+
+    said = skill.skill()
+
+    assert said is not None
+    ratios = [said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio]
+    assert ratios == pytest.approx([0.9, 0.4, 0.5])
+    assert said.num_origins == 24

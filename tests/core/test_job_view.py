@@ -31,3 +31,7 @@ def test_a_job_may_set_clocks_and_knows_no_latency_unless_it_is_told() -> None:
     assert view().can_set_clocks
     assert (view().communication_latency_s, view().launch_gap_s) == (0.0, 0.0)
     assert GpuView("GPU-0", "A100", (1410,), 0.25).switch_latency == constant_latency(0.25)
+
+
+def test_a_baseline_whose_spread_nobody_measured_forgives_no_chance() -> None:
+    assert BaselineView(1.0, None, 10).iteration_sigma_s == 0.0
