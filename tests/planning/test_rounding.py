@@ -38,7 +38,7 @@ def test_makespan_never_exceeds_the_deadline_whatever_the_durations(
 
 
 def _slowly_rounded(
-    pipeline: Pipeline, durations_s: list[float], due_s: float, *, wish: float, on_hull: bool
+    pipeline: Pipeline, durations_s: list[float], due_s: list[float], *, wish: float, on_hull: bool
 ) -> list[int]:
     """Return the option of each node, by the words of the theory of operation and nothing else."""
     graph, tables = pipeline[0], make_problem(*pipeline).tables
@@ -48,11 +48,11 @@ def _slowly_rounded(
     hulls = [tables.hull_options[tables.hull_start[c] : tables.hull_start[c + 1]].tolist() for c in tables.class_of]
 
     def finishes_s(durations_s: list[float]) -> tuple[list[float], list[float]]:
-        early, late = [0.0] * len(nodes), [due_s] * len(nodes)
+        early, late = [0.0] * len(nodes), due_s[:]
         for v in nodes:
             early[v] = max((early[u] + gap for u, gap in graph.predecessors[v]), default=0.0) + durations_s[v]
         for v in reversed(nodes):
-            late[v] = min([due_s, *(late[w] - durations_s[w] - gap for w, gap in graph.successors[v])])
+            late[v] = min([due_s[v], *(late[w] - durations_s[w] - gap for w, gap in graph.successors[v])])
         return early, late
 
     early_s, late_s = finishes_s(durations_s)
@@ -91,12 +91,13 @@ def test_each_operation_takes_its_slowest_option_that_ends_by_its_wish_and_lets_
     tables = problem.tables
     share = np.random.default_rng(seed).uniform(0.0, 1.0, len(pipeline[0].instructions))
     durations_s = tables.fastest_s + share * (tables.slowest_s - tables.fastest_s)
-    due_s = problem.rounder.due_by(deadline_s).due[0]
+    due_s = np.empty(problem.rounder.num_operations)
+    due_s[problem.rounder.order] = problem.rounder.due_by(deadline_s).due
 
     plan = problem.rounder.round_plan(durations_s, deadline_s, wish=wish, hull_first=hull_first)
 
     assert plan.options.tolist() == _slowly_rounded(
-        pipeline, durations_s.tolist(), due_s, wish=wish, on_hull=hull_first
+        pipeline, durations_s.tolist(), due_s.tolist(), wish=wish, on_hull=hull_first
     )
 
 
