@@ -49,6 +49,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "the numbers of a counter's segments are counted on from the first and only compared with each other",
     ),
     Equivalent(
+        f"{_CORE}/pace.py",
+        "if above == below:",
+        "if above <= below:",
+        "above is the least known clock at or above the wanted one, below the greatest at or below: above is never the lower",
+    ),
+    Equivalent(
         f"{_CORE}/profile.py",
         "if left.sm_clock_mhz == right.sm_clock_mhz:",
         "if left.sm_clock_mhz <= right.sm_clock_mhz:",

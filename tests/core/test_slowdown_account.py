@@ -257,3 +257,7 @@ def test_a_length_in_hours_is_rounded_up_and_has_one_iteration_at_least() -> Non
     assert JobLength(hours=1.0).total_iterations(7.0) == 515
     assert JobLength(hours=0.0).total_iterations(7.0) == 1
     assert JobLength().total_iterations(7.0) is None
+
+
+def test_a_slot_shorter_than_a_second_balances_like_any_other() -> None:
+    assert SlowdownAccount().longest_time_s(1.0, allowance=Allowance(0.1, 0.5), slot_s=0.5) == pytest.approx(1.1)
