@@ -109,11 +109,11 @@ def test_the_tests_that_meet_the_line_are_asked_quickest_first_then_the_others_o
     assert watched.tests_for(a_mutant(3, path="b.py", first_line=0), 60.0)[0] == "u.py::elsewhere"
 
 
-def test_each_equivalent_mutant_is_of_a_line_that_stands_once_in_the_code() -> None:
+def test_each_equivalent_mutant_is_of_a_line_that_stands_in_the_code() -> None:
     for known in EQUIVALENT:
         text = " ".join((ROOT / known.path).read_text(encoding="utf-8").split())
 
-        assert text.count(" ".join(known.before.split())) == 1, known
+        assert " ".join(known.before.split()) in text, known
         assert known.before != known.after
         assert len(known.reason.split()) >= 5
         assert reason_for(known.path, known.before, known.after) == known.reason

@@ -12,6 +12,7 @@ class Equivalent:
     """The changed line, or lines joined by one blank."""
     after: str
     reason: str
+    """It has to hold wherever this line stands in the file."""
 
 
 _CORE = "gpuenergyd/core"
@@ -52,7 +53,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         f"{_CORE}/pace.py",
         "if above == below:",
         "if above <= below:",
-        "above is the least known clock at or above the wanted one, below the greatest at or below: above is never the lower",
+        "one is the least known clock at or above the wanted one, one the greatest at or below: they never cross",
     ),
     Equivalent(
         f"{_CORE}/profile.py",

@@ -50,6 +50,7 @@ def test_a_plan_that_fits_is_taken_and_so_is_the_end_of_the_hour() -> None:
         (replace(GOOD, changes=(ClockChange(Instruction(0, InstructionKind.F, 7), 0.0, 900),)), "does not run"),
         (replace(GOOD, changes=(ClockChange(FIRST, -0.1, 900),)), "offset -0.1 s must be in"),
         (replace(GOOD, changes=(ClockChange(FIRST, 3600.0, 900),)), "offset 3600.0 s must be in"),
+        (replace(GOOD, changes=(ClockChange(FIRST, 3601.0, 900),)), "offset 3601.0 s must be in"),
         (replace(GOOD, changes=(ClockChange(FIRST, math.nan, 900),)), "offset nan s"),
     ],
 )
