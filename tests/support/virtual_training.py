@@ -153,7 +153,7 @@ class VirtualTraining:
         self.history: list[tuple[float, float, str | None]] = []
         self.now_s = 100.0
         self.iteration_index = 0
-        self._begins_s = dict.fromkeys(range(ranks), self.now_s)
+        self._after_rank_0_s = dict.fromkeys(range(ranks), 0.0)
         self.clocks = {r: ClockHistory(self.clocks_mhz[0]) for r in range(ranks)}
         self.counters = {r: EnergyCounter() for r in range(ranks)}
         self.total_j = dict.fromkeys(range(ranks), 1000.0)
@@ -271,13 +271,13 @@ class VirtualTraining:
 
     def finish_iteration(self, end_s: float) -> None:
         """End the iteration once all replicas have come as far, at `end_s`, and report it."""
-        index, spans = self.iteration_index, self._spans
+        index, spans, begins_s = self.iteration_index, self._spans, self._begins_s()
         if self.waits_in_last_instruction:
             last = max(spans, key=lambda instruction: spans[instruction][1])
             spans[last] = (spans[last][0], max(end_s, spans[last][1]))
         reports = []
-        ends_s = dict.fromkeys(self._begins_s, end_s)
-        nexts_s = dict.fromkeys(self._begins_s, end_s + self.step_overhead_s)
+        ends_s = dict.fromkeys(begins_s, end_s)
+        nexts_s = dict.fromkeys(begins_s, end_s + self.step_overhead_s)
         if self.after_last_s is not None:
             ends_s = dict(self._free_s)
             nexts_s = {r: ends_s[r] + own_s for r, own_s in enumerate(self.after_last_s)}
@@ -290,7 +290,7 @@ class VirtualTraining:
                     pp_rank=r,
                     iteration_index=index,
                     plan_epoch=self.epoch,
-                    begin_ns=self._ns(self._begins_s[r]),
+                    begin_ns=self._ns(begins_s[r]),
                     end_ns=self._ns(ends_s[r]),
                     next_begin_ns=self._ns(nexts_s[r]),
                     instructions=tuple(
@@ -300,10 +300,11 @@ class VirtualTraining:
             )
         energy_j = sum(self.total_j.values())
         self.history.append(
-            (nexts_s[0] - self._begins_s[0], energy_j - getattr(self, "_energy_before_j", 4000.0), self._plan_id())
+            (nexts_s[0] - begins_s[0], energy_j - getattr(self, "_energy_before_j", 4000.0), self._plan_id())
         )
         self._energy_before_j = energy_j
-        self.now_s, self._begins_s = nexts_s[0], nexts_s
+        self.now_s = nexts_s[0]
+        self._after_rank_0_s = {r: next_s - self.now_s for r, next_s in nexts_s.items()}
         self.iteration_index += 1
         # The core hears of an iteration while the next one runs: only then have the counters moved past its end.
         for report in self._unheard:
@@ -313,9 +314,14 @@ class VirtualTraining:
     def _plan_id(self) -> str | None:
         return next((plan_id for _, epoch, plan_id, _ in self.slices if epoch == self.epoch), None)
 
+    def _begins_s(self) -> dict[int, float]:
+        """Return when each rank begins this iteration."""
+        return {r: self.now_s + after_s for r, after_s in self._after_rank_0_s.items()}
+
     def _run_pipeline(self) -> tuple[dict[Instruction, tuple[float, float]], float]:
         spans: dict[Instruction, tuple[float, float]] = {}
-        self._free_s = dict(self._begins_s)
+        begins_s = self._begins_s()
+        self._free_s = dict(begins_s)
         changes = [
             {change.instruction: [c for c in own if c.instruction == change.instruction] for change in own}
             for own in self.changes
@@ -324,7 +330,7 @@ class VirtualTraining:
             instruction = self.graph.instructions[v]
             r = instruction.pp_rank
             before_s = [spans[self.graph.instructions[u]][1] + lat for u, lat in self.graph.predecessors[v]]
-            ready_s = max([self._begins_s[r], *before_s])
+            ready_s = max([begins_s[r], *before_s])
             self._wait_until(r, ready_s, spans)
             for change in changes[r].get(instruction, ()) if self.has_lease else ():
                 self._ask(r, ready_s + change.offset_s, change.sm_clock_mhz)
