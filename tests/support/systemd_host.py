@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tests.support.waiting import wait_until
 
@@ -153,7 +154,9 @@ def systemd_host(
         (folder / "site" / name).write_text(text, encoding="utf-8")
     (folder / "prepare").write_text(_PREPARE, encoding="utf-8")
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    arguments = [str(folder), str(ROOT), sys.base_prefix, sysconfig.get_path("purelib"), name, SYSTEMD]
+    # Where the packages are, which an environment may share with another one.
+    site_packages = Path(msgspec.__file__).parents[1]
+    arguments = [str(folder), str(ROOT), sys.base_prefix, str(site_packages), name, SYSTEMD]
     inner = " ".join(["exec unshare", _NAMESPACES, "sh", str(folder / "prepare"), *arguments])
     # A control group of its own, so that systemd finds one it may divide.
     outer = (
