@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gpuenergyd-installed
+RIVAL  := $(VENV)/.rival-installed
 REPORT ?= gpuenergyd-demo-report.html
 # Each worker takes half of the files in order, so that what a file sets up is set up once, and helps the other at the end.
 PYTEST_ARGS ?= -n 2 --dist worksteal
@@ -83,7 +84,11 @@ mutation: $(STAMP)  ## small wrong changes to core and planning: do the tests no
 fuzz: $(STAMP)  ## 100,000 mutated messages over the sockets, as many in process; made-up requests from the API description
 	FUZZ_MESSAGES=100000 timeout 1500 $(BIN)/python -m pytest -q -s tests/daemon/test_socket_fuzz.py tests/daemon/test_fuzz.py tests/daemon/test_schemathesis.py
 
-bench: $(STAMP)  ## every benchmark, an hour at most, and docs/benchmarks.md from it; ONLY="store load" runs these alone
+# What the planner is compared with, where it can be had: without it that comparison says that it was not installed.
+$(RIVAL): $(STAMP)
+	-@$(BIN)/python -m pip install --quiet --constraint constraints.txt lowtime==0.3.0 && touch $@
+
+bench: $(STAMP) $(RIVAL)  ## every benchmark, an hour at most, and docs/benchmarks.md from it; ONLY="store load" runs these alone
 	$(BIN)/python -m evidence $(if $(ONLY),--only $(ONLY)) $(BENCH_ARGS)
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
