@@ -1,4 +1,4 @@
-"""Runs lowtime 0.3.0 on a pipeline as Perseus does, for comparison; optional: pip install lowtime==0.3.0.
+"""Runs lowtime 0.3.0 on a pipeline as Perseus does, for comparison; optional; `make bench` installs it.
 
 Fits an exponential to every table, starts with everything slowest and takes one time unit off per plan. lowtime knows
 no latencies between stages and no deadline; what a plan really takes and costs is for the caller to judge.

@@ -351,10 +351,9 @@ def _gaps(ranks: Sequence[RankIteration], graph: DependencyGraph) -> tuple[float
                     own_ns = max(own_ns or 0, times[before][1])
                 else:
                     other_ns = max(other_ns or 0, times[before][1])
-        if own_ns is None and other_ns is not None:
-            # a rank's first instruction may have waited for the end of its own step before
-            own_ns = step_begin_ns[instruction.pp_rank]
-        if other_ns is not None and (own_ns is None or other_ns - own_ns > _WAITED_AT_LEAST_S * _NS_PER_S):
+        # A rank's first instruction may have waited for the end of the rank's own step before.
+        free_ns = step_begin_ns[instruction.pp_rank] if own_ns is None else own_ns
+        if other_ns is not None and other_ns - free_ns > _WAITED_AT_LEAST_S * _NS_PER_S:
             latencies.append((begin_ns - other_ns) / _NS_PER_S)
         elif own_ns is not None and (other_ns is None or own_ns - other_ns > _WAITED_AT_LEAST_S * _NS_PER_S):
             gaps.append((begin_ns - own_ns) / _NS_PER_S)

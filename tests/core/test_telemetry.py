@@ -124,41 +124,19 @@ def test_energy_of_an_iteration_is_missing_when_one_gpu_misses_it() -> None:
 
 
 def test_communication_latency_is_seen_where_a_rank_waited() -> None:
-    schedule = one_forward_one_backward(2, 1)
-    f0, b0 = schedule.orders[0]
-    f1, b1 = schedule.orders[1]
-    times_ms = {f0: (0, 10), f1: (13, 23), b1: (24, 44), b0: (47, 67)}
-
-    observation, _ = observe_iteration(
-        ranks=[
-            RankIteration(
-                r,
-                0,
-                0,
-                0,
-                70 * MS,
-                71 * MS,
-                tuple(MeasuredInstruction(i, times_ms[i][0] * MS, times_ms[i][1] * MS) for i in order),
-            )
-            for r, order in enumerate(schedule.orders)
-        ],
-        graph=dependency_graph(schedule),
-        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
-        counters={0: EnergyCounter(), 1: EnergyCounter()},
-        plan_id="baseline",
-        is_regular=True,
-    )
+    observation = _observe_two_ranks(begin_ms=(0, 0), f1_ms=(13, 23), next_begin_ms=(111, 111))
 
     assert observation.communication_latency_s == pytest.approx(0.003)
     assert observation.launch_gap_s == pytest.approx(0.001)
-    assert observation.iteration_time_s == pytest.approx(0.071)
+    assert observation.iteration_time_s == pytest.approx(0.111)
 
 
 def test_a_first_instruction_that_waited_for_its_own_last_step_tells_nothing_of_latency() -> None:
     """Rank 1 begins its step 40 ms after its input was there; what it takes from there is no latency either."""
-    observation = _observe_two_ranks(begin_ms=(0, 50), f1_ms=(50, 60), next_begin_ms=(120, 170))
+    observation = _observe_two_ranks(begin_ms=(0, 45), f1_ms=(50, 60), next_begin_ms=(120, 170))
 
     assert observation.communication_latency_s == pytest.approx(0.003)
+    assert observation.launch_gap_s == pytest.approx(0.001)
 
 
 def test_from_its_last_instruction_to_its_next_step_each_rank_takes_its_own_time() -> None:
