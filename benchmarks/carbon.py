@@ -20,8 +20,8 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from gpuenergyd.cli.carbon_files import read_frontier, read_traces
-from gpuenergyd.core.carbon import HourlySeries
-from gpuenergyd.core.carbon_replay import ReplayRequest, ZoneReplay
+from gpuenergyd.core.carbon.intensity import HourlySeries
+from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd_policies.carbon.features import filled_history
 from gpuenergyd_policies.carbon.forecast import skill_against_naive
 from gpuenergyd_policies.carbon.prior import read_prior

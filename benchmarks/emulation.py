@@ -33,9 +33,9 @@ from carbon import zones_in
 
 from gpuenergyd.cli.plan import load_planner
 from gpuenergyd.cli.plan_inputs import PlanOptions, plan_input
-from gpuenergyd.core.carbon_replay import ReplayRequest
-from gpuenergyd.core.pipeline import dependency_graph, one_forward_one_backward
-from gpuenergyd.core.policy import OfflinePlan, OfflineRequest
+from gpuenergyd.core.carbon.replay import ReplayRequest
+from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
+from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd_policies.carbon.replay import replay
 from gpuenergyd_policies.planning.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd_policies.planning.frontier import frontier

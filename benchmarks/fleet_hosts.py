@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.records import HostRollupRecord, IterationRecord, JobRecord, Record, RollupRecord, SampleRecord
 from gpuenergyd.store.series_buffer import SeriesBuffer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuenergyd.cli.plan import load_planner
 from gpuenergyd.cli.plan_inputs import PlanOptions, plan_input
-from gpuenergyd.core.policy import OfflinePlan
+from gpuenergyd.core.policy_api.policy import OfflinePlan
 
 INSTANCE = "s8m32_1f1b_a100"
 NUM_MICROBATCHES = 32

@@ -11,8 +11,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,14 @@ from late_clocks import print_late_clocks
 from lowtime_rival import is_installed, run_lowtime
 from planner_against_lowtime import HEADER, INSTANCES, UNIT_MS, comparison_row, print_against_lowtime
 
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     InstructionClass,
     InstructionKind,
     dependency_graph,
     one_forward_one_backward,
 )
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
 from gpuenergyd_policies.planning.frontier import frontier, solve, warm_up

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from lowtime_rival import LowtimeRun, is_installed, run_lowtime
 
-from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.profile import PipelineProfile
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.wire.profile_files import PlannerInstance, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import Effort, min_iteration_time_s, solve, warm_up
 from gpuenergyd_policies.planning.judging import judge_clocks

@@ -21,8 +21,8 @@ from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import (
     Instruction,
     InstructionClass,
     InstructionKind,
@@ -30,10 +30,10 @@ from gpuenergyd.core.pipeline import (
     dependency_graph,
     one_forward_one_backward,
 )
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks
-from gpuenergyd.core.policy import ClockPolicy, JobView
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.gpu.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd.gpu.device_parameters import MODELS, DeviceParameters
 from gpuenergyd_policies.bubble_aware import BubbleAware

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from gpuenergyd.core.pipeline import Schedule, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.gpu.device_model import blocking_power_w, instruction_time_s, working_power_w
 from gpuenergyd.gpu.device_parameters import device_parameters
 from gpuenergyd_policies.planning.frontier import solve

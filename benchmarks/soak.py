@@ -39,9 +39,9 @@ _now_ns = _START_NS
 time.monotonic_ns = lambda: _now_ns  # before anything of ours reads it; the event loop's own timers stay real
 time.time_ns = lambda: _WALL_NS + _now_ns - _START_NS
 
-from gpuenergyd.core.job_rules import JobRules  # noqa: E402
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
-from gpuenergyd.core.policy import JobView  # noqa: E402
+from gpuenergyd.core.job.rules import JobRules  # noqa: E402
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
+from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
 from gpuenergyd.daemon.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.gpu_leases import GpuLeases  # noqa: E402

@@ -24,7 +24,7 @@ from statistics import median
 
 from sqlalchemy import Connection
 
-from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.store import History, HistoryWriter, open_history
 from gpuenergyd.store.compaction import compact_iterations
 from gpuenergyd.store.database import upgrade, writing_engine

@@ -8,10 +8,10 @@ import pytest
 
 from docs.site.build import reference_pages
 from gpuenergyd.cli.app import command_line
-from gpuenergyd.core.pipeline import one_forward_one_backward
-from gpuenergyd.core.plan import check_plan
-from gpuenergyd.core.policy import BaselineView, ClockPolicy, GpuView, JobView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import check_plan
+from gpuenergyd.core.policy_api.policy import BaselineView, ClockPolicy, GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -117,7 +117,7 @@ def test_each_equivalent_mutant_is_of_a_line_that_stands_in_the_code() -> None:
         assert known.before != known.after
         assert len(known.reason.split()) >= 5
         assert reason_for(known.path, known.before, known.after) == known.reason
-    assert reason_for("gpuenergyd/core/savings.py", "a", "b") is None
+    assert reason_for("gpuenergyd/core/job/savings.py", "a", "b") is None
 
 
 def test_what_is_tried_uncompiled_is_what_holds_kernels() -> None:
@@ -131,8 +131,8 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     bench = Workbench(tmp_path)
     source = ROOT / "gpuenergyd" / "core" / "savings.py"
     text = source.read_text(encoding="utf-8")
-    mutant = a_mutant(1, path="gpuenergyd/core/savings.py")
-    tests = {"tests/core/test_savings.py": 10.0}
+    mutant = a_mutant(1, path="gpuenergyd/core/job/savings.py")
+    tests = {"tests/core/job/test_savings.py": 10.0}
     changed = text.replace("CONFIDENCE / 2", "CONFIDENCE * 2")
 
     same = bench.ask(mutant, text, tests)
@@ -147,7 +147,7 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     assert changed != text
     assert same == again == (Verdict.SURVIVED, "")
     assert noticed is Verdict.NOTICED
-    assert by.startswith("tests/core/test_savings.py::test_")
+    assert by.startswith("tests/core/job/test_savings.py::test_")
     assert hung == spun == (Verdict.HUNG, "")
     assert (tmp_path / "tree" / "gpuenergyd" / "core" / "savings.py").read_text(encoding="utf-8") == text
     assert source.read_text(encoding="utf-8") == text

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from gpuenergyd.cli.plan import load_planner
 from gpuenergyd.cli.plan_inputs import PlanInput, PlanOptions, plan_input
-from gpuenergyd.core.pipeline import Instruction, Schedule, dependency_graph
-from gpuenergyd.core.policy import OfflinePlan
-from gpuenergyd.core.telemetry import ObservedSpan
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.report.axes import Axis
 from gpuenergyd.report.figures import energy_text, time_text
 from gpuenergyd.report.timeline import ObservedIteration, timelines_svg

@@ -1,7 +1,7 @@
 """A clock policy in a package of its own: every GPU one clock step below its highest."""
 
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import JobView
 
 
 class OneStepDown:

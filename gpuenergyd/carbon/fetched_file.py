@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.core.carbon import (
+from gpuenergyd.core.carbon.intensity import (
     CarbonSignal,
     EmissionFactor,
     IntensitySample,

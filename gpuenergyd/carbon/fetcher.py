@@ -26,7 +26,7 @@ from gpuenergyd.carbon.sources.source import (
     make_source,
 )
 from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
-from gpuenergyd.core.carbon import EmissionFactor, IntensitySample, SignalKind
+from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
 
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpuenergyd.core.carbon import HOUR, HourlySeries, checked_intensity
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, checked_intensity
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 TIME_COLUMN = "timestamp_utc"

@@ -24,7 +24,7 @@ from gpuenergyd.cli.carbon_inputs import (
 from gpuenergyd.cli.carbon_plot import forecast_lines, write_forecast_svg
 from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.cli.terminal import people_console
-from gpuenergyd.core.carbon import (
+from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     EmissionFactor,
     ForecastHour,
@@ -34,7 +34,7 @@ from gpuenergyd.core.carbon import (
     hourly_series,
     intensity_now,
 )
-from gpuenergyd.core.carbon_replay import ReplayRequest, ZoneReplay
+from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd.errors import CarbonDataError
 
 EXIT_DEGRADED = 4

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.core.carbon import HOUR, HourlySeries, checked_intensity
-from gpuenergyd.core.carbon_replay import ZoneReplay
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, checked_intensity
+from gpuenergyd.core.carbon.replay import ZoneReplay
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 TRACE_COLUMNS = ("timestamp_utc", "carbon_intensity_g_per_kwh")

@@ -14,8 +14,8 @@ from gpuenergyd.cli.carbon_files import (
     utc_instant,
 )
 from gpuenergyd.cli.plan_inputs import PlanOptions, plan_input
-from gpuenergyd.core.carbon_replay import Forecast, Replay
-from gpuenergyd.core.policy import OfflinePlanner
+from gpuenergyd.core.carbon.replay import Forecast, Replay
+from gpuenergyd.core.policy_api.policy import OfflinePlanner
 from gpuenergyd.errors import CarbonDataError, UnknownPolicyError
 
 CARBON_GROUP = "gpuenergyd.carbon"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.core.carbon import CarbonForecast, HourlySeries
+from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries
 from gpuenergyd.errors import CarbonDataError
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.cli.synthetic_grid import ZONE, write_synthetic_trace
-from gpuenergyd.core.carbon import HOUR, HourlySeries
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import UsageError
 
 SYNTHETIC = "synthetic"

@@ -24,7 +24,7 @@ def doctor(
     or without a running daemon, and changes nothing. Exits 4 when something is degraded.
     """
     from gpuenergyd.cli.host_facts import look_at_host  # noqa: PLC0415  heavy: settings, driver, database
-    from gpuenergyd.core.diagnosis import Level, diagnose  # noqa: PLC0415
+    from gpuenergyd.core.host.diagnosis import Level, diagnose  # noqa: PLC0415
 
     found = diagnose(look_at_host(config, socket))
     is_degraded = any(diagnosis.level is Level.DEGRADED for diagnosis in found)

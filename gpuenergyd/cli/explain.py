@@ -13,9 +13,9 @@ from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.cli.plan import DEFAULT_POLICY, load_planner
 from gpuenergyd.cli.plan_inputs import PlanInput, PlanOptions, plan_input
 from gpuenergyd.cli.terminal import people_console
-from gpuenergyd.core.explanation import ClockExplanation, ClockReason, explain_clocks
-from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
-from gpuenergyd.core.policy import OfflinePlan
+from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
+from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
+from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.errors import UsageError
 
 ROWS = 12

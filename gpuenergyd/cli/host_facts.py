@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuenergyd.core.host import (
+from gpuenergyd.core.host.facts import (
     CallerFacts,
     CarbonFacts,
     DaemonFacts,

@@ -12,8 +12,8 @@ from rich.console import Console
 from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.cli.plan_inputs import DEFAULT_SCHEDULE, PlanInput, PlanOptions, plan_input
 from gpuenergyd.cli.terminal import people_console
-from gpuenergyd.core.policy import OfflinePlan, OfflinePlanner, SwitchingFigures
-from gpuenergyd.core.schedules import SCHEDULES
+from gpuenergyd.core.pipeline.schedules import SCHEDULES
+from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflinePlanner, SwitchingFigures
 from gpuenergyd.errors import UnknownPolicyError
 
 PLANNER_GROUP = "gpuenergyd.planners"

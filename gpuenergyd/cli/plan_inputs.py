@@ -5,11 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuenergyd.core.pipeline import DependencyGraph, InstructionClass, InstructionKind, Schedule, dependency_graph
-from gpuenergyd.core.policy import OfflineRequest
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.schedules import make_schedule, schedule_family
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.pipeline.graph import (
+    DependencyGraph,
+    InstructionClass,
+    InstructionKind,
+    Schedule,
+    dependency_graph,
+)
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.schedules import make_schedule, schedule_family
+from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 

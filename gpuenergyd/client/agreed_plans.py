@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuenergyd.client.following import UNTUNED, PlanQueue, PreparedPlan
-from gpuenergyd.core.agreement import Term, TermKeeper
+from gpuenergyd.core.distributed.plan_windows import Term, TermKeeper
 
 _MAX_INSTALLED = 8
 

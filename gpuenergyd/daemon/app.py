@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
-from gpuenergyd.core.job_rules import JobRules
+from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.administrator import AdministratorLeases
 from gpuenergyd.daemon.carbon_service import CarbonService

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 
 from gpuenergyd.carbon.fetched_file import Fetched, FetchStatus, read_fetched
 from gpuenergyd.carbon.signal_file import CARBON_UNIT, SignalFile, zone_of_file
-from gpuenergyd.core.carbon import (
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import (
     HOUR,
     CarbonForecast,
     CarbonSignal,
@@ -23,7 +24,6 @@ from gpuenergyd.core.carbon import (
     SampleStatus,
     hourly_series,
 )
-from gpuenergyd.core.carbon_clock import GridClock
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, StoreError

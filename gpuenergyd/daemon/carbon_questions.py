@@ -10,10 +10,10 @@ from datetime import datetime
 from importlib.metadata import entry_points
 from typing import Any
 
-from gpuenergyd.core.carbon import CarbonForecast, HourlySeries, intensity_now
-from gpuenergyd.core.carbon_replay import Forecast, TimingWorth, Worth
-from gpuenergyd.core.measured_frontier import measured_frontier
-from gpuenergyd.core.policy import ClockPolicy, FrontierPoint, JobView, TargetDecision, TargetView
+from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, intensity_now
+from gpuenergyd.core.carbon.replay import Forecast, TimingWorth, Worth
+from gpuenergyd.core.job.measured_frontier import measured_frontier
+from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView, TargetDecision, TargetView
 from gpuenergyd.errors import UnknownPolicyError
 
 CARBON_GROUP = "gpuenergyd.carbon"

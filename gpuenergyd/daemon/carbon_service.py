@@ -7,12 +7,19 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpuenergyd.core.carbon import HOUR, CarbonForecast, HourlySeries, IntensityRung, StalenessRules, intensity_now
-from gpuenergyd.core.carbon_clock import GridClock
-from gpuenergyd.core.carbon_replay import TimingWorth
-from gpuenergyd.core.carbon_skill import LiveSkill
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import (
+    HOUR,
+    CarbonForecast,
+    HourlySeries,
+    IntensityRung,
+    StalenessRules,
+    intensity_now,
+)
+from gpuenergyd.core.carbon.replay import TimingWorth
+from gpuenergyd.core.carbon.skill import LiveSkill
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.carbon_fetcher import CarbonFetcher
 from gpuenergyd.daemon.carbon_questions import ForecastQuestion, SentSeries, WorthQuestion

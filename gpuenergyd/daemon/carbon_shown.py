@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from gpuenergyd.core.carbon_account import JobCarbon, job_carbon
+from gpuenergyd.core.carbon.account import JobCarbon, job_carbon
 from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.following_jobs import FollowingJob
 from gpuenergyd.daemon.job_budget import JobBudget

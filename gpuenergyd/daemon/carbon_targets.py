@@ -10,15 +10,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from gpuenergyd.core.carbon import HOUR, CarbonForecast, IntensityRung
-from gpuenergyd.core.carbon_account import JobCarbon
-from gpuenergyd.core.carbon_clock import GridClock
-from gpuenergyd.core.messages import JobPhase, ProfilingJudged, TargetChanged
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.policy import BaselineView, TargetDecision
-from gpuenergyd.core.slowdown_account import SETTLING_ITERATIONS, SlowdownAccount
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.carbon.account import JobCarbon
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, IntensityRung
+from gpuenergyd.core.carbon.slowdown_account import SETTLING_ITERATIONS, SlowdownAccount
+from gpuenergyd.core.job.messages import JobPhase, ProfilingJudged, TargetChanged
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.carbon_memory import CarbonMemory
 from gpuenergyd.daemon.carbon_questions import SentSeries, TargetQuestion, TargetReply

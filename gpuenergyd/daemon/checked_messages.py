@@ -2,8 +2,8 @@
 
 import time
 
-from gpuenergyd.core.pipeline import Instruction, InstructionKind
-from gpuenergyd.core.telemetry import MeasuredInstruction, RankIteration
+from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpuenergyd.core.carbon_account import WorkSlot
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.policy import BaselineView, TargetDecision
-from gpuenergyd.core.slowdown_account import SlowdownAccount
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.carbon.account import WorkSlot
+from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon_memory import CarbonMemory, KeptJob, identified
 from gpuenergyd.daemon.ports import RunningJob
 

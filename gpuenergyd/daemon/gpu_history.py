@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gpuenergyd.core.ledger import GpuLedger, LedgerPiece
-from gpuenergyd.core.telemetry import EnergyCounter
+from gpuenergyd.core.measurement.attribution import GpuLedger, LedgerPiece
+from gpuenergyd.core.measurement.telemetry import EnergyCounter
 from gpuenergyd.gpu.link_messages import GpuSample
 from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from gpuenergyd.core.policy import GpuView
-from gpuenergyd.core.switching import LatencyBasis, ObservedSwitch, SwitchCalibration, constant_latency
-from gpuenergyd.core.telemetry import ClockHistory, EnergyCounter
+from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
+from gpuenergyd.core.pipeline.switching import LatencyBasis, ObservedSwitch, SwitchCalibration, constant_latency
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpu_history import GpuHistory
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity

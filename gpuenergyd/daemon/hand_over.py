@@ -16,15 +16,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_type_hints
 
-from gpuenergyd.core.faults import Faults
-from gpuenergyd.core.issued_plans import IssuedPlans
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.job_description import JobDescription
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.rank_reports import RankReports
-from gpuenergyd.core.remembered_iterations import RememberedIterations
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.faults import Faults
+from gpuenergyd.core.job.history import RememberedIterations
+from gpuenergyd.core.job.issued_plans import IssuedPlans
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.rank_reports import RankReports
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.gpu.link import LeaseOwner

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpuenergyd.core.carbon_clock import GridClock
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.policy import BaselineView
-from gpuenergyd.core.slowdown_account import SETTLING_ITERATIONS, Allowance, SlowdownAccount
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.slowdown_account import SETTLING_ITERATIONS, Allowance, SlowdownAccount
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.settings import Settings
 
 PROFILING_COST_ITERATIONS = 3.0

@@ -3,7 +3,7 @@
 import math
 from datetime import UTC, datetime
 
-from gpuenergyd.core.slowdown_account import JobLength
+from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import RankRegistration
 

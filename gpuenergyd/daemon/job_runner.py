@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.messages import (
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
     ControlLost,
@@ -28,9 +28,9 @@ from gpuenergyd.core.messages import (
     SendPlan,
     StragglerChanged,
 )
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
-from gpuenergyd.core.policy import JobView
-from gpuenergyd.core.savings import MeasuredSaving
+from gpuenergyd.core.job.savings import MeasuredSaving
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.control_trail import ControlTrail
 from gpuenergyd.daemon.gpus import Gpu, utc_at
 from gpuenergyd.daemon.hand_over import HandedRunner

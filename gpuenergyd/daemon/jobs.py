@@ -10,12 +10,12 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.job_description import JobDescription
-from gpuenergyd.core.job_rules import JobRules, part_rules
-from gpuenergyd.core.messages import RankJoined, RankLost, RankReleased, RankReported
-from gpuenergyd.core.switching import SwitchLatency
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
+from gpuenergyd.core.job.rules import JobRules, part_rules
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.checked_messages import checked_iteration, checked_order, require_agreement
 from gpuenergyd.daemon.clock_records import ClockRecords
 from gpuenergyd.daemon.gpus import Claim, Gpu, utc_at

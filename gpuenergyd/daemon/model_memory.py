@@ -11,8 +11,8 @@ import logging
 import zlib
 from pathlib import Path
 
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.model_memory import RememberedModel
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.store import open_history
 from gpuenergyd.wire.daemon_codec import decode, encode

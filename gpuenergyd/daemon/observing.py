@@ -5,15 +5,15 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from gpuenergyd.core.extrinsic import ExtrinsicGauge
-from gpuenergyd.core.issued_plans import MAX_PLANS_KEPT
-from gpuenergyd.core.messages import IterationObserved, ObserveIteration
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pace import PaceGauge
-from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.savings import MeasuredSaving
-from gpuenergyd.core.telemetry import ObservedSpan, iteration_window, observe_iteration
+from gpuenergyd.core.distributed.pace import PaceGauge
+from gpuenergyd.core.distributed.straggler_savings import ExtrinsicGauge
+from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
+from gpuenergyd.core.job.messages import IterationObserved, ObserveIteration
+from gpuenergyd.core.job.savings import MeasuredSaving
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.telemetry import ObservedSpan, iteration_window, observe_iteration
+from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.gpus import utc_at
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort, RunningJob
 from gpuenergyd.store.records import IterationRecord

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuenergyd.core.pipeline import Instruction, InstructionKind
-from gpuenergyd.core.plan import ClockChange, ClockPlan, RankClocks, check_plan
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks, check_plan
 from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.daemon.rank_sessions import RankSession

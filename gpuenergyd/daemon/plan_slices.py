@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.messages import SendPlan
-from gpuenergyd.core.policy import GpuView
-from gpuenergyd.core.telemetry import RankIteration
+from gpuenergyd.core.job.messages import SendPlan
+from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.wire.messages import PlanSlice
 
 

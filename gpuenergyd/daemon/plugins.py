@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from gpuenergyd.core.policy import ClockPolicy, TargetPolicy
+from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetPolicy
 from gpuenergyd.errors import UnknownPolicyError
 
 POLICY_GROUP = "gpuenergyd.policies"

@@ -13,8 +13,8 @@ import sys
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import ClockPolicy, JobView, TargetPolicy
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
 from gpuenergyd.daemon.carbon_questions import (
     ForecastQuestion,
     ForecastReply,

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.carbon_questions import ForecastQuestion, ForecastReply, TargetQuestion, TargetReply
 from gpuenergyd.daemon.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
 from gpuenergyd.daemon.starting import PolicyChannel, StartPolicyHost

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.messages import Event
-from gpuenergyd.core.model_memory import RememberedModel
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import Event
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd.daemon.carbon_questions import TargetQuestion, TargetReply
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.policy_link import PolicyFailure

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuenergyd.core.extrinsic import ExtrinsicGauge
-from gpuenergyd.core.stragglers import Imposed, Pace, ReplicaGroup, StragglerRules
+from gpuenergyd.core.distributed.straggler_savings import ExtrinsicGauge
+from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup, StragglerRules
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.errors import ProtocolError

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gpuenergyd.core.carbon import EmissionFactor, SignalKind
+from gpuenergyd.core.carbon.intensity import EmissionFactor, SignalKind
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.restore_rules import RestorePolicy
 

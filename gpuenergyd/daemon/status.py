@@ -7,9 +7,9 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.savings import Interval
-from gpuenergyd.core.switching import LatencyBasis, SwitchCalibration
+from gpuenergyd.core.job.savings import Interval
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
 from gpuenergyd.daemon.carbon_service import CarbonService
 from gpuenergyd.daemon.children import GpuWorker
 from gpuenergyd.daemon.gpus import Claim, ClaimKind, Gpu, Gpus

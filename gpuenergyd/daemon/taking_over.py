@@ -5,7 +5,7 @@ import logging
 import os
 import time
 
-from gpuenergyd.core.messages import RankLost
+from gpuenergyd.core.job.messages import RankLost
 from gpuenergyd.daemon.gpus import Claim
 from gpuenergyd.daemon.hand_over import HandedJob, HandedSession, memory_of, recalled
 from gpuenergyd.daemon.job_runner import JobRunner

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from gpuenergyd.core.carbon import HOUR, CarbonForecast
-from gpuenergyd.core.carbon_clock import GridClock
-from gpuenergyd.core.policy import BaselineView, TargetView
-from gpuenergyd.core.slowdown_account import SlowdownAccount
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast
+from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetView
 from gpuenergyd.daemon.job_budget import JobBudget, view_deadline
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.settings import Settings

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from gpuenergyd.core.model_memory import RememberedModel
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import Schedule
-from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import GpuView, JobView
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import Schedule
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import GpuView, JobView
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd.errors import ProtocolError
 
 T = TypeVar("T")

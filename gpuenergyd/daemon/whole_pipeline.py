@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuenergyd.core.extrinsic import ExtrinsicGauge
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.job_description import JobDescription
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.merging import Place, busy_s, merge_parts
-from gpuenergyd.core.messages import (
+from gpuenergyd.core.distributed.pace import PaceGauge
+from gpuenergyd.core.distributed.straggler_savings import ExtrinsicGauge
+from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
+from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
     Event,
@@ -30,13 +30,13 @@ from gpuenergyd.core.messages import (
     StragglerChanged,
     TargetChanged,
 )
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pace import PaceGauge
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionKind, dependency_graph
-from gpuenergyd.core.plan import BASELINE_PLAN_ID
-from gpuenergyd.core.policy import GpuView, JobView
-from gpuenergyd.core.stragglers import Imposed, Pace, ReplicaGroup
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.merge import Place, busy_s, merge_parts
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, dependency_graph
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID
+from gpuenergyd.core.policy_api.policy import GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus import utc_at
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from gpuenergyd.core.carbon import CarbonSignal, IntensitySample, SampleStatus, grams
-from gpuenergyd.core.carbon_account import JobCarbon, WorkSlot, job_carbon
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.slowdown_account import charged_time_s
+from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
+from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, SampleStatus, grams
+from gpuenergyd.core.carbon.slowdown_account import charged_time_s
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.figures import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
 from gpuenergyd.store.iterations import Iterations

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuenergyd.core.pipeline import Instruction, Schedule, dependency_graph
-from gpuenergyd.core.schedules import sent_after, stage_of_chunk
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.schedules import sent_after, stage_of_chunk
 from gpuenergyd.errors import ScheduleError
 
 

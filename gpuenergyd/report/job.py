@@ -8,7 +8,7 @@ from functools import cache, cached_property, partial
 from statistics import median
 from typing import Any
 
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.carbon import NO_CARBON, CarbonReport, carbon_report
 from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse
 from gpuenergyd.report.tariff import Tariff

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpuenergyd import __version__
-from gpuenergyd.core.carbon import IntensitySample, SampleStatus
+from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
 from gpuenergyd.report import figures
 from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.days import days_svg

@@ -7,7 +7,7 @@ from html import escape
 from operator import itemgetter
 from statistics import median
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.axes import Axis, energy_step, energy_tick
 from gpuenergyd.report.figures import energy_text, time_text
 from gpuenergyd.store import IterationRow, PlanRow

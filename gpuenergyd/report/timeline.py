@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.report.axes import round_step
 from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.critical import instruction_of, observed_critical_path

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gpuenergyd.core.carbon import ForecastHour
-from gpuenergyd.core.pipeline import Instruction, InstructionKind
-from gpuenergyd.core.plan import ClockChange, RankClocks
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.carbon.intensity import ForecastHour
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.plan import ClockChange, RankClocks
 from gpuenergyd.errors import StoreError
 
 MAX_BLOB_BYTES = 64 * 2**20

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuenergyd.core.carbon import (
+from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     CarbonSignal,
     EmissionFactor,

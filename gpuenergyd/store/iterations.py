@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.reading import Reader, names_of
 
 _PURPOSES: Mapping[str | None, PlanPurpose | None] = {None: None, "": None, **{str(word): word for word in PlanPurpose}}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.iterations import OF_BLOCKS, OF_ITERATIONS, Iterations, block_of, single_of
 from gpuenergyd.store.reading import Reader, Row, micros_of
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from gpuenergyd.core.carbon import CarbonForecast
-from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.carbon.intensity import CarbonForecast
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store import carbon_queries
 from gpuenergyd.store.blobs import decode_clocks, decode_spans

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpuenergyd.core.carbon import CarbonForecast, EmissionFactor, IntensityRung, SampleStatus, SignalKind
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.carbon.intensity import CarbonForecast, EmissionFactor, IntensityRung, SampleStatus, SignalKind
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 
 MAX_REASON_CHARS = 1024
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.blobs import decode_tags
 from gpuenergyd.store.iterations import Iterations, all_iterations
 from gpuenergyd.store.job_parts import JobParts
 from gpuenergyd.store.reading import Reader, Row
 
 if TYPE_CHECKING:
-    from gpuenergyd.core.savings import Interval
+    from gpuenergyd.core.job.savings import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def job_summary(job: Row, parts: JobParts, counted: Counted = WHOLE) -> JobSumma
 
     Of a part of it, the baseline is still that of the whole job: full speed is what every saving refers to.
     """
-    from gpuenergyd.core.savings import saving_between  # noqa: PLC0415  a report of ended jobs needs no statistics
+    from gpuenergyd.core.job.savings import saving_between  # noqa: PLC0415  a report of ended jobs needs no statistics
 
     whole = parts.iterations
     every = [own for own in whole if counted.holds(own.started_at)]

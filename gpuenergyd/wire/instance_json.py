@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     Instruction,
     InstructionClass,
@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline import (
     Schedule,
     graph_from_edges,
 )
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.errors import ProfileError, ScheduleError
 from gpuenergyd.wire.checked_values import MAX_STAGES, number, short, whole
 

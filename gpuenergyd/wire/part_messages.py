@@ -10,9 +10,9 @@ them: durations, energies and clocks only.
 
 from dataclasses import dataclass
 
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.policy import GpuView
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.wire.messages import ChangeRow, OrderRow
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, instruction_profile
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, instruction_profile
 from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.checked_values import MAX_STAGES, number, short, whole
 

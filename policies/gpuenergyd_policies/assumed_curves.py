@@ -16,11 +16,11 @@ a tenth of the rest.
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.policy import GpuView, JobView
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import GpuView, JobView
 
 LOWEST_CLOCK_RATIO = 0.66
 """Below this share of the maximum clock nothing is planned that nobody measured."""

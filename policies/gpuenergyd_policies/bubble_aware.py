@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass, replace
 from statistics import median
 
-from gpuenergyd.core.model_memory import REMEMBERED_PROFILE
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction
-from gpuenergyd.core.plan import (
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.plan import (
     ClockChange,
     ClockPlan,
     PlanPrediction,
@@ -22,10 +21,11 @@ from gpuenergyd.core.plan import (
     full_speed_plan,
     untuned_plan,
 )
-from gpuenergyd.core.policy import FrontierPoint, JobView
-from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
-from gpuenergyd.core.switching import SwitchLatency
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
+from gpuenergyd.core.policy_api.previous_run import REMEMBERED_PROFILE
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, min_iteration_time_s, solve

@@ -1,7 +1,7 @@
 """Follows the grid: slower in dirty hours, faster in clean ones, never beyond the job's slowdown budget or deadline."""
 
-from gpuenergyd.core.policy import TargetDecision, TargetView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.policy_api.policy import TargetDecision, TargetView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.carbon.target import decide
 
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from gpuenergyd.core.pipeline import dependency_graph, one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, untuned_plan
-from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd_policies.observed_pipeline import observed_graph
 from gpuenergyd_policies.planning.envpipe import (

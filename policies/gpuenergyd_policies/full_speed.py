@@ -2,8 +2,8 @@
 
 import time
 
-from gpuenergyd.core.plan import ClockPlan, untuned_plan
-from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
+from gpuenergyd.core.pipeline.plan import ClockPlan, untuned_plan
+from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.judging import baseline, unproven_plan
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpuenergyd.core.pipeline import DependencyGraph, dependency_graph
-from gpuenergyd.core.policy import JobView
-from gpuenergyd.core.profile import PipelineProfile
-from gpuenergyd.core.timeline import Timeline, timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import Timeline, timeline
+from gpuenergyd.core.policy_api.policy import JobView
 
 LEAST_SHARE = 0.1
 """Which of the turnarounds seen counts, the shortest first: not the very shortest, which chance has made."""

@@ -1,7 +1,7 @@
 """The same slowdown at every hour: the default target, and the yardstick for any that follows a signal."""
 
-from gpuenergyd.core.policy import TargetView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.policy_api.policy import TargetView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 class Steady:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import JobView
 
 ITERATIONS_PER_CLOCK = 2
 

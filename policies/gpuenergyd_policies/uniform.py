@@ -9,9 +9,9 @@ the target or else half way, and finally runs the cheapest clock whose measured 
 import time
 from collections.abc import Mapping, Sequence
 
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
-from gpuenergyd.core.policy import JobView, OfflinePlan, OfflineRequest
-from gpuenergyd.core.profile import ClockOption, InstructionProfile
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
+from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.judging import JudgedClocks, baseline, judge, unproven_plan
 from gpuenergyd_policies.trials import Trial, common_clocks_mhz, trials, uniform_plan

@@ -7,11 +7,11 @@ the saving can be off is shown by planning for curves that leave little to save 
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction
-from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
-from gpuenergyd.core.policy import JobView
-from gpuenergyd.core.profile import PipelineProfile
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.assumed_curves import (
     BASIS,
     LIKELY,

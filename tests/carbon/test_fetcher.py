@@ -16,7 +16,7 @@ from gpuenergyd.carbon.fetcher import config_from_json, fetched_next, main, run,
 from gpuenergyd.carbon.keys import read_key
 from gpuenergyd.carbon.sources.source import SourceReply
 from gpuenergyd.carbon.sources.web import Problem, SourceError
-from gpuenergyd.core.carbon import HOUR, CarbonSignal, IntensitySample, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 from tests.carbon.documented import HOUR_AT, NOW_AT
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.core.carbon import (
+from gpuenergyd.core.carbon.intensity import (
     HOUR,
     CarbonForecast,
     ForecastHour,

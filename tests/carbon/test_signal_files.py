@@ -11,7 +11,7 @@ from gpuenergyd.carbon.signal_file import SignalFile, zone_of_file
 from gpuenergyd.carbon.sources import fixed
 from gpuenergyd.carbon.sources.source import SourceOptions, make_source
 from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
-from gpuenergyd.core.carbon import HOUR, SampleStatus
+from gpuenergyd.core.carbon.intensity import HOUR, SampleStatus
 from gpuenergyd.errors import CarbonDataError
 
 HEADER = "timestamp_utc,carbon_intensity_g_per_kwh\n"

@@ -10,7 +10,7 @@ from gpuenergyd.carbon.sources import entsoe
 from gpuenergyd.carbon.sources.checking import instant, rows
 from gpuenergyd.carbon.sources.source import CarbonSource, SourceOptions, default_source_name, make_source, source_names
 from gpuenergyd.carbon.sources.web import Problem, SourceError, Web, WebLimits
-from gpuenergyd.core.carbon import EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 from tests.carbon.documented import (
     EIA,

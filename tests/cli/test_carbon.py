@@ -11,7 +11,7 @@ import pytest
 
 from gpuenergyd.cli.carbon import carbon
 from gpuenergyd.cli.carbon_files import read_power_limit_profiles, read_traces
-from gpuenergyd.core.carbon import HOUR
+from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.errors import CarbonDataError, GpuEnergyError
 from tests.carbon.scripted_server import Reply, json_reply, serving
 from tests.support.carbon_traces import FIRST_AT, made_up_values

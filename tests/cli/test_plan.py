@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from gpuenergyd.cli.plan import plan
-from gpuenergyd.core.pipeline import Instruction, InstructionKind, Schedule, dependency_graph
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 

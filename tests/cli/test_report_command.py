@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter
 from gpuenergyd.store.records import (
     ControlEventRecord,

@@ -4,7 +4,7 @@ import pytest
 
 from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.following import UNTUNED, ClockWish, PreparedPlan
-from gpuenergyd.core.agreement import Term
+from gpuenergyd.core.distributed.plan_windows import Term
 
 WISHES = {("F", 0, 0): ClockWish(1200, 0, 0)}
 

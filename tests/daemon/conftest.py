@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
 
 
 class Polite:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
 
-from gpuenergyd.core.carbon import HOUR
+from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import open_history
 from tests.carbon.scripted_server import Asked, Reply, json_reply, serving

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, write_fetched
-from gpuenergyd.core.carbon import HOUR, CarbonSignal, IntensityRung, IntensitySample, SampleStatus, intensity_now
-from gpuenergyd.core.carbon_clock import GridClock
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import (
+    HOUR,
+    CarbonSignal,
+    IntensityRung,
+    IntensitySample,
+    SampleStatus,
+    intensity_now,
+)
 from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.store import HistoryWriter

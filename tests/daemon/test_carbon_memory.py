@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.carbon_account import WorkSlot
-from gpuenergyd.core.slowdown_account import SlowdownAccount
+from gpuenergyd.core.carbon.account import WorkSlot
+from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.daemon.carbon_memory import CarbonMemory, KeptJob, identified
 
 MINE = {0: os.getpid()}

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.carbon import HOUR, EmissionFactor, IntensityRung, SampleStatus, SignalKind
-from gpuenergyd.core.carbon_clock import GridClock
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.messages import Event, JobPhase, ProfilingJudged
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.policy import ClockPolicy, TargetDecision
-from gpuenergyd.core.slowdown_account import JobLength
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import HOUR, EmissionFactor, IntensityRung, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.slowdown_account import JobLength
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import Event, JobPhase, ProfilingJudged
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetDecision
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon_feed import CarbonFeed
 from gpuenergyd.daemon.carbon_questions import TargetQuestion, TargetReply, answer_target
 from gpuenergyd.daemon.carbon_targets import CarbonTargets

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.core.slowdown_account import JobLength
+from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.daemon.job_length import checked_length
 from gpuenergyd.errors import ProtocolError
 from tests.daemon.test_jobs import registration

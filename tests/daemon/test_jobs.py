@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.pipeline import one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.clock_records import Wish
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.jobs import Jobs

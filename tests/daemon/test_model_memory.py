@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.job_description import JobDescription
-from gpuenergyd.core.model_memory import RememberedModel
-from gpuenergyd.core.policy import GpuView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.model_memory import ModelMemory, packed, signature_of, unpacked
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.store import open_history

@@ -2,8 +2,8 @@
 
 from typing import cast
 
-from gpuenergyd.core.issued_plans import MAX_PLANS_KEPT
-from gpuenergyd.core.observation import IterationObservation
+from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
+from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.daemon.observing import ObservedIterations
 from gpuenergyd.daemon.ports import JobServices
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gpuenergyd.core.messages import TargetChanged
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.job.messages import TargetChanged
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReport
 from tests.daemon.test_jobs import ME, Stage, plan, play

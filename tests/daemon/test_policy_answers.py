@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.carbon import HOUR
-from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import BaselineView, TargetView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.carbon.intensity import HOUR
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon_questions import ForecastQuestion, SentSeries, TargetQuestion, WorthQuestion
 from gpuenergyd.daemon.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, PolicyHost, run
 from gpuenergyd.daemon.view_difference import ViewSender

@@ -11,11 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy, TimeAtClock
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, untuned_plan
-from gpuenergyd.core.policy import BaselineView, GpuView, JobView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.measurement.observation import (
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+    RankEnergy,
+    TimeAtClock,
+)
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, untuned_plan
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.plugins import InstalledPolicy, check_policy_name, installed_policies, load_policy
 from gpuenergyd.daemon.policy_link import PolicyFailure, PolicyLink
 from gpuenergyd.daemon.starting import start_policy_child

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.plan import ClockPlan
+from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.daemon.policy_link import PolicyFailure, PolicyLink
 from gpuenergyd.daemon.starting import connect_policy_unit
 from tests.daemon.test_policy_host import view

@@ -5,9 +5,9 @@ import sqlite3
 from functools import partial
 from pathlib import Path
 
-from gpuenergyd.core.messages import JobPhase
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpuenergyd.core.telemetry import ClockHistory
+from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.daemon.gpus import Gpu
 from gpuenergyd.daemon.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity

@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.core.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy, TimeAtClock
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import untuned_plan
-from gpuenergyd.core.policy import BaselineView, GpuView, JobView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.measurement.observation import (
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+    RankEnergy,
+    TimeAtClock,
+)
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import untuned_plan
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.view_difference import ViewDifference, ViewReceiver, ViewSender
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.daemon_codec import decode, encode

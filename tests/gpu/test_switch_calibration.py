@@ -10,8 +10,8 @@ from statistics import median
 
 import pytest
 
-from gpuenergyd.core.switching import Direction, LatencyBasis
-from gpuenergyd.core.telemetry import ClockHistory
+from gpuenergyd.core.measurement.telemetry import ClockHistory
+from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis
 from gpuenergyd.daemon.gpus import Gpu, observed_switch
 from gpuenergyd.gpu.clock_effect import EffectWatch
 from gpuenergyd.gpu.device import GpuReading

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     Instruction,
     InstructionClass,
@@ -17,7 +17,7 @@ from gpuenergyd.core.pipeline import (
     graph_from_edges,
     one_forward_one_backward,
 )
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

@@ -1,7 +1,7 @@
 """Profiles made for planning tests."""
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 
 F, B = InstructionKind.F, InstructionKind.B
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,
     dependency_graph,
     gpipe,
     one_forward_one_backward,
 )
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_policies.planning.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.judging import baseline

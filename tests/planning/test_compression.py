@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.pipeline import dependency_graph, gpipe, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.compression import LONG_PIPELINE, is_periodic, solve_periodic
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve

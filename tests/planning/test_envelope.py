@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,
     dependency_graph,
     gpipe,
     one_forward_one_backward,
 )
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, check_plan
-from gpuenergyd.core.policy import BaselineView, GpuView, JobView, OfflineRequest
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
-from gpuenergyd.core.target import PerformanceTarget
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView, OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.envelope import Envelope, plan_offline

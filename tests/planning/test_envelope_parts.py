@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
-from gpuenergyd.core.policy import OfflineRequest
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.planning import envpipe
 from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
 from gpuenergyd_policies.planning.judging import baseline, judge_clocks, rank_orders, unproven_plan

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline import InstructionClass, graph_from_edges
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.graph import InstructionClass, graph_from_edges
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import ProfileError, TargetError
 from gpuenergyd_policies.planning.frontier import (
     Effort,

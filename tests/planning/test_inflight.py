@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,
     dependency_graph,
     one_forward_one_backward,
 )
-from gpuenergyd.core.policy import OfflineRequest
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.target import PerformanceTarget
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, TargetError, UsageError
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight

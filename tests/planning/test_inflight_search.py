@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpuenergyd.core.pipeline import dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd_policies.planning.inflight import MAX_SOLVES, _neighbours, _repaired, _search
 
 

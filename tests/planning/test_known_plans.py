@@ -7,7 +7,7 @@ The same figures hold with numba and without.
 
 import pytest
 
-from gpuenergyd.core.pipeline import dependency_graph, gpipe, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd_policies.planning.frontier import frontier, solve
 from gpuenergyd_policies.planning.problem import make_problem
 from gpuenergyd_policies.planning.segments import plan_segments

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from gpuenergyd.core.pipeline import DependencyGraph, InstructionClass, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.network import (
     JITTER_TICKS,
     MAX_KEY,

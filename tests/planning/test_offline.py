@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuenergyd.core.policy import OfflineRequest
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.judging import baseline, judge_clocks
 from gpuenergyd_policies.planning.offline import plan_offline

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.planning import refinement
 from gpuenergyd_policies.planning.compiled import floats, ints
 from gpuenergyd_policies.planning.network import JITTER_TICKS

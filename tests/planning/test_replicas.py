@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.frontier import frontier, solve
 from gpuenergyd_policies.planning.replicas import Replica, add_frontiers, joint_energy_j

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.planning.problem import make_problem
 from gpuenergyd_policies.planning.refinement import FULL_PASSES, LIGHT_PASSES, refine
 from gpuenergyd_policies.planning.rounding import EARLY, LATE, MAX_ABSORB_SWEEPS, MIDDLE

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline import InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning import segments
 from gpuenergyd_policies.planning.frontier import solve

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     Instruction,
     InstructionClass,
@@ -15,10 +15,10 @@ from gpuenergyd.core.pipeline import (
     gpipe,
     one_forward_one_backward,
 )
-from gpuenergyd.core.plan import ClockChange
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
-from gpuenergyd.core.switching import SwitchLatency
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.planning.switching import clock_changes, simulate_switching
 
 F, B = InstructionKind.F, InstructionKind.B

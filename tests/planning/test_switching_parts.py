@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpuenergyd.core.pipeline import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe
-from gpuenergyd.core.plan import ClockChange
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.switching import SwitchLatency
-from gpuenergyd.core.timeline import Span, timeline
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.pipeline.timeline import Span, timeline
 from gpuenergyd_policies.planning import switching
 from gpuenergyd_policies.planning.switching import _Request, clock_changes, naive_changes, simulate_switching
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.tables import LONG_HULL, ClassTable, planning_tables, thinned
 
 

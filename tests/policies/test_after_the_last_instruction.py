@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
-from gpuenergyd.core.messages import JobPhase
-from gpuenergyd.core.pipeline import Instruction, InstructionClass, InstructionKind, Schedule
-from gpuenergyd.core.policy import JobView
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from tests.support.virtual_training import A100Work, VirtualTraining

@@ -7,7 +7,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from gpuenergyd.core.carbon import HOUR, HourlySeries
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_policies.carbon.features import NUM_TARGET_HOURS, History, filled_history
 from gpuenergyd_policies.carbon.forecast import Forecasts, ZoneForecaster, naive_forecasts, skill_against_naive

@@ -4,11 +4,11 @@ from statistics import median
 
 import pytest
 
-from gpuenergyd.core.measured_frontier import measured_frontier
-from gpuenergyd.core.messages import JobPhase, TargetChanged
-from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import JobView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.job.measured_frontier import measured_frontier
+from gpuenergyd.core.job.messages import JobPhase, TargetChanged
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.test_control_loop import training

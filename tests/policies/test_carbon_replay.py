@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuenergyd.core.carbon_replay import ReplayRequest, ZoneReplay
+from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.chase import chase_speed

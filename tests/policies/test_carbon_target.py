@@ -10,9 +10,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.carbon import HOUR, CarbonForecast, CarbonSavings, ForecastHour, HourlySeries, IntensityRung, grams
-from gpuenergyd.core.policy import BaselineView, FrontierPoint, TargetView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.carbon.intensity import (
+    HOUR,
+    CarbonForecast,
+    CarbonSavings,
+    ForecastHour,
+    HourlySeries,
+    IntensityRung,
+    grams,
+)
+from gpuenergyd.core.policy_api.policy import BaselineView, FrontierPoint, TargetView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.forecast import Forecasts
 from gpuenergyd_policies.carbon_target import CarbonTarget
@@ -85,7 +93,7 @@ def test_without_a_signal_the_budget_is_spent_evenly() -> None:
 
 
 def test_a_forecast_without_skill_is_not_followed() -> None:
-    from gpuenergyd.core.carbon import ForecastSkill  # noqa: PLC0415  one use
+    from gpuenergyd.core.carbon.intensity import ForecastSkill  # noqa: PLC0415  one use
 
     unskilled = replace(forecast([500.0] + [100.0] * 23), skill=ForecastSkill(0.1, 0.0, -0.05, 500))
 

@@ -5,8 +5,7 @@ from statistics import fmean, median
 
 import pytest
 
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.messages import (
+from gpuenergyd.core.job.messages import (
     ControlLost,
     EndJob,
     JobPhase,
@@ -18,10 +17,11 @@ from gpuenergyd.core.messages import (
     SendPlan,
     TargetChanged,
 )
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
-from gpuenergyd.core.policy import ClockPolicy, JobView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.virtual_training import A100Work, VirtualTraining, Work

@@ -13,11 +13,11 @@ from statistics import median
 
 import pytest
 
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.messages import Event, JobPhase, RankReported, RecordNotice, RecordPhase
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
-from gpuenergyd.core.policy import ClockPolicy, JobView
+from gpuenergyd.core.job.messages import Event, JobPhase, RankReported, RecordNotice, RecordPhase
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, least_energy_j, true_profile

@@ -4,11 +4,11 @@ from statistics import fmean, median
 
 import pytest
 
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.messages import JobPhase, KeepModel, ModelRecalled
-from gpuenergyd.core.model_memory import RememberedModel
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.job.messages import JobPhase, KeepModel, ModelRecalled
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.core.observation import (
+from gpuenergyd.core.measurement.observation import (
     ClockShare,
     InstructionSample,
     IterationObservation,
     RankEnergy,
     TimeAtClock,
 )
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import check_plan
-from gpuenergyd.core.policy import GpuView
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import check_plan
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.design import (
     DesignPoint,
     clock_levels,

@@ -2,8 +2,14 @@
 
 import pytest
 
-from gpuenergyd.core.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy, TimeAtClock
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
+from gpuenergyd.core.measurement.observation import (
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+    RankEnergy,
+    TimeAtClock,
+)
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd_policies.profiling.design import clock_levels, design_points
 from gpuenergyd_policies.profiling.fit import fit_profile
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times

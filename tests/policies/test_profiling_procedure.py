@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from gpuenergyd.core.observation import IterationObservation, RankEnergy
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy import BaselineView, GpuView, JobView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, Knowledge, Ready, Step
 
 F = InstructionKind.F

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from gpuenergyd.core.observation import ClockShare, InstructionSample, IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
+from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO, clock_levels, next_clock
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
 from tests.policies.test_profiling import CLOCKS, true_time_s

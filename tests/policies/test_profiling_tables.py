@@ -5,7 +5,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionClass
+from gpuenergyd.core.pipeline.graph import InstructionClass
 from tests.support.measured_tables import (
     B,
     F,

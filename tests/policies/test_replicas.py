@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpuenergyd.core.issued_plans import PROOF_PLAN_ID
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.messages import JobPhase
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.policy import ClockPolicy
+from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.virtual_replicas import ReplicasOnHosts, VirtualReplicas

@@ -1,9 +1,9 @@
 """The interval that a report shows for a saving contains the true one about as often as it claims."""
 
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import JobView
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B

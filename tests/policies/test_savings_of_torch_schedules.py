@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from gpuenergyd.core.pipeline import Instruction
-from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.gpu.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
 from gpuenergyd.gpu.device_parameters import device_parameters
 from gpuenergyd_policies.bubble_aware import BubbleAware

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.observation import IterationObservation, RankEnergy
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, check_plan
-from gpuenergyd.core.policy import BaselineView, GpuView, JobView, OfflineRequest
-from gpuenergyd.core.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView, OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies import full_speed, uniform
 from gpuenergyd_policies.full_speed import FullSpeed

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.plan import ClockPlan, PlanPurpose, check_plan
-from gpuenergyd.core.policy import ClockPolicy, JobView
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.errors import PlanError
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed

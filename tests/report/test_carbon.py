@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.carbon import EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.report.carbon import CarbonReport, carbon_report
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.records import IntensityRecord

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionKind, dependency_graph
-from gpuenergyd.core.schedules import make_schedule
-from gpuenergyd.core.telemetry import ObservedSpan
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph
+from gpuenergyd.core.pipeline.schedules import make_schedule
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.report.critical import observed_critical_path
 from tests.support.sample_history import spans
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
 from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.days import days_svg

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.store import IterationRow, open_history
 from tests.support.sample_history import write_sample_history

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
-from gpuenergyd.core.pipeline import InstructionKind
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, JobSummary, open_history
 from gpuenergyd.store.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations
 from gpuenergyd.store.database import writing_engine

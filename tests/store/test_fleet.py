@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.groups import Group, Span, groups_by_day, groups_by_host, groups_by_user
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import History, HistoryWriter, JobSummary, open_history, schema

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpuenergyd.core.pipeline import Instruction, InstructionKind
-from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.reading import SCHEMA_REVISION
 from gpuenergyd.store.records import (

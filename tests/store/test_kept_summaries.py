@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, func, select, update
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import open_history, schema
 from gpuenergyd.store.database import writing_engine
 from gpuenergyd.store.kept_summaries import keep_summaries

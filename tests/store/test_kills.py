@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.records import IterationRecord, JobRecord, RollupRecord, SampleRecord
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.reading import INSTANTS, instant_of, micros_of
 from gpuenergyd.store.records import IterationRecord

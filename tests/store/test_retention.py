@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpuenergyd.core.pipeline import InstructionKind
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.database import writing_engine
 from gpuenergyd.store.records import (

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionKind
-from gpuenergyd.core.plan import PlanPurpose
-from gpuenergyd.core.telemetry import ObservedSpan
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
 from tests.support.small_disk import fill, small_disk

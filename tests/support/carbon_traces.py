@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuenergyd.core.carbon import HourlySeries
+from gpuenergyd.core.carbon.intensity import HourlySeries
 
 FIRST_AT = datetime(2023, 1, 1, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.core.pipeline import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
 
 FORWARD = InstructionWork(memory_time_s=0.001, compute_time_s=0.004, power_coefficient_w_per_mhz=0.2)

@@ -34,7 +34,7 @@ _POLICY = {
     "always_low.py": """
 from dataclasses import replace
 
-from gpuenergyd.core.plan import PlanPurpose, full_speed_plan
+from gpuenergyd.core.pipeline.plan import PlanPurpose, full_speed_plan
 
 
 class AlwaysLow:

@@ -11,10 +11,16 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
-from gpuenergyd.core.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy, TimeAtClock
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.policy import GpuView
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.measurement.observation import (
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+    RankEnergy,
+    TimeAtClock,
+)
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.judging import baseline, judge_clocks
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO, design_points, next_clock

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from gpuenergyd.core.pipeline import InstructionClass
-from gpuenergyd.core.plan import ClockPlan
-from gpuenergyd.core.policy import ClockPolicy, JobView
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware import PipelineModel, plan_from
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
 

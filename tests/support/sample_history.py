@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpuenergyd.core.carbon import EmissionFactor, IntensityRung, SampleStatus, SignalKind
-from gpuenergyd.core.pipeline import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
-from gpuenergyd.core.telemetry import ObservedSpan
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityRung, SampleStatus, SignalKind
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.store import HistoryWriter
 from gpuenergyd.store.records import (
     IntensityRecord,

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.messages import Event, RankJoined, RankReported
-from gpuenergyd.core.model_memory import RememberedModel
-from gpuenergyd.core.pipeline import Instruction, InstructionKind
-from gpuenergyd.core.plan import ClockChange, ClockPlan
-from gpuenergyd.core.policy import ClockPolicy, JobView
-from gpuenergyd.core.telemetry import RankIteration
+from gpuenergyd.core.job.messages import Event, RankJoined, RankReported
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.job_runner import JobRunner
 from gpuenergyd.daemon.jobs import Jobs

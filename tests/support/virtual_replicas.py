@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.messages import StragglerChanged
-from gpuenergyd.core.stragglers import Imposed, Pace, ReplicaGroup
+from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
+from gpuenergyd.core.job.messages import StragglerChanged
 from gpuenergyd_trainers.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
 from tests.support.virtual_training import VirtualTraining

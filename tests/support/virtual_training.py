@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuenergyd.core.job import Job
-from gpuenergyd.core.job_description import JobDescription
-from gpuenergyd.core.job_rules import JobRules
-from gpuenergyd.core.messages import (
+from gpuenergyd.core.distributed.pace import PaceGauge
+from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
     Event,
@@ -27,19 +27,19 @@ from gpuenergyd.core.messages import (
     RestoreGpus,
     SendPlan,
 )
-from gpuenergyd.core.pace import PaceGauge
-from gpuenergyd.core.pipeline import Instruction, InstructionKind, Schedule, dependency_graph
-from gpuenergyd.core.plan import ClockChange
-from gpuenergyd.core.policy import ClockPolicy, GpuView, JobView
-from gpuenergyd.core.switching import ObservedSwitch, SwitchCalibration, constant_latency
-from gpuenergyd.core.target import PerformanceTarget
-from gpuenergyd.core.telemetry import (
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.telemetry import (
     ClockHistory,
     EnergyCounter,
     MeasuredInstruction,
     RankIteration,
     observe_iteration,
 )
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.switching import ObservedSwitch, SwitchCalibration, constant_latency
+from gpuenergyd.core.policy_api.policy import ClockPolicy, GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 CLOCKS_MHZ = tuple(range(1410, 209, -15))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd_trainers.autostart.launching import HOOK_FOLDER, ROOTS_VARIABLE, launch_environment
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 

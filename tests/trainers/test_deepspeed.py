@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 deepspeed = pytest.importorskip("deepspeed")
 
-from gpuenergyd.core.schedules import make_schedule  # noqa: E402  after the skips
+from gpuenergyd.core.pipeline.schedules import make_schedule  # noqa: E402  after the skips
 from gpuenergyd_trainers.deepspeed import attach  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402

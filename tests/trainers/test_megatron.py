@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd_trainers.megatron import attach
 from tests.client.fake_daemon import FakeDaemon
 from tests.trainers.pipeline_processes import Pace, run_ranks

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # noqa: E402  after the skip
 
-from gpuenergyd.core.pipeline import one_forward_one_backward  # noqa: E402
-from gpuenergyd.core.schedules import make_schedule  # noqa: E402
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward  # noqa: E402
+from gpuenergyd.core.pipeline.schedules import make_schedule  # noqa: E402
 from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: E402
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
 from gpuenergyd_trainers.handle import Handle  # noqa: E402

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 

@@ -7,7 +7,7 @@
 
 The training thread never waits for any of this and never learns of a failure here: a store that hangs, a link that
 is cut or a leader that died mean that no term is prolonged, and when the present one is over it trains at full speed.
-See core/agreement.py for why no two ranks ever follow two plans in one iteration.
+See core/distributed/plan_windows.py for why no two ranks ever follow two plans in one iteration.
 """
 
 import json
@@ -23,8 +23,8 @@ from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.following import prepare
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.core.agreement import MemberNews, Term, TermGiver
-from gpuenergyd.core.stragglers import StragglerRules
+from gpuenergyd.core.distributed.plan_windows import MemberNews, Term, TermGiver
+from gpuenergyd.core.distributed.stragglers import StragglerRules
 from gpuenergyd.wire.client_codec import decode_iteration_reply
 from gpuenergyd_trainers.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
 from gpuenergyd_trainers.own_daemon import OwnDaemon

@@ -22,7 +22,7 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
-from gpuenergyd.core.pipeline import one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, ScheduleError
 from gpuenergyd.gpu.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank

@@ -17,7 +17,7 @@ from typing import Any
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import NOT_RECORDED
-from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for

@@ -6,8 +6,8 @@ from typing import Any
 
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import HostRecorder, InstructionTimer
-from gpuenergyd.core.pipeline import Schedule
-from gpuenergyd.core.plan import instruction_key
+from gpuenergyd.core.pipeline.graph import Schedule
+from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.wire.messages import OrderRow
 
 logger = logging.getLogger("gpuenergyd.trainers")

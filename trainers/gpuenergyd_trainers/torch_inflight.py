@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from gpuenergyd.core.pipeline import InstructionKind, Schedule, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, one_forward_one_backward
 
 
 class Schedule1F1BExtraInflight(PipelineScheduleSingle):

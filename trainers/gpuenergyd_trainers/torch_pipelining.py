@@ -18,8 +18,8 @@ from typing import Any
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import NOT_RECORDED, InstructionTimer
-from gpuenergyd.core.pipeline import Schedule
-from gpuenergyd.core.schedules import make_schedule
+from gpuenergyd.core.pipeline.graph import Schedule
+from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd_trainers.across_hosts import PipelinePlace, find_part, spans_hosts
 from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuenergyd.carbon.sources.source import SourceReply
 from gpuenergyd.carbon.sources.web import Problem, SourceError
-from gpuenergyd.core.carbon import (
+from gpuenergyd.core.carbon.intensity import (
     GRAMS_PER_POUND,
     CarbonSignal,
     IntensitySample,

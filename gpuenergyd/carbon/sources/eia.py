@@ -10,7 +10,7 @@ from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_rep
 from gpuenergyd.carbon.sources.mix import EIA_FACTORS, mix_intensity
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
-from gpuenergyd.core.carbon import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
 NAME = "eia"

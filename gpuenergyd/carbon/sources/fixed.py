@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuenergyd.carbon.sources.checking import RawValue, checked_reply
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import Problem, SourceError
-from gpuenergyd.core.carbon import (
+from gpuenergyd.core.carbon.intensity import (
     HOUR,
     CarbonSignal,
     EmissionFactor,

@@ -8,7 +8,7 @@ from typing import Any
 from gpuenergyd.carbon.sources.checking import RawValue, checked_reply, instant, part, rows
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import Web
-from gpuenergyd.core.carbon import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
 NAME = "neso"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuenergyd.carbon.sources.web import Web
-from gpuenergyd.core.carbon import CarbonSignal, EmissionFactor, IntensitySample, SignalKind
+from gpuenergyd.core.carbon.intensity import CarbonSignal, EmissionFactor, IntensitySample, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
 SOURCE_GROUP = "gpuenergyd.carbon_sources"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuenergyd.core.speed_curve import speed_points
+from gpuenergyd.core.carbon.speed_curve import speed_points
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuenergyd.core.carbon import HOUR, HourlySeries
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 
 Array = NDArray[np.float64]
 Origins = NDArray[np.int64]

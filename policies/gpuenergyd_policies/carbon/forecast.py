@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from gpuenergyd.core.carbon import HOUR, CarbonForecast, ForecastHour, ForecastSkill, HourlySeries
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastHour, ForecastSkill, HourlySeries
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_policies.carbon.error_memory import USUAL_SHARE_RATIO, ErrorMemory
 from gpuenergyd_policies.carbon.features import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuenergyd.core.carbon import JOULES_PER_KWH
+from gpuenergyd.core.carbon.intensity import JOULES_PER_KWH
 from gpuenergyd_policies.carbon.budget import (
     Array,
     SpeedHull,

@@ -13,8 +13,8 @@ from datetime import datetime
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from gpuenergyd.core.carbon import HOUR, ForecastSkill, HourlySeries
-from gpuenergyd.core.carbon_replay import (
+from gpuenergyd.core.carbon.intensity import HOUR, ForecastSkill, HourlySeries
+from gpuenergyd.core.carbon.replay import (
     Choice,
     IssuedForecasts,
     ReplayedJob,

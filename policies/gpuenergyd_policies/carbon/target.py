@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from gpuenergyd.core.carbon import HOUR, HourlySeries, IntensityRung, intensity_now, same_hour_mean
-from gpuenergyd.core.policy import TargetDecision, TargetView
-from gpuenergyd.core.target import PerformanceTarget
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, IntensityRung, intensity_now, same_hour_mean
+from gpuenergyd.core.policy_api.policy import TargetDecision, TargetView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.carbon.budget import MAX_SIGNAL, Array, SpeedHull, clamped_speed, next_speed, speed_hull
 
 HORIZON_HOURS = 168

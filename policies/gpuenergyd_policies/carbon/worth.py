@@ -3,8 +3,8 @@
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from gpuenergyd.core.carbon import HourlySeries
-from gpuenergyd.core.carbon_replay import TimingWorth
+from gpuenergyd.core.carbon.intensity import HourlySeries
+from gpuenergyd.core.carbon.replay import TimingWorth
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.features import filled_history
 from gpuenergyd_policies.carbon.jobs import TraceJob

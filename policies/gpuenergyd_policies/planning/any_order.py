@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
-from gpuenergyd.core.profile import ClockOption, PipelineProfile
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 
 
 def any_order_bound_j(profile: PipelineProfile, num_stages: int, num_microbatches: int, time_s: float) -> float:

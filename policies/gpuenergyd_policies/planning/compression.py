@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solved_plan
 from gpuenergyd_policies.planning.problem import Effort, make_problem
 from gpuenergyd_policies.planning.tables import FloatArray, IntArray

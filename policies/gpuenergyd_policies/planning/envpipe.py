@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuenergyd.core.pipeline import DependencyGraph, InstructionClass, InstructionKind
-from gpuenergyd.core.profile import ClockOption, PipelineProfile
+from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, InstructionKind
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd_policies.planning.judging import JudgedClocks, judge
 
 VALLEY_STEP_MHZ = 90

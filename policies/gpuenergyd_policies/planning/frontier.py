@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import (
+from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     InstructionClass,
     InstructionKind,
     dependency_graph,
     one_forward_one_backward,
 )
-from gpuenergyd.core.policy import FrontierPoint
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
+from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd_policies.planning.problem import LARGE_PIPELINE, Effort, Problem, later_deadlines_s, make_problem
 from gpuenergyd_policies.planning.sweep import Sweep
 from gpuenergyd_policies.planning.tables import FloatArray

@@ -11,9 +11,9 @@ and down while that lowers the optimum of the relaxation, which is smoother and 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.policy import OfflineRequest
-from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction
-from gpuenergyd.core.policy import OfflinePlan, OfflineRequest
-from gpuenergyd.core.profile import ClockOption, PipelineProfile
-from gpuenergyd.core.timeline import Timeline, iteration_energy_j, timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
+from gpuenergyd.core.pipeline.timeline import Timeline, iteration_energy_j, timeline
+from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 
 
 @dataclass(frozen=True, slots=True)

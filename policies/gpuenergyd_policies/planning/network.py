@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import DependencyGraph
+from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd_policies.planning.tables import FloatArray, IntArray, PlanningTables, thinned
 
 MICROWATTS = 1e6

@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 from itertools import groupby
 
-from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.policy import FrontierPoint, OfflinePlan, OfflineRequest, SwitchingFigures
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, OfflineRequest, SwitchingFigures
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.compression import is_periodic, solve_periodic
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up

@@ -5,9 +5,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.profile import PipelineProfile
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.network import FlowNetwork, flow_network

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import DependencyGraph
+from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd_policies.planning.compiled import compiled, floats, ints
 from gpuenergyd_policies.planning.network import JITTER_TICKS, FlowNetwork
 from gpuenergyd_policies.planning.rounding import KernelGraph, KernelOptions, RoundedPlan, Rounder, round_down

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import DependencyGraph
-from gpuenergyd.core.timeline import timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.planning.compiled import compiled, floats, ints
 from gpuenergyd_policies.planning.tables import FloatArray, IntArray, PlanningTables
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction, InstructionClass
-from gpuenergyd.core.plan import ClockChange
-from gpuenergyd.core.profile import PipelineProfile
-from gpuenergyd.core.timeline import Timeline, timeline
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, compiled, floats, ints
 from gpuenergyd_policies.planning.frontier import SolvedPlan
 from gpuenergyd_policies.planning.switching import (

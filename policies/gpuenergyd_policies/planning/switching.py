@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import add
 
-from gpuenergyd.core.pipeline import DependencyGraph, Instruction
-from gpuenergyd.core.plan import ClockChange
-from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
-from gpuenergyd.core.switching import SwitchLatency, constant_latency
-from gpuenergyd.core.timeline import Span, Timeline, iteration_energy_j
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
+from gpuenergyd.core.pipeline.timeline import Span, Timeline, iteration_energy_j
 from gpuenergyd_policies.planning.driver_queue import DriverCall, driver_waits_s
 
 Latency = float | Sequence[SwitchLatency]

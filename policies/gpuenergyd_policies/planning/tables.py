@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuenergyd.core.pipeline import DependencyGraph, InstructionClass
-from gpuenergyd.core.profile import PipelineProfile
+from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass
+from gpuenergyd.core.pipeline.profile import PipelineProfile
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind, Schedule
-from gpuenergyd.core.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd_policies.profiling.times import TimeCurve
 
 LOWEST_RATIO = 0.55

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass
-from gpuenergyd.core.policy import GpuView
-from gpuenergyd.core.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.power import NotEnoughDataError, PowerFit, PowerModel, What, fit_power, shares_of
 from gpuenergyd_policies.profiling.residual import Residual, fit_residual
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from gpuenergyd.core.model_memory import RememberedModel
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd_policies.profiling.rescaling import Change, change_of, times_by_class_s
 
 SAME_TIME_RATIO = 0.04

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass, InstructionKind
-from gpuenergyd.core.policy import GpuView
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.profiling.times import TimeCurve
 
 FloatArray = NDArray[np.float64]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from gpuenergyd.core.pipeline import InstructionClass
-from gpuenergyd.core.policy import JobView
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.profiling.design import design_points, kinds_of_ranks, lost_ratio
 
 MAX_ATTEMPTS = 3

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from gpuenergyd.core.pipeline import DependencyGraph
+from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.judging import judge_clocks
 from gpuenergyd_policies.planning.problem import Effort

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 
-from gpuenergyd.core.model_memory import REMEMBERED_FULL_SPEED, REMEMBERED_PROFILE
-from gpuenergyd.core.observation import IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass
-from gpuenergyd.core.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.core.policy import JobView
-from gpuenergyd.core.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.previous_run import REMEMBERED_FULL_SPEED, REMEMBERED_PROFILE
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
 
 _TILT_SIGMA = 0.1

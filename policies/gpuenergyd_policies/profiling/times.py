@@ -26,8 +26,8 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import least_squares
 from sklearn.isotonic import isotonic_regression
 
-from gpuenergyd.core.observation import InstructionSample, IterationObservation
-from gpuenergyd.core.pipeline import InstructionClass
+from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionClass
 
 FloatArray = NDArray[np.float64]
 

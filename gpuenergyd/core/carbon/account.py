@@ -1,0 +1,122 @@
+"""The grams that running slower, and choosing the hours, saved a job.
+
+Both savings are against the same work on the job's own frontier: at its fastest plan from the same start, and at one
+constant point that takes the same total time. The frontier is a model; it is scaled so that for what was run it says
+what was measured, so an error of its level cancels and only its shape matters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import fsum
+
+from gpuenergyd.core.carbon.intensity import CarbonSavings, grams
+from gpuenergyd.core.carbon.speed_curve import power_at, speed_points
+from gpuenergyd.errors import CarbonDataError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSlot:
+    """What a job's tuned iterations did while one intensity held; None where none is known."""
+
+    begin_at: datetime
+    num_iterations: int
+    time_s: float
+    energy_j: float
+    carbon_intensity_g_per_kwh: float | None
+
+    def joined(self, time_s: float, energy_j: float, *, num_iterations: int = 1) -> "WorkSlot":
+        """Return the slot with one more iteration, or with the sums of several."""
+        return WorkSlot(
+            self.begin_at,
+            self.num_iterations + num_iterations,
+            self.time_s + time_s,
+            self.energy_j + energy_j,
+            self.carbon_intensity_g_per_kwh,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobCarbon:
+    """The grams of a job's tuned iterations, host included where its power is known.
+
+    `unpriced_j` is energy in hours whose intensity nobody knows: missing is never zero, and it is in no sum.
+    """
+
+    savings: CarbonSavings
+    untuned_g: float | None
+    """The same work un-tuned, from the same start; None while its energy was not measured."""
+    num_iterations: int
+    priced_j: float
+    unpriced_j: float
+    host_power_w: float
+    model_scale: float
+    """Measured over modelled energy: how far the frontier was off before it was scaled."""
+
+    @property
+    def saved_by_plan_g(self) -> float | None:
+        """What the fastest plan saves against un-tuned clocks, without any slowdown."""
+        return None if self.untuned_g is None else self.untuned_g - self.savings.full_speed_g
+
+
+def job_carbon(
+    slots: Sequence[WorkSlot],
+    frontier: Sequence[tuple[float, float]],
+    *,
+    host_power_w: float = 0.0,
+    untuned: tuple[float, float] | None = None,
+) -> JobCarbon | None:
+    """Return what tuned work emitted and saved; None while nothing can be said.
+
+    Args:
+        slots: the job's tuned work, in order of time.
+        frontier: the job's `(iteration_time_s, energy_j)` points, without the host.
+        host_power_w: power of the host beside its GPUs, assumed.
+        untuned: measured iteration time and energy without any plan.
+    """
+    priced = [(slot, c) for slot in slots if (c := slot.carbon_intensity_g_per_kwh) is not None and slot.time_s > 0]
+    num_iterations = sum(slot.num_iterations for slot, _ in priced)
+    try:
+        curve = speed_points(frontier, host_power_w)
+    except CarbonDataError:
+        return None
+    if not num_iterations:
+        return None
+    measured = [slot.energy_j + host_power_w * slot.time_s for slot, _ in priced]
+    modelled_j = fsum(power_at(curve, slot.num_iterations / slot.time_s) * slot.time_s for slot, _ in priced)
+    scale = fsum(measured) / modelled_j
+    total_s = fsum(slot.time_s for slot, _ in priced)
+    lengths = [(slot.time_s, c) for slot, c in priced]
+    constant_per_s = min(max(num_iterations / total_s, curve[0][0]), curve[-1][0])
+    full_g = _steady_grams(lengths, num_iterations, curve[-1][0], scale * curve[-1][1])
+    constant_w = scale * power_at(curve, constant_per_s)
+    untuned_g = None
+    if untuned is not None:
+        time_s, energy_j = untuned
+        untuned_g = _steady_grams(lengths, num_iterations, 1.0 / time_s, energy_j / time_s + host_power_w)
+    return JobCarbon(
+        CarbonSavings(
+            actual_g=fsum(grams(energy_j, c) for energy_j, (_, c) in zip(measured, priced, strict=True)),
+            full_speed_g=full_g,
+            equal_time_constant_g=_steady_grams(lengths, num_iterations, constant_per_s, constant_w),
+        ),
+        untuned_g=untuned_g,
+        num_iterations=num_iterations,
+        priced_j=fsum(slot.energy_j for slot, _ in priced),
+        unpriced_j=fsum(slot.energy_j for slot in slots) - fsum(slot.energy_j for slot, _ in priced),
+        host_power_w=host_power_w,
+        model_scale=scale,
+    )
+
+
+def _steady_grams(
+    lengths: Sequence[tuple[float, float]], num_iterations: int, speed_per_s: float, power_w: float
+) -> float:
+    """Return the grams of the work at one speed from the first slot on; work left at the end stays in the last one."""
+    left_s = num_iterations / speed_per_s
+    total_g = 0.0
+    for number, (time_s, intensity) in enumerate(lengths):
+        used_s = left_s if number == len(lengths) - 1 else min(left_s, time_s)
+        total_g += grams(power_w * used_s, intensity)
+        left_s -= used_s
+    return total_g

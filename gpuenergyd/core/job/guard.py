@@ -1,0 +1,149 @@
+"""The slowdown guard: judges a plan by what it does, against the un-tuned job, whatever the policy thinks of it."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+
+class Finding(StrEnum):
+    """What the guard may find wrong with a running plan."""
+
+    TOO_SLOW = "too slow"
+    """Slower than owed by more than the budget: the plan's fault, or the job has become slower."""
+    JOB_IS_FASTER = "job is faster"
+    """Much faster than predicted, or its instructions than when the plan began: not the job that was planned for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRules:
+    """How much is too much; `budget_ratio` is slowdown beyond what the target owes."""
+
+    budget_ratio: float = 0.01
+    windows: tuple[int, ...] = (4, 8, 16)
+    """Medians over so many regular iterations of one plan are judged: short ones notice soon, long ones see clearly."""
+    gross_ratio: float = 0.05
+    gross_iterations: int = 2
+    """Every one of so many iterations slower by this: not chance."""
+    certainty_sigma: float = 2.0
+    """How far beyond the budget a median must lie, in its standard errors, before it counts."""
+    faster_ratio: float = 0.05
+    faster_instruction_ratio: float = 0.02
+    """A kind of instruction that has become faster by this since the plan began: others may wait for nobody now."""
+    first_iterations: tuple[int, int] = (3, 8)
+    """At least and at most so many iterations at the begin of a plan are what later ones are held against."""
+
+
+def judge(
+    recent: Sequence[IterationObservation],
+    plan: ClockPlan,
+    baseline: BaselineView,
+    target: PerformanceTarget,
+    rules: GuardRules,
+) -> tuple[Finding, str] | None:
+    """Return what is wrong with a plan and a line that says so; `recent` are its regular iterations, newest last."""
+    owed_s = target.iteration_time_s(baseline.iteration_time_s)
+    times_s = [o.own_time_s for o in recent]
+    checks = [(min(times_s[-rules.gross_iterations :], default=0.0), rules.gross_iterations, rules.gross_ratio)]
+    checks += [(median(times_s[-n:]) if times_s else 0.0, n, rules.budget_ratio) for n in rules.windows]
+    for measured_s, num_iterations, budget_ratio in checks:
+        chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
+        allowed_s = owed_s * (1 + budget_ratio)
+        if len(times_s) >= num_iterations and measured_s > allowed_s + chance_s:
+            line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
+            return Finding.TOO_SLOW, line
+    if len(times_s) >= rules.windows[0] and plan.predicted is not None:
+        measured_s = median(times_s[-rules.windows[0] :])
+        expected_s = plan.predicted.iteration_time_s
+        if measured_s < expected_s * (1 - rules.faster_ratio):
+            return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
+    faster = _faster_instruction(recent, rules)
+    return None if faster is None else (Finding.JOB_IS_FASTER, faster)
+
+
+def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRules) -> str | None:
+    """Return a line on a kind of instruction that got faster under a plan, None when none did.
+
+    The iteration need not: a stage that a neighbour no longer slows down waits for those that were slowed for it.
+    """
+    num_last = rules.windows[0]
+    at_least, at_most = rules.first_iterations
+    # The very first one has clocks still on their way.
+    first = recent[1:-num_last][:at_most]
+    if len(first) < at_least:
+        return None
+    then = [_mean_times_s(observation) for observation in first]
+    last = [_mean_times_s(observation) for observation in recent[-num_last:]]
+    for what in then[0]:
+        time_s = median(times_s.get(what, 0.0) for times_s in then)
+        slowest_s = max(times_s.get(what, math.inf) for times_s in last)
+        is_faster = slowest_s < time_s * (1 - rules.faster_instruction_ratio)
+        if is_faster and _is_faster_at_some_clock(what, first, recent, rules):
+            return f"{what} takes {slowest_s / time_s:.3f} times as long as when the plan began"
+    return None
+
+
+def _is_faster_at_some_clock(
+    what: str, first: Sequence[IterationObservation], recent: Sequence[IterationObservation], rules: GuardRules
+) -> bool:
+    """Return whether the clock alone cannot explain it, because it only came earlier or later than at first."""
+    then, last = _times_at_clocks_s(what, first), _times_at_clocks_s(what, recent[-rules.windows[0] :])
+    ratios = [last[mhz] / then[mhz] for mhz in then.keys() & last.keys()]
+    return not ratios or min(ratios) < 1 - rules.faster_instruction_ratio
+
+
+def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) -> dict[int, float]:
+    """Return what a kind of instruction took at each clock that it ran at from begin to end."""
+    times_s: dict[int, list[float]] = defaultdict(list)
+    for observation in observations:
+        for sample in observation.instruction_samples:
+            if _name(sample) == what and len(sample.shares) == 1:
+                times_s[sample.shares[0].sm_clock_mhz].append(sample.time_s)
+    return {mhz: median(values) for mhz, values in times_s.items()}
+
+
+def what_changed(
+    before: Sequence[IterationObservation], now: Sequence[IterationObservation], *, at_least_ratio: float
+) -> str | None:
+    """Return a line on what differs between two sets of full-speed iterations, None when nothing does.
+
+    Looks at each kind of instruction on each rank and at the iteration as a whole, and names the largest change.
+    """
+    then_s, now_s = _typical_times_s(before), _typical_times_s(now)
+    ratios = {what: now_s[what] / time_s for what, time_s in then_s.items() if what in now_s}
+    changed = {what: ratio for what, ratio in ratios.items() if abs(ratio - 1) > at_least_ratio}
+    if not changed:
+        return None
+    largest = max(changed, key=lambda what: abs(changed[what] - 1))
+    return f"{largest} takes {changed[largest]:.3f} times as long as before"
+
+
+def _typical_times_s(observations: Sequence[IterationObservation]) -> dict[str, float]:
+    times_s: dict[str, list[float]] = defaultdict(list)
+    for observation in observations:
+        times_s["an iteration"].append(observation.own_time_s)
+        for sample in observation.instruction_samples:
+            if len(sample.shares) == 1:
+                times_s[_name(sample)].append(sample.time_s)
+    return {what: median(values) for what, values in times_s.items()}
+
+
+def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
+    """Return the mean time of each kind of instruction in one iteration, whatever clocks its plan gave it."""
+    totals: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for sample in observation.instruction_samples:
+        time_s, count = totals[_name(sample)]
+        totals[_name(sample)] = (time_s + sample.count * sample.time_s, count + sample.count)
+    return {what: time_s / count for what, (time_s, count) in totals.items() if count}
+
+
+def _name(sample: InstructionSample) -> str:
+    chunk = f" chunk {sample.chunk_index}" if sample.chunk_index else ""
+    return f"{sample.kind} of rank {sample.pp_rank}{chunk}"

@@ -1,0 +1,66 @@
+"""The iterations that a job remembers: which of them go first, and what those at full speed and the tuned ones tell."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+from gpuenergyd.core.job.issued_plans import Purposes
+from gpuenergyd.core.job.savings import MeasuredSaving, measured_saving
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+
+
+@dataclass(slots=True)
+class RememberedIterations:
+    """A job's observations, oldest first; `max_kept` of them at most."""
+
+    max_kept: int
+    kept: list[IterationObservation] = field(default_factory=list)
+
+    def add(self, observation: IterationObservation, purposes: Purposes) -> None:
+        """Remember an iteration, and forget another where there are too many."""
+        self.kept.append(observation)
+        if len(self.kept) > self.max_kept:
+            del self.kept[self._most_dispensable(purposes)]
+
+    def _most_dispensable(self, purposes: Purposes) -> int:
+        """Return which observation goes first: a tuned one, else one at full speed, and never one of the newer half.
+
+        The newest are what the guard judges a plan by, however many at full speed came before.
+        """
+        older = [purposes.get(o.plan_id) for o in self.kept[: max(1, self.max_kept // 2)]]
+        needed = {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
+        tuned = (i for i, purpose in enumerate(older) if purpose not in needed)
+        at_full_speed = (i for i, purpose in enumerate(older) if purpose is PlanPurpose.BASELINE)
+        return next(tuned, next(at_full_speed, 0))
+
+    def at_full_speed(self, purposes: Purposes, *, since: int = 0) -> list[IterationObservation]:
+        """Return the regular full-speed iterations, the first of each block (clocks still rising) left out."""
+        found = []
+        plan_id_before = None
+        for o in self.kept:
+            is_first_of_block = o.plan_id not in {BASELINE_PLAN_ID, plan_id_before}
+            plan_id_before = o.plan_id
+            is_at_full_speed = purposes.get(o.plan_id) is PlanPurpose.BASELINE
+            if o.is_regular and o.iteration_index >= since and not is_first_of_block and is_at_full_speed:
+                found.append(o)
+        return found
+
+    def that_profiled(self, purposes: Purposes) -> list[IterationObservation]:
+        """Return the iterations under profiling plans."""
+        return [o for o in self.kept if purposes.get(o.plan_id) is PlanPurpose.PROFILE]
+
+    def regular_under(self, plan_id: str, *, since: int = 0) -> list[IterationObservation]:
+        """Return the regular iterations under one plan."""
+        return [o for o in self.kept if o.is_regular and o.plan_id == plan_id and o.iteration_index >= since]
+
+    def typical(self, figure: Callable[[IterationObservation], float | None]) -> float:
+        """Return the median of a figure over the regular iterations that have it; 0 where none does."""
+        known = [value for o in self.kept if o.is_regular and (value := figure(o)) is not None]
+        return median(known) if known else 0.0
+
+    def saving(self, purposes: Purposes) -> MeasuredSaving | None:
+        """Return what the tuned iterations are measured to save, None before there is enough to say so."""
+        full_speed = [o for o in self.at_full_speed(purposes) if not o.is_imposed and not o.waited_s]
+        own = [o for o in self.kept if o.is_own and not o.waited_s]
+        return measured_saving(full_speed, [o for o in own if purposes.get(o.plan_id) is PlanPurpose.TUNED])

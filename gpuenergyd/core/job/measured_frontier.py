@@ -1,0 +1,33 @@
+"""The time-energy points that a job has really run at: its frontier where no policy knows a better one."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
+
+LEAST_ITERATIONS = 2
+"""Of one plan; the first, in which clocks are still moving, is not counted where there are more."""
+
+
+def measured_frontier(view: JobView) -> tuple[FrontierPoint, ...]:
+    """Return median time and energy of every plan that ran, and of full speed, fastest first.
+
+    For a policy that tries one clock on all GPUs these are the points of the job's uniform clock curve.
+    """
+    by_plan: dict[str, list[IterationObservation]] = {}
+    for seen in view.observations:
+        if seen.is_regular and seen.plan_id is not None and seen.energy_j is not None:
+            by_plan.setdefault(seen.plan_id, []).append(seen)
+    points = [point for own in by_plan.values() if (point := _point(own)) is not None]
+    if view.baseline.energy_j is not None:
+        points.append(FrontierPoint(view.baseline.iteration_time_s, view.baseline.energy_j, None))
+    return tuple(sorted(points, key=lambda point: point.iteration_time_s))
+
+
+def _point(own: Sequence[IterationObservation]) -> FrontierPoint | None:
+    settled = own[1:] if len(own) > LEAST_ITERATIONS else own
+    energies_j = [seen.energy_j for seen in settled if seen.energy_j is not None]
+    if len(own) < LEAST_ITERATIONS or not energies_j:
+        return None
+    return FrontierPoint(median(seen.iteration_time_s for seen in settled), median(energies_j), None)

@@ -1,0 +1,98 @@
+"""From what single ranks report to whole iterations: which are complete, which count, and what disturbed the others."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.pipeline.graph import Instruction
+
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class WholeIteration:
+    """An iteration that all ranks have reported, in the order of the ranks."""
+
+    ranks: tuple[RankIteration, ...]
+    plan_id: str | None
+    """None where the ranks did not all follow the same plan."""
+    is_in_order: bool
+    """Whether every rank ran what it was registered with."""
+    is_regular: bool
+    pause_s: float | None
+    """How much longer than usual it took from this step to the next, None when that is chance."""
+
+    @property
+    def iteration_index(self) -> int:
+        """Which iteration this is."""
+        return self.ranks[0].iteration_index
+
+
+@dataclass(slots=True)
+class RankReports:
+    """Collects the reports of a job's ranks."""
+
+    rules: JobRules
+    last_index: int = -1
+    """The newest iteration that any rank has reported."""
+    num_iterations: int = 0
+    """Whole iterations so far."""
+    num_foreign_orders: int = 0
+    """Iterations in a row that ran other instructions, or in another order, than were registered."""
+    _first_index: int | None = None
+    _unfinished: dict[int, dict[int, RankIteration]] = field(default_factory=dict)
+    _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
+
+    def take(
+        self,
+        report: RankIteration,
+        orders: Mapping[int, tuple[Instruction, ...]],
+        plan_id_of: Callable[[int | None], str | None],
+        *,
+        counts_from: int,
+    ) -> WholeIteration | None:
+        """Take a report; return the iteration that it completes, which is not regular before `counts_from`."""
+        index = report.iteration_index
+        self.last_index = max(self.last_index, index)
+        reports = self._unfinished.setdefault(index, {})
+        reports[report.pp_rank] = report
+        for stale in [i for i in self._unfinished if i < index - ITERATIONS_AHEAD]:
+            del self._unfinished[stale]
+        if len(reports) < len(orders):
+            return None
+        del self._unfinished[index]
+        epochs = {r.plan_epoch for r in reports.values()}
+        plan_id = plan_id_of(epochs.pop()) if len(epochs) == 1 else None
+        is_warm = self.count(index)
+        is_in_order = all(_is_in_order(r, orders[r.pp_rank]) for r in reports.values())
+        self.num_foreign_orders = 0 if is_in_order else self.num_foreign_orders + 1
+        is_countable = (
+            plan_id is not None and is_warm and index >= counts_from and is_in_order and reports[0].next_begin_ns > 0
+        )
+        pause_s = self._pause_s(reports[0]) if is_countable else None
+        ranks = tuple(reports[r] for r in sorted(reports))
+        return WholeIteration(ranks, plan_id, is_in_order, is_countable and pause_s is None, pause_s)
+
+    def count(self, iteration_index: int) -> bool:
+        """Count a whole iteration, reported here or elsewhere; return whether the job was warm by then."""
+        self.last_index = max(self.last_index, iteration_index)
+        self.num_iterations += 1
+        if self._first_index is None:
+            self._first_index = iteration_index
+        return iteration_index >= self._first_index + self.rules.warmup_iterations
+
+    def _pause_s(self, rank_0: RankIteration) -> float | None:
+        gap_ns = rank_0.next_begin_ns - rank_0.end_ns
+        usual_ns = median(self._gaps_ns) if self._gaps_ns else gap_ns
+        self._gaps_ns.append(gap_ns)
+        is_pause = gap_ns > usual_ns + self.rules.pause_ratio * (rank_0.end_ns - rank_0.begin_ns)
+        return (gap_ns - usual_ns) / _NS_PER_S if is_pause else None
+
+
+def _is_in_order(report: RankIteration, order: tuple[Instruction, ...]) -> bool:
+    ran = sorted(report.instructions, key=lambda measured: measured.begin_ns)
+    return tuple(measured.instruction for measured in ran) == order

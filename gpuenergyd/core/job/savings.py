@@ -1,0 +1,159 @@
+"""What the un-tuned job is now, and what tuning is measured to save, with an interval.
+
+Both come from iterations of the job itself: those at full speed (before the first plan, in short blocks later, after
+a fall-back) and those under a tuned plan. Time comes from the newest full-speed block where it differs from
+the older ones by more than chance, because a job drifts; energy and saving come from a regression that lets the
+job drift linearly.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+from statistics import NormalDist, fmean, median
+from typing import TypeAlias
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.policy_api.policy import BaselineView
+
+Point: TypeAlias = tuple[int, float, float | None]
+"""One iteration: its index, its time in s, its energy in J where that was measured."""
+
+CONFIDENCE = 0.95
+_DIFFERS_AT_SIGMA = 2.5
+_NORMAL_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+
+def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
+    """Return the un-tuned job, from its regular full-speed iterations in order (at least one)."""
+    blocks = _blocks(full_speed)
+    newest, older = blocks[-1], [o for block in blocks[:-1] for o in block]
+    times_s = [o.own_time_s for o in newest]
+    if older and not _differ(times_s, [o.own_time_s for o in older]):
+        times_s += [o.own_time_s for o in older]
+    measured = [(energy_j, o.is_imposed) for o in full_speed if (energy_j := o.energy_j) is not None]
+    energies_j = [energy_j for energy_j, is_imposed in measured if not is_imposed] or [j for j, _ in measured]
+    iteration_time_s = median(times_s)
+    return BaselineView(
+        iteration_time_s=iteration_time_s,
+        energy_j=median(energies_j) if energies_j else None,
+        num_iterations=len(full_speed),
+        iteration_sigma_s=_NORMAL_PER_MAD * median(abs(t - iteration_time_s) for t in times_s),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95 % confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSaving:
+    """What tuning does to energy and time of an iteration, as ratios of the un-tuned ones."""
+
+    saving_ratio: Interval | None
+    slowdown_ratio: Interval
+    num_full_speed: int
+    num_tuned: int
+
+
+def measured_saving(
+    full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
+) -> MeasuredSaving | None:
+    """Return the measured saving of a job's iterations, as `saving_between` says it."""
+    return saving_between(
+        *([(o.iteration_index, o.iteration_time_s, o.energy_j) for o in own] for own in (full_speed, tuned))
+    )
+
+
+def saving_between(full_speed: Sequence[Point], tuned: Sequence[Point]) -> MeasuredSaving | None:
+    """Return the measured saving, None with fewer than three iterations on either side.
+
+    log(y) = level + effect * is_tuned + drift * iteration + noise, by least squares; the interval is Student's.
+    """
+    times = _effect(*([(index, time_s) for index, time_s, _ in own] for own in (full_speed, tuned)))
+    if times is None:
+        return None
+    energies = _effect(*([(index, j) for index, _, j in own if j is not None] for own in (full_speed, tuned)))
+    return MeasuredSaving(
+        saving_ratio=None if energies is None else Interval(-energies.estimate, -energies.high, -energies.low),
+        slowdown_ratio=times,
+        num_full_speed=len(full_speed),
+        num_tuned=len(tuned),
+    )
+
+
+def _blocks(observations: Sequence[IterationObservation]) -> list[list[IterationObservation]]:
+    """Split where iterations of another kind ran in between."""
+    blocks: list[list[IterationObservation]] = []
+    for observation in observations:
+        if blocks and observation.iteration_index - blocks[-1][-1].iteration_index <= 2:
+            blocks[-1].append(observation)
+        else:
+            blocks.append([observation])
+    return blocks
+
+
+def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
+    if len(a) < 2 or len(b) < 2:
+        return False
+    a_mean, b_mean = fmean(a), fmean(b)
+    squares = sum((x - a_mean) ** 2 for x in a) + sum((x - b_mean) ** 2 for x in b)
+    pooled = math.sqrt(squares / (len(a) + len(b) - 2))
+    return abs(a_mean - b_mean) > _DIFFERS_AT_SIGMA * pooled * math.sqrt(1 / len(a) + 1 / len(b))
+
+
+def _effect(full_speed: Sequence[tuple[int, float]], tuned: Sequence[tuple[int, float]]) -> Interval | None:
+    if len(full_speed) < 3 or len(tuned) < 3:
+        return None
+    is_tuned = [0.0] * len(full_speed) + [1.0] * len(tuned)
+    indices, values = zip(*full_speed, *tuned, strict=True)
+    effect, standard_error, degrees = _regress(is_tuned, indices, list(map(math.log, values)))
+    margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * standard_error
+    return Interval(*(math.expm1(x) for x in (effect, effect - margin, effect + margin)))
+
+
+def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int]:
+    """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, a, b).
+
+    The second column is dropped where it cannot be told from the first: a job without blocks has no drift to see.
+    """
+    n = len(y)
+    a, b, y = (_about_mean(column) for column in (a, b, y))
+    saa, sbb, sab, say, sby = (_products(*pair) for pair in ((a, a), (b, b), (a, b), (a, y), (b, y)))
+    determinant = saa * sbb - sab * sab
+    if sbb <= 0 or determinant < 0.3 * saa * sbb:
+        effect, drift, inverse, degrees = say / saa, 0.0, 1 / saa, n - 2
+    else:
+        effect = (say * sbb - sby * sab) / determinant
+        drift = (sby * saa - say * sab) / determinant
+        inverse, degrees = sbb / determinant, n - 3
+    left = [y_k - effect * a_k - drift * b_k for a_k, b_k, y_k in zip(a, b, y, strict=True)]
+    return effect, math.sqrt(_products(left, left) / degrees * inverse), degrees
+
+
+def _about_mean(column: Sequence[float]) -> list[float]:
+    mean = fmean(column)
+    return [value - mean for value in column]
+
+
+def _products(a: Sequence[float], b: Sequence[float]) -> float:
+    total: float = sum(map(mul, a, b))
+    return total
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """Return Student's t quantile by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5); degrees >= 3."""
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / float(degrees) ** (k + 1) for k, term in enumerate(terms))

@@ -1,0 +1,151 @@
+"""Measured time and energy of every kind of instruction at every SM clock, and the sets a planner works on."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.errors import ProfileError
+
+_NO_TIME_LOST_RATIO = 0.015
+_SHARE_OF_CLOCK_LOST = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOption:
+    """One way to run an instruction: at this SM clock it takes this long and costs this much."""
+
+    sm_clock_mhz: int
+    time_s: float
+    energy_j: float
+
+    def effective_energy_j(self, blocking_power_w: float) -> float:
+        """Return what this option costs beyond waiting for the same time."""
+        return self.energy_j - blocking_power_w * self.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionProfile:
+    """The options of one instruction class, highest clock first."""
+
+    options: tuple[ClockOption, ...]
+
+    @property
+    def at_max_clock(self) -> ClockOption:
+        """What the instruction does when nobody tunes anything."""
+        return self.options[0]
+
+    @property
+    def fastest(self) -> ClockOption:
+        """The option with the least time, the cheaper one of equals; not always the highest clock."""
+        return min(self.options, key=lambda o: (o.time_s, o.energy_j))
+
+    def at_clock(self, sm_clock_mhz: int) -> ClockOption:
+        """Return the option of one clock.
+
+        Raises:
+            ProfileError: that clock was not measured.
+        """
+        for option in self.options:
+            if option.sm_clock_mhz == sm_clock_mhz:
+                return option
+        known = ", ".join(str(o.sm_clock_mhz) for o in self.options)
+        raise ProfileError(f"no measurement at {sm_clock_mhz} MHz; measured: {known}")
+
+    def interpolated(self, sm_clock_mhz: int) -> ClockOption:
+        """Return what a clock does: as measured, else linear between its measured neighbours, else the nearest end."""
+        slower = next((o for o in self.options if o.sm_clock_mhz <= sm_clock_mhz), self.options[-1])
+        faster = next((o for o in reversed(self.options) if o.sm_clock_mhz >= sm_clock_mhz), self.options[0])
+        if slower.sm_clock_mhz >= faster.sm_clock_mhz:
+            return slower
+        share = (sm_clock_mhz - slower.sm_clock_mhz) / (faster.sm_clock_mhz - slower.sm_clock_mhz)
+        return ClockOption(
+            sm_clock_mhz,
+            slower.time_s + share * (faster.time_s - slower.time_s),
+            slower.energy_j + share * (faster.energy_j - slower.energy_j),
+        )
+
+    @property
+    def throttling_clock_mhz(self) -> int | None:
+        """The clock above which higher ones buy no time, None where the top clock does: what a power cap looks like.
+
+        It is the lowest clock at which the time is within 1.5 % of the fastest and has lost less than a quarter of what
+        the clock has lost; a clock that limits the work loses time about as it falls.
+        """
+        top, fastest_s = self.options[0].sm_clock_mhz, self.fastest.time_s
+        throttling = top
+        for option in self.options:
+            lost_time = option.time_s / fastest_s - 1
+            lost_clock = top / option.sm_clock_mhz - 1
+            if lost_time <= _NO_TIME_LOST_RATIO and lost_time <= _SHARE_OF_CLOCK_LOST * lost_clock:
+                throttling = min(throttling, option.sm_clock_mhz)
+        return throttling if throttling < top else None
+
+    def pareto(self, blocking_power_w: float) -> tuple[ClockOption, ...]:
+        """Return the options that no other beats in both time and effective energy, fastest first."""
+        kept: list[ClockOption] = []
+        best_j = math.inf
+        for option in sorted(self.options, key=lambda o: (o.time_s, o.effective_energy_j(blocking_power_w))):
+            cost_j = option.effective_energy_j(blocking_power_w)
+            if cost_j < best_j:
+                kept.append(option)
+                best_j = cost_j
+        return tuple(kept)
+
+    def lower_hull(self, blocking_power_w: float) -> tuple[ClockOption, ...]:
+        """Return the vertices of the lower convex hull of (time, effective energy), fastest to cheapest."""
+        hull: list[ClockOption] = []
+        for option in self.pareto(blocking_power_w):
+            while len(hull) >= 2 and not _turns_up(hull[-2], hull[-1], option, blocking_power_w):
+                hull.pop()
+            hull.append(option)
+        return tuple(hull)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProfile:
+    """A profile for every instruction class of a pipeline, and the power of a GPU that waits for a peer."""
+
+    classes: Mapping[InstructionClass, InstructionProfile]
+    blocking_power_w: float
+
+    def __getitem__(self, key: InstructionClass) -> InstructionProfile:
+        """Return the profile of one instruction class.
+
+        Raises:
+            ProfileError: that class was not measured.
+        """
+        try:
+            return self.classes[key]
+        except KeyError:
+            raise ProfileError(f"no profile for {key.kind} of stage {key.pp_rank} chunk {key.chunk_index}") from None
+
+
+def instruction_profile(options: Iterable[ClockOption], *, where: str) -> InstructionProfile:
+    """Return a checked profile; `where` names it in errors.
+
+    Raises:
+        ProfileError: no options, two for one clock, or a value that is not a positive finite number.
+    """
+    ordered: Sequence[ClockOption] = sorted(options, key=lambda o: -o.sm_clock_mhz)
+    if not ordered:
+        raise ProfileError(f"{where}: no measurements")
+    for option in ordered:
+        if option.sm_clock_mhz <= 0:
+            raise ProfileError(f"{where}: frequency {option.sm_clock_mhz} MHz must be > 0")
+        if not (math.isfinite(option.time_s) and option.time_s > 0):
+            raise ProfileError(f"{where}: time {option.time_s} s at {option.sm_clock_mhz} MHz must be finite and > 0")
+        if not (math.isfinite(option.energy_j) and option.energy_j >= 0):
+            raise ProfileError(
+                f"{where}: energy {option.energy_j} J at {option.sm_clock_mhz} MHz must be finite and >= 0"
+            )
+    for left, right in pairwise(ordered):
+        if left.sm_clock_mhz == right.sm_clock_mhz:
+            raise ProfileError(f"{where}: {left.sm_clock_mhz} MHz is given twice")
+    return InstructionProfile(tuple(ordered))
+
+
+def _turns_up(a: ClockOption, b: ClockOption, c: ClockOption, blocking_power_w: float) -> bool:
+    ya, yb, yc = (o.effective_energy_j(blocking_power_w) for o in (a, b, c))
+    return (yb - ya) * (c.time_s - b.time_s) < (yc - yb) * (b.time_s - a.time_s)

@@ -1,0 +1,99 @@
+"""A dependency graph with durations: when each instruction runs, what is critical, and what it all costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import add
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+
+CRITICAL_SLACK_S = 1e-9
+"""Slack up to which an instruction counts as critical: below any clock a host can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One instruction on the timeline; `slack_s` is how far it may slip without lengthening the iteration."""
+
+    instruction: Instruction
+    start_s: float
+    end_s: float
+    slack_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """How long it runs."""
+        return self.end_s - self.start_s
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether stretching it stretches the iteration."""
+        return self.slack_s <= CRITICAL_SLACK_S
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All instructions of one iteration, in the node order of their graph, each as early as it can run."""
+
+    spans: tuple[Span, ...]
+    num_ranks: int
+    iteration_time_s: float
+
+    def rank_spans(self, pp_rank: int) -> tuple[Span, ...]:
+        """Return the spans of one rank in program order."""
+        return tuple(span for span in self.spans if span.instruction.pp_rank == pp_rank)
+
+    def bubble_s(self, pp_rank: int) -> float:
+        """Return how long a rank waits inside the iteration, its end included."""
+        return self.iteration_time_s - sum(span.duration_s for span in self.rank_spans(pp_rank))
+
+    def critical_path(self) -> tuple[Span, ...]:
+        """Return the critical spans ordered by start."""
+        return tuple(sorted((s for s in self.spans if s.is_critical), key=lambda s: (s.start_s, s.end_s)))
+
+
+def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
+    """Return the as-soon-as-possible timeline of a graph; `durations_s[i]` belongs to node i."""
+    n = len(graph.instructions)
+    start = [0.0] * n
+    finish = [0.0] * n
+    for v in graph.topological_order:
+        at = 0.0
+        for u, latency_s in graph.predecessors[v]:
+            at = max(at, finish[u] + latency_s)
+        start[v] = at
+        finish[v] = at + durations_s[v]
+    makespan = max(map(add, finish, graph.tails_s), default=0.0)
+    latest_finish = [makespan - tail_s for tail_s in graph.tails_s]
+    for u in reversed(graph.topological_order):
+        for v, latency_s in graph.successors[u]:
+            latest_finish[u] = min(latest_finish[u], latest_finish[v] - durations_s[v] - latency_s)
+    return Timeline(
+        spans=tuple(
+            Span(graph.instructions[v], start[v], finish[v], max(0.0, latest_finish[v] - finish[v])) for v in range(n)
+        ),
+        num_ranks=graph.num_ranks,
+        iteration_time_s=makespan,
+    )
+
+
+def makespan_s(graph: DependencyGraph, durations_s: Sequence[float]) -> float:
+    """Return how long one iteration takes, without the slack of its instructions."""
+    finish = [0.0] * len(graph.instructions)
+    for v in graph.topological_order:
+        finish[v] = max((finish[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0) + durations_s[v]
+    return max(map(add, finish, graph.tails_s), default=0.0)
+
+
+def iteration_energy_j(
+    *,
+    energies_j: Sequence[float],
+    durations_s: Sequence[float],
+    iteration_time_s: float,
+    num_ranks: int,
+    blocking_power_w: float,
+) -> float:
+    """Return the energy of one iteration: each instruction's own, and blocking power for every rank's waiting.
+
+    sum(e_i) + P_block * (R * T - sum(t_i)), Perseus (SOSP'24), section 4.1.
+    """
+    return sum(energies_j) + blocking_power_w * (num_ranks * iteration_time_s - sum(durations_s))

@@ -1,0 +1,185 @@
+"""The slowdown account and the grams: what is charged, what may still be spent, what savings are measured against."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
+from gpuenergyd.core.carbon.intensity import HOUR
+from gpuenergyd_policies.carbon.budget import speed_hull
+from gpuenergyd_policies.carbon.jobs import TraceJob
+
+START_AT = datetime(2024, 3, 1, tzinfo=UTC)
+FRONTIER = ((1.0, 1000.0), (1.05, 930.0), (1.1, 890.0), (1.2, 860.0))
+
+
+def worked(speeds_per_s: list[float], intensities: list[float | None]) -> list[WorkSlot]:
+    """Return hours of work at given speeds, on the frontier exactly."""
+    hull = speed_hull(FRONTIER)
+    return [
+        WorkSlot(
+            START_AT + k * HOUR, round(3600 * x), round(3600 * x) / x, float(hull.power_w(x)) * round(3600 * x) / x, c
+        )
+        for k, (x, c) in enumerate(zip(speeds_per_s, intensities, strict=True))
+    ]
+
+
+def said(slots: list[WorkSlot], host_power_w: float = 0.0) -> JobCarbon:
+    carbon = job_carbon(slots, FRONTIER, host_power_w=host_power_w, untuned=(1.0, 1200.0))
+    assert carbon is not None
+    return carbon
+
+
+def test_an_evenly_slowed_job_saves_by_its_frontier_alone() -> None:
+    carbon = said(worked([1 / 1.05] * 6, [100.0, 300.0, 200.0, 500.0, 50.0, 250.0]))
+
+    assert carbon.savings.saved_by_timing_g == pytest.approx(0.0, abs=1e-9)
+    assert carbon.savings.saved_by_frontier_g > 0
+
+
+def test_slowness_in_dirty_hours_saves_by_timing_and_in_clean_ones_it_costs() -> None:
+    dirty, clean = [400.0, 400.0, 100.0, 100.0], [100.0, 100.0, 400.0, 400.0]
+    slow_first = [1 / 1.1, 1 / 1.1, 1.0, 1.0]
+
+    assert said(worked(slow_first, list(dirty))).savings.saved_by_timing_g > 0
+    assert said(worked(slow_first, list(clean))).savings.saved_by_timing_g < 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(1 / 1.2, 1.0), st.floats(1.0, 900.0)), min_size=1, max_size=12),
+    st.floats(0.3, 3.0),
+    st.floats(0.0, 500.0),
+)
+def test_the_parts_add_up_and_an_error_of_the_models_level_cancels(
+    hours: list[tuple[float, float]], level: float, host_power_w: float
+) -> None:
+    slots = worked([x for x, _ in hours], [c for _, c in hours])
+    wrong = tuple((time_s, level * energy_j) for time_s, energy_j in FRONTIER)
+
+    carbon = said(slots, host_power_w)
+    savings = carbon.savings
+    other = job_carbon(slots, wrong)
+    here = job_carbon(slots, FRONTIER)
+
+    total = savings.saved_by_frontier_g + savings.saved_by_timing_g
+    assert savings.full_speed_g - savings.actual_g == pytest.approx(total, rel=1e-9, abs=1e-9)
+    assert other is not None
+    assert here is not None
+    assert other.savings.saved_by_timing_g == pytest.approx(here.savings.saved_by_timing_g, rel=1e-6, abs=1e-6)
+
+
+def test_the_references_are_those_of_the_replay() -> None:
+    truth = np.array([100.0, 300.0, 200.0, 500.0, 50.0, 250.0, 80.0, 90.0])
+    speeds = [1 / 1.1, 1 / 1.05, 1.0, 1 / 1.1, 1.0, 1 / 1.05]
+    slots = worked(speeds, [float(c) for c in truth[:6]])
+    work = sum(slot.num_iterations for slot in slots)
+    job = TraceJob(speed_hull(FRONTIER), truth, float(work), 0.1)
+    run = job.run(np.array([*speeds, 1.0, 1.0]))
+
+    carbon = said(slots)
+
+    assert carbon.savings.actual_g == pytest.approx(run.carbon_g, rel=1e-3)
+    assert carbon.savings.equal_time_constant_g == pytest.approx(run.constant_g, rel=1e-3)
+    assert carbon.savings.full_speed_g == pytest.approx(job.full_speed_g(), rel=1e-3)
+
+
+def test_hours_nobody_knows_are_left_out_and_counted() -> None:
+    known = worked([1 / 1.05] * 2, [100.0, 300.0])
+    slots = [*known, replace(known[0], begin_at=START_AT + 9 * HOUR, carbon_intensity_g_per_kwh=None)]
+
+    carbon = said(slots)
+
+    assert carbon.unpriced_j == pytest.approx(known[0].energy_j)
+    assert carbon.savings.actual_g == pytest.approx(said(known).savings.actual_g)
+    assert job_carbon([replace(slot, carbon_intensity_g_per_kwh=None) for slot in slots], FRONTIER) is None
+
+
+def test_without_a_frontier_nothing_is_claimed() -> None:
+    assert job_carbon(worked([1.0], [100.0]), ()) is None
+
+
+def test_iterations_join_a_slot_whose_hour_and_intensity_stay() -> None:
+    slot = WorkSlot(START_AT, 2, 3.0, 40.0, 100.0)
+
+    assert slot.joined(1.5, 20.0) == WorkSlot(START_AT, 3, 4.5, 60.0, 100.0)
+    assert slot.joined(5.0, 60.0, num_iterations=4).num_iterations == 6
+
+
+def test_what_the_plan_saves_is_unknown_while_the_untuned_energy_is() -> None:
+    carbon = said(worked([1.0] * 2, [100.0, 100.0]))
+
+    assert carbon.untuned_g is not None
+    assert carbon.saved_by_plan_g == carbon.untuned_g - carbon.savings.full_speed_g > 0
+    assert replace(carbon, untuned_g=None).saved_by_plan_g is None
+
+
+def hour(number: int, iterations: int, time_s: float, energy_j: float, intensity: float | None) -> WorkSlot:
+    return WorkSlot(START_AT + number * HOUR, iterations, time_s, energy_j, intensity)
+
+
+KWH_J = 3.6e6
+
+
+def test_grams_by_hand_of_two_hours_at_two_speeds() -> None:
+    """1 kW at one a second, 0.5 kW at half of it; 100 then 300 g/kWh, the first hour slow and the second fast.
+
+    5,400 iterations: at full speed an hour and a half of 1 kW; evenly 0.75 a second, 0.75 kW for two hours.
+    """
+    slots = [hour(0, 1800, 3600.0, 0.5 * KWH_J, 100.0), hour(1, 3600, 3600.0, KWH_J, 300.0)]
+
+    carbon = job_carbon(slots, [(1.0, 1000.0), (2.0, 1000.0 - 1e-9)], untuned=(1.0, 1200.0))
+
+    assert carbon is not None
+    assert carbon.savings.actual_g == pytest.approx(0.5 * 100 + 300)
+    assert carbon.savings.full_speed_g == pytest.approx(100 + 0.5 * 300)
+    assert carbon.savings.equal_time_constant_g == pytest.approx(0.75 * (100 + 300))
+    assert carbon.untuned_g == pytest.approx(1.2 * (100 + 0.5 * 300))
+    assert carbon.saved_by_plan_g == pytest.approx(0.2 * 250)
+    assert (carbon.num_iterations, carbon.priced_j, carbon.unpriced_j) == (5400, 1.5 * KWH_J, 0.0)
+    assert carbon.model_scale == pytest.approx(1.0)
+
+
+def test_the_host_draws_its_power_all_the_while() -> None:
+    slots = [hour(0, 3600, 3600.0, KWH_J, 100.0)]
+
+    carbon = job_carbon(slots, [(1.0, 1000.0)], host_power_w=500.0, untuned=(1.0, 1200.0))
+
+    assert carbon is not None
+    assert carbon.savings.actual_g == pytest.approx(150.0)
+    assert carbon.untuned_g == pytest.approx(170.0)
+    assert (carbon.host_power_w, carbon.priced_j) == (500.0, KWH_J)
+
+
+def test_a_model_that_is_off_is_scaled_to_what_was_measured() -> None:
+    carbon = job_carbon([hour(0, 3600, 3600.0, KWH_J, 100.0)], [(1.0, 2000.0)])
+
+    assert carbon is not None
+    assert carbon.model_scale == pytest.approx(0.5)
+    assert carbon.savings.full_speed_g == pytest.approx(100.0)
+    assert carbon.untuned_g is None
+
+
+def test_a_job_slower_or_faster_than_its_frontier_is_held_against_the_frontiers_end() -> None:
+    frontier = [(1.0, 1000.0), (2.0, 900.0)]
+
+    slow = job_carbon([hour(0, 900, 3600.0, KWH_J, 100.0)], frontier)
+    fast = job_carbon([hour(0, 7200, 3600.0, KWH_J, 100.0)], frontier)
+
+    assert slow is not None
+    assert fast is not None
+    assert slow.savings.equal_time_constant_g == pytest.approx(50.0)  # 900 iterations at one in 2 s, scaled to 1 kW
+    assert fast.savings.equal_time_constant_g == pytest.approx(200.0)  # at one a second they take two hours
+
+
+def test_work_of_no_time_or_no_iterations_tells_nothing() -> None:
+    frontier = [(1.0, 1000.0)]
+
+    assert job_carbon([hour(0, 0, 3600.0, KWH_J, 100.0)], frontier) is None
+    assert job_carbon([hour(0, 10, 0.0, KWH_J, 100.0)], frontier) is None
+    mixed = job_carbon([hour(0, 10, 0.0, KWH_J, 100.0), hour(1, 3600, 3600.0, KWH_J, 100.0)], frontier)
+    assert mixed is not None
+    assert mixed.unpriced_j == pytest.approx(KWH_J)

@@ -1,0 +1,214 @@
+"""Carbon intensities and prices at their edges: which hour an instant belongs to, and how old is too old."""
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from gpuenergyd.core.carbon.intensity import (
+    HOUR,
+    CarbonForecast,
+    CarbonSavings,
+    ForecastHour,
+    HourlySeries,
+    IntensityRung,
+    IntensitySample,
+    SampleStatus,
+    SignalKind,
+    StalenessRules,
+    checked_intensity,
+    hourly_series,
+    intensity_now,
+    price_energy,
+    same_hour_mean,
+)
+from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+from tests.support.carbon_traces import FIRST_AT
+
+SECOND = timedelta(seconds=1)
+NAN = math.nan
+
+
+def series(*values: float) -> HourlySeries:
+    return HourlySeries("XX", FIRST_AT, values=values)
+
+
+def sample(hour: float, hours: float, value: float, status: SampleStatus = SampleStatus.MEASURED) -> IntensitySample:
+    begin = FIRST_AT + hour * HOUR
+    return IntensitySample(begin, begin + hours * HOUR, value, status)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "ok"),
+    [
+        (0, SignalKind.AVERAGE, True),
+        (2000.0, SignalKind.AVERAGE, True),
+        (2000.1, SignalKind.AVERAGE, False),
+        (-0.1, SignalKind.AVERAGE, False),
+        (3000, SignalKind.MARGINAL, True),
+        (3000.1, SignalKind.MARGINAL, False),
+    ],
+)
+def test_an_intensity_lies_between_nothing_and_the_dirtiest_grid(value: float, kind: SignalKind, *, ok: bool) -> None:
+    if ok:
+        assert checked_intensity(value, kind) == value
+    else:
+        with pytest.raises(CarbonSourceError, match="no number from 0 to"):
+            checked_intensity(value, kind)
+
+
+def test_an_instant_belongs_to_the_hour_that_has_begun() -> None:
+    two = series(1.0, 2.0)
+
+    assert [two.index_of(FIRST_AT + k * HOUR) for k in (-1, 0, 1, 2)] == [-1, 0, 1, 2]
+    assert two.index_of(FIRST_AT + HOUR - SECOND) == 0
+    assert two.index_of(FIRST_AT - SECOND) == -1
+    assert two.end_at == FIRST_AT + 2 * HOUR
+
+
+def test_a_replay_knows_the_hours_that_are_complete() -> None:
+    two = series(1.0, 2.0)
+
+    known = [len(two.until(FIRST_AT + at).values) for at in (-HOUR, HOUR - SECOND, HOUR, 2 * HOUR, 9 * HOUR)]
+
+    assert known == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("off", [timedelta(minutes=1), timedelta(seconds=1), timedelta(microseconds=1)])
+def test_a_series_begins_at_a_full_hour(off: timedelta) -> None:
+    with pytest.raises(CarbonDataError, match="full hour in UTC"):
+        HourlySeries("XX", FIRST_AT + off, values=(1.0,))
+
+
+def test_an_hour_of_which_half_is_known_has_a_value_and_less_has_none() -> None:
+    half = hourly_series("XX", [sample(0, 0.5, 100.0), sample(1, 0.499, 100.0), sample(2, 1, 7.0)])
+
+    assert half is not None
+    assert half.values[0] == 100.0
+    assert math.isnan(half.values[1])
+    assert half.values[2] == 7.0
+    assert half.first_hour_at == FIRST_AT
+
+
+def test_a_sample_over_several_hours_counts_in_each_by_its_time() -> None:
+    found = hourly_series("XX", [sample(0.5, 2, 100.0), sample(0, 0.5, 300.0), sample(2.5, 0.5, 500.0)])
+
+    assert found is not None
+    assert found.values == (200.0, 100.0, 300.0)
+
+
+def test_of_two_samples_of_one_status_the_later_one_counts() -> None:
+    found = hourly_series("XX", [sample(0, 1, 100.0), sample(0, 1, 200.0)])
+
+    assert found is not None
+    assert found.values == (200.0,)
+    assert hourly_series("XX", []) is None
+
+
+def test_a_forecast_holds_for_whole_hours_from_their_begin_on() -> None:
+    ahead = CarbonForecast("XX", FIRST_AT, "m", tuple(
+        ForecastHour(FIRST_AT + k * HOUR, float(k), 0.0, 9.0) for k in range(2)
+    ))  # fmt: skip
+
+    assert [ahead.value_at(FIRST_AT + at) for at in (-SECOND, 0 * HOUR, HOUR - SECOND, HOUR, 2 * HOUR - SECOND)] == [
+        None, 0.0, 0.0, 1.0, 1.0,
+    ]  # fmt: skip
+    assert ahead.value_at(FIRST_AT + 2 * HOUR) is None
+
+
+DAYS = series(*[float(k % 24) for k in range(240)])
+
+
+def forecast(issued_before: timedelta, value: float = 500.0) -> CarbonForecast:
+    """Return one that reaches every hour looked at here, issued some time before the history ends."""
+    hours = tuple(ForecastHour(DAYS.end_at + k * HOUR, value, 0.0, 9e9) for k in range(400))
+    return CarbonForecast("XX", DAYS.end_at - issued_before, "m", hours)
+
+
+@pytest.mark.parametrize(
+    ("after", "rung"),
+    [
+        (2 * HOUR, IntensityRung.LIVE),
+        (2 * HOUR + SECOND, IntensityRung.FORECAST),
+        (23 * HOUR, IntensityRung.FORECAST),
+        (23 * HOUR + SECOND, IntensityRung.HISTORICAL_MEAN),
+        (timedelta(days=7), IntensityRung.HISTORICAL_MEAN),
+        (timedelta(days=7) + SECOND, IntensityRung.NEUTRAL),
+    ],
+)
+def test_values_hold_two_hours_forecasts_a_day_and_histories_a_week(after: timedelta, rung: IntensityRung) -> None:
+    found = intensity_now(DAYS.end_at + after, DAYS, forecast(HOUR))
+
+    assert found.rung is rung
+    assert found.age_s == after.total_seconds()
+
+
+def test_how_old_is_too_old_may_be_said() -> None:
+    rules = StalenessRules(live_max_age_s=0.0, forecast_max_age_s=0.0, history_max_age_s=0.0)
+
+    assert intensity_now(DAYS.end_at, DAYS, rules=rules).rung is IntensityRung.LIVE
+    assert intensity_now(DAYS.end_at + SECOND, DAYS, forecast(HOUR), rules=rules).rung is IntensityRung.NEUTRAL
+
+
+def test_one_known_hour_is_enough_wherever_it_lies() -> None:
+    now = FIRST_AT + 2 * HOUR
+
+    assert intensity_now(now, series(5.0)).carbon_intensity_g_per_kwh == 5.0
+    assert intensity_now(now, series(5.0, NAN)).carbon_intensity_g_per_kwh == 5.0
+    assert intensity_now(now, series(5.0)).age_s == 3600.0
+    assert intensity_now(now, series(NAN, NAN)).rung is IntensityRung.NEUTRAL
+    assert intensity_now(now, series(NAN)).age_s is None
+
+
+def test_the_hour_of_now_counts_where_it_is_known_and_else_the_newest() -> None:
+    known = series(1.0, NAN, 3.0, 4.0)
+
+    for hour, value in ((0.5, 1.0), (1.5, 4.0), (2.5, 3.0), (3.5, 4.0), (-5.0, 1.0)):
+        assert intensity_now(FIRST_AT + hour * HOUR, known).carbon_intensity_g_per_kwh == value
+    assert intensity_now(FIRST_AT + HOUR, known).age_s == 0.0
+
+
+def test_a_forecast_without_a_value_stands_for_nothing() -> None:
+    found = intensity_now(DAYS.end_at + 3 * HOUR, DAYS, forecast(HOUR, NAN))
+
+    assert found.rung is IntensityRung.HISTORICAL_MEAN
+    assert intensity_now(DAYS.end_at, None, forecast(HOUR)).rung is IntensityRung.FORECAST
+
+
+def test_the_same_hours_mean_is_of_the_last_seven_known_days() -> None:
+    """Hour 3 of ten days holds 0 to 9; the second last is unknown."""
+    values = [0.0] * 240
+    values[3::24] = [float(day) for day in range(10)]
+    values[8 * 24 + 3] = NAN
+    known = series(*values)
+
+    assert same_hour_mean(known, FIRST_AT + 3 * HOUR) == pytest.approx((9 + 7 + 6 + 5 + 4 + 3 + 2) / 7)
+    assert same_hour_mean(known, known.end_at + 3 * HOUR + timedelta(minutes=59), 2) == 8.0
+    assert same_hour_mean(series(1.0), FIRST_AT + HOUR) is None
+
+
+def test_what_running_slower_and_what_choosing_hours_saves() -> None:
+    saved = CarbonSavings(actual_g=80.0, full_speed_g=100.0, equal_time_constant_g=90.0)
+
+    assert (saved.saved_by_frontier_g, saved.saved_by_timing_g) == (10.0, 10.0)
+    assert CarbonSavings(95.0, 100.0, 90.0).saved_by_timing_g == -5.0
+
+
+def test_energy_around_a_sample_stays_for_others_or_unpriced() -> None:
+    """Four hours of 1 kWh each; one hour in the middle is measured, of the rest two are estimated."""
+    samples = [sample(1, 1, 100.0), sample(0, 3, 10.0, SampleStatus.ESTIMATED)]
+
+    priced = price_energy([(FIRST_AT, FIRST_AT + 4 * HOUR, 4 * 3.6e6)], samples)
+
+    assert priced.carbon_g == pytest.approx(100.0 + 20.0)
+    assert [priced.priced_j, priced.unpriced_j] == pytest.approx([3 * 3.6e6, 3.6e6])
+    assert [status for status, _ in priced.energy_j_by_status] == [SampleStatus.MEASURED, SampleStatus.ESTIMATED]
+    assert [energy_j for _, energy_j in priced.energy_j_by_status] == pytest.approx([3.6e6, 2 * 3.6e6])
+
+
+def test_of_two_samples_of_one_status_energy_takes_the_later_one() -> None:
+    slot = (FIRST_AT, FIRST_AT + HOUR, 3.6e6)
+
+    assert price_energy([slot], [sample(0, 1, 100.0), sample(0, 1, 200.0)]).carbon_g == 200.0
+    assert price_energy([slot, slot], [sample(0, 1, 100.0)]).carbon_g == 200.0
+    assert price_energy([slot], [sample(1, 1, 100.0), sample(-1, 1, 100.0)]).priced_j == 0.0

@@ -1,0 +1,202 @@
+"""Live skill counts what was said at the time; the grid's clock maps instants both ways."""
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastHour, HourlySeries
+from gpuenergyd.core.carbon.skill import LiveSkill
+from gpuenergyd.errors import CarbonDataError
+from tests.support.carbon_traces import made_up_trace
+
+TRACE = made_up_trace(num_days=16, seed=3)
+FIRST = 8 * 24
+
+
+def issued(first: int, off: float = 0.0) -> CarbonForecast:
+    """Return a forecast that knows the truth but for `off`."""
+    at = TRACE.first_hour_at + first * HOUR
+    hours = tuple(
+        ForecastHour(at + k * HOUR, value + off, value, value)
+        for k, value in enumerate(TRACE.values[first : first + 24])
+    )
+    return CarbonForecast(TRACE.zone, at, "test", hours)
+
+
+def tracked(off: float, num: int = 48, history: HourlySeries = TRACE) -> LiveSkill:
+    skill = LiveSkill()
+    for first in range(FIRST, FIRST + num):
+        skill.issued(issued(first, off))
+    skill.update(history)
+    return skill
+
+
+def test_perfect_forecasts_have_full_skill_and_bad_ones_less_than_none() -> None:
+    perfect, bad = tracked(0.0).skill(), tracked(500.0).skill()
+
+    assert perfect is not None
+    assert bad is not None
+    assert (perfect.skill_1h_ratio, perfect.skill_24h_mean_ratio, perfect.num_origins) == (1.0, 1.0, 48)
+    assert bad.skill_24h_mean_ratio < 0
+
+
+def test_nothing_is_said_before_a_day_of_forecasts_has_come_due() -> None:
+    assert tracked(0.0, num=23).skill() is None
+    assert tracked(0.0, history=TRACE.until(TRACE.first_hour_at + (FIRST + 30) * HOUR)).skill() is None
+
+
+def test_a_second_forecast_of_the_same_hour_cannot_improve_the_first() -> None:
+    skill = LiveSkill()
+    for first in range(FIRST, FIRST + 30):
+        skill.issued(issued(first, 500.0))
+        skill.issued(issued(first, 0.0))
+    skill.update(TRACE)
+
+    said = skill.skill()
+    assert said is not None
+    assert said.skill_1h_ratio < 0
+
+
+def test_a_forecast_that_is_no_whole_day_from_its_hour_on_is_not_judged() -> None:
+    short, late = LiveSkill(), LiveSkill()
+    for first in range(FIRST, FIRST + 48):
+        whole = issued(first)
+        short.issued(replace(whole, hours=whole.hours[:23]))
+        late.issued(replace(whole, hours=issued(first + 1).hours))
+    short.update(TRACE)
+    late.update(TRACE)
+
+    assert short.skill() is None
+    assert late.skill() is None
+
+
+def test_hours_that_never_became_known_are_given_up() -> None:
+    values = list(TRACE.values)
+    values[FIRST + 50] = math.nan
+    holed = replace(TRACE, values=tuple(values))
+
+    skill = tracked(0.0, num=60, history=holed).skill()
+
+    assert skill is not None
+    assert skill.num_origins == 27  # those whose day ends before it; the hole is in every later week
+
+
+def test_a_forecast_is_judged_once_and_one_whose_day_is_not_known_yet_waits_for_it() -> None:
+    values = list(TRACE.values)
+    hole = FIRST + 40
+    values[hole] = math.nan
+    skill = LiveSkill()
+    for first in range(FIRST, FIRST + 48):
+        skill.issued(issued(first))
+
+    skill.update(replace(TRACE, values=tuple(values)).until(TRACE.first_hour_at + (hole + 40) * HOUR))
+    early = skill.skill()
+    skill.update(TRACE)  # the missing hour has become known within the week
+    late = skill.skill()
+    skill.update(TRACE)
+
+    assert early is None
+    assert late is not None
+    assert late.num_origins == 48
+    assert skill.skill() == late
+
+
+def test_an_hour_of_the_grid_may_take_seconds_and_maps_both_ways() -> None:
+    host_at = datetime(2026, 5, 1, 12, 0, 30, tzinfo=UTC)
+    clock = GridClock(host_at, datetime(2024, 1, 15, tzinfo=UTC), hour_s=6.0)
+
+    assert clock.speed == 600.0
+    assert clock.to_grid(host_at + timedelta(seconds=9)) == datetime(2024, 1, 15, 1, 30, tzinfo=UTC)
+    assert clock.hour_of(host_at + timedelta(seconds=9)) == datetime(2024, 1, 15, 1, tzinfo=UTC)
+    assert clock.to_host(datetime(2024, 1, 15, 1, tzinfo=UTC)) == host_at + timedelta(seconds=6)
+
+
+def test_in_real_time_nothing_is_mapped() -> None:
+    now_at = datetime(2026, 5, 1, 12, 0, 30, 123456, tzinfo=UTC)
+    clock = GridClock.real_time(now_at)
+
+    assert clock.to_grid(now_at + HOUR) == clock.to_host(now_at + HOUR) == now_at + HOUR
+    assert clock.hour_of(now_at) == datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("hour_s", [0.0, -1.0, 3601.0, math.nan])
+def test_an_hour_that_cannot_be_is_refused(hour_s: float) -> None:
+    with pytest.raises(CarbonDataError, match="an hour of the grid cannot take"):
+        GridClock(datetime(2026, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC), hour_s)
+
+
+def test_a_forecast_is_not_judged_without_the_week_that_naive_ones_need() -> None:
+    skill = LiveSkill()
+    for first in range(7 * 24):
+        skill.issued(issued(first))
+    skill.update(TRACE)
+
+    assert skill.skill() is None
+
+
+def test_skill_is_one_less_our_error_over_the_best_naive_one_at_one_and_six_hours_and_over_the_day() -> None:
+    """A grid that stands at 100 for a week and then rises by 10 an hour: persistence and all others are off alike."""
+    values = (100.0,) * 168 + tuple(100.0 + 10 * (k + 1) for k in range(100))
+    start = TRACE.first_hour_at
+    history = HourlySeries("XX", start, values=values)
+    skill = LiveSkill()
+    at = start + 168 * HOUR
+    hours = tuple(
+        ForecastHour(at + k * HOUR, 100.0 + 10 * (k + 1) + (1.0 if k == 5 else 0.5), 0.0, 0.0) for k in range(24)
+    )
+    skill.issued(CarbonForecast("XX", at, "m", hours))
+    skill.update(HourlySeries("XX", start, values=values[: 168 + 23]))
+    assert len(skill._waiting) == 1
+    skill.update(history)
+
+    ((ours, naive),) = skill._met
+
+    assert ours == pytest.approx((0.5, 1.0, (23 * 0.5 + 1.0) / 24))
+    assert len(naive) == 4
+    for errors in naive:
+        assert errors == pytest.approx((10.0, 60.0, 125.0))
+    assert skill._waiting == {}
+
+
+def test_naive_forecasts_are_the_last_value_yesterday_a_week_ago_and_the_hours_mean() -> None:
+    """Every day holds its own number, so that each of them says another one of an eighth day of 100."""
+    values = tuple(float(k // 24) for k in range(168)) + (100.0,) * 24
+    start = TRACE.first_hour_at
+    skill = LiveSkill()
+    at = start + 168 * HOUR
+    skill.issued(CarbonForecast("XX", at, "m", tuple(ForecastHour(at + k * HOUR, 99.0, 0.0, 0.0) for k in range(24))))
+    skill.update(HourlySeries("XX", start, values=values))
+
+    ((ours, naive),) = skill._met
+
+    assert ours == (1.0, 1.0, 1.0)
+    assert [errors[0] for errors in naive] == [94.0, 94.0, 100.0, 97.0]
+
+
+def test_a_day_of_forecasts_is_enough() -> None:
+    assert tracked(0.0, num=24).skill() is not None
+
+
+def test_a_naive_forecast_that_never_errs_leaves_no_skill() -> None:
+    flat = HourlySeries(TRACE.zone, TRACE.first_hour_at, values=(100.0,) * len(TRACE.values))
+
+    said = tracked(0.0, history=flat).skill()
+
+    assert said is not None
+    assert (said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio) == (0.0, 0.0, 0.0)
+
+
+def test_each_figure_is_held_against_the_naive_forecast_that_is_best_at_it() -> None:
+    skill = LiveSkill()
+    for _ in range(24):
+        skill._met.append(((1.0, 3.0, 10.0), ((10.0, 10.0, 20.0), (20.0, 5.0, 40.0))))
+
+    said = skill.skill()
+
+    assert said is not None
+    ratios = [said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio]
+    assert ratios == pytest.approx([0.9, 0.4, 0.5])
+    assert said.num_origins == 24

@@ -1,0 +1,269 @@
+"""The slowdown account: what is charged, what may still be spent, and that it can always be balanced."""
+
+import math
+import random
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.carbon.slowdown_account import (
+    SETTLING_ITERATIONS,
+    Allowance,
+    JobLength,
+    SlowdownAccount,
+    charged_time_s,
+)
+
+
+def test_a_pause_is_charged_with_what_was_permitted_at_most() -> None:
+    account = SlowdownAccount()
+
+    account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=True)
+    account.add(60.0, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=False)
+
+    assert account.num_iterations == 2
+    assert account.slowdown_ratio == pytest.approx((0.02 + 0.05) / 2)
+
+
+@given(st.lists(st.floats(1.0, 3.0), min_size=24, max_size=24), st.floats(0.0, 0.3))
+def test_whatever_a_policy_asks_for_the_account_of_a_window_can_be_balanced(wishes: list[float], budget: float) -> None:
+    account, left_s = SlowdownAccount(), 24 * 3600.0
+    for wish in wishes:
+        time_s = min(wish, account.longest_time_s(1.0, allowance=Allowance(budget, left_s), slot_s=3600.0))
+        num = min(3600.0, left_s) / time_s
+        account.full_speed_s += num
+        account.excess_s += num * (time_s - 1.0)
+        left_s -= min(3600.0, left_s)
+
+    assert account.excess_s <= budget * account.full_speed_s * (1 + 1e-9) + 1e-6
+
+
+@given(st.lists(st.floats(1.0, 3.0), min_size=40, max_size=40), st.floats(0.0, 0.3), st.floats(1.0, 1.5))
+def test_a_job_of_known_work_ends_within_its_budget_and_by_its_deadline(
+    wishes: list[float], budget: float, deadline_ratio: float
+) -> None:
+    account, work_s, left_s = SlowdownAccount(), 24 * 3600.0, deadline_ratio * 24 * 3600.0
+    for wish in wishes:
+        allowance = Allowance(budget, left_s, work_s)
+        time_s = min(wish, account.longest_time_s(1.0, allowance=allowance, slot_s=3600.0))
+        if work_s <= 0:
+            break
+        num = min(3600.0 / time_s, work_s)
+        account.full_speed_s += num
+        account.excess_s += num * (time_s - 1.0)
+        work_s, left_s = work_s - num, left_s - num * time_s
+
+    assert work_s == pytest.approx(0.0, abs=1e-6)
+    assert left_s >= -1e-6
+    assert account.excess_s <= budget * account.full_speed_s + 1e-6
+
+
+def test_an_untouched_account_permits_much_at_first_and_an_empty_one_nothing() -> None:
+    fresh, spent = SlowdownAccount(), SlowdownAccount(100, 100.0, 20.0)
+
+    assert fresh.longest_time_s(2.0, allowance=Allowance(0.05, 36_000.0), slot_s=60.0) > 4.0
+    assert spent.longest_time_s(2.0, allowance=Allowance(0.05, 60.0), slot_s=60.0) == 2.0
+    assert spent.longest_time_s(2.0, allowance=Allowance(0.05, math.inf, 60.0), slot_s=60.0) == 2.0
+
+
+def test_a_balanced_account_past_its_window_permits_an_even_slowdown_and_no_more() -> None:
+    account = SlowdownAccount(100, 100.0, 5.0)
+
+    longest_s = account.longest_time_s(1.0, allowance=Allowance(0.05, 0.0), slot_s=60.0)
+
+    assert longest_s == pytest.approx(1.05)
+
+
+def test_full_speed_that_has_become_slower_is_reserved_for_once_it_has_settled() -> None:
+    account, draw = SlowdownAccount(), random.Random(3)
+    for number in range(200):
+        slow = 1.2 if number < SETTLING_ITERATIONS else 1.01 + draw.gauss(0.0, 0.002)  # clocks still rise at first
+        account.add(slow, full_speed_time_s=1.0, permitted_time_s=1.0, is_own=True)
+
+    assert account.drift_ratio(1.0) == pytest.approx(0.01, rel=0.15)
+    assert account.reserve_s(1.0, 0.01, 1000.0) == pytest.approx(10.0, rel=0.2)
+    assert account.reserve_s(1.0, 0.01, math.inf) < 0.1
+
+
+def test_a_length_is_counted_in_iterations_where_its_owner_gave_hours() -> None:
+    assert JobLength(hours=2.0).total_iterations(0.5) == 14_400
+    assert JobLength(num_iterations=10, hours=2.0).total_iterations(0.5) == 10
+    assert JobLength(deadline_at=datetime(2030, 1, 1, tzinfo=UTC)).total_iterations(0.5) is None
+
+
+def test_no_time_is_active_before_any_was_charged_and_then_all_that_was() -> None:
+    account = SlowdownAccount()
+    before_s = account.active_s
+    account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=True)
+
+    assert before_s == 0.0
+    assert account.active_s == pytest.approx(1.02)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "permitted_s", "is_own", "charged_s"),
+    [
+        (1.3, 1.05, True, 1.3),  # its own doing is charged whole, permitted or not
+        (0.9, 1.05, True, 0.9),
+        (1.3, 1.05, False, 1.05),
+        (1.02, 1.05, False, 1.02),  # and never more than it took
+        (1.3, 0.9, False, 1.0),  # full speed is always permitted
+    ],
+)
+def test_what_an_iteration_is_charged_with(
+    time_s: float, permitted_s: float, charged_s: float, *, is_own: bool
+) -> None:
+    charged = charged_time_s(time_s, full_speed_time_s=1.0, permitted_time_s=permitted_s, is_own=is_own)
+
+    assert charged == charged_s
+
+
+def test_an_account_that_nothing_was_charged_to_says_nothing() -> None:
+    fresh = SlowdownAccount()
+
+    assert (fresh.num_iterations, fresh.active_s, fresh.slowdown_ratio) == (0, 0.0, None)
+    assert fresh.drift_ratio(1.0) == 0.0
+    assert fresh.reserve_s(1.0, 0.0, 100.0) == pytest.approx(0.02)
+
+
+def test_the_ratio_and_the_active_time_are_of_all_that_was_charged() -> None:
+    account = SlowdownAccount()
+    for time_s in (2.0, 2.5):
+        account.add(time_s, full_speed_time_s=2.0, permitted_time_s=3.0, is_own=True)
+
+    assert account.active_s == pytest.approx(4.5)
+    assert account.slowdown_ratio == pytest.approx(0.5 / 4.0)
+    assert SlowdownAccount(1, 1.0, -3.0).active_s == 0.0
+
+
+def test_drift_is_counted_from_the_ninth_iteration_in_a_row_at_full_speed_on() -> None:
+    """Sixteen iterations without drift are taken as known before: two of 0.1 s weigh 0.2 / (2 + 16)."""
+    account = SlowdownAccount()
+    for _ in range(8):
+        account.add(1.1, full_speed_time_s=1.0, permitted_time_s=1.0, is_own=True)
+    assert (account.drift_s, account.drift_full_speed_s) == (0.0, 0.0)
+
+    for _ in range(2):
+        account.add(1.1, full_speed_time_s=1.0, permitted_time_s=1.0, is_own=True)
+    assert account.drift_s == pytest.approx(0.2)
+    assert account.drift_full_speed_s == pytest.approx(2.0)
+    assert account.drift_ratio(1.0) == pytest.approx(0.2 / 18)
+
+    account.add(1.1, full_speed_time_s=1.0, permitted_time_s=1.1, is_own=True)
+    account.add(1.1, full_speed_time_s=1.0, permitted_time_s=1.0, is_own=True)
+    assert account.num_at_full_speed == 1
+    assert account.drift_s == pytest.approx(0.2)
+
+
+def test_full_speed_is_owed_up_to_a_rounding_error() -> None:
+    account = SlowdownAccount()
+    account.add(1.0, full_speed_time_s=1.0, permitted_time_s=1.0 + 0.9e-6, is_own=True)
+    assert account.num_at_full_speed == 1
+
+    account.add(1.0, full_speed_time_s=1.0, permitted_time_s=1.0 + 1.1e-6, is_own=True)
+    assert account.num_at_full_speed == 0
+
+
+def test_a_job_faster_than_its_baseline_reserves_nothing_for_drift() -> None:
+    assert SlowdownAccount(drift_s=-3.0, drift_full_speed_s=20.0).drift_ratio(1.0) == 0.0
+
+
+def test_the_reserve_is_drift_over_the_time_left_three_sigma_and_a_fiftieth_of_an_iteration() -> None:
+    drifted = SlowdownAccount(drift_s=1.0, drift_full_speed_s=18.0)
+
+    assert drifted.drift_ratio(2.0) == pytest.approx(0.02)
+    assert drifted.reserve_s(2.0, 0.5, 100.0) == pytest.approx(2.0 + 1.5 + 0.04)
+    assert drifted.reserve_s(2.0, 0.5, math.inf) == pytest.approx(1.5 + 0.04)
+
+
+def test_a_slot_may_be_as_slow_as_full_speed_after_it_makes_up_for() -> None:
+    """100 s at budget 0.1, of which the next 50 count: their speed x must leave x * 50 + 50 = 100 / 1.1."""
+    longest_s = SlowdownAccount().longest_time_s(2.0, allowance=Allowance(0.1, 100.0), slot_s=50.0)
+
+    assert longest_s == pytest.approx(2.0 * 50.0 / (100.0 / 1.1 - 50.0))
+
+
+def test_what_was_overspent_and_what_is_reserved_shorten_the_next_slot_alike() -> None:
+    overspent = SlowdownAccount(0, 0.0, 4.0).longest_time_s(1.0, allowance=Allowance(0.1, 100.0), slot_s=50.0)
+    reserved = SlowdownAccount().longest_time_s(1.0, allowance=Allowance(0.1, 100.0), slot_s=50.0, reserve_s=4.0)
+
+    assert overspent == pytest.approx(1.0 / ((4.0 + 50.0 - 0.1 * 50.0) / (50.0 * 1.1)))
+    assert reserved == pytest.approx(overspent)
+
+
+def test_known_work_leaves_what_budget_and_deadline_both_allow() -> None:
+    """50 s of work: a budget of 0.1 leaves 5 s, a deadline in 53 s leaves 3, a reserve takes 1 of them."""
+    account = SlowdownAccount()
+
+    by_budget = account.longest_time_s(1.0, allowance=Allowance(0.1, 90.0, 50.0), slot_s=10.0)
+    by_deadline = account.longest_time_s(1.0, allowance=Allowance(0.1, 53.0, 50.0), slot_s=10.0)
+    with_reserve = account.longest_time_s(1.0, allowance=Allowance(0.1, 53.0, 50.0), slot_s=10.0, reserve_s=1.0)
+
+    assert by_budget == pytest.approx(1 / (1 - 5 / 10))
+    assert by_deadline == pytest.approx(1 / (1 - 3 / 10))
+    assert with_reserve == pytest.approx(1 / (1 - 2 / 10))
+
+
+def test_a_budget_is_of_the_work_done_and_left_less_what_was_taken() -> None:
+    account = SlowdownAccount(100, 100.0, 4.0)
+
+    longest_s = account.longest_time_s(1.0, allowance=Allowance(0.1, math.inf, 50.0), slot_s=20.0)
+
+    assert longest_s == pytest.approx(1 / (1 - 11 / 20))
+
+
+def test_a_slot_that_outlasts_the_work_balances_all_the_way() -> None:
+    """10 s of work at budget 0.1 would allow 1 s of slack; what may come after the work allows 1.1 as well."""
+    account = SlowdownAccount()
+
+    longest_s = account.longest_time_s(1.0, allowance=Allowance(0.1, math.inf, 10.0), slot_s=60.0)
+
+    assert longest_s == pytest.approx(1.1)
+
+
+def test_a_budget_beyond_all_time_allows_any_time() -> None:
+    assert SlowdownAccount(1, 1000.0, 0.0).longest_time_s(1.0, allowance=Allowance(0.1, 10.0), slot_s=10.0) == math.inf
+    assert SlowdownAccount().longest_time_s(1.0, allowance=Allowance(5.0, math.inf, 10.0), slot_s=10.0) == math.inf
+
+
+def test_a_debt_is_paid_before_the_window_ends_and_no_faster_than_full_speed() -> None:
+    """With 20 s left of a slot of 60 a debt has to go in those 20; without debt the slot balances by itself."""
+    debt, even = SlowdownAccount(100, 100.0, 11.0), SlowdownAccount(100, 100.0, 9.0)
+    allowance = Allowance(0.1, 20.0)
+
+    assert debt.longest_time_s(1.0, allowance=allowance, slot_s=60.0) == pytest.approx(1 / ((11 - 10 + 20) / 22))
+    assert even.longest_time_s(1.0, allowance=allowance, slot_s=60.0) == pytest.approx(1 / ((9 - 10 + 60) / 66))
+    exactly = SlowdownAccount(100, 100.0, 10.0)
+    assert exactly.longest_time_s(1.0, allowance=allowance, slot_s=60.0) == pytest.approx(1.1)
+    assert SlowdownAccount(100, 100.0, 90.0).longest_time_s(1.0, allowance=allowance, slot_s=60.0) == 1.0
+
+
+def test_a_reserve_may_be_what_puts_an_account_in_debt() -> None:
+    account = SlowdownAccount(100, 100.0, 9.0)
+
+    longest_s = account.longest_time_s(1.0, allowance=Allowance(0.1, 20.0), slot_s=60.0, reserve_s=2.0)
+
+    assert longest_s == pytest.approx(1 / ((11 - 10 + 20) / 22))
+
+
+def test_a_debt_past_the_window_has_one_iteration_to_go() -> None:
+    account = SlowdownAccount(100, 100.0, 10.1)
+
+    assert account.longest_time_s(2.0, allowance=Allowance(0.1, 0.0), slot_s=60.0) == pytest.approx(2 / (2.1 / 2.2))
+
+
+def test_a_slot_of_no_length_is_full_speed() -> None:
+    assert SlowdownAccount().longest_time_s(2.0, allowance=Allowance(0.1, 10.0), slot_s=0.0) == 2.0
+    assert SlowdownAccount().longest_time_s(2.0, allowance=Allowance(0.1, 10.0, 0.0), slot_s=0.0) == 2.0
+
+
+def test_a_length_in_hours_is_rounded_up_and_has_one_iteration_at_least() -> None:
+    assert JobLength(hours=1.0).total_iterations(7.0) == 515
+    assert JobLength(hours=0.0).total_iterations(7.0) == 1
+    assert JobLength().total_iterations(7.0) is None
+
+
+def test_a_slot_shorter_than_a_second_balances_like_any_other() -> None:
+    assert SlowdownAccount().longest_time_s(1.0, allowance=Allowance(0.1, 0.5), slot_s=0.5) == pytest.approx(1.1)

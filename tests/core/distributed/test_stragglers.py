@@ -1,0 +1,233 @@
+"""Which replica holds up the others: noticed at once and not by chance, withdrawn at once, forgotten when silent."""
+
+import pytest
+
+from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
+
+
+def group(*job_ids: str) -> ReplicaGroup:
+    found = ReplicaGroup()
+    for job_id in job_ids:
+        found.join(job_id)
+    return found
+
+
+def told(replicas: ReplicaGroup, at_s: float, **own_times_s: float) -> list[Imposed]:
+    """Let every replica say what it takes; return what that changes."""
+    return [change for job, own_time_s in own_times_s.items() for change in replicas.note(Pace(own_time_s, job, at_s))]
+
+
+def imposed_s(change: Imposed) -> float | None:
+    return change.pace.own_time_s if change.pace is not None else None
+
+
+def test_a_replica_slower_in_two_readings_imposes_its_pace_on_each_of_the_others() -> None:
+    replicas = group("a", "b", "c")
+    told(replicas, 1.0, a=1.0, b=1.0, c=1.0)
+
+    first = told(replicas, 2.0, a=1.0, b=1.0, c=1.2)
+    second = told(replicas, 3.0, a=1.0, b=1.0, c=1.21)
+
+    assert first == []
+    assert [(change.job_id, imposed_s(change)) for change in second] == [("a", 1.2), ("b", 1.2)]
+    assert "c takes 1.2 s" in second[0].reason
+
+
+def test_what_was_imposed_is_withdrawn_at_the_first_reading_that_is_fast_again() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.2)
+    told(replicas, 2.0, a=1.0, b=1.2)
+
+    (change,) = told(replicas, 3.0, b=1.01)
+
+    assert (change.job_id, change.pace) == ("a", None)
+
+
+@pytest.mark.parametrize("slower_ratio", [0.0, 0.01, 0.029])
+def test_replicas_that_differ_by_chance_impose_nothing(slower_ratio: float) -> None:
+    replicas = group("a", "b")
+
+    changes = [told(replicas, at_s, a=1.0, b=1.0 + slower_ratio) for at_s in range(20)]
+
+    assert not any(changes)
+
+
+def test_between_the_two_thresholds_a_straggler_stays_one() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.05)
+    told(replicas, 2.0, a=1.0, b=1.05)
+
+    changes = told(replicas, 3.0, a=1.0, b=1.02)
+
+    assert [imposed_s(change) for change in changes] == [1.02]
+
+
+def test_a_straggler_that_becomes_faster_is_followed_at_once_and_one_that_becomes_slower_when_it_stays_so() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.2)
+    told(replicas, 2.0, a=1.0, b=1.2)
+
+    faster = told(replicas, 3.0, b=1.1)
+    slower_once = told(replicas, 4.0, b=1.3)
+    slower_twice = told(replicas, 5.0, b=1.3)
+
+    assert [imposed_s(change) for change in faster] == [1.1]
+    assert slower_once == []
+    assert [imposed_s(change) for change in slower_twice] == [1.3]
+
+
+def test_the_slowest_of_several_counts_and_it_imposes_nothing_on_itself() -> None:
+    replicas = group("a", "b", "c")
+    for at_s in (1.0, 2.0):
+        changes = told(replicas, at_s, a=1.0, b=1.1, c=1.3)
+
+    last = {change.job_id: imposed_s(change) for change in changes}
+    assert last == {"a": 1.3, "b": 1.3}
+
+
+def test_a_replica_that_leaves_holds_up_nobody() -> None:
+    replicas = group("a", "b")
+    told(replicas, 1.0, a=1.0, b=1.2)
+    told(replicas, 2.0, a=1.0, b=1.2)
+
+    (change,) = replicas.leave("b", 3.0)
+
+    assert (change.job_id, change.pace) == ("a", None)
+
+
+def test_one_that_falls_silent_stops_to_count_after_five_of_its_iterations() -> None:
+    replicas = group("a", "b")
+    for at_s in (0.0, 12.0):
+        told(replicas, at_s, a=10.0, b=12.0)
+
+    still = replicas.look_after(12.0 + 59.0)
+    silent = replicas.look_after(12.0 + 61.0)
+
+    assert still == ()
+    assert [(change.job_id, change.pace) for change in silent] == [("a", None)]
+    assert "silent" in silent[0].reason
+
+
+def test_replicas_elsewhere_count_as_those_of_this_daemon_do() -> None:
+    replicas = group("a")
+    told(replicas, 1.0, a=1.0)
+
+    first = replicas.note_elsewhere("a", Pace(1.2, "a replica elsewhere", 1.0), 1.1)
+    second = replicas.note_elsewhere("a", Pace(1.2, "a replica elsewhere", 2.0), 2.1)
+    gone = replicas.note_elsewhere("a", None, 3.0)
+
+    assert first == ()
+    assert [imposed_s(change) for change in second] == [1.2]
+    assert [(change.job_id, change.pace) for change in gone] == [("a", None)]
+
+
+def test_what_is_old_news_when_it_comes_imposes_nothing() -> None:
+    replicas = group("a")
+    told(replicas, 100.0, a=1.0)
+
+    changes = [replicas.note_elsewhere("a", Pace(1.2, "elsewhere", 80.0 + k), 100.0 + k) for k in range(5)]
+
+    assert not any(changes)
+
+
+def test_a_pace_elsewhere_that_is_no_news_is_no_further_reading_and_keeps_what_is_imposed_alive() -> None:
+    replicas = group("a")
+    told(replicas, 1.0, a=1.0)
+    slow = [Pace(1.2, "elsewhere", at_s) for at_s in (2.0, 3.0, 4.0)]
+
+    first = replicas.note_elsewhere("a", slow[0], 2.0)
+    repeated = replicas.note_elsewhere("a", slow[1], 3.0, is_news=False)
+    second = replicas.note_elsewhere("a", slow[2], 4.0)
+    alive = [replicas.note_elsewhere("a", Pace(1.2, "elsewhere", at_s), at_s, is_news=False) for at_s in (13.0, 22.0)]
+
+    assert (first, repeated) == ((), ())
+    assert [imposed_s(change) for change in second] == [1.2]
+    assert alive == [(), ()]
+    assert [change.pace for change in replicas.look_after(40.0)] == [None]
+
+
+def first_imposed(*paces_s: float) -> float | None:
+    """Return what is imposed on a replica of 1 s by the readings of another."""
+    replicas = group("a", "b")
+    told(replicas, 0.0, a=1.0)
+    changes: list[Imposed] = []
+    for at_s, own_time_s in enumerate(paces_s):
+        changes += told(replicas, float(at_s), b=own_time_s)
+    return imposed_s(changes[-1]) if changes else None
+
+
+def test_slower_by_more_than_three_hundredths_twice_in_a_row_is_a_straggler() -> None:
+    assert first_imposed(1.031, 1.031) == 1.031
+    assert first_imposed(1.029, 1.029) is None
+    assert first_imposed(1.1, 1.029) is None
+    assert first_imposed(1.1) is None
+    assert first_imposed(1.1, 1.0, 1.1) is None  # one that was as fast between them begins the count anew
+    assert first_imposed(1.1, 1.2) == 1.1  # never more than every one says
+
+
+def test_a_straggler_has_recovered_below_one_and_a_half_hundredths() -> None:
+    assert first_imposed(1.1, 1.1, 1.016) == 1.016
+    assert first_imposed(1.1, 1.1, 1.014) is None
+
+
+def test_a_pace_that_changes_by_a_hundredth_is_followed_down_at_once_and_up_after_two() -> None:
+    assert first_imposed(1.2, 1.2, 1.189) == 1.2
+    assert first_imposed(1.2, 1.2, 1.187) == 1.187
+    assert first_imposed(1.2, 1.2, 1.213) == 1.2
+    assert first_imposed(1.2, 1.2, 1.213, 1.213) == 1.213
+    assert first_imposed(1.2, 1.2, 1.211, 1.211) == 1.2
+    assert first_imposed(1.2, 1.2, 1.211, 1.3) == 1.2
+
+
+@pytest.mark.parametrize(("own_time_s", "counts_s"), [(1.5, 10.0), (2.0, 10.0), (4.0, 20.0)])
+def test_a_pace_counts_for_ten_seconds_or_five_of_its_iterations(own_time_s: float, counts_s: float) -> None:
+    replicas = group("a", "b")
+    assert replicas.counts_for_s(Pace(own_time_s, "b", 0.0)) == counts_s
+    told(replicas, 0.0, a=1.0, b=own_time_s)
+    assert told(replicas, 1.0, a=1.0, b=own_time_s) != []
+
+    assert replicas.look_after(1.0 + counts_s) == ()
+    (change,) = replicas.look_after(1.0 + counts_s + 0.001)
+    assert (change.job_id, change.pace) == ("a", None)
+    assert "has fallen silent or left" in change.reason
+
+
+def test_the_slowest_of_several_sets_the_pace() -> None:
+    replicas = group("a", "b", "c")
+    for at_s in (0.0, 1.0, 2.0):
+        told(replicas, at_s, a=1.0, b=1.3, c=1.2)
+    changes = told(replicas, 3.0, b=1.0)
+
+    assert {change.job_id: imposed_s(change) for change in changes} == {"a": 1.2, "c": None}
+
+
+def test_what_is_no_news_is_no_further_reading() -> None:
+    replicas = group("a")
+    told(replicas, 0.0, a=1.0)
+    elsewhere = Pace(1.2, "far", 0.0)
+
+    assert replicas.note_elsewhere("a", elsewhere, 0.0) == ()
+    assert replicas.note_elsewhere("a", elsewhere, 1.0, is_news=False) == ()
+    (change,) = replicas.note_elsewhere("a", Pace(1.2, "far", 2.0), 2.0)
+    assert imposed_s(change) == 1.2
+    (gone,) = replicas.note_elsewhere("a", None, 3.0)
+    assert gone.pace is None
+
+
+def test_whoever_never_joined_is_told_nothing_and_leaving_frees_the_others() -> None:
+    replicas = group("a", "b")
+    for at_s in (0.0, 1.0):
+        told(replicas, at_s, a=1.0, b=1.2, stranger=0.5)
+
+    assert replicas.job_ids == {"a", "b"}
+    (change,) = replicas.leave("b", 1.0)
+    assert (change.job_id, change.pace) == ("a", None)
+    assert replicas.job_ids == {"a"}
+    assert replicas.leave("never here", 1.0) == ()
+
+
+def test_a_replica_twice_as_slow_is_a_straggler_and_one_that_is_faster_than_oneself_is_none() -> None:
+    assert first_imposed(2.0, 2.0) == 2.0
+    assert first_imposed(3.5, 3.5) == 3.5
+    assert first_imposed(1.1, 1.1, 0.9) is None
+    assert first_imposed(0.5, 0.5, 0.5) is None

@@ -1,0 +1,251 @@
+"""What a diagnosis says in full, from where on something is called bad, and what is left unsaid."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gpuenergyd.core.host.diagnosis import Diagnosis, Level, Subject, diagnose
+from gpuenergyd.core.host.facts import (
+    CallerFacts,
+    CarbonFacts,
+    DiskFacts,
+    DriverFacts,
+    HistoryFacts,
+    HostFacts,
+    JournalFacts,
+    SocketState,
+    UnitFacts,
+)
+from tests.core.host.test_diagnosis import ABSENT, DAEMON, GPU, NOW, WELL
+
+CORE, FETCHER = "gpuenergyd.service", "gpuenergyd-carbon.service"
+SECOND = timedelta(seconds=1)
+
+
+def said(subject: Subject, facts: HostFacts = WELL, **changes: Any) -> list[Diagnosis]:
+    """Return all that is said of a subject on a host that is well but for some facts."""
+    return [one for one in diagnose(replace(facts, **changes)) if one.subject is subject]
+
+
+def details(subject: Subject, **changes: Any) -> list[tuple[Level, str]]:
+    return [(one.level, one.detail) for one in said(subject, **changes)]
+
+
+def test_what_is_said_of_a_host_that_is_well() -> None:
+    assert [(one.subject, one.detail) for one in diagnose(WELL)] == [
+        (Subject.SETTINGS, "they can be read"),
+        (Subject.DRIVER, "nvml: 1 GPUs: A100 GPU-a"),
+        (Subject.PERMISSIONS, "the daemon may change every GPU"),
+        (Subject.PERSISTENCE_MODE, "on"),
+        (Subject.CLOCKS, "nothing was left changed; clocks to choose from: 81 of A100 GPU-a"),
+        (Subject.SOCKET, "a daemon answers on /run/gpuenergyd/gpuenergyd.sock"),
+        *[(one.subject, one.detail) for one in said(Subject.DAEMON)],
+        (Subject.DATABASE, "/h can be read"),
+        (Subject.DISK, "1024.0 GiB free in /"),
+        (Subject.TIME, "the clock is synchronised"),
+        (Subject.CARBON, "zone GB: values up to 2026-03-01 12:00 UTC"),
+        (Subject.UNITS, "gpuenergyd.service active"),
+    ]
+
+
+def test_a_drivers_trouble_comes_with_its_own_remedy() -> None:
+    (one,) = said(Subject.DRIVER, driver=DriverFacts("nvml", trouble="no driver; load it; now"))
+
+    assert (one.detail, one.fix) == ("no driver", "load it; now")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"daemon": replace(DAEMON, is_observing=True, uncontrolled_gpus=("GPU-a",))},
+            [(Level.FINE, "the daemon only observes, as its settings say (mode = 'observe')")],
+        ),
+        (
+            {"daemon": replace(DAEMON, uncontrolled_gpus=("GPU-a", "GPU-b"))},
+            [(Level.DEGRADED, "the daemon may not change GPU-a"), (Level.DEGRADED, "the daemon may not change GPU-b")],
+        ),
+        (
+            {"daemon": ABSENT, "caller": CallerFacts("root", may_change_gpus=True)},
+            [(Level.FINE, "a daemon of root could change GPUs")],
+        ),
+        ({"daemon": ABSENT}, [(Level.NOTE, "a daemon of alice could measure and not change any GPU")]),
+        (
+            {"daemon": replace(ABSENT, is_observing=True)},
+            [(Level.NOTE, "a daemon of alice could measure and not change any GPU")],
+        ),
+    ],
+)
+def test_who_may_change_gpus(changes: dict[str, Any], expected: list[tuple[Level, str]]) -> None:
+    assert details(Subject.PERMISSIONS, **changes) == expected
+
+
+def gpus(*persistent: bool | None) -> DriverFacts:
+    return DriverFacts("nvml", tuple(replace(GPU, name=f"g{k}", is_persistent=p) for k, p in enumerate(persistent)))
+
+
+def test_persistence_is_on_off_or_not_told() -> None:
+    assert details(Subject.PERSISTENCE_MODE, driver=gpus(None, None)) == [(Level.FINE, "no GPU here tells")]
+    assert details(Subject.PERSISTENCE_MODE, driver=gpus(None, True)) == [(Level.FINE, "on")]
+    off = details(Subject.PERSISTENCE_MODE, driver=gpus(True, False, None))
+    assert off == [(Level.NOTE, "off on g1: without a client the driver forgets clocks and starts slowly")]
+
+
+def test_gpus_that_cannot_be_tuned_are_named_and_the_others_are_counted() -> None:
+    old = replace(GPU, name="old", observe_only_reason="no locked clocks")
+
+    found = said(Subject.CLOCKS, driver=DriverFacts("nvml", (GPU, old)))
+    assert [one.detail for one in found] == [
+        "old cannot be tuned: no locked clocks",
+        "nothing was left changed; clocks to choose from: 81 of A100 GPU-a",
+    ]
+    assert found[0].fix == "install a newer driver"
+    assert len(said(Subject.CLOCKS, driver=DriverFacts("nvml", (old,)))) == 1
+    assert details(Subject.CLOCKS, driver=DriverFacts("nvml")) == [
+        (Level.FINE, "nothing was left changed; clocks to choose from: none")
+    ]
+
+
+def test_a_journal_tells_of_clocks_only_where_somebody_left_some() -> None:
+    assert details(Subject.CLOCKS, journal=JournalFacts("/j")) == details(Subject.CLOCKS)
+    assert details(Subject.CLOCKS, journal=JournalFacts("/j", ("a", "b"))) == [
+        (Level.DEGRADED, "a daemon that is gone has left a, b changed")
+    ]
+    both = JournalFacts("/j", ("a",), damage="torn", unreadable="no right")
+    assert details(Subject.CLOCKS, journal=both) == [(Level.DEGRADED, "torn")]
+    assert details(Subject.CLOCKS, journal=JournalFacts("/j", ("a",), unreadable="no right")) == [
+        (Level.NOTE, "not known whether any GPU was left slowed down: no right")
+    ]
+
+
+def test_a_socket_without_a_known_group_still_says_how_to_join_it() -> None:
+    (one,) = said(Subject.SOCKET, daemon=replace(DAEMON, socket_state=SocketState.DENIED, socket_group=None))
+
+    assert one.fix == "`usermod -aG the socket's group alice`, then log in again"
+    assert one.detail == "alice may not connect to /run/gpuenergyd/gpuenergyd.sock"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fix"),
+    [
+        ("of a newer version", "install that version again"),
+        ("of an older version", "start the daemon: it upgrades the file"),
+        ("not a history", "name another file in database_url"),
+        ("Permission denied", "ask again as root or as the daemon's user"),
+        ("permission denied", "ask again as root or as the daemon's user"),
+        ("unable to open database file", "ask again as root or as the daemon's user"),
+        ("malformed", "start the daemon: it sets a damaged file aside"),
+    ],
+)
+def test_each_trouble_of_the_history_has_its_own_fix(trouble: str, fix: str) -> None:
+    (one,) = said(Subject.DATABASE, history=HistoryFacts("/h", True, trouble))
+
+    assert one.fix is not None
+    assert one.fix.startswith(fix)
+
+
+def test_a_history_that_is_not_there_yet_is_fine_and_what_is_unknown_is_not_told() -> None:
+    assert details(Subject.DATABASE, history=HistoryFacts("/h", is_there=False)) == [
+        (Level.FINE, "no history yet at /h: the first daemon makes it")
+    ]
+    assert said(Subject.DATABASE, history=None) == []
+    assert said(Subject.DISK, disk=None) == []
+    aside = details(Subject.DATABASE, history=HistoryFacts("/h", True, set_aside=("/a", "/b")))
+    assert [level for level, _ in aside] == [Level.FINE, Level.NOTE, Level.NOTE]
+
+
+def test_room_for_the_reserve_of_128_mib_is_enough() -> None:
+    enough = DiskFacts("/", 128 * 1024 * 1024, is_read_only=False)
+
+    assert details(Subject.DISK, disk=enough) == [(Level.FINE, "0.1 GiB free in /")]
+    assert details(Subject.DISK, disk=replace(enough, free_bytes=enough.free_bytes - 1)) == [
+        (Level.DEGRADED, "only 0.1 GiB free in /")
+    ]
+
+
+def test_a_history_more_than_five_minutes_ahead_says_that_the_clock_is_wrong() -> None:
+    ahead = HistoryFacts("/h", True, last_record_at=NOW + timedelta(minutes=5))
+
+    assert details(Subject.TIME, history=ahead) == [(Level.FINE, "the clock is synchronised")]
+    late = replace(ahead, last_record_at=NOW + timedelta(minutes=5, seconds=1))
+    assert details(Subject.TIME, history=late) == [
+        (Level.DEGRADED, "the clock stands at 2026-03-01 12:00 UTC and the history goes on to 2026-03-01 12:05")
+    ]
+
+
+def test_where_nobody_tells_whether_the_clock_is_right_that_is_said() -> None:
+    fine = [(Level.FINE, "nobody here tells whether it is right")]
+
+    assert details(Subject.TIME, is_time_synchronised=None) == fine
+    assert details(Subject.TIME, is_time_synchronised=None, history=None) == fine
+
+
+def test_an_intensity_is_old_after_six_hours() -> None:
+    edge = CarbonFacts("GB", newest_at=NOW - timedelta(hours=6))
+
+    assert details(Subject.CARBON, carbon=edge) == [(Level.FINE, "zone GB: values up to 2026-03-01 06:00 UTC")]
+    old = replace(edge, newest_at=NOW - timedelta(hours=6) - SECOND)
+    assert details(Subject.CARBON, carbon=old) == [
+        (Level.DEGRADED, "zone GB: the newest value is of 2026-03-01 05:59 UTC")
+    ]
+    assert details(Subject.CARBON, carbon=CarbonFacts("GB")) == [(Level.DEGRADED, "zone GB: no value at all")]
+    assert details(Subject.CARBON, carbon=None) == [(Level.FINE, "none is configured: targets are steady")]
+
+
+def units(active: dict[str, str], enabled: dict[str, str] | None = None) -> UnitFacts:
+    return UnitFacts(True, active, {CORE: "enabled"} if enabled is None else enabled)
+
+
+def test_units_that_have_failed_are_each_named_and_nothing_else_is_then_fine() -> None:
+    found = details(Subject.UNITS, units=units({CORE: "failed", "a.service": "failed", "b.service": "active"}))
+
+    assert found == [(Level.DEGRADED, "a.service has failed"), (Level.DEGRADED, "gpuenergyd.service has failed")]
+
+
+def test_every_unit_is_listed_where_all_are_well() -> None:
+    assert details(Subject.UNITS, units=units({CORE: "active", "b.service": "inactive"})) == [
+        (Level.FINE, "b.service inactive, gpuenergyd.service active")
+    ]
+
+
+FETCHED = CarbonFacts("GB", newest_at=NOW, is_fetched=True)
+
+
+@pytest.mark.parametrize(
+    ("active", "carbon", "is_missed"),
+    [
+        ({CORE: "active", FETCHER: "inactive"}, FETCHED, True),
+        ({CORE: "active"}, FETCHED, True),
+        ({CORE: "active", FETCHER: "active"}, FETCHED, False),
+        ({CORE: "active", FETCHER: "activating"}, FETCHED, False),
+        ({CORE: "inactive"}, FETCHED, False),  # nobody wants to know now
+        ({CORE: "active"}, replace(FETCHED, is_fetched=False), False),
+        ({CORE: "active"}, None, False),
+    ],
+)
+def test_a_fetcher_is_missed_where_the_daemon_wants_what_it_fetches(
+    active: dict[str, str], carbon: CarbonFacts | None, *, is_missed: bool
+) -> None:
+    found = details(Subject.UNITS, units=units(active), carbon=carbon)
+
+    assert any("nobody asks what zone GB emits" in detail for _, detail in found) is is_missed
+    assert not is_missed or [level for level, _ in found] == [Level.DEGRADED]
+
+
+def test_a_unit_that_nothing_starts_at_boot_is_noted() -> None:
+    disabled = units({CORE: "active"}, {CORE: "disabled"})
+
+    assert [level for level, _ in details(Subject.UNITS, units=disabled)] == [Level.NOTE]
+    by_socket = units({CORE: "active"}, {CORE: "disabled", "gpuenergyd.socket": "enabled"})
+    assert [level for level, _ in details(Subject.UNITS, units=by_socket)] == [Level.FINE]
+    assert [level for level, _ in details(Subject.UNITS, units=units({CORE: "active"}, {CORE: "static"}))] == [
+        Level.FINE
+    ]
+
+
+def test_a_rival_is_named_beside_what_else_is_to_say() -> None:
+    found = details(Subject.UNITS, units=replace(units({CORE: "active"}), rivals=("a", "b")))
+
+    assert [level for level, _ in found] == [Level.DEGRADED, Level.DEGRADED, Level.FINE]

@@ -1,0 +1,122 @@
+"""A job whose iterations are told as seen elsewhere: times are exact, nothing runs, and the first one has index 0."""
+
+from collections.abc import Sequence
+
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import (
+    AskPolicy,
+    Command,
+    Event,
+    ObservedElsewhere,
+    PlanDecided,
+    SendPlan,
+)
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from tests.core.job.test_job import SCHEDULE, joined, new_job
+
+UUIDS = ("GPU-0", "GPU-1")
+FIRST_ASKED = 11
+"""Two iterations warm the job up, ten are the baseline."""
+APPLIED = FIRST_ASKED + 3
+"""What is decided then is followed three iterations later."""
+
+
+def plan(
+    name: str = "tuned", purpose: PlanPurpose = PlanPurpose.TUNED, clock: int = 1200, expected_s: float | None = None
+) -> ClockPlan:
+    """Return one clock for everything."""
+    ranks = tuple(
+        RankClocks(r, (clock,) * len(order), constant_clock_changes(order, clock))
+        for r, order in enumerate(SCHEDULE.orders)
+    )
+    predicted = None if expected_s is None else PlanPrediction(expected_s, 100.0)
+    return ClockPlan(name, purpose, ranks, predicted, reason=f"why {name}", figures=(("own", 7.0),))
+
+
+PROFILING = PlanPurpose.PROFILE
+
+
+class JobRun:
+    """A job whose ranks follow what is sent, iteration by iteration."""
+
+    def __init__(self, rules: JobRules | None = None, target: PerformanceTarget | None = None) -> None:
+        self.job: Job = new_job(target=target or PerformanceTarget())
+        if rules is not None:
+            self.job = Job(self.job.description, rules)
+        self.sent: list[SendPlan] = []
+        self.index = 0
+        for rank in range(2):
+            self.tell(joined(rank))
+
+    def tell(self, event: Event) -> tuple[Command, ...]:
+        """Give the job an event, and note which plans are sent."""
+        said = self.job.handle(event)
+        self.sent += [command for command in said if isinstance(command, SendPlan)]
+        return said
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the ranks follow in the next iteration."""
+        return max((one.plan_epoch for one in self.sent if one.apply_at_iteration <= self.index), default=0)
+
+    def pass_one(
+        self, time_s: float = 1.0, *, energy_j: float | None = None, is_regular: bool = True
+    ) -> tuple[Command, ...]:
+        """Let the ranks run one more iteration."""
+        ranks = (RankEnergy(0, time_s, energy_j, ()),)
+        observation = IterationObservation(self.index, None, time_s, (), ranks, is_regular=is_regular)
+        said = self.tell(ObservedElsewhere(observation, self.epoch))
+        self.index += 1
+        return said
+
+    def pass_until(self, index: int, time_s: float = 1.0) -> None:
+        """Pass iterations before `index`, of which none may make the job say anything but ask."""
+        while self.index < index:
+            said = self.pass_one(time_s)
+            assert all(isinstance(one, AskPolicy) for one in said), (self.index - 1, said)
+
+    def first(self, kind: type[Command], limit: int = 200, time_s: float = 1.0) -> int:
+        """Pass iterations until the job commands something of a kind; return which iteration made it."""
+        for _ in range(limit):
+            if any(isinstance(one, kind) for one in self.pass_one(time_s)):
+                return self.index - 1
+        raise AssertionError(f"no {kind.__name__} in {limit} iterations")
+
+    def asked(self) -> "JobRun":
+        """Return it at the moment at which the policy has been asked first."""
+        assert self.first(AskPolicy) == FIRST_ASKED
+        return self
+
+    def following(self, own: ClockPlan) -> "JobRun":
+        """Return it just before the first iteration under a plan."""
+        self.asked().decide(own)
+        while self.index < APPLIED:
+            self.pass_one()
+            self.decide(own)
+        return self
+
+    def decide(self, own: ClockPlan) -> tuple[Command, ...]:
+        """Answer for the policy."""
+        return self.tell(PlanDecided(own))
+
+    def answered_late(self) -> "JobRun":
+        """Return it after the answer to a question that was open when it fell back, which counts for nothing."""
+        if self.job._is_policy_asked:
+            assert self.decide(plan("late")) == ()
+        return self
+
+    def fall(self) -> tuple[Command, ...]:
+        """Run slowly twice, which no plan survives."""
+        self.pass_one(1.2)
+        return self.pass_one(1.2)
+
+
+def kinds(commands: Sequence[Command]) -> list[str]:
+    return [type(one).__name__ for one in commands]
+
+
+def asked_view(commands: Sequence[Command]) -> AskPolicy:
+    return next(one for one in commands if isinstance(one, AskPolicy))

@@ -1,0 +1,176 @@
+"""When the guard stops a plan: how slow, over how many iterations, how sure, and when the job has become faster."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpuenergyd.core.job.guard import Finding, GuardRules, judge, what_changed
+from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+RULES = GuardRules()
+PLAN = ClockPlan("p", PlanPurpose.TUNED)
+F, B = InstructionKind.F, InstructionKind.B
+
+
+def sample(time_s: float, kind: InstructionKind = F, rank: int = 0, **given: int) -> InstructionSample:
+    shares = (ClockShare(given.get("clock", 1200), time_s),)
+    return InstructionSample(rank, kind, shares, given.get("count", 4), given.get("chunk", 0))
+
+
+def iteration(index: int, time_s: float, *samples: InstructionSample, waited_s: float = 0.0) -> IterationObservation:
+    return IterationObservation(index, "p", time_s, samples, (), waited_s=waited_s)
+
+
+def iterations(times_s: Sequence[float], *samples: InstructionSample) -> list[IterationObservation]:
+    return [iteration(index, time_s, *samples) for index, time_s in enumerate(times_s)]
+
+
+def finding(
+    times_s: Sequence[float], *, sigma_s: float = 0.0, plan: ClockPlan = PLAN, slowdown: float = 0.0
+) -> Finding | None:
+    baseline = BaselineView(1.0, None, 10, sigma_s)
+    found = judge(iterations(times_s), plan, baseline, PerformanceTarget(slowdown), RULES)
+    return None if found is None else found[0]
+
+
+@pytest.mark.parametrize(
+    ("times_s", "stopped"),
+    [
+        ([], False),
+        ([1.2], False),  # once is chance
+        ([1.2, 1.06], True),  # twice by more than 5 % is not
+        ([1.2, 1.05], False),
+        ([1.06, 1.06, 1.0], False),  # and only the last two count
+        ([1.02] * 3, False),
+        ([1.02] * 4, True),  # 1 % over four iterations
+        ([1.01] * 16, False),  # the budget itself is allowed
+        ([1.0] * 8 + [1.02] * 4, True),
+        ([1.0] * 2 + [1.02] * 2, False),
+    ],
+)
+def test_a_plan_is_stopped_for_a_little_over_many_iterations_or_much_over_two(
+    times_s: list[float], *, stopped: bool
+) -> None:
+    assert (finding(times_s) is Finding.TOO_SLOW) is stopped
+
+
+def test_noise_is_forgiven_less_the_longer_it_lasts() -> None:
+    """Two standard errors of a median over n iterations: 0.02 at n = 4, 0.01 at n = 16 for a spread of 0.02."""
+    assert finding([1.029] * 4, sigma_s=0.02) is None
+    assert finding([1.031] * 4, sigma_s=0.02) is Finding.TOO_SLOW
+    assert finding([1.021] * 15, sigma_s=0.02) is None
+    assert finding([1.021] * 16, sigma_s=0.02) is Finding.TOO_SLOW
+
+
+def test_what_is_owed_is_what_slowness_is_held_against() -> None:
+    assert finding([1.1] * 16, slowdown=0.1) is None
+    assert finding([1.12] * 16, slowdown=0.1) is Finding.TOO_SLOW
+
+
+def test_waiting_for_another_replica_is_not_the_plans_slowness() -> None:
+    recent = [iteration(k, 1.3, waited_s=0.3) for k in range(8)]
+
+    assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
+
+
+def test_a_stopped_plan_is_named_with_what_it_takes_and_what_is_allowed() -> None:
+    found = judge(iterations([1.5] * 4), PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+
+    assert found == (Finding.TOO_SLOW, "plan 'p' takes 1.5 s per iteration, 1.05 s are allowed")
+
+
+def test_a_job_much_faster_than_expected_is_another_job() -> None:
+    predicted = ClockPlan("p", PlanPurpose.TUNED, predicted=PlanPrediction(1.0, 100.0))
+
+    assert finding([0.94] * 4, plan=predicted) is Finding.JOB_IS_FASTER
+    assert finding([0.96] * 4, plan=predicted) is None
+    assert finding([0.94] * 3, plan=predicted) is None
+    assert finding([0.94] * 4) is None  # nothing was expected
+    assert finding([0.5] * 8 + [1.0] * 4, plan=predicted) is None  # only the newest count
+
+
+@pytest.mark.parametrize(
+    ("num_before", "then_s", "last_s", "is_faster"),
+    [
+        (4, 0.10, [0.097] * 4, True),
+        (4, 0.10, [0.099] * 4, False),
+        (4, 0.10, [0.097, 0.097, 0.0985, 0.097], False),  # every one of the last four
+        (3, 0.10, [0.097] * 4, False),  # the first has clocks on their way; two are too few
+        (12, 0.10, [0.097] * 4, True),
+    ],
+)
+def test_an_instruction_that_got_faster_under_a_plan_is_another_job(
+    num_before: int, then_s: float, last_s: list[float], *, is_faster: bool
+) -> None:
+    recent = [iteration(k, 1.0, sample(then_s), sample(0.2, B)) for k in range(num_before)]
+    recent[0] = iteration(0, 1.0, sample(0.5), sample(0.5, B))  # the very first is not looked at
+    recent += [iteration(20 + k, 1.0, sample(time_s), sample(0.2, B)) for k, time_s in enumerate(last_s)]
+
+    found = judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+
+    line = "F of rank 0 takes 0.970 times as long as when the plan began"
+    assert found == ((Finding.JOB_IS_FASTER, line) if is_faster else None)
+
+
+def test_only_the_begin_of_a_plan_is_held_against_its_end() -> None:
+    """Eight iterations, the very first left out; what came later has no say."""
+    recent = iterations([1.0], sample(0.1)) + [iteration(k, 1.0, sample(0.1)) for k in range(1, 9)]
+    recent += [iteration(k, 1.0, sample(0.05)) for k in range(9, 30)]
+
+    found = judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+
+    assert found == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.500 times as long as when the plan began")
+
+
+def at_two_clocks(index: int, num_fast: int, fast_s: float = 0.1) -> IterationObservation:
+    """Return an iteration with four instructions of a kind: some at 1200 MHz, the others, 0.2 s long, at 900."""
+    fast = sample(fast_s, count=num_fast, clock=1200)
+    return iteration(index, 1.0, fast, sample(0.2, count=4 - num_fast, clock=900))
+
+
+def test_an_instructions_mean_counts_each_as_often_as_it_ran() -> None:
+    """One at 0.1 s and three at 0.2 s are 0.175 s each; three at 0.09 s and one at 0.2 s are 0.1175 s."""
+    slow = [at_two_clocks(k, 1) for k in range(6)]
+    fast = [at_two_clocks(9 + k, 3, 0.09) for k in range(4)]
+    baseline, target = BaselineView(1.0, None, 10), PerformanceTarget()
+
+    faster = judge(slow + fast, PLAN, baseline, target, RULES)
+    slower = judge(fast + slow, PLAN, baseline, target, RULES)
+
+    assert faster == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.671 times as long as when the plan began")
+    assert slower is None
+
+
+def test_an_instruction_that_only_ran_more_at_a_higher_clock_is_no_faster_one() -> None:
+    recent = [at_two_clocks(k, 1) for k in range(6)] + [at_two_clocks(9 + k, 3) for k in range(4)]
+
+    assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
+
+
+def test_an_instruction_missing_from_an_iteration_is_no_faster_one() -> None:
+    recent = [iteration(k, 1.0, sample(0.1)) for k in range(6)] + [iteration(9 + k, 1.0) for k in range(4)]
+
+    assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
+
+
+def test_what_changed_most_between_two_full_speed_runs_is_named() -> None:
+    before = iterations([1.0, 1.0, 1.1], sample(0.1), sample(0.2, B, 1, chunk=2))
+    now = iterations([1.02] * 3, sample(0.104), sample(0.186, B, 1, chunk=2))
+
+    named = what_changed(before, now, at_least_ratio=0.03)
+
+    assert named == "B of rank 1 chunk 2 takes 0.930 times as long as before"
+    assert what_changed(before, now, at_least_ratio=0.08) is None
+    assert what_changed(iterations([1.0]), iterations([1.05]), at_least_ratio=0.03) == (
+        "an iteration takes 1.050 times as long as before"
+    )
+
+
+def test_an_instruction_whose_clock_changed_in_mid_flight_tells_nothing_of_full_speed() -> None:
+    split = InstructionSample(0, F, (ClockShare(1200, 0.1), ClockShare(900, 0.1)), 1)
+
+    assert what_changed(iterations([1.0], sample(0.1)), iterations([1.0], split), at_least_ratio=0.03) is None

@@ -1,0 +1,110 @@
+"""Which iterations of a job stay remembered, and which of those count as what."""
+
+from gpuenergyd.core.job.history import RememberedIterations
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+
+PURPOSES: dict[str | None, PlanPurpose] = {
+    BASELINE_PLAN_ID: PlanPurpose.BASELINE,
+    "proof": PlanPurpose.BASELINE,
+    "probe": PlanPurpose.PROFILE,
+    "tuned": PlanPurpose.TUNED,
+}
+
+
+def iteration(
+    index: int, plan_id: str | None, *, regular: bool = True, gap_s: float | None = None
+) -> IterationObservation:
+    return IterationObservation(index, plan_id, 1.0, (), (), is_regular=regular, launch_gap_s=gap_s)
+
+
+def remembered(*plan_ids: str | None, max_kept: int = 100) -> RememberedIterations:
+    made = RememberedIterations(max_kept)
+    for index, plan_id in enumerate(plan_ids):
+        made.add(iteration(index, plan_id), PURPOSES)
+    return made
+
+
+def indices(observations: list[IterationObservation]) -> list[int]:
+    return [o.iteration_index for o in observations]
+
+
+def test_as_many_are_kept_as_may_be_and_the_oldest_tuned_one_goes_first() -> None:
+    full = remembered("baseline", "tuned", "probe", "tuned", "tuned", "tuned", max_kept=6)
+    assert indices(full.kept) == [0, 1, 2, 3, 4, 5]
+
+    for index, gone in ((6, 1), (7, 3)):
+        full.add(iteration(index, "tuned"), PURPOSES)
+        assert gone not in indices(full.kept)
+        assert len(full.kept) == 6
+
+
+def test_without_a_tuned_one_in_the_older_half_one_at_full_speed_goes_and_else_the_oldest() -> None:
+    full = remembered("probe", "baseline", "probe", "tuned", "tuned", "tuned", max_kept=6)
+    full.add(iteration(6, "tuned"), PURPOSES)
+    assert indices(full.kept) == [0, 2, 3, 4, 5, 6]
+
+    probes = remembered("probe", "probe", "probe", "tuned", max_kept=4)
+    probes.add(iteration(4, "tuned"), PURPOSES)
+    assert indices(probes.kept) == [1, 2, 3, 4]
+
+
+def test_iterations_under_plans_that_nobody_knows_go_like_tuned_ones() -> None:
+    full = remembered("baseline", None, "probe", "probe", max_kept=4)
+
+    full.add(iteration(4, "probe"), PURPOSES)
+
+    assert indices(full.kept) == [0, 2, 3, 4]
+
+
+def test_room_for_one_keeps_the_newest() -> None:
+    assert indices(remembered("baseline", "tuned", "probe", max_kept=1).kept) == [2]
+
+
+def test_the_first_iteration_of_a_full_speed_block_is_left_out_and_the_first_of_the_job_is_not() -> None:
+    run = remembered("baseline", "baseline", "tuned", "proof", "proof", "proof", "tuned", "proof", "proof")
+
+    assert indices(run.at_full_speed(PURPOSES)) == [0, 1, 4, 5, 8]
+    assert indices(run.at_full_speed(PURPOSES, since=4)) == [4, 5, 8]
+    assert indices(run.at_full_speed(PURPOSES, since=5)) == [5, 8]
+
+
+def test_an_irregular_iteration_is_of_no_kind() -> None:
+    run = remembered("baseline", "baseline")
+    run.add(iteration(2, "baseline", regular=False), PURPOSES)
+    run.add(iteration(3, "tuned", regular=False, gap_s=9.0), PURPOSES)
+    run.add(iteration(4, "tuned", gap_s=1.0), PURPOSES)
+
+    assert indices(run.at_full_speed(PURPOSES)) == [0, 1]
+    assert indices(run.regular_under("tuned")) == [4]
+    assert run.typical(lambda o: o.launch_gap_s) == 1.0
+
+
+def test_the_iterations_of_one_plan_since_an_iteration() -> None:
+    run = remembered("tuned", "baseline", "tuned", "tuned", "probe")
+
+    assert indices(run.regular_under("tuned", since=2)) == [2, 3]
+    assert indices(run.regular_under("tuned", since=3)) == [3]
+    assert indices(run.regular_under("tuned")) == [0, 2, 3]
+    assert indices(run.that_profiled(PURPOSES)) == [4]
+
+
+def test_a_figure_that_no_iteration_has_is_nothing() -> None:
+    assert remembered("baseline").typical(lambda o: o.launch_gap_s) == 0.0
+
+
+def test_a_saving_is_told_from_iterations_whose_time_is_the_jobs_own() -> None:
+    run = RememberedIterations(100)
+    for index in range(16):
+        plan_id = "baseline" if index < 8 else "tuned"
+        waited_s = 0.5 if index in {6, 7} else 0.0
+        run.add(
+            IterationObservation(index, plan_id, 1.0 + index % 2 / 100, (), (), waited_s=waited_s,
+                                 is_imposed=index in {14, 15}),
+            PURPOSES,
+        )  # fmt: skip
+
+    saving = run.saving(PURPOSES)
+
+    assert saving is not None
+    assert (saving.num_full_speed, saving.num_tuned) == (6, 6)

@@ -1,0 +1,218 @@
+"""What is kept of a job's plans when there are ever more of them."""
+
+import random
+
+from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT, PROOF_PLAN_ID, IssuedPlans
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.daemon.hand_over import memory_of, recalled
+from tests.core.job.test_job import SCHEDULE, WORK
+from tests.support.virtual_training import VirtualTraining
+
+MAX_REMEMBERED = JobRules().max_observations
+NEWEST = 128
+
+
+def tuned(number: int) -> ClockPlan:
+    return ClockPlan(f"tuned-{number}", PlanPurpose.TUNED)
+
+
+def test_what_is_kept_of_any_number_of_plans_is_bounded_and_all_that_is_needed() -> None:
+    rng = random.Random(0)
+    plans = IssuedPlans()
+    issued: list[ClockPlan] = []
+    remembered: list[str] = []
+    for number in range(3000):
+        purpose = rng.choice([PlanPurpose.TUNED] * 8 + [PlanPurpose.BASELINE, PlanPurpose.PROFILE])
+        again = issued and rng.random() < 0.2
+        plan = rng.choice(issued[-50:]) if again else ClockPlan(f"{purpose}-{number}", purpose)
+        plans.add(plan, remembered)
+        plans.note_owed(plan.plan_id, 1.0, is_forced=rng.random() < 0.5)
+        issued.append(plan)
+        if plan.purpose is PlanPurpose.TUNED and rng.random() < 0.1:
+            plans.proven_id = plan.plan_id
+        remembered = rng.sample([*remembered, plan.plan_id], k=min(MAX_REMEMBERED, len(remembered) + 1))
+
+        assert len(plans.kept) <= MAX_PLANS_KEPT
+        assert plans.current is plan
+        assert len(plans.kept) + sum(plans.num_dropped.values()) == len(issued)
+        known = plans.purposes()
+        assert all(known[plan_id] is plans.purpose_of(plan_id) for plan_id in remembered[-3:])
+        assert set(remembered) | {own.plan_id for own in issued[-NEWEST:]} <= known.keys()
+        assert plans.proven_id is None or plans.by_id(plans.proven_id) is not None
+        assert len(plans._owed_when_made_s) <= MAX_PLANS_KEPT
+        assert len(plans._for_straggler) <= MAX_PLANS_KEPT
+
+
+def test_a_plan_that_profiled_stays_as_long_as_another_can_go() -> None:
+    plans = IssuedPlans()
+    tried = [ClockPlan(f"profile-{number}", PlanPurpose.PROFILE) for number in range(40)]
+    for plan in [*tried, *(tuned(number) for number in range(2000))]:
+        plans.add(plan, ())
+
+    assert plans.kept[:41] == [*tried, tuned(0)]
+
+
+def test_endless_profiling_is_bounded_too() -> None:
+    plans = IssuedPlans()
+    for number in range(2000):
+        plans.add(ClockPlan(f"profile-{number}", PlanPurpose.PROFILE), ())
+
+    assert len(plans.kept) == MAX_PLANS_KEPT
+
+
+def test_beginning_anew_keeps_what_ran_at_full_speed() -> None:
+    plans = IssuedPlans()
+    plans.add(ClockPlan("full-speed-1", PlanPurpose.BASELINE), ())
+    plans.add(tuned(1), ())
+
+    plans.begin_anew()
+
+    assert [plan.plan_id for plan in plans.kept] == ["full-speed-1"]
+    assert plans.purpose_of("tuned-1") is None
+    assert plans.purpose_of(PROOF_PLAN_ID) is PlanPurpose.BASELINE
+
+
+class _NeverContent:
+    """Has another plan each time, numbered as the plugin API says."""
+
+    def __init__(self) -> None:
+        self.views: list[JobView] = []
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        self.views.append(view)
+        return ClockPlan(view.plan_id(f"tuned-{view.num_issued(PlanPurpose.TUNED) + 1}"), PlanPurpose.TUNED)
+
+
+def test_plans_are_numbered_on_when_old_ones_are_left_out_and_after_a_restart() -> None:
+    policy = _NeverContent()
+    run = VirtualTraining(SCHEDULE, WORK, policy, rules=JobRules(max_observations=24))
+    run.run(MAX_PLANS_KEPT + 60)
+
+    view = policy.views[-1]
+    job = run.job
+    again = recalled(job.description, job.rules, memory_of(job))
+    assert len(view.issued_plans) == MAX_PLANS_KEPT
+    assert view.issued_plans[-1].plan_id == f"tuned-{len(policy.views) - 1}"
+    assert again == job
+
+
+def test_no_plan_goes_while_iterations_of_each_still_count() -> None:
+    plans = IssuedPlans()
+    all_of_them = [tuned(number) for number in range(MAX_PLANS_KEPT + 5)]
+    for plan in all_of_them:
+        plans.add(plan, [each.plan_id for each in all_of_them])
+
+    assert plans.kept == all_of_them
+    assert not plans.num_dropped
+
+
+def test_before_any_plan_the_untuned_one_is_in_force_under_epoch_0() -> None:
+    plans = IssuedPlans()
+
+    assert (plans.current.plan_id, plans.last_apply_at, plans.proven_or_first_tuned()) == ("baseline", 0, None)
+    assert (plans.id_of(0), plans.id_of(1), plans.id_of(None)) == ("baseline", None, None)
+    assert plans.purpose_of("baseline") is PlanPurpose.BASELINE
+    assert plans.purpose_of(None) is None
+
+
+def test_a_plan_is_sent_three_iterations_ahead_and_after_the_one_before() -> None:
+    plans = IssuedPlans()
+
+    sent = [
+        plans.send(tuned(1), last_reported=10),
+        plans.send(tuned(2), last_reported=10),
+        plans.send(tuned(3), last_reported=10, after=4),
+        plans.send(tuned(4), last_reported=30),
+    ]
+
+    assert [(one.plan_epoch, one.apply_at_iteration) for one in sent] == [(1, 13), (2, 14), (3, 18), (4, 33)]
+    assert plans.id_of(3) == "tuned-3"
+
+
+def test_the_last_sixty_four_epochs_are_known() -> None:
+    plans = IssuedPlans()
+    for number in range(1, 71):
+        plans.send(tuned(number), last_reported=number)
+
+    assert [plans.id_of(epoch) for epoch in (6, 7, 70, 71)] == [None, "tuned-7", "tuned-70", None]
+
+
+def test_a_plan_is_fast_enough_up_to_a_thousandth() -> None:
+    plans = IssuedPlans()
+    plans.note_owed("tuned-1", 1.0, is_forced=False)
+
+    assert plans.is_fast_enough(tuned(1), 0.9992)
+    assert not plans.is_fast_enough(tuned(1), 0.9989)
+    assert not plans.is_fast_enough(tuned(2), 99.0)  # nobody knows what that one was made for
+    assert not plans.is_for_straggler("tuned-1")
+    plans.note_owed("tuned-2", 1.0, is_forced=True)
+    assert plans.is_for_straggler("tuned-2")
+
+
+def test_the_newest_tuned_plan_that_is_fast_enough_is_found() -> None:
+    plans = IssuedPlans()
+    for number, owed_s in ((1, 1.0), (2, 1.1), (3, 1.3)):
+        plans.add(tuned(number), ())
+        plans.note_owed(f"tuned-{number}", owed_s, is_forced=False)
+    plans.add(ClockPlan("probe", PlanPurpose.PROFILE), ())
+    plans.note_owed("probe", 0.5, is_forced=False)
+
+    assert [plans.newest_fast_enough(owed_s) for owed_s in (0.9, 1.0, 1.2, 1.3)] == [None, tuned(1), tuned(2), tuned(3)]
+
+
+def test_the_proven_plan_speaks_for_the_job_and_else_the_first_tuned_one() -> None:
+    plans = IssuedPlans()
+    plans.add(ClockPlan("probe", PlanPurpose.PROFILE), ())
+    plans.proven_id = "probe"
+    assert plans.proven_or_first_tuned() is None
+    for number in (1, 2):
+        plans.add(tuned(number), ())
+
+    assert plans.proven_or_first_tuned() == tuned(1)
+    plans.proven_id = "tuned-2"
+    assert plans.proven_or_first_tuned() == tuned(2)
+
+
+def test_beginning_anew_counts_what_was_dropped_at_full_speed_only() -> None:
+    plans = IssuedPlans(num_dropped={PlanPurpose.BASELINE: 2, PlanPurpose.TUNED: 5})
+    plans.note_owed("tuned-1", 1.0, is_forced=True)
+
+    plans.begin_anew()
+
+    assert plans.num_dropped == {PlanPurpose.BASELINE: 2}
+    assert not plans.is_for_straggler("tuned-1")
+    assert not plans.is_fast_enough(tuned(1), 9.0)
+    untouched = IssuedPlans(num_dropped={PlanPurpose.TUNED: 5})
+    untouched.begin_anew()
+    assert untouched.num_dropped == {}
+
+
+def test_the_oldest_that_nobody_needs_goes_first() -> None:
+    plans = IssuedPlans()
+    for number in range(MAX_PLANS_KEPT):
+        plans.add(tuned(number), ())
+    assert len(plans.kept) == MAX_PLANS_KEPT
+    plans.note_owed("tuned-2", 1.0, is_forced=True)
+
+    plans.add(tuned(MAX_PLANS_KEPT), ("tuned-1",))
+
+    assert [plan.plan_id for plan in plans.kept[:3]] == ["tuned-0", "tuned-1", "tuned-3"]
+    assert plans.num_dropped == {PlanPurpose.TUNED: 1}
+    assert not plans.is_for_straggler("tuned-2")
+    plans.add(tuned(MAX_PLANS_KEPT + 1), ())
+    assert plans.num_dropped == {PlanPurpose.TUNED: 2}
+
+
+def test_a_plan_that_was_issued_again_goes_before_one_that_was_not_and_is_still_known() -> None:
+    plans = IssuedPlans()
+    for number in (*range(300), *[299] * 84):
+        plans.add(tuned(number), ())
+    plans.note_owed("tuned-299", 1.0, is_forced=True)
+
+    plans.add(tuned(299), [f"tuned-{number}" for number in range(300)])
+
+    assert plans.by_id("tuned-299") == tuned(299)
+    assert plans.is_for_straggler("tuned-299")
+    assert plans.num_dropped == {PlanPurpose.TUNED: 1}

@@ -1,0 +1,191 @@
+"""The life of a job, event by event."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import (
+    AskPolicy,
+    JobPhase,
+    PlanDecided,
+    PolicyFailed,
+    RankJoined,
+    RankLost,
+    RecordPhase,
+    SendPlan,
+)
+from gpuenergyd.core.job.rules import JobRules, part_rules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.policy_api.policy import GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.errors import JobError
+from tests.support.virtual_training import A100Work, VirtualTraining
+
+SCHEDULE = one_forward_one_backward(2, 4)
+CLOCKS = tuple(range(1410, 209, -15))
+
+
+def new_job(**overrides: object) -> Job:
+    fields: dict[str, object] = {
+        "job_id": "j",
+        "job_name": "gpt",
+        "num_pp_ranks": 2,
+        "schedule_name": "1f1b",
+        "num_microbatches": 4,
+        "num_chunks": 1,
+        "policy": "p",
+        "target": PerformanceTarget(),
+    }
+    return Job(JobDescription(**{**fields, **overrides}))  # type: ignore[arg-type]
+
+
+def joined(rank: int, **overrides: object) -> RankJoined:
+    fields: dict[str, object] = {
+        "pp_rank": rank,
+        "order": SCHEDULE.orders[min(rank, 1)],
+        "gpu": GpuView(f"GPU-{rank}", "A100", CLOCKS, 0.01),
+    }
+    return RankJoined(**{**fields, **overrides})  # type: ignore[arg-type]
+
+
+def test_a_job_warms_up_once_all_ranks_have_joined() -> None:
+    job = new_job()
+
+    assert job.handle(joined(1)) == ()
+    assert job.handle(joined(0)) == (RecordPhase(JobPhase.WARMUP, "all ranks joined"),)
+
+
+@pytest.mark.parametrize(("rank", "line"), [(2, "has 2 ranks"), (0, "already registered")])
+def test_a_rank_that_cannot_be_is_refused_and_changes_nothing(rank: int, line: str) -> None:
+    job = new_job()
+    job.handle(joined(0))
+
+    with pytest.raises(JobError, match=line):
+        job.handle(joined(rank))
+    assert job.handle(joined(1)) == (RecordPhase(JobPhase.WARMUP, "all ranks joined"),)
+
+
+def test_orders_that_wait_for_each_other_are_refused() -> None:
+    job = new_job()
+    job.handle(joined(0))
+
+    with pytest.raises(JobError, match="do not fit together"):
+        job.handle(joined(1, order=SCHEDULE.orders[1][:3]))
+    assert job.phase is JobPhase.JOINING
+
+
+def test_nothing_happens_to_a_job_that_has_ended() -> None:
+    job = new_job()
+    job.handle(joined(0))
+    job.handle(RankLost(0, "killed"))
+
+    assert job.handle(joined(1)) == ()
+    assert job.phase is JobPhase.ENDED
+
+
+class _Asked:
+    """Keeps what it is asked and answers nothing new."""
+
+    def __init__(self) -> None:
+        self.views: list[JobView] = []
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        self.views.append(view)
+        order = view.schedule.orders
+        return ClockPlan(
+            "slow",
+            PlanPurpose.TUNED,
+            tuple(RankClocks(r, (1200,) * len(o), (ClockChange(o[0], 0.0, 1200),)) for r, o in enumerate(order)),
+        )
+
+
+WORK = {
+    (rank, kind): A100Work(0.01, 0.04, 0.25) for rank in range(2) for kind in (InstructionKind.F, InstructionKind.B)
+}
+
+
+def trained(policy: _Asked) -> VirtualTraining:
+    run = VirtualTraining(SCHEDULE, WORK, policy)
+    run.run(16)
+    return run
+
+
+def test_the_policy_is_first_asked_after_ten_baseline_iterations() -> None:
+    policy = _Asked()
+
+    trained(policy)
+
+    assert policy.views[0].baseline.num_iterations == 10
+    assert policy.views[0].issued_plans == ()
+
+
+def test_all_ranks_follow_a_plan_from_the_same_iteration_on() -> None:
+    run = trained(_Asked())
+
+    sent = [c for c in run.commands if isinstance(c, SendPlan)]
+    asked = next(i for i, c in enumerate(run.commands) if isinstance(c, AskPolicy))
+    assert asked < run.commands.index(sent[0])
+    assert sent[0].plan_epoch == 1
+    assert sent[0].apply_at_iteration == len(run.job.observations) - 1 + 3 - _observed_after(run, sent[0])
+
+
+def _observed_after(run: VirtualTraining, send: SendPlan) -> int:
+    after = run.commands[run.commands.index(send) :]
+    return sum(type(c).__name__ == "ObserveIteration" for c in after)
+
+
+@pytest.mark.parametrize("answer", [PolicyFailed("late"), PlanDecided(ClockPlan("late", PlanPurpose.TUNED))])
+def test_an_answer_that_was_awaited_before_a_fall_back_is_ignored(answer: PolicyFailed | PlanDecided) -> None:
+    run = trained(_Asked())
+    job = run.job
+    job._is_policy_asked = True
+    job._fall_back("the worker died", is_fault=True)
+    plans, faults = list(job.issued_plans), job.num_faults
+
+    assert job.handle(answer) == ()
+    assert list(job.issued_plans) == plans
+    assert job.num_faults == faults
+    assert job.phase is JobPhase.FALLBACK
+
+
+def test_a_job_of_many_plans_remembers_the_last_ones_and_knows_every_iteration_of_them() -> None:
+    always_proving = JobRules(proof_budget_ratio=1.0)
+    run = VirtualTraining(SCHEDULE, WORK, _Asked(), max_slowdown_ratio=0.5, rules=always_proving)
+    run.run(350)
+
+    sent = [c.plan_epoch for c in run.commands if isinstance(c, SendPlan)]
+    assert len(sent) > 70
+    assert sent == list(range(1, len(sent) + 1))
+    assert len(run.job.plans._id_of_epoch) <= 64
+    assert {plan_id for _, _, plan_id in run.history[-50:]} == {"slow", "proof"}
+
+
+def test_a_slow_plan_is_noticed_however_long_the_job_ran_at_full_speed_before() -> None:
+    run = VirtualTraining(SCHEDULE, WORK, _Asked(), thinking_iterations=JobRules().max_observations + 20)
+    run.run(JobRules().max_observations + 80)
+
+    assert {plan_id for _, _, plan_id in run.history} > {"slow"}
+    assert any(isinstance(c, RecordPhase) and c.phase is JobPhase.FALLBACK for c in run.commands)
+
+
+def test_a_part_of_a_pipeline_proves_nothing_and_profiles_as_long_as_the_whole_is_planned_for() -> None:
+    own = JobRules()
+    part = part_rules(own)
+
+    assert part.proof_iterations == 0
+    assert part.max_profile_iterations > 10**6
+    assert (
+        replace(part, proof_iterations=own.proof_iterations, max_profile_iterations=own.max_profile_iterations) == own
+    )
+
+
+def test_a_gpu_of_one_known_latency_has_it_for_every_change() -> None:
+    gpu = joined(0).gpu
+
+    assert gpu.switch_latency.late_s(900, 1410) == gpu.switch_latency.late_s(1410, 900) == 0.01
+    known = SwitchLatency(0.02, 0.005)
+    assert replace(gpu, switching=known).switch_latency is known

@@ -1,0 +1,123 @@
+"""How long a job is profiled and what is kept of that."""
+
+import pytest
+
+from gpuenergyd.core.job.messages import (
+    AskPolicy,
+    JobPhase,
+    KeepModel,
+    ModelRecalled,
+    ProfilingJudged,
+    RecordPhase,
+    SendPlan,
+)
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from tests.core.job.job_run import APPLIED, PROFILING, JobRun, asked_view, kinds, plan
+
+# --- profiling ---
+
+
+def test_profiling_that_does_not_end_is_a_fault_and_begins_anew_after_as_many_at_full_speed() -> None:
+    run = JobRun(JobRules(max_profile_iterations=8)).asked()
+    run.decide(plan("p-1", PROFILING))
+    run.pass_until(APPLIED)
+    for number in range(2, 9):
+        run.pass_one()
+        run.decide(plan(f"p-{number}", PROFILING))
+    run.pass_one()
+
+    assert run.job.phase_reason == "still profiling after 8 iterations"
+    assert run.job.num_faults == 1
+    assert run.job.faults.retry_at_iteration == run.sent[-1].apply_at_iteration + 8
+    for _ in range(40):
+        said = run.pass_one()
+        if said:
+            break
+    assert run.job.phase_reason == "profiling did not end: profiling again, from the beginning"
+    assert asked_view(said).view.generation == 1
+
+
+def test_while_the_policy_thinks_a_profiling_plan_is_relieved_after_three_iterations() -> None:
+    run = JobRun().asked()
+    probe = plan("p-1", PROFILING)
+    run.decide(probe)
+    run.pass_until(APPLIED + 2)
+
+    said = run.pass_one()
+
+    assert [one.plan.plan_id for one in said if isinstance(one, SendPlan)] == ["proof"]
+    assert run.sent[-1].plan.reason == "the policy is still thinking"
+    run.pass_until(APPLIED + 12)  # and once only
+    again = run.decide(probe)
+    assert kinds(again) == ["SendPlan"]
+    assert run.sent[-1].plan is probe
+    run.pass_one()
+    assert run.decide(probe) == ()
+
+
+def test_a_tuned_plan_stays_however_long_the_policy_thinks() -> None:
+    run = JobRun(JobRules(proof_iterations=0)).following(plan())
+
+    run.pass_until(60)
+
+
+def test_profiling_refused_before_it_began_is_refused_when_the_policy_asks_for_it() -> None:
+    run = JobRun().asked()
+    assert run.tell(ProfilingJudged("no budget")) == ()
+
+    assert run.decide(plan("p-1", PROFILING)) == (RecordPhase(JobPhase.FALLBACK, "no budget"),)
+    assert run.job.retry_in_iterations == 64
+    run.tell(ProfilingJudged(None))
+    run.first(AskPolicy)
+    assert kinds(run.decide(plan("p-1", PROFILING))) == ["LeaseGpus", "SendPlan", "RecordPhase"]
+
+
+def test_a_refusal_stops_profiling_only() -> None:
+    run = JobRun().following(plan())
+
+    assert run.tell(ProfilingJudged("no budget")) == ()
+    assert run.job.phase is JobPhase.TUNED
+
+
+# --- what is kept ---
+
+
+def test_what_a_plan_was_made_from_is_kept_once_it_has_run_eight_iterations() -> None:
+    run = JobRun(JobRules(proof_iterations=0))
+    run.tell(ModelRecalled(RememberedModel("earlier", (), (), figures=(("own", 1.0),))))
+    run.following(plan())
+
+    at = run.first(KeepModel)
+
+    assert at == APPLIED + 7
+    assert run.job.plans.proven_id == "tuned"
+    with pytest.raises(AssertionError, match="no KeepModel"):
+        run.first(KeepModel, limit=30)
+
+
+def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() -> None:
+    run = JobRun(JobRules(proof_iterations=0)).asked()
+    run.decide(plan("p-1", PROFILING))
+    run.pass_until(APPLIED)
+    run.pass_one(energy_j=50.0)
+    run.decide(plan())
+    for _ in range(20):
+        kept = [one for one in run.pass_one() if isinstance(one, KeepModel)]
+        if kept:
+            break
+
+    assert kept[0].model is not None
+    assert (kept[0].model.figures, len(kept[0].model.profile)) == ((("own", 7.0),), 1)
+    assert {o.plan_id for o in kept[0].model.full_speed} == {"remembered-full-speed"}
+
+
+def test_profiling_that_goes_on_while_the_policy_thinks_is_counted_too() -> None:
+    run = JobRun(JobRules(max_profile_iterations=2, relief_iterations=99)).asked()
+    probe = plan("p-1", PROFILING)
+    run.decide(probe)
+    run.pass_until(APPLIED + 5)  # five of them, and one question open all the while
+    run.decide(probe)
+
+    assert "RestoreGpus" in kinds(run.pass_one())
+    assert run.job.phase_reason == "still profiling after 6 iterations"

@@ -1,0 +1,121 @@
+"""Other targets while a plan runs: which plan is in force at once, and by what it is judged."""
+
+from gpuenergyd.core.job.messages import (
+    SendPlan,
+    StragglerChanged,
+    TargetChanged,
+)
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from tests.core.job.job_run import JobRun, asked_view, kinds, plan
+
+
+def test_a_plan_that_is_kept_for_another_target_is_judged_by_it_from_the_next_iteration_on() -> None:
+    run = JobRun(JobRules(proof_iterations=0), PerformanceTarget(0.2)).following(plan())
+    for _ in range(4):
+        assert kinds(run.pass_one(1.15)) in ([], ["AskPolicy"])
+        run.decide(plan())
+    run.tell(TargetChanged(PerformanceTarget()))
+    run.pass_one(1.15)
+    run.decide(plan())
+
+    said = [kinds(run.pass_one(1.15)) for _ in range(2)]
+
+    assert "RestoreGpus" not in said[0]
+    assert "RestoreGpus" in said[1]
+
+
+def test_another_target_leaves_what_a_straggler_imposes() -> None:
+    run = JobRun(target=PerformanceTarget(0.1, straggler_time_s=1.5))
+
+    run.tell(TargetChanged(PerformanceTarget(0.2)))
+
+    assert run.job.target == PerformanceTarget(0.2, straggler_time_s=1.5)
+
+
+def test_a_straggler_is_noticed_and_the_policy_asked_at_once() -> None:
+    run = JobRun().following(plan())
+    run.pass_one()
+    run.decide(plan())
+
+    said = run.tell(StragglerChanged(1.4, "replica b is slow"))
+
+    assert asked_view(said).view.target.straggler_time_s == 1.4
+    assert (run.job.last_notice, run.job.last_notice_at) == ("replica b is slow", 15)
+
+
+def test_before_a_plan_runs_a_straggler_is_only_noted() -> None:
+    run = JobRun().asked()
+
+    assert run.tell(StragglerChanged(1.4, "slow")) == ()
+    assert run.job.target.straggler_time_s == 1.4
+
+
+def straggled() -> JobRun:
+    """Return a run with a plan for full speed, and one for a straggler of 1.4 s that is followed."""
+    run = JobRun(JobRules(proof_iterations=0)).following(plan("tuned-1"))
+    run.pass_one()
+    run.tell(StragglerChanged(1.4, "slow"))
+    run.decide(plan("tuned-1"))
+    run.tell(StragglerChanged(1.4, "slow"))
+    run.decide(plan("for-1.4"))
+    assert run.sent[-1].plan.plan_id == "for-1.4"
+    return run
+
+
+def test_a_straggler_that_recovers_brings_back_the_newest_plan_that_is_fast_enough() -> None:
+    run = straggled()
+    run.tell(StragglerChanged(1.3, "less slow"))
+    run.decide(plan("for-1.3"))
+
+    said = run.tell(StragglerChanged(None, "recovered"))
+
+    assert [one.plan.plan_id for one in said if isinstance(one, SendPlan)] == ["tuned-1"]
+    assert run.job.current_plan.plan_id == "tuned-1"
+
+
+def test_a_plan_for_the_same_time_stays_when_a_straggler_changes_little() -> None:
+    run = straggled()
+
+    assert run.tell(StragglerChanged(1.3995, "hardly less")) != ()
+    assert run.sent[-1].plan.plan_id == "for-1.4"
+    run.tell(StragglerChanged(1.39, "less"))
+    assert run.sent[-1].plan.plan_id == "tuned-1"
+
+
+def test_without_a_plan_that_is_fast_enough_a_recovered_straggler_means_full_speed_at_once() -> None:
+    run = JobRun(JobRules(proof_iterations=0), PerformanceTarget(straggler_time_s=1.4)).following(plan("for-1.4"))
+    run.pass_one()
+    run.decide(plan("for-1.4"))
+
+    said = run.tell(StragglerChanged(None, "recovered"))
+
+    assert [one.plan.plan_id for one in said if isinstance(one, SendPlan)] == ["proof"]
+    assert run.sent[-1].plan.reason == "a straggler has recovered"
+    assert kinds(said) == ["SendPlan", "AskPolicy"]
+    assert kinds(run.decide(plan("for-1.4"))) == ["SendPlan"]
+
+
+def test_iterations_that_a_straggler_imposed_are_marked() -> None:
+    run = straggled()
+    run.pass_until(25)
+
+    imposed = {o.plan_id: o.is_imposed for o in run.job.observations}
+
+    assert imposed == {"baseline": False, "tuned-1": False, "for-1.4": True}
+
+
+def test_a_straggler_that_keeps_its_pace_makes_no_answer_outdated() -> None:
+    run = straggled()
+    assert kinds(run.pass_one()) == ["AskPolicy"]
+
+    assert run.tell(StragglerChanged(1.4, "as slow as before")) == ()
+    assert kinds(run.decide(plan("better"))) == ["SendPlan"]
+
+
+def test_a_straggler_that_has_recovered_makes_the_open_answer_outdated() -> None:
+    run = straggled()
+    assert kinds(run.pass_one()) == ["AskPolicy"]
+
+    run.tell(StragglerChanged(None, "recovered"))
+    assert run.decide(plan("for-1.4-again")) == ()

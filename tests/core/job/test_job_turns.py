@@ -1,0 +1,269 @@
+"""When a job asks, what a plan that is answered leads to, and when its saving is proven, to the very iteration."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpuenergyd.core.job.messages import (
+    AskPolicy,
+    ControlLost,
+    EndJob,
+    Event,
+    GpuViewChanged,
+    JobPhase,
+    LeaseGpus,
+    ModelRecalled,
+    ObservedElsewhere,
+    RankJoined,
+    RankLost,
+    RankReleased,
+    RecordPhase,
+    RestoreGpus,
+    SendPlan,
+)
+from gpuenergyd.core.job.rules import JobRules, part_rules
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.policy_api.policy import GpuView
+from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from tests.core.job.job_run import APPLIED, FIRST_ASKED, PROFILING, UUIDS, JobRun, asked_view, kinds, plan
+from tests.core.job.test_job import CLOCKS, SCHEDULE, joined, new_job
+
+# --- until the first plan ---
+
+
+def test_two_iterations_warm_the_job_up_ten_are_its_baseline_then_the_policy_is_asked() -> None:
+    run = JobRun()
+
+    said = [run.pass_one() for _ in range(12)]
+
+    assert said[2] == (RecordPhase(JobPhase.BASELINE, "warm"),)
+    assert [index for index, commands in enumerate(said) if commands] == [2, FIRST_ASKED]
+    view = asked_view(said[FIRST_ASKED]).view
+    assert (view.baseline.num_iterations, view.generation, view.issued_plans) == (10, 0, ())
+
+
+def test_an_irregular_iteration_neither_warms_up_nor_counts_for_the_baseline() -> None:
+    run = JobRun()
+    run.pass_until(2)
+
+    assert run.pass_one(is_regular=False) == ()
+    assert kinds(run.pass_one()) == ["RecordPhase"]
+    run.pass_one(is_regular=False)
+    assert run.first(AskPolicy) == FIRST_ASKED + 2
+
+
+def test_iterations_of_an_unknown_epoch_count_for_nothing() -> None:
+    run = JobRun()
+    run.pass_until(2)
+
+    for index in (2, 3):
+        assert run.tell(ObservedElsewhere(IterationObservation(index, None, 1.0, (), ()), 9)) == ()
+    assert run.job.phase is JobPhase.WARMUP
+    assert [o.is_regular for o in run.job.observations] == [False] * 4
+
+
+def test_nothing_is_observed_before_all_ranks_have_joined() -> None:
+    job = new_job()
+    job.handle(joined(0))
+
+    assert job.handle(ObservedElsewhere(IterationObservation(0, None, 1.0, (), ()), 0)) == ()
+    assert job.handle(ControlLost("no driver")) == ()
+    assert (job.num_iterations, job.view(), job.phase) == (0, None, JobPhase.JOINING)
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_outside_the_pipeline_is_refused(rank: int) -> None:
+    with pytest.raises(Exception, match=f"rank {rank}: job 'gpt' has 2 ranks"):
+        new_job().handle(RankJoined(rank, SCHEDULE.orders[0], GpuView("GPU-9", "A100", CLOCKS, 0.01)))
+
+
+def test_what_is_learned_of_a_gpu_is_told_to_the_policy_and_what_is_of_no_rank_is_not() -> None:
+    run = JobRun()
+    better = replace(run.job.gpus[1], switch_latency_s=0.5)
+    run.tell(GpuViewChanged(1, better))
+    run.tell(GpuViewChanged(2, better))
+
+    said = [run.pass_one() for _ in range(12)]
+
+    assert [gpu.switch_latency_s for gpu in asked_view(said[-1]).view.gpus] == [0.01, 0.5]
+    assert sorted(run.job.gpus) == [0, 1]
+
+
+@pytest.mark.parametrize(("index", "is_taken"), [(0, True), (5, True), (11, True), (13, False)])
+def test_an_earlier_run_is_recalled_only_until_the_policy_has_begun(index: int, *, is_taken: bool) -> None:
+    run, model = JobRun(), RememberedModel("earlier", (), ())
+    for _ in range(index):
+        run.pass_one()
+        run.decide(plan()) if run.job._is_policy_asked else None
+
+    run.tell(ModelRecalled(model))
+
+    assert (run.job.remembered is model) is is_taken
+
+
+def test_one_question_at_a_time() -> None:
+    run = JobRun().asked()
+
+    assert [run.pass_one() for _ in range(5)] == [()] * 5
+    run.job.forget_question()
+    assert kinds(run.pass_one()) == ["AskPolicy"]
+
+
+# --- plans ---
+
+
+def test_the_first_plan_takes_the_lease_and_is_followed_three_iterations_later() -> None:
+    run = JobRun().asked()
+
+    assert run.decide(plan()) == (
+        LeaseGpus(UUIDS),
+        SendPlan(plan(), 1, APPLIED),
+        RecordPhase(JobPhase.TUNED, "why tuned"),
+    )
+
+
+def test_a_plan_that_stays_is_not_sent_again_and_another_one_needs_no_other_lease() -> None:
+    run = JobRun().following(plan())
+
+    run.pass_one()
+    assert run.decide(plan()) == ()
+    run.pass_one()
+    assert run.decide(plan("better")) == (SendPlan(plan("better"), 2, 18),)
+    assert run.job.phase_reason == "why better"
+
+
+def test_an_untuned_answer_gives_the_clocks_back_and_what_runs_meanwhile_counts_for_nothing() -> None:
+    run = JobRun().following(plan())
+    run.pass_one()
+    untuned = ClockPlan("un", PlanPurpose.BASELINE, reason="enough")
+
+    said = run.decide(untuned)
+
+    assert said == (SendPlan(untuned, 2, 17), RestoreGpus(UUIDS, "enough"))
+    run.pass_until(19)
+    assert [o.is_regular for o in run.job.observations[-4:]] == [False, False, True, True]
+    assert run.tell(RankReleased(0)) == (
+        RecordPhase(JobPhase.ENDED, "rank 0 was released"),
+        EndJob("rank 0 was released"),
+    )
+
+
+def test_an_untuned_answer_before_any_lease_restores_nothing() -> None:
+    run = JobRun().asked()
+
+    assert kinds(run.decide(ClockPlan("un", PlanPurpose.BASELINE))) == ["SendPlan", "RecordPhase"]
+
+
+@pytest.mark.parametrize("event", [RankReleased(1), RankLost(1, "killed")])
+def test_the_end_restores_what_is_leased(event: Event) -> None:
+    run = JobRun().following(plan())
+
+    assert kinds(run.tell(event)) == ["RestoreGpus", "RecordPhase", "EndJob"]
+    assert run.tell(event) == ()
+
+
+def test_a_plan_runs_at_full_speed_inside_profiling_without_leaving_it() -> None:
+    run = JobRun().asked()
+    phases = []
+    for own in (
+        plan("p-1", PROFILING),
+        plan("p-2", PlanPurpose.BASELINE, 1410),
+        ClockPlan("p-3", PlanPurpose.BASELINE),
+    ):
+        run.decide(own)
+        phases.append(run.job.phase)
+        run.pass_one()
+
+    assert phases == [JobPhase.PROFILING, JobPhase.PROFILING, JobPhase.TUNED]
+
+
+# --- proof of savings ---
+
+
+def test_after_eight_tuned_iterations_four_at_full_speed_prove_the_saving() -> None:
+    run = JobRun().following(plan())
+    run.pass_until(APPLIED + 7)
+
+    said = run.pass_one()
+
+    sent = [one for one in said if isinstance(one, SendPlan)]
+    assert [(one.plan.plan_id, one.apply_at_iteration) for one in sent] == [("proof", 24), ("tuned", 28)]
+    assert sent[0].plan.reason == "proof of savings"
+    assert sent[0].plan.ranks[0].sm_clocks_mhz == (1410,) * 8
+    assert kinds(said) == ["SendPlan", "SendPlan"]
+
+
+def test_later_proofs_take_their_share_of_all_iterations_and_no_more() -> None:
+    """Eight iterations of proof are a tenth of eighty: the second block is sent after the eightieth."""
+    run = JobRun(JobRules(proof_budget_ratio=0.1)).following(plan())
+
+    at = [run.first(SendPlan) for _ in range(3)]
+
+    assert at == [21, 79, 119]
+
+
+@pytest.mark.parametrize(
+    ("rules", "target"),
+    [
+        (JobRules(proof_iterations=0), PerformanceTarget()),
+        (part_rules(JobRules()), PerformanceTarget()),
+        (JobRules(), PerformanceTarget(straggler_time_s=1.5)),
+    ],
+)
+def test_nothing_is_proven_where_others_prove_it_or_a_straggler_sets_the_pace(
+    rules: JobRules, target: PerformanceTarget
+) -> None:
+    run = JobRun(rules, target).following(plan())
+
+    run.pass_until(60)
+
+
+def test_whoever_plans_the_whole_decides_how_long_a_part_profiles() -> None:
+    assert part_rules(JobRules(warmup_iterations=7)).max_profile_iterations > 10**9
+    assert part_rules(JobRules(warmup_iterations=7)).warmup_iterations == 7
+
+
+def test_a_plan_that_holds_no_clock_proves_nothing() -> None:
+    run = JobRun().following(ClockPlan("tuned", PlanPurpose.TUNED))
+
+    run.pass_until(60)
+
+
+def test_a_proof_that_is_due_while_another_plan_is_on_its_way_waits_for_it() -> None:
+    run = JobRun().following(plan())
+    run.pass_until(APPLIED + 7)
+    run.decide(plan("better"))
+
+    assert run.sent[-1].apply_at_iteration == 23
+    assert run.first(SendPlan) == 23
+
+
+def test_each_iteration_of_a_proof_after_its_first_sharpens_the_baseline_at_once() -> None:
+    run = JobRun().following(plan())
+    assert run.first(SendPlan) == 21
+    sizes = []
+    for _ in range(22, 30):
+        run.pass_one()
+        assert run.job.baseline is not None
+        sizes.append(run.job.baseline.num_iterations)
+
+    before = sizes[0]
+    assert sizes == [before, before, before, before + 1, before + 2, before + 3, before + 3, before + 3]
+
+
+def test_a_policy_that_is_content_with_the_untuned_job_sends_nothing() -> None:
+    run = JobRun().asked()
+
+    assert kinds(run.decide(untuned_plan())) == ["RecordPhase"]
+    assert run.job.phase is JobPhase.TUNED
+
+
+def test_two_plans_in_one_iteration_are_followed_one_after_the_other() -> None:
+    run = JobRun().asked()
+    run.decide(plan())
+
+    run.tell(ControlLost("worker gone"))
+
+    assert [one.apply_at_iteration for one in run.sent] == [APPLIED, APPLIED + 1]

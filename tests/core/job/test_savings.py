@@ -1,0 +1,263 @@
+"""The baseline that drifts along, and the measured saving with its interval."""
+
+import math
+import random
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from gpuenergyd.core.job.savings import baseline_view, measured_saving, saving_between, student_quantile
+from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+
+
+def iteration(index: int, time_s: float, energy_j: float | None) -> IterationObservation:
+    return IterationObservation(index, "p", time_s, (), (RankEnergy(0, time_s, energy_j, ()),))
+
+
+def test_a_block_within_the_noise_only_sharpens_the_baseline() -> None:
+    times_s = [1.0, 1.01, 0.99, 1.0, 1.005, 0.995]
+    first = [iteration(k, t, 100.0) for k, t in enumerate(times_s)]
+    block = [iteration(50 + k, t, 100.0) for k, t in enumerate([1.004, 0.998, 1.001])]
+
+    assert baseline_view(first + block).iteration_time_s == pytest.approx(1.0, abs=0.002)
+    assert baseline_view(first + block).num_iterations == 9
+
+
+def test_a_block_beyond_the_noise_becomes_the_baseline() -> None:
+    first = [iteration(k, t, 100.0) for k, t in enumerate([1.0, 1.001, 0.999, 1.0, 1.001, 0.999])]
+    block = [iteration(50 + k, t, 100.0) for k, t in enumerate([1.03, 1.031, 1.029])]
+
+    assert baseline_view(first + block).iteration_time_s == pytest.approx(1.03)
+
+
+def test_a_baseline_without_energy_has_none() -> None:
+    assert baseline_view([iteration(0, 1.0, None)]).energy_j is None
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (100, 1.984)])
+def test_student_quantile_agrees_with_the_tables(degrees: int, expected: float) -> None:
+    assert student_quantile(0.975, degrees) == pytest.approx(expected, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "expected", "within"),
+    [
+        (0.975, 5, 2.5705818366147395, 2e-4),
+        (0.975, 10, 2.2281388519649385, 5e-6),
+        (0.975, 30, 2.0422724563012373, 3e-8),
+        (0.9, 10, 1.3721836411102863, 1e-6),
+        (0.025, 30, -2.0422724563012373, 3e-8),
+    ],
+)
+def test_student_quantile_is_as_exact_as_its_expansion(
+    probability: float, degrees: int, expected: float, within: float
+) -> None:
+    """Against exact values: each of its four terms counts."""
+    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=within)
+
+
+def test_the_interval_contains_the_true_saving_nineteen_times_in_twenty() -> None:
+    covered = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+
+        def energy(k: int, saving: float, draw: random.Random = draw) -> float:
+            return 1000 * (1 - saving) * math.exp(0.0002 * k + draw.gauss(0, 0.01))
+
+        full = [iteration(k, 1.0, energy(k, 0.0)) for k in [*range(10), *range(60, 64)]]
+        tuned = [iteration(k, 1.0, energy(k, 0.12)) for k in [*range(30, 60), *range(64, 80)]]
+        saving = measured_saving(full, tuned)
+        assert saving is not None
+        assert saving.saving_ratio is not None
+        covered += saving.saving_ratio.low <= 0.12 <= saving.saving_ratio.high
+
+    assert covered >= 0.92 * 300
+
+
+def test_too_few_iterations_prove_nothing() -> None:
+    full = [iteration(k, 1.0, 100.0) for k in range(10)]
+
+    assert measured_saving(full, [iteration(20, 1.0, 90.0), iteration(21, 1.0, 90.0)]) is None
+
+
+def test_a_saving_without_energy_is_missing_and_not_zero() -> None:
+    full = [iteration(k, 1.0 + 0.001 * (k % 3), None) for k in range(10)]
+    tuned = [iteration(20 + k, 1.0 + 0.001 * (k % 3), None) for k in range(10)]
+
+    saving = measured_saving(full, tuned)
+
+    assert saving is not None
+    assert saving.saving_ratio is None
+    assert saving.slowdown_ratio.low <= 0 <= saving.slowdown_ratio.high
+
+
+def test_the_saving_is_the_regressions_and_so_is_its_interval() -> None:
+    """A job that drifts by 1 % an iteration, tuned in blocks; numpy's least squares gives the same figures."""
+    draw = random.Random(5)
+    is_tuned = [k % 8 >= 4 for k in range(24)]
+    logs = [5.0 - 0.15 * tuned + 0.01 * k + draw.gauss(0, 0.02) for k, tuned in enumerate(is_tuned)]
+    full, tuned = (
+        [(k, math.exp(y), None) for k, y in enumerate(logs) if is_tuned[k] is side] for side in (False, True)
+    )
+    columns = np.column_stack([np.ones(24), is_tuned, range(24)])
+    solved, squares, *_ = np.linalg.lstsq(columns, np.array(logs))
+    error = math.sqrt(squares[0] / 21 * np.linalg.inv(columns.T @ columns)[1, 1])
+
+    found = saving_between(full, tuned)
+
+    margin = student_quantile(0.975, 21) * error
+    expected = [math.expm1(x) for x in (solved[1], solved[1] - margin, solved[1] + margin)]
+    assert found is not None
+    slowdown = found.slowdown_ratio
+    assert [slowdown.estimate, slowdown.low, slowdown.high] == pytest.approx(expected)
+    assert (found.num_full_speed, found.num_tuned) == (12, 12)
+
+
+def test_a_drift_that_cannot_be_told_from_the_plan_is_not_taken_out() -> None:
+    """First all at full speed, then all tuned: the difference of means, with Student's interval of two samples."""
+    full, tuned = [100.0, 102.0, 101.0, 99.0], [90.0, 88.0, 91.0, 89.0]
+    a, b = ([math.log(value) for value in side] for side in (full, tuned))
+    effect = sum(b) / 4 - sum(a) / 4
+    squares = sum((x - sum(a) / 4) ** 2 for x in a) + sum((x - sum(b) / 4) ** 2 for x in b)
+    margin = student_quantile(0.975, 6) * math.sqrt(squares / 6 * (1 / 4 + 1 / 4))
+
+    found = saving_between([(k, v, None) for k, v in enumerate(full)], [(4 + k, v, None) for k, v in enumerate(tuned)])
+
+    expected = [math.expm1(x) for x in (effect, effect - margin, effect + margin)]
+    assert found is not None
+    slowdown = found.slowdown_ratio
+    assert [slowdown.estimate, slowdown.low, slowdown.high] == pytest.approx(expected)
+
+
+def test_the_baselines_spread_is_a_standard_deviation_that_outliers_do_not_move() -> None:
+    times_s = [0.99, 1.0, 1.01, 1.0, 1.5]
+
+    view = baseline_view([iteration(k, t, None) for k, t in enumerate(times_s)])
+
+    assert view.iteration_time_s == pytest.approx(1.0)
+    assert view.iteration_sigma_s == pytest.approx(1.4826 * 0.01)
+
+
+def test_a_gap_of_one_iteration_does_not_part_a_block() -> None:
+    slow = [iteration(k, 1.05 + 0.001 * (k % 2), None) for k in range(6)]
+    apart = [iteration(k, 1.0 + 0.001 * (k % 2), None) for k in (8, 9, 11, 12)]
+    joined = [iteration(k - 1, o.iteration_time_s, None) for k, o in zip((8, 9, 11, 12), apart, strict=True)]
+
+    assert baseline_view(slow + apart).iteration_time_s == pytest.approx(1.0005, abs=6e-4)
+    assert baseline_view(slow + joined).iteration_time_s == pytest.approx(1.05, abs=2e-3)
+
+
+def test_a_saving_is_what_energy_falls_by_and_its_interval_lies_around_it() -> None:
+    full = [(k, 1.0, 100.0 + k % 3) for k in range(8)]
+    tuned = [(8 + k, 1.0, 80.0 + k % 3) for k in range(8)]
+
+    found = saving_between(full, tuned)
+
+    assert found is not None
+    assert found.saving_ratio is not None
+    saving = found.saving_ratio
+    assert 0.15 < saving.low < saving.estimate < saving.high < 0.25
+
+
+def differing(distance: float) -> float:
+    """Return the baseline of six older iterations and a newer block of three, so many of its limits apart.
+
+    Blocks that scatter alike differ where their means lie 2.5 standard errors apart.
+    """
+    older, newer = [0.99, 1.01] * 3, [0.99, 1.0, 1.01]
+    squares = 6 * 0.01**2 + 2 * 0.01**2
+    apart = distance * 2.5 * math.sqrt(squares / 7) * math.sqrt(1 / 6 + 1 / 3)
+    observed = [iteration(k, t, None) for k, t in enumerate(older)]
+    observed += [iteration(50 + k, t + apart, None) for k, t in enumerate(newer)]
+    return baseline_view(observed).iteration_time_s - (1.0 + apart)
+
+
+def test_a_newer_block_counts_alone_from_two_and_a_half_standard_errors_on() -> None:
+    assert differing(1.01) == pytest.approx(0.0, abs=1e-12)
+    assert differing(-1.01) == pytest.approx(0.0, abs=1e-12)
+    assert abs(differing(0.99)) > 0.003
+    assert abs(differing(-0.99)) > 0.003
+
+
+def test_one_iteration_alone_never_differs_from_the_older_ones() -> None:
+    older = [iteration(k, 1.0 + 0.001 * (k % 2), None) for k in range(6)]
+
+    assert baseline_view([*older, iteration(50, 3.0, None)]).iteration_time_s < 1.01
+    two = [*older, iteration(50, 3.0, None), iteration(51, 3.0, None)]
+    assert baseline_view(two).iteration_time_s == 3.0
+    assert baseline_view([*older[:2], *two[6:]]).iteration_time_s == 3.0
+    apart = [older[0], iteration(50, 3.0, None), iteration(51, 3.2, None)]
+    assert baseline_view(apart).iteration_time_s == 3.0
+
+
+def test_a_gap_of_two_iterations_parts_a_block() -> None:
+    slow = [iteration(k, 1.05 + 0.001 * (k % 2), None) for k in range(6)]
+    near = [iteration(7 + k, 1.0 + 0.001 * (k % 2), None) for k in range(3)]
+    far = [iteration(8 + k, 1.0 + 0.001 * (k % 2), None) for k in range(3)]
+
+    assert baseline_view(slow + near).iteration_time_s == pytest.approx(1.05, abs=2e-3)
+    assert baseline_view(slow + far).iteration_time_s == pytest.approx(1.0, abs=2e-3)
+
+
+def test_energy_of_iterations_that_a_straggler_imposed_counts_only_where_there_is_no_other() -> None:
+    own = [iteration(k, 1.0, 100.0) for k in range(3)]
+    imposed = [replace(iteration(3 + k, 1.0, 50.0), is_imposed=True) for k in range(5)]
+
+    assert baseline_view([*own, *imposed]).energy_j == 100.0
+    assert baseline_view(imposed).energy_j == 50.0
+    assert baseline_view([*own, iteration(3, 1.0, None)]).energy_j == 100.0
+
+
+def test_three_iterations_of_each_are_enough_and_two_of_either_are_not() -> None:
+    three = [(k, 1.0 + 0.01 * (k % 2), None) for k in range(3)]
+    later = [(3 + k, 1.1 + 0.01 * (k % 2), None) for k in range(3)]
+
+    assert saving_between(three, later) is not None
+    assert saving_between(three[:2], later) is None
+    assert saving_between(three, later[:2]) is None
+
+
+def test_energy_that_was_measured_too_seldom_says_nothing_and_times_still_do() -> None:
+    full = [(k, 1.0, 100.0 if k < 2 else None) for k in range(6)]
+    tuned = [(6 + k, 1.0, 90.0) for k in range(6)]
+
+    found = saving_between(full, tuned)
+
+    assert found is not None
+    assert found.saving_ratio is None
+    enough = saving_between([(k, 1.0, 100.0 if k < 3 else None) for k in range(6)], tuned)
+    assert enough is not None
+    assert enough.saving_ratio is not None
+    assert enough.saving_ratio.estimate == pytest.approx(0.1)
+
+
+def test_a_drift_is_taken_out_only_while_it_can_be_told_from_the_plan() -> None:
+    """A share of 0.3 of the products must remain: four and four in a row leave less, two by two more."""
+    rising = [math.exp(0.01 * k) for k in range(12)]
+    in_a_row = saving_between([(k, rising[k], None) for k in range(6)], [(k, rising[k], None) for k in range(6, 12)])
+    in_turn = saving_between(
+        [(k, rising[k], None) for k in range(12) if k // 2 % 2 == 0],
+        [(k, rising[k], None) for k in range(12) if k // 2 % 2 == 1],
+    )
+
+    assert in_a_row is not None
+    assert in_turn is not None
+    assert in_a_row.slowdown_ratio.estimate == pytest.approx(math.expm1(0.06))
+    assert in_turn.slowdown_ratio.estimate == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("z", "terms"),
+    [
+        (1.0, (2 / 4, 24 / 96, 24 / 384, -528 / 92160)),
+        (2.0, (10 / 4, 294 / 96, 1098 / 384, 169950 / 92160)),
+    ],
+)
+def test_students_quantile_is_the_published_expansion(z: float, terms: tuple[float, ...]) -> None:
+    """Abramowitz and Stegun, 26.7.5, worked out by hand: g1 to g4 over the powers of the degrees of freedom."""
+    for degrees in (1, 3, 10):
+        expected = z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))
+
+        assert student_quantile(NormalDist().cdf(z), degrees) == pytest.approx(expected, rel=1e-9)

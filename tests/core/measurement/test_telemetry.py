@@ -1,0 +1,268 @@
+"""Clock histories, energy counters and the observation of an iteration."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.telemetry import (
+    ClockHistory,
+    EnergyCounter,
+    MeasuredInstruction,
+    ObservedSpan,
+    RankIteration,
+    observe_iteration,
+)
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
+
+MS = 1_000_000
+
+
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 9)), max_size=12),
+    begin=st.integers(0, 1000),
+    length=st.integers(0, 500),
+)
+def test_pieces_of_a_clock_history_fill_the_interval(changes: list[tuple[int, int]], begin: int, length: int) -> None:
+    history = ClockHistory(5)
+    for at_ns, clock in changes:
+        history.record(at_ns, clock)
+
+    pieces = list(history.pieces(begin, begin + length))
+
+    assert sum(ns for _, ns in pieces) == length
+    assert all(ns > 0 for _, ns in pieces)
+
+
+def test_clock_history_puts_late_news_where_it_belongs() -> None:
+    history = ClockHistory(1410)
+    history.record(20, 900)
+    history.record(10, 1200)
+
+    assert list(history.pieces(0, 30)) == [(1410, 10), (1200, 10), (900, 10)]
+
+
+def test_clock_history_forgets_only_what_no_later_interval_needs() -> None:
+    history = ClockHistory(1410)
+    for at_ns, clock in [(10, 1200), (20, 900), (30, 1410)]:
+        history.record(at_ns, clock)
+
+    history.forget_before(25)
+
+    assert list(history.pieces(25, 40)) == [(900, 5), (1410, 10)]
+    assert list(history.pieces(15, 22)) == [(1200, 5), (900, 2)]
+
+
+def test_energy_between_edges_is_interpolated() -> None:
+    counter = EnergyCounter()
+    for at_ns, energy_j in [(0, 100.0), (100, 110.0), (200, 140.0)]:
+        counter.record(at_ns, energy_j)
+
+    assert counter.energy_j(50, 150) == pytest.approx(20.0)
+
+
+def test_energy_beyond_the_edges_is_missing_not_zero() -> None:
+    counter = EnergyCounter()
+    counter.record(0, 100.0)
+    counter.record(100, 110.0)
+
+    assert counter.energy_j(50, 101) is None
+    assert not counter.covers(101)
+    assert EnergyCounter().energy_j(0, 0) is None
+
+
+@pytest.mark.fault(16)
+def test_energy_across_a_counter_reset_is_missing_and_never_negative() -> None:
+    counter = EnergyCounter()
+    for at_ns, energy_j in [(0, 100.0), (100, 110.0), (200, 3.0), (300, 5.0)]:
+        counter.record(at_ns, energy_j)
+
+    assert counter.energy_j(0, 300) is None
+    assert counter.energy_j(150, 250) is None
+    assert counter.energy_j(200, 300) == pytest.approx(2.0)
+
+
+@given(cuts=st.lists(st.integers(0, 1000), min_size=1, max_size=8))
+def test_energy_adds_up_over_adjacent_windows(cuts: list[int]) -> None:
+    counter = EnergyCounter()
+    for step in range(11):
+        counter.record(step * 100, step**2 * 1.5)
+    instants = [0, *sorted(cuts), 1000]
+
+    parts = [counter.energy_j(a, b) for a, b in pairwise(instants)]
+
+    assert sum(part for part in parts if part is not None) == pytest.approx(150.0)
+
+
+def test_a_clock_change_in_mid_instruction_becomes_two_shares() -> None:
+    observation, spans = _observe_one_rank(clock_change_ms=15, counter_edges=[(0, 0.0), (100, 50.0)])
+
+    (sample,) = observation.instruction_samples
+    assert [(s.sm_clock_mhz, pytest.approx(s.time_s)) for s in sample.shares] == [
+        (1410, pytest.approx(0.005)),
+        (900, pytest.approx(0.015)),
+    ]
+    assert spans[0].mean_sm_clock_mhz == pytest.approx(0.25 * 1410 + 0.75 * 900)
+
+
+def test_the_window_is_wholly_accounted_for() -> None:
+    observation, _ = _observe_one_rank(clock_change_ms=15, counter_edges=[(0, 0.0), (100, 50.0)])
+
+    (rank,) = observation.ranks
+    assert sum(share.time_s for share in rank.time_at) == pytest.approx(rank.window_s)
+    assert {share.kind for share in rank.time_at} == {None, InstructionKind.F}
+    assert rank.energy_j == pytest.approx(25.0)
+
+
+def test_energy_of_an_iteration_is_missing_when_one_gpu_misses_it() -> None:
+    observation, _ = _observe_one_rank(clock_change_ms=15, counter_edges=[])
+
+    assert observation.energy_j is None
+
+
+def test_communication_latency_is_seen_where_a_rank_waited() -> None:
+    observation = _observe_two_ranks(begin_ms=(0, 0), f1_ms=(13, 23), next_begin_ms=(111, 111))
+
+    assert observation.communication_latency_s == pytest.approx(0.003)
+    assert observation.launch_gap_s == pytest.approx(0.001)
+    assert observation.iteration_time_s == pytest.approx(0.111)
+
+
+def test_a_first_instruction_that_waited_for_its_own_last_step_tells_nothing_of_latency() -> None:
+    """Rank 1 begins its step 40 ms after its input was there; what it takes from there is no latency either."""
+    observation = _observe_two_ranks(begin_ms=(0, 45), f1_ms=(50, 60), next_begin_ms=(120, 170))
+
+    assert observation.communication_latency_s == pytest.approx(0.003)
+    assert observation.launch_gap_s == pytest.approx(0.001)
+
+
+def test_from_its_last_instruction_to_its_next_step_each_rank_takes_its_own_time() -> None:
+    observation = _observe_two_ranks(begin_ms=(-5, 8), f1_ms=(13, 23), next_begin_ms=(120, 70))
+
+    assert list(observation.turnarounds_s) == pytest.approx([0.016, 0.003])
+    assert observation.lead_s == pytest.approx(0.005)
+
+
+def test_a_last_iteration_tells_of_no_next_step() -> None:
+    observation = _observe_two_ranks(begin_ms=(0, 8), f1_ms=(13, 23), next_begin_ms=(0, 0))
+
+    assert observation.turnarounds_s == (None, None)
+
+
+def _observe_two_ranks(
+    *, begin_ms: tuple[int, int], f1_ms: tuple[int, int], next_begin_ms: tuple[int, int]
+) -> IterationObservation:
+    schedule = one_forward_one_backward(2, 1)
+    (f0, b0), (f1, b1) = schedule.orders
+    times_ms = {f0: (0, 10), f1: f1_ms, b1: (f1_ms[1] + 1, 67), b0: (70, 104)}
+    observation, _ = observe_iteration(
+        ranks=[
+            RankIteration(
+                r,
+                0,
+                0,
+                begin_ms[r] * MS,
+                110 * MS,
+                next_begin_ms[r] * MS,
+                tuple(MeasuredInstruction(i, times_ms[i][0] * MS, times_ms[i][1] * MS) for i in order),
+            )
+            for r, order in enumerate(schedule.orders)
+        ],
+        graph=dependency_graph(schedule),
+        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
+        counters={0: EnergyCounter(), 1: EnergyCounter()},
+        plan_id="baseline",
+        is_regular=True,
+    )
+    return observation
+
+
+def _observe_one_rank(
+    *, clock_change_ms: int, counter_edges: list[tuple[int, float]]
+) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
+    instruction = Instruction(0, InstructionKind.F, 0)
+    schedule = one_forward_one_backward(1, 1)
+    history = ClockHistory(1410)
+    history.record(clock_change_ms * MS, 900)
+    counter = EnergyCounter()
+    for at_ms, energy_j in counter_edges:
+        counter.record(at_ms * MS, energy_j)
+    rank = RankIteration(0, 0, 0, 5 * MS, 50 * MS, 55 * MS, (MeasuredInstruction(instruction, 10 * MS, 30 * MS),))
+    return observe_iteration(
+        ranks=[rank],
+        graph=dependency_graph(schedule),
+        clocks={0: history},
+        counters={0: counter},
+        plan_id=None,
+        is_regular=True,
+    )
+
+
+def _busy_s(
+    durations_ms: Mapping[Instruction, int], *, clock_mhz: int = 1000, has_replicas: bool = True
+) -> float | None:
+    """Return what one rank's instructions take, one after another, waits for other replicas left out."""
+    order = tuple(durations_ms)
+    begin_ns, ran = 0, []
+    for instruction, duration_ms in durations_ms.items():
+        ran.append(MeasuredInstruction(instruction, begin_ns, begin_ns + duration_ms * MS))
+        begin_ns += duration_ms * MS
+    observation, _ = observe_iteration(
+        ranks=[RankIteration(0, 0, 0, 0, begin_ns, 200 * MS, tuple(ran))],
+        graph=dependency_graph(one_forward_one_backward(1, len(order) // 2)),
+        clocks={0: ClockHistory(clock_mhz)},
+        counters={0: EnergyCounter()},
+        plan_id="p",
+        is_regular=True,
+        has_replicas=has_replicas,
+    )
+    return observation.busy_s
+
+
+ORDER = one_forward_one_backward(1, 3).orders[0]
+
+
+def test_an_instruction_that_hides_a_wait_counts_as_long_as_its_likes() -> None:
+    """Forwards take 10 ms and backwards 20; the last backward reduces gradients, and waits for another replica."""
+    plain = dict(zip(ORDER, (10, 20, 10, 20, 10, 20), strict=True))
+
+    assert _busy_s(plain) == pytest.approx(0.090)
+    assert _busy_s({**plain, ORDER[5]: 60}) == pytest.approx(0.090)
+    assert _busy_s({**plain, ORDER[5]: 25}) == pytest.approx(0.095)  # what chance explains stays
+
+
+def test_a_job_without_replicas_hides_no_waits_and_an_unreported_instruction_leaves_the_time_unknown() -> None:
+    plain = dict(zip(ORDER, (10, 20, 10, 20, 10, 20), strict=True))
+    other = Instruction(0, InstructionKind.F, 7)
+
+    assert _busy_s(plain, has_replicas=False) is None
+    assert _busy_s({other if one == ORDER[4] else one: ms for one, ms in plain.items()}) is None
+
+
+def test_no_energy_is_taken_across_a_moment_in_which_nobody_counted() -> None:
+    counter = EnergyCounter()
+    counter.record(0, 10.0)
+    counter.record(10, 20.0)
+    counter.begin_anew()
+    counter.record(20, 90.0)
+    counter.record(30, 95.0)
+
+    assert counter.energy_j(0, 10) == 10.0
+    assert counter.energy_j(10, 20) is None
+    assert counter.energy_j(20, 30) == 5.0
+
+
+def test_energy_counter_forgets_only_what_no_later_interval_needs() -> None:
+    counter = EnergyCounter()
+    for at_ns in range(0, 50, 10):
+        counter.record(at_ns, float(at_ns))
+
+    counter.forget_before(25)
+
+    assert counter.energy_j(20, 40) == 20.0
+    assert counter.energy_j(25, 35) == 10.0
+    assert counter.energy_j(19, 40) is None
+    assert not EnergyCounter().covers(0)

@@ -1,0 +1,148 @@
+"""What a GPU's clock changes tell of its latency: the true one, within what the looks at it can tell."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuenergyd.core.pipeline.switching import (
+    ENOUGH,
+    ClockRegion,
+    Direction,
+    LatencyBasis,
+    ObservedSwitch,
+    RegionLatency,
+    SwitchCalibration,
+    SwitchLatency,
+    constant_latency,
+    latency_quantile_s,
+)
+
+TOP_MHZ = 1410
+
+
+def looked_at(settle_s: float, look_every_s: float, *, watched_s: float = math.inf) -> tuple[float, float | None]:
+    """Return the last look that did not show the clock and the first that did, of looks at a fixed distance."""
+    looks = math.ceil(settle_s / look_every_s)
+    if looks * look_every_s > watched_s:
+        return math.floor(watched_s / look_every_s) * look_every_s, None
+    return max(0, looks - 1) * look_every_s, looks * look_every_s
+
+
+def switch(
+    from_mhz: int, to_mhz: int, *, settle_s: float, call_s: float = 0.004, look_every_s: float = 0.001
+) -> ObservedSwitch:
+    return ObservedSwitch(from_mhz, to_mhz, 0.0005, call_s, *looked_at(settle_s, look_every_s))
+
+
+def calibration(prior_s: float = 0.03) -> SwitchCalibration:
+    return SwitchCalibration(TOP_MHZ, constant_latency(prior_s))
+
+
+def test_latency_is_the_priors_until_enough_changes_were_seen() -> None:
+    learning = calibration(prior_s=0.03)
+
+    news = [learning.observe(switch(1410, 1110, settle_s=0.0202)) for _ in range(ENOUGH)]
+
+    assert news == [False] * (ENOUGH - 1) + [True]
+    assert learning.latency.basis is LatencyBasis.MEASURED
+    assert learning.latency.raise_s == pytest.approx(0.0247, abs=0.0005)
+    assert calibration(prior_s=0.03).latency.late_s(1110, 1410) == 0.03
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    raise_s=st.floats(0.002, 0.3),
+    lower_s=st.floats(0.002, 0.3),
+    look_every_s=st.sampled_from([0.001, 0.002, 0.01, 0.05]),
+    seed=st.integers(0, 10**6),
+)
+def test_true_latency_is_found_within_half_the_distance_of_looks(
+    raise_s: float, lower_s: float, look_every_s: float, seed: int
+) -> None:
+    rng = random.Random(seed)
+    learning = calibration()
+    for _ in range(80):
+        for clocks, settle_s in (((1410, 1110), lower_s), ((1110, 1410), raise_s)):
+            true_s = settle_s * rng.uniform(0.9, 1.1)
+            learning.observe(switch(*clocks, settle_s=true_s, look_every_s=look_every_s))
+
+    whole = {e.direction: e for e in learning.estimates() if e.from_region is None}
+    handed_over_s = 0.0045
+    for direction, settle_s in ((Direction.RAISE, raise_s), (Direction.LOWER, lower_s)):
+        estimate = whole[direction]
+        assert estimate.median_s is not None
+        assert estimate.high_s is not None
+        reach_s = look_every_s / 2 + 0.05 * settle_s
+        assert estimate.median_s - handed_over_s == pytest.approx(settle_s, abs=reach_s)
+        assert estimate.high_s - handed_over_s <= 1.1 * settle_s + look_every_s / 2 + 1e-9
+        assert estimate.resolution_s == pytest.approx(look_every_s)
+
+
+def test_slow_reductions_that_were_never_seen_do_not_make_a_gpu_look_fast() -> None:
+    learning = calibration()
+    for k in range(60):
+        settle_s = 0.01 if k % 3 == 0 else 0.2
+        seen = looked_at(settle_s, 0.001, watched_s=0.05)
+        learning.observe(ObservedSwitch(1410, 1110, 0.0, 0.005, *seen))
+
+    (whole,) = (e for e in learning.estimates() if e.from_region is None)
+    assert (whole.num_seen, whole.num_unseen) == (20, 40)
+    assert whole.median_s is None
+    assert learning.latency.lower_s == pytest.approx(0.055)
+
+
+def test_latency_is_told_apart_by_direction_and_by_regions_with_the_target_first() -> None:
+    learning = calibration()
+    for _ in range(30):
+        learning.observe(switch(1410, 1200, settle_s=0.002))
+        learning.observe(switch(1200, 900, settle_s=0.002))
+        learning.observe(switch(900, 1410, settle_s=0.030))
+        learning.observe(switch(900, 1200, settle_s=0.008))
+
+    latency = learning.latency
+    assert latency.late_s(900, 1410) == pytest.approx(0.0345, abs=0.0006)
+    assert latency.late_s(900, 1200) == pytest.approx(0.0125, abs=0.0006)
+    assert latency.late_s(1200, 1410) == pytest.approx(0.0345, abs=0.0006)  # never seen: as others to that target
+    assert latency.typical_s(1410, 900) == pytest.approx(0.0065, abs=0.0006)
+    assert latency.lower_s == pytest.approx(0.0065, abs=0.0006)
+    regions = {(e.direction, e.from_region, e.to_region) for e in learning.estimates() if e.from_region is not None}
+    assert (Direction.RAISE, ClockRegion.LOW, ClockRegion.HIGH) in regions
+    assert len(regions) == 4
+
+
+def test_without_reductions_seen_they_are_taken_to_be_as_slow_as_raises() -> None:
+    learning = calibration()
+    for _ in range(ENOUGH):
+        learning.observe(switch(900, 1410, settle_s=0.030))
+
+    assert learning.latency.lower_s == pytest.approx(learning.latency.typical_s(900, 1410))
+
+
+def test_small_moves_of_the_estimate_are_no_news() -> None:
+    learning = calibration()
+    for _ in range(40):
+        learning.observe(switch(1410, 900, settle_s=0.020))
+
+    assert not any(learning.observe(switch(1410, 900, settle_s=0.022)) for _ in range(200))
+    assert any(learning.observe(switch(1410, 900, settle_s=0.050)) for _ in range(400))
+
+
+def test_quantile_needs_nothing_of_changes_that_came_after_it() -> None:
+    seen = [ObservedSwitch(1410, 900, 0.0, 0.0, s / 1000, s / 1000) for s in range(1, 8)]
+    unseen = [ObservedSwitch(1410, 900, 0.0, 0.0, 0.1, None)] * 3
+
+    assert latency_quantile_s([*seen, *unseen], 0.5) == pytest.approx(0.005)
+    assert latency_quantile_s([*seen, *unseen], 0.9) is None
+
+
+def test_a_change_takes_as_a_rule_what_its_region_shows_else_what_its_direction_does() -> None:
+    region = RegionLatency(Direction.LOWER, ClockRegion.HIGH, ClockRegion.LOW, late_s=0.009, typical_s=0.004)
+    known = SwitchLatency(0.03, 0.01, typical_raise_s=0.02, regions=(region,), max_sm_clock_mhz=TOP_MHZ)
+
+    assert known.typical_s(1410, 600) == 0.004
+    assert known.typical_s(1410, 1350) == 0.01
+    assert known.typical_s(600, 1410) == 0.02
+    assert constant_latency(0.03).typical_s(600, 1410) == 0.03
