@@ -39,7 +39,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_pipeline import GptRank
 from gpuenergyd_trainers.handle import Handle
 from gpuenergyd_trainers.simulated_timing import SimulatedTimer

@@ -34,8 +34,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
-from gpuenergyd.gpu.device_model import blocking_power_w, voltage_ratio
-from gpuenergyd.gpu.device_parameters import MODELS, DeviceParameters
+from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
+from gpuenergyd.gpu.drivers.device_parameters import MODELS, DeviceParameters
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.judging import baseline, judge_clocks

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd.gpu.device_model import blocking_power_w, instruction_time_s, working_power_w
-from gpuenergyd.gpu.device_parameters import device_parameters
+from gpuenergyd.gpu.drivers.device_model import blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.judging import baseline

@@ -45,7 +45,7 @@ from schedule_bounds import extra_inflight_for, most_saved_ratio, schedule_of
 
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
 from gpuenergyd_trainers.gpt_model import loss_of
 from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank

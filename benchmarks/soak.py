@@ -54,7 +54,7 @@ from gpuenergyd.daemon.ports import JobServices  # noqa: E402
 from gpuenergyd.daemon.server import Server  # noqa: E402
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
-from gpuenergyd.gpu.link import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
+from gpuenergyd.gpu.link.client import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
 from gpuenergyd.wire.clock_record import ClockRecord  # noqa: E402
 from tests.support.registration import one_stage_registration  # noqa: E402

@@ -129,7 +129,7 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Workbench(tmp_path)
-    source = ROOT / "gpuenergyd" / "core" / "savings.py"
+    source = ROOT / "gpuenergyd" / "core" / "job" / "savings.py"
     text = source.read_text(encoding="utf-8")
     mutant = a_mutant(1, path="gpuenergyd/core/job/savings.py")
     tests = {"tests/core/job/test_savings.py": 10.0}
@@ -149,7 +149,7 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     assert noticed is Verdict.NOTICED
     assert by.startswith("tests/core/job/test_savings.py::test_")
     assert hung == spun == (Verdict.HUNG, "")
-    assert (tmp_path / "tree" / "gpuenergyd" / "core" / "savings.py").read_text(encoding="utf-8") == text
+    assert (tmp_path / "tree" / "gpuenergyd" / "core" / "job" / "savings.py").read_text(encoding="utf-8") == text
     assert source.read_text(encoding="utf-8") == text
 
 

@@ -97,7 +97,7 @@ def test_the_pages_are_drawn_from_the_wheel_alone(installed: Path) -> None:
     assert result.stdout.split() == ["live.html.j2", "report.html.j2"], result.stderr
 
 
-@pytest.mark.parametrize("module", ["gpuenergyd", "gpuenergyd.client.rank", "gpuenergyd.gpu.restore"])
+@pytest.mark.parametrize("module", ["gpuenergyd", "gpuenergyd.client.rank", "gpuenergyd.gpu.restore.command"])
 def test_importing_the_client_loads_the_standard_library_only(module: str) -> None:
     program = (
         f"import sys; before = set(sys.modules); import {module}\n"

@@ -18,6 +18,6 @@ case $? in 0 | 4) exit 0 ;; esac
 status=0
 for journal in ${GPUENERGYD_JOURNAL:-/run/gpuenergyd-gpu/journal.json /run/gpuenergyd/journal.json}; do
     [ -e "$journal" ] || continue
-    timeout 30 "$prefix/bin/python" -I -m gpuenergyd.gpu.restore --journal "$journal" || status=1
+    timeout 30 "$prefix/bin/python" -I -m gpuenergyd.gpu.restore.command --journal "$journal" || status=1
 done
 exit $status

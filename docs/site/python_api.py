@@ -36,7 +36,7 @@ PUBLIC_MODULES = {
         "gpuenergyd.core.policy_api.previous_run",
     ),
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
-    "For tools": ("gpuenergyd.client.connection", "gpuenergyd.gpu.simulated", "gpuenergyd.errors"),
+    "For tools": ("gpuenergyd.client.connection", "gpuenergyd.gpu.drivers.simulated", "gpuenergyd.errors"),
 }
 """What others may import; everything else may change without notice."""
 

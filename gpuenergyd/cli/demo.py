@@ -90,7 +90,7 @@ def demo(
     Trains a small GPT on a real pipeline under a private daemon: baseline, profiling, planned iterations, a report.
     """
     from gpuenergyd.daemon.plugins import check_policy_name  # noqa: PLC0415  start fast
-    from gpuenergyd.gpu.drivers import DRIVERS  # noqa: PLC0415  start fast
+    from gpuenergyd.gpu.drivers.opening import DRIVERS  # noqa: PLC0415  start fast
 
     check_policy_name(policy)
     for module in ("torch", "gpuenergyd_trainers"):
@@ -192,8 +192,8 @@ def _world(request: DemoRequest, folder: Path) -> Path:
     Raises:
         GpuEnergyError: NVML shows GPUs that are not simulated, or too few of them.
     """
-    from gpuenergyd.gpu.drivers import open_driver  # noqa: PLC0415  start fast
-    from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: PLC0415
+    from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  start fast
+    from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415
 
     if request.driver == "simulated":
         world = folder / "world"
@@ -277,7 +277,7 @@ def _has_planned_nothing(job: Mapping[str, Any], request: DemoRequest) -> bool:
 
 def _check_clocks_are_back(world: Path) -> None:
     """Check that the daemon has left every simulated GPU as it found it."""
-    from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: PLC0415  start fast
+    from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415  start fast
 
     host = SimulatedHost.open(world)
     try:

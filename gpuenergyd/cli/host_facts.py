@@ -126,7 +126,7 @@ def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverF
 
 
 def _gpus(kind: str, world: Path | None) -> tuple[GpuFacts, ...]:
-    from gpuenergyd.gpu.drivers import open_driver  # noqa: PLC0415  the driver binding is slow to load
+    from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  the driver binding is slow to load
 
     host = open_driver(kind, world)
     try:
@@ -159,7 +159,7 @@ def _caller(settings: Settings | None) -> CallerFacts:
 
 
 def _journal(path: Path) -> JournalFacts:
-    from gpuenergyd.gpu.journal import DamagedJournalError, Journal  # noqa: PLC0415
+    from gpuenergyd.gpu.restore.journal import DamagedJournalError, Journal  # noqa: PLC0415
 
     try:
         journal = Journal(path)

@@ -9,7 +9,7 @@ import typer
 from gpuenergyd.cli.main import EXIT_DEGRADED
 from gpuenergyd.cli.output import JsonOption, print_json
 from gpuenergyd.errors import UsageError
-from gpuenergyd.gpu.restore_rules import RestorePolicy
+from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 
 def restore(
@@ -37,7 +37,7 @@ def restore(
     "restore"; a lock cannot be read back, so a journalled one is removed. What the daemon was told to keep is named and
     stays. An entry of an earlier boot is void. Exits 4 when something could not be put back.
     """
-    from gpuenergyd.gpu import restore as restoring  # noqa: PLC0415  the driver binding is slow to load
+    from gpuenergyd.gpu.restore.command import command as restoring  # noqa: PLC0415  the driver binding is slow to load
 
     if reset_all:
         if dry_run or journal is not None or policy is not None:

@@ -41,7 +41,7 @@ from gpuenergyd.daemon.taking_over import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link import ClockSet, GpuSample, GpuStateChange
+from gpuenergyd.gpu.link.client import ClockSet, GpuSample, GpuStateChange
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterStatus
 from gpuenergyd.store.retention import Retention

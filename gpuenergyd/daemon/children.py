@@ -12,8 +12,16 @@ from gpuenergyd.daemon.starting import WorkerProcess
 from gpuenergyd.daemon.succession import Succession
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link import ClockSet, GpuLook, GpuSample, GpuStateChange, LeaseOwner, RestoreOutcome, WorkerLink
-from gpuenergyd.gpu.restore_rules import RestoreRules
+from gpuenergyd.gpu.link.client import (
+    ClockSet,
+    GpuLook,
+    GpuSample,
+    GpuStateChange,
+    LeaseOwner,
+    RestoreOutcome,
+    WorkerLink,
+)
+from gpuenergyd.gpu.restore.policy import RestoreRules
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from gpuenergyd.daemon.gpus import Claim, ClaimKind, Gpu, Gpus, utc_at
 from gpuenergyd.daemon.peers import is_dead
 from gpuenergyd.daemon.ports import HistoryPort, LimitingWorkerPort
 from gpuenergyd.errors import GpuError, UsageError
-from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuStateChange, LeaseOwner
+from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuStateChange, LeaseOwner
 from gpuenergyd.store.records import ControlEventRecord
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpu_history import GpuHistory
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link_messages import ClockSet, GpuHealth, GpuSample
+from gpuenergyd.gpu.link.messages import ClockSet, GpuHealth, GpuSample
 from gpuenergyd.store.records import Record
 
 _NS_PER_S = 1_000_000_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gpuenergyd.daemon.control_trail import ControlTrail
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link import LeaseOwner, RestoreResult
+from gpuenergyd.gpu.link.client import LeaseOwner, RestoreResult
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from gpuenergyd.daemon.observing import ObservedIterations
 from gpuenergyd.daemon.plan_slices import PlanSlices
 from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.gpu.link import GpuHealth, LeaseOwner
+from gpuenergyd.gpu.link.client import GpuHealth, LeaseOwner
 from gpuenergyd.store.records import JobEndRecord, ModelRecord, PlanRecord
 from gpuenergyd.wire.messages import PlanSlice
 

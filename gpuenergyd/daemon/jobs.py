@@ -27,7 +27,7 @@ from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.rank_sessions import RankSession, RankSessions
 from gpuenergyd.daemon.replicas import Replicas
 from gpuenergyd.errors import JobError, UnknownPolicyError
-from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
+from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
 from gpuenergyd.store.records import ControlEventRecord, JobRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_record import TOKEN_BYTES

@@ -14,7 +14,7 @@ from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd.daemon.carbon_questions import TargetQuestion, TargetReply
 from gpuenergyd.daemon.gpus import Gpus
 from gpuenergyd.daemon.policy_link import PolicyFailure
-from gpuenergyd.gpu.link import GpuLook, LeaseOwner, RestoreOutcome
+from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner, RestoreOutcome
 from gpuenergyd.store.records import Record
 
 

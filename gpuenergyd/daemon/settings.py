@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SignalKind
 from gpuenergyd.errors import UsageError
-from gpuenergyd.gpu.restore_rules import RestorePolicy
+from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 SYSTEM_CONFIG_PATH = Path("/etc/gpuenergyd/config.toml")
 DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")

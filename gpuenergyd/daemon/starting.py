@@ -17,8 +17,8 @@ from typing import Protocol
 from gpuenergyd.daemon.policy_host import MAX_LINE_BYTES
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.errors import GpuError, JournalError
-from gpuenergyd.gpu.journal import Journal
-from gpuenergyd.gpu.link import require_trusted_listener
+from gpuenergyd.gpu.link.client import require_trusted_listener
+from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.service_manager import child_environment
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def starters(settings: Settings) -> Starters:
 
 def worker_command(settings: Settings) -> list[str]:
     """Return the worker's command line: standard library and driver only, told everything it needs to know."""
-    command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker"]
+    command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main"]
     command += ["--link", str(settings.worker_link_path), "--journal", str(settings.journal_path)]
     command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]
     if settings.world_path is not None:

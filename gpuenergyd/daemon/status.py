@@ -19,7 +19,7 @@ from gpuenergyd.daemon.jobs import Jobs
 from gpuenergyd.daemon.parts import Parts
 from gpuenergyd.daemon.policy_link import PolicyLink
 from gpuenergyd.daemon.settings import Mode, Settings
-from gpuenergyd.gpu.link import GpuHealth
+from gpuenergyd.gpu.link.client import GpuHealth
 from gpuenergyd.store import WriterStatus
 
 _NS_PER_S = 1e9

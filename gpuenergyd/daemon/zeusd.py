@@ -26,7 +26,7 @@ from gpuenergyd.daemon.ports import AskableWorker
 from gpuenergyd.daemon.zeusd_parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd_wishes import Wish, ZeusdWishes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
-from gpuenergyd.gpu.link import GpuLook
+from gpuenergyd.gpu.link.client import GpuLook
 from gpuenergyd.wire.daemon_codec import encode
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.gpu.journal import Control, Journal, JournalEntry, KnownBy
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.store import HistoryWriter
 from tests.gpu.conftest import NvmlWorld, fake_nvml_library, nvml_world
 from tests.support.daemon_process import DaemonProcess, running_daemon

@@ -11,7 +11,7 @@ import pytest
 
 from gpuenergyd.daemon.gpu_use import is_of_same_job
 from gpuenergyd.daemon.peers import Peer
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.client_process import (
     ClientProcess,
     client_process,

@@ -16,8 +16,8 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.access import AccessRules
 from gpuenergyd.daemon.peers import Peer
 from gpuenergyd.errors import AccessError
-from gpuenergyd.gpu.journal import Journal
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.restore.journal import Journal
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until

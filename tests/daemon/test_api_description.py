@@ -17,7 +17,7 @@ from gpuenergyd.daemon.parts import Parts
 from gpuenergyd.daemon.server import Server
 from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
 from gpuenergyd.gpu.device import GpuDetails
-from gpuenergyd.gpu.link import GpuLook, LeaseOwner
+from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
 from tests.daemon.test_jobs import FakeWorker, Stage, registration, report
 

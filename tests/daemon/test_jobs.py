@@ -20,8 +20,7 @@ from gpuenergyd.daemon.policy_link import PolicyFailure
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.journal import Control
-from gpuenergyd.gpu.link import (
+from gpuenergyd.gpu.link.client import (
     ClockSet,
     GpuHealth,
     GpuSample,
@@ -30,6 +29,7 @@ from gpuenergyd.gpu.link import (
     RestoreOutcome,
     RestoreResult,
 )
+from gpuenergyd.gpu.restore.journal import Control
 from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,

@@ -10,7 +10,7 @@ from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.daemon.gpus import Gpu
 from gpuenergyd.daemon.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link import GpuSample
+from gpuenergyd.gpu.link.client import GpuSample
 from gpuenergyd.store.records import Record, RollupRecord
 from tests.daemon.test_jobs import Stage, plan, play, settle
 from tests.support.virtual_time import VirtualTime

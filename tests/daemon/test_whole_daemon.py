@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.gpu.restore import restore
+from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training, wait_for_death
 from tests.support.processes import child_pids

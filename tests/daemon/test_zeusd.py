@@ -12,7 +12,7 @@ import pytest
 
 from gpuenergyd.daemon.zeusd_parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd_wishes import Wish
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.client_process import client_process, daemon_for_everybody, needs_namespaces, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.restore import restore
+from gpuenergyd.gpu.restore.command import restore
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.fake_nvml.control import FakeNvmlControl
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.gpu.device_parameters import A40, A100_SXM, V100_SXM2
-from gpuenergyd.gpu.simulated import SimulatedHost
-from gpuenergyd.gpu.simulated_world import create_world
+from gpuenergyd.gpu.drivers.device_parameters import A40, A100_SXM, V100_SXM2
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated_world import create_world
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import tools_environment
 from tests.support.waiting import wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.gpu.device_parameters import A100_SXM
+from gpuenergyd.gpu.drivers.device_parameters import A100_SXM
 from tests.gpu.conftest import NvmlWorld
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "real_gpu.py"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess
 from tests.support.fake_nvml.control import FakeNvmlControl

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd.gpu.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
-from gpuenergyd.gpu.device_parameters import device_parameters
+from gpuenergyd.gpu.drivers.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
+from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.bubble_aware import BubbleAware
 from gpuenergyd_trainers.gpt_model import simulated_works
 from tests.support.virtual_training import VirtualTraining

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.processes import child_pids
 from tests.support.waiting import wait_until
 

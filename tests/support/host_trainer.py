@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts import PipelineMember, PipelinePlace
 from gpuenergyd_trainers.job_store import JobStore
 from gpuenergyd_trainers.replica_paces import WholeReplica

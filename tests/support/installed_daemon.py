@@ -13,7 +13,7 @@ from typing import Any
 from gpuenergyd.cli.installation import carry_out, plan_install
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.systemd_host import INSTALLED, SystemdHost, systemd_host
 from tests.support.waiting import wait_until
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.waiting import wait_until
 
@@ -144,7 +144,7 @@ class KillRig:
                 self._kill_core()
                 lowered = self.lowered()
                 begun_s = time.monotonic()
-                restore = [sys.executable, "-I", "-m", "gpuenergyd.gpu.restore"]
+                restore = [sys.executable, "-I", "-m", "gpuenergyd.gpu.restore.command"]
                 subprocess.run(
                     [*restore, "--journal", str(self.daemon.journal_path)],
                     check=False,

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuenergyd.gpu.journal import Journal
-from gpuenergyd.gpu.link import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner, WorkerLink
-from gpuenergyd.gpu.restore_rules import RestoreRules
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner, WorkerLink
+from gpuenergyd.gpu.restore.journal import Journal
+from gpuenergyd.gpu.restore.policy import RestoreRules
 
 ARE_LINES_COUNTED = "COVERAGE_PROCESS_CONFIG" in os.environ
 """Whether `make coverage` runs the tests; it takes a worker's time to end in order, which nobody has otherwise."""
@@ -65,7 +65,7 @@ class Site:
         """Start a worker as the daemon does."""
         process = subprocess.Popen(
             [
-                *(sys.executable, "-I", "-m", "gpuenergyd.gpu.worker"),
+                *(sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main"),
                 *("--link", str(self.folder / "link.sock")),
                 *("--journal", str(self.folder / "journal.json")),
                 *("--driver", self.driver, "--world", str(self.host.path), *options),

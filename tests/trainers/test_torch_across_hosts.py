@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_pipeline import GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.host_trainer import enter_namespace

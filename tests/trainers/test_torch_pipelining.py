@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward  # noqa: E402
 from gpuenergyd.core.pipeline.schedules import make_schedule  # noqa: E402
-from gpuenergyd.gpu.simulated import SimulatedHost  # noqa: E402
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: E402
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
 from gpuenergyd_trainers.handle import Handle  # noqa: E402
 from gpuenergyd_trainers.simulated_stage import simulate  # noqa: E402

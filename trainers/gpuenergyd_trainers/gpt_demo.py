@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, ScheduleError
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpuenergyd.gpu.simulated import InstructionWork
+from gpuenergyd.gpu.drivers.simulated import InstructionWork
 
 VOCABULARY = 128
 _WIDTH = 32

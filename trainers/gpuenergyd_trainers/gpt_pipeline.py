@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import pipelining
 
-from gpuenergyd.gpu.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
 from gpuenergyd_trainers.simulated_stage import SimulatedTimer, SimulationHandle, simulate
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gpuenergyd.gpu.simulated import InstructionWork, SimulatedHost
+from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from gpuenergyd_trainers.simulated_timing import SimulatedTimer
 from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
 

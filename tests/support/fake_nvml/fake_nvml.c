@@ -25,7 +25,7 @@ enum {
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMED_OUT = 10, VERSION_MISMATCH = 25
 };
 
-/* The world file: see gpuenergyd/gpu/simulated_world.py and device_model.py. */
+/* The world file: see gpuenergyd/gpu/drivers/simulated_world.py and device_model.py. */
 typedef struct {
     char magic[8];
     uint32_t num_gpus, header_bytes, record_bytes, slot_bytes;

@@ -1,0 +1,271 @@
+"""How a simulated GPU behaves: speed, power, heat and energy against the SM clock. Pure; time is an argument.
+
+    v(f) = 1 + (vmax - 1) * max(0, f - knee) / (fmax - knee)    relative voltage, flat below the knee
+    T(f) = tm + tc * fmax / f                                   time of an instruction: memory part, compute part
+    u(f) = (tc * fmax / f) / T(f)                               activity
+    P(f) = static + (uncore + u * c1) * f * v^2                 power at work; c1 belongs to the instruction
+    P(f) = static + k * f * v^2                                 waiting for a peer: k makes the published constant
+                                                                at fmax; how it depends on the clock is assumed
+    leakage * (temperature - reference)                         added to each
+
+The temperature follows the power with one time constant. Power is linear in temperature, so between two events
+(a clock takes effect, an instruction ends) both have closed forms, and the energy of a stretch does not depend on
+how often somebody looked. A power cap lowers the clock until the work fits, so that time stretches too.
+The driver's counters show the state at the last instant of their update grid, not the present.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gpuenergyd.gpu.drivers.device_parameters import DeviceParameters
+
+_NS_PER_S = 1_000_000_000
+_MASK64 = (1 << 64) - 1
+NO_LOCK = 0
+NOTHING_PENDING = -1
+
+
+class Activity(IntEnum):
+    """What keeps a GPU busy."""
+
+    IDLE = 0
+    BLOCKING = 1
+    WORKING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionWork:
+    """What one instruction costs: times at the maximum clock, and watts per MHz of fully active SMs."""
+
+    memory_time_s: float
+    compute_time_s: float
+    power_coefficient_w_per_mhz: float
+
+
+@dataclass(slots=True)
+class GpuState:
+    """Everything that changes in one GPU; field order is the layout of the shared world file.
+
+    `locked_mhz` is in force, `pending_mhz` is installed and takes effect at `pending_at_ns`. `work_left_ratio` is the
+    part of the begun instruction still to do, `work_ended_ns` when it was over: 0 while it is not. The `shown_` values
+    are what the driver's counters say.
+    """
+
+    updated_ns: int
+    locked_mhz: int
+    pending_mhz: int
+    pending_at_ns: int
+    is_working: int
+    is_occupied: int
+    shown_energy_at_ns: int
+    shown_power_at_ns: int
+    random_state: int
+    num_clock_sets: int
+    work_ended_ns: int
+    energy_j: float
+    celsius: float
+    power_limit_w: float
+    work_memory_s: float
+    work_compute_s: float
+    work_w_per_mhz: float
+    work_left_ratio: float
+    shown_energy_j: float
+    shown_power_w: float
+
+    @property
+    def activity(self) -> Activity:
+        """What keeps the GPU busy now."""
+        if self.is_working and self.work_left_ratio > 0:
+            return Activity.WORKING
+        return Activity.BLOCKING if self.is_occupied else Activity.IDLE
+
+
+def voltage_ratio(model: DeviceParameters, sm_clock_mhz: float) -> float:
+    """Return the voltage relative to its value below the knee."""
+    above = max(0.0, sm_clock_mhz - model.knee_sm_clock_mhz)
+    span = model.max_sm_clock_mhz - model.knee_sm_clock_mhz
+    return 1.0 + (model.max_voltage_ratio - 1.0) * above / span
+
+
+def instruction_time_s(model: DeviceParameters, work: InstructionWork, sm_clock_mhz: float) -> float:
+    """Return how long an instruction takes at a clock."""
+    return work.memory_time_s + work.compute_time_s * model.max_sm_clock_mhz / sm_clock_mhz
+
+
+def working_power_w(model: DeviceParameters, work: InstructionWork, sm_clock_mhz: float) -> float:
+    """Return the power of an instruction at a clock, at the model's warm temperature."""
+    time_s = instruction_time_s(model, work, sm_clock_mhz)
+    compute_s = work.compute_time_s * model.max_sm_clock_mhz / sm_clock_mhz
+    per_mhz = model.uncore_w_per_mhz + (compute_s / time_s) * work.power_coefficient_w_per_mhz
+    return model.static_power_w + per_mhz * sm_clock_mhz * voltage_ratio(model, sm_clock_mhz) ** 2
+
+
+def blocking_power_w(model: DeviceParameters, sm_clock_mhz: float) -> float:
+    """Return the power while waiting for a peer at a clock, at the model's warm temperature."""
+    at_max = model.max_sm_clock_mhz * model.max_voltage_ratio**2
+    share = sm_clock_mhz * voltage_ratio(model, sm_clock_mhz) ** 2 / at_max
+    return model.static_power_w + (model.blocking_power_w - model.static_power_w) * share
+
+
+def capped_sm_clock_mhz(
+    model: DeviceParameters, work: InstructionWork, sm_clock_mhz: float, power_limit_w: float
+) -> float:
+    """Return the clock the power cap allows: the asked one, or the highest whose power settles below the cap.
+
+    The cap controller hops between neighbouring clocks, so its mean is not on the grid of supported ones.
+    """
+    allowed_w = power_limit_w * model.cap_settles_at_ratio
+    if working_power_w(model, work, sm_clock_mhz) <= allowed_w:
+        return sm_clock_mhz
+    low, high = model.min_sm_clock_mhz, sm_clock_mhz
+    for _ in range(30):
+        middle = (low + high) / 2
+        if working_power_w(model, work, middle) <= allowed_w:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
+    """Return the clock the SMs run at now."""
+    ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
+    match state.activity:
+        case Activity.WORKING:
+            return capped_sm_clock_mhz(model, _work(state), ceiling, state.power_limit_w)
+        case Activity.BLOCKING:
+            return ceiling
+        case Activity.IDLE:
+            return min(model.idle_sm_clock_mhz, ceiling)
+
+
+def is_power_capped(model: DeviceParameters, state: GpuState) -> bool:
+    """Return whether the power cap holds the clock below the lock."""
+    ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
+    return state.activity is Activity.WORKING and effective_sm_clock_mhz(model, state) < ceiling
+
+
+def remaining_s(model: DeviceParameters, state: GpuState) -> float:
+    """Return how long the begun instruction still takes at the present clock; 0 when there is none."""
+    if state.activity is not Activity.WORKING:
+        return 0.0
+    return state.work_left_ratio * instruction_time_s(model, _work(state), effective_sm_clock_mhz(model, state))
+
+
+def advance(model: DeviceParameters, state: GpuState, now_ns: int) -> None:
+    """Let time pass until `now_ns`: finish what ends before, integrate energy and heat, publish the counters."""
+    while state.updated_ns < now_ns:
+        if state.pending_mhz != NOTHING_PENDING and state.pending_at_ns <= state.updated_ns:
+            state.locked_mhz, state.pending_mhz = state.pending_mhz, NOTHING_PENDING
+        until_ns = now_ns
+        if state.pending_mhz != NOTHING_PENDING:
+            until_ns = min(until_ns, state.pending_at_ns)
+        activity = state.activity
+        clock_mhz = effective_sm_clock_mhz(model, state)
+        instruction_s = 0.0
+        is_finishing = False
+        if activity is Activity.WORKING:
+            instruction_s = instruction_time_s(model, _work(state), clock_mhz)
+            ends_ns = state.updated_ns + math.ceil(state.work_left_ratio * instruction_s * _NS_PER_S)
+            is_finishing = ends_ns <= until_ns
+            until_ns = min(until_ns, ends_ns)
+        _integrate(model, state, activity, clock_mhz, until_ns)
+        if activity is Activity.WORKING:
+            passed_s = (until_ns - state.updated_ns) / _NS_PER_S
+            state.work_left_ratio = 0.0 if is_finishing else state.work_left_ratio - passed_s / instruction_s
+            state.work_ended_ns = until_ns if is_finishing else 0
+        state.updated_ns = until_ns
+    if state.pending_mhz != NOTHING_PENDING and state.pending_at_ns <= state.updated_ns:
+        state.locked_mhz, state.pending_mhz = state.pending_mhz, NOTHING_PENDING
+
+
+def draw_uniform(state: GpuState) -> float:
+    """Return the next number of the GPU's own random sequence, in (0, 1): splitmix64."""
+    state.random_state = (state.random_state + 0x9E3779B97F4A7C15) & _MASK64
+    return _uniform(state.random_state)
+
+
+def draw_normal(state: GpuState) -> float:
+    """Return the next standard normal number of the GPU's own random sequence."""
+    radius = math.sqrt(-2.0 * math.log(draw_uniform(state)))
+    return radius * math.cos(2.0 * math.pi * draw_uniform(state))
+
+
+def draw_call_latency_s(model: DeviceParameters, state: GpuState) -> float:
+    """Return how long the next call that sets a clock takes."""
+    if draw_uniform(state) < model.call_outlier_ratio:
+        span_s = model.call_outlier_max_s - model.call_outlier_min_s
+        return model.call_outlier_min_s + span_s * draw_uniform(state)
+    return model.call_median_s * math.exp(model.call_sigma * draw_normal(state))
+
+
+def draw_settle_s(model: DeviceParameters, state: GpuState) -> float:
+    """Return how long after the call the next clock takes effect."""
+    return -model.settle_mean_s * math.log(draw_uniform(state))
+
+
+def update_phase_ns(gpu_index: int, seed: int, period_ns: int, what: int) -> int:
+    """Return where on the time axis the update grid of a counter lies; `what` tells the grids of one GPU apart."""
+    return int(_uniform((seed * 1_000_003 + gpu_index * 101 + what) & _MASK64) * period_ns)
+
+
+def _work(state: GpuState) -> InstructionWork:
+    return InstructionWork(state.work_memory_s, state.work_compute_s, state.work_w_per_mhz)
+
+
+def _integrate(model: DeviceParameters, state: GpuState, activity: Activity, clock_mhz: float, until_ns: int) -> None:
+    reference_celsius = model.warm_celsius
+    match activity:
+        case Activity.WORKING:
+            power_w = working_power_w(model, _work(state), clock_mhz)
+        case Activity.BLOCKING:
+            power_w = blocking_power_w(model, clock_mhz)
+        case Activity.IDLE:
+            power_w = model.idle_power_w
+            reference_celsius = model.ambient_celsius + model.thermal_k_per_w * power_w
+    leakage = model.leakage_w_per_k
+    cold_w = power_w - leakage * reference_celsius
+    slowing = 1.0 - model.thermal_k_per_w * leakage
+    target_celsius = (model.ambient_celsius + model.thermal_k_per_w * cold_w) / slowing
+    tau_s = model.thermal_tau_s / slowing
+    begin_celsius = state.celsius
+
+    def celsius_after(dt_s: float) -> float:
+        return target_celsius + (begin_celsius - target_celsius) * math.exp(-dt_s / tau_s)
+
+    def energy_after(dt_s: float) -> float:
+        warming = (begin_celsius - target_celsius) * tau_s * (1.0 - math.exp(-dt_s / tau_s))
+        return cold_w * dt_s + leakage * (target_celsius * dt_s + warming)
+
+    edge_ns = last_update_ns(until_ns, model.energy_update_s, state.shown_energy_at_ns)
+    if edge_ns > state.updated_ns:
+        energy_j = state.energy_j + energy_after((edge_ns - state.updated_ns) / _NS_PER_S)
+        state.shown_energy_j = math.floor(energy_j * 1000.0) / 1000.0
+        state.shown_energy_at_ns = edge_ns
+    edge_ns = last_update_ns(until_ns, model.power_update_s, state.shown_power_at_ns)
+    if edge_ns > state.updated_ns:
+        true_w = cold_w + leakage * celsius_after((edge_ns - state.updated_ns) / _NS_PER_S)
+        state.shown_power_w = true_w * (1.0 + model.power_noise_ratio * _noise(edge_ns))
+        state.shown_power_at_ns = edge_ns
+    passed_s = (until_ns - state.updated_ns) / _NS_PER_S
+    state.energy_j += energy_after(passed_s)
+    state.celsius = celsius_after(passed_s)
+
+
+def last_update_ns(now_ns: int, period_s: float, any_update_ns: int) -> int:
+    """Return the last instant at or before `now_ns` of the grid that `any_update_ns` lies on."""
+    period_ns = round(period_s * _NS_PER_S)
+    return any_update_ns + (now_ns - any_update_ns) // period_ns * period_ns
+
+
+def _noise(edge_ns: int) -> float:
+    radius = math.sqrt(-2.0 * math.log(_uniform(edge_ns & _MASK64)))
+    return radius * math.cos(2.0 * math.pi * _uniform((edge_ns + 1) & _MASK64))
+
+
+def _uniform(value: int) -> float:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    value ^= value >> 31
+    return ((value >> 11) + 0.5) / (1 << 53)

@@ -1,0 +1,328 @@
+"""Real GPUs behind the driver's Protocols, through NVML. The only place that imports its binding.
+
+SUCCESS of a lock means that the request was installed, no more; NVML cannot read a lock back, so the worker looks at
+the clock. A lock is set as (lowest supported, wished): it caps, and an idle GPU may still drop. GPUs are known by
+UUID: handles and indices change when the driver is reloaded, and then everything is mapped anew.
+"""
+# The binding makes its error classes, with their `value`, when it runs:
+# pyright: reportAttributeAccessIssue=false
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
+from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.drivers.device_parameters import published_blocking_power_w, published_switch_latency_s
+from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
+
+_NUM_TRIES = 3
+_RETRY_PAUSE_S = 0.01
+_LOOK_AGAIN_S = 5.0
+_FIELD_TOTAL_ENERGY = 83
+_FIELD_INSTANT_POWER = 186
+_REASON_SW_POWER_CAP = 0x4
+_TEMPERATURE_GPU = 0
+_XID = 0x8
+
+
+@dataclass(slots=True)
+class _Device:
+    """What is known of one GPU: where it is now, and which calls it will never answer."""
+
+    identity: GpuIdentity
+    handle: Any
+    never: set[str]
+    observe_only_reason: str | None
+
+
+class NvmlHost:
+    """The GPUs of this host. Reading needs no privilege, changing needs CAP_SYS_ADMIN."""
+
+    def __init__(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Open the driver and ask every GPU what it can do.
+
+        Raises:
+            DriverError: no driver, no library, no GPU, or versions that do not match.
+        """
+        self._sleep = sleep
+        self._jitter = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        self._guard = threading.RLock()
+        self._generation = 0
+        self._connected_mono_s = 0.0
+        self._devices: dict[str, _Device] = {}
+        self._connect()
+        if not self._devices:
+            raise DriverError("the NVIDIA driver shows no usable GPU; `nvidia-smi` tells more")
+
+    # Reading
+
+    def identities(self) -> tuple[GpuIdentity, ...]:
+        """Return the GPUs of this host, by index."""
+        return tuple(sorted((d.identity for d in self._devices.values()), key=lambda i: i.index))
+
+    def observe_only_reasons(self) -> Mapping[str, str]:
+        """Return the GPUs that must not be controlled, and why."""
+        return {uuid: d.observe_only_reason for uuid, d in self._devices.items() if d.observe_only_reason}
+
+    def read(self, gpu_uuid: str) -> GpuReading:
+        """Return what the GPU says now; one field call for power and energy where the driver has it.
+
+        Raises:
+            GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        power_mw, energy_mj = self._power_and_energy(gpu_uuid)
+        read_mono_ns = time.monotonic_ns()
+        reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
+        return GpuReading(
+            gpu_uuid=gpu_uuid,
+            read_mono_ns=read_mono_ns,
+            power_w=None if power_mw is None else power_mw / 1000.0,
+            total_energy_j=None if energy_mj is None else energy_mj / 1000.0,
+            sm_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+            temperature_celsius=self._temperature(gpu_uuid),
+            is_power_capped=None if reasons is None else bool(reasons & _REASON_SW_POWER_CAP),
+        )
+
+    def details(self, gpu_uuid: str) -> GpuDetails:
+        """Return what is worth knowing once in a while.
+
+        Raises:
+            GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
+        persistence = self._ask(gpu_uuid, "nvmlDeviceGetPersistenceMode")
+        return GpuDetails(
+            power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimit")),
+            min_power_limit_w=_watts(limits_mw[0]),
+            max_power_limit_w=_watts(limits_mw[1]),
+            is_persistent=None if persistence is None else bool(persistence),
+            pci_address=_pci_address(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo")),
+        )
+
+    def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the host pids of the processes that compute on the GPU; none where the driver does not tell."""
+        processes = self._ask(gpu_uuid, "nvmlDeviceGetComputeRunningProcesses")
+        return tuple(p.pid for p in processes or ())
+
+    def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
+        """Return the next critical error (GPU, Xid number), or None when there was none in time or none can be told.
+
+        Raises:
+            DriverError: the driver failed; ask again.
+        """
+        try:
+            events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            if error.value in NEVER_HERE:
+                self._sleep(timeout_s)
+                return None
+            raise nvml_error(error.value, "event set") from None
+        try:
+            for device in self._devices.values():
+                with contextlib.suppress(pynvml.NVMLError):  # a GPU that reports none must not silence the others
+                    pynvml.nvmlDeviceRegisterEvents(device.handle, _XID, events)
+            data = pynvml.nvmlEventSetWait_v2(events, round(timeout_s * 1000))
+            return pynvml.nvmlDeviceGetUUID(data.device), int(data.eventData)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise nvml_error(error.value, "waiting for events") from None
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(events)
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+    # Controlling
+
+    def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        """Cap the SM clock at a supported value.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        clocks = self._device(gpu_uuid).identity.supported_sm_clocks_mhz
+        if sm_clock_mhz not in clocks:
+            known = f"it has {len(clocks)} from {clocks[-1]} to {clocks[0]} MHz" if clocks else "it tells none"
+            raise GpuUnsupportedError(f"{sm_clock_mhz} MHz is no SM clock of {gpu_uuid}; {known}")
+        self._call(gpu_uuid, "nvmlDeviceSetGpuLockedClocks", clocks[-1], sm_clock_mhz)
+
+    def reset_sm_clock(self, gpu_uuid: str) -> None:
+        """Remove the lock.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        self._call(gpu_uuid, "nvmlDeviceResetGpuLockedClocks")
+
+    def power_limit_w(self, gpu_uuid: str) -> float:
+        """Return the power limit set for the GPU.
+
+        Raises:
+            GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        return float(self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimit")) / 1000.0
+
+    def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
+        """Set the power limit. The binding's v2 of this call discards errors, so the first version it is.
+
+        Raises:
+            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        low_mw, high_mw = self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints")
+        if not low_mw <= power_limit_w * 1000.0 <= high_mw:
+            raise GpuUnsupportedError(
+                f"{power_limit_w:g} W is no power limit of {gpu_uuid}; {low_mw / 1000:g} to {high_mw / 1000:g} W are"
+            )
+        self._call(gpu_uuid, "nvmlDeviceSetPowerManagementLimit", round(power_limit_w * 1000.0))
+
+    # The driver
+
+    def _power_and_energy(self, gpu_uuid: str) -> tuple[int | None, int | None]:
+        """Return milliwatts and millijoules; a field the driver does not have is asked for by its own call."""
+        device = self._device(gpu_uuid)
+        power_mw: int | None = None
+        energy_mj: int | None = None
+        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [_FIELD_INSTANT_POWER, _FIELD_TOTAL_ENERGY])
+        if values is not None:
+            if values[0].nvmlReturn == 0:
+                power_mw = int(values[0].value.uiVal)
+            if values[1].nvmlReturn == 0:
+                energy_mj = int(values[1].value.ullVal)
+            if power_mw is None and energy_mj is None:
+                device.never.add("nvmlDeviceGetFieldValues")
+        if power_mw is None:
+            power_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")
+        if energy_mj is None:
+            energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
+        return power_mw, energy_mj
+
+    def _temperature(self, gpu_uuid: str) -> float | None:
+        celsius = self._ask(gpu_uuid, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)
+        if celsius is None:
+            celsius = self._ask(gpu_uuid, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
+        return None if celsius is None else float(celsius)
+
+    def _ask(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
+        """Return a call's answer, or None where this GPU or driver never gives one; that is learned once."""
+        device = self._device(gpu_uuid)
+        if name in device.never:
+            return None
+        try:
+            return self._call(gpu_uuid, name, *arguments)
+        except GpuUnsupportedError:
+            device.never.add(name)
+            return None
+
+    def _call(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
+        """Call the driver about one GPU: again when it was busy, on a new handle when it was reloaded."""
+        function = getattr(pynvml, name)
+        code = 0
+        for attempt in range(_NUM_TRIES):
+            generation = self._generation
+            handle = self._device(gpu_uuid).handle
+            if handle is None:
+                raise self._missing(gpu_uuid)
+            try:
+                return function(handle, *arguments)
+            except pynvml.NVMLError as error:
+                code = error.value
+            if code == UNINITIALIZED:
+                self._reconnect(generation)
+            elif code in TRANSIENT and attempt + 1 < _NUM_TRIES:
+                self._sleep(_RETRY_PAUSE_S * self._jitter.uniform(0.5, 1.5))
+            else:
+                break
+        raise nvml_error(code, name, gpu_uuid)
+
+    def _missing(self, gpu_uuid: str) -> GpuError:
+        """Look for a GPU that was not there after a reload, now and then, and return why it is not there."""
+        if time.monotonic() - self._connected_mono_s > _LOOK_AGAIN_S:
+            self._reconnect(self._generation)
+        return GpuLostError(f"{gpu_uuid} is gone since the driver was reloaded")
+
+    def _device(self, gpu_uuid: str) -> _Device:
+        try:
+            return self._devices[gpu_uuid]
+        except KeyError:
+            raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; there are: {', '.join(self._devices)}") from None
+
+    def _reconnect(self, seen_generation: int) -> None:
+        """Open the driver again, unless another thread just did."""
+        with self._guard:
+            if self._generation != seen_generation:
+                return
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+            self._connect()
+
+    def _connect(self) -> None:
+        self._generation += 1
+        self._connected_mono_s = time.monotonic()
+        for device in self._devices.values():
+            device.handle = None
+        try:
+            pynvml.nvmlInit()
+            num_gpus = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            raise nvml_error(error.value, "opening the NVIDIA driver") from None
+        for index in range(num_gpus):
+            with contextlib.suppress(GpuError):  # a GPU that cannot even say who it is must not hide the others
+                self._discover(index)
+
+    def _discover(self, index: int) -> None:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpu_uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        except pynvml.NVMLError as error:
+            raise nvml_error(error.value, f"looking at GPU {index}") from None
+        known = self._devices.get(gpu_uuid)
+        if known is not None:
+            known.handle = handle
+            return
+        unnamed = GpuIdentity(gpu_uuid, index, "", (), is_simulated=False)
+        self._devices[gpu_uuid] = _Device(unnamed, handle, set(), None)
+        model_name = str(self._ask(gpu_uuid, "nvmlDeviceGetName") or "unknown")
+        memory_clocks = self._ask(gpu_uuid, "nvmlDeviceGetSupportedMemoryClocks") or ()
+        clocks: set[int] = set()
+        if memory_clocks:
+            clocks.update(self._ask(gpu_uuid, "nvmlDeviceGetSupportedGraphicsClocks", max(memory_clocks)) or ())
+        mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
+        reason = None
+        if not clocks:
+            reason = "the driver lists no supported clocks"
+        elif mig is not None and mig[0]:
+            reason = "MIG is enabled: clocks belong to the whole GPU, its instances to several tenants"
+        self._devices[gpu_uuid].observe_only_reason = reason
+        self._devices[gpu_uuid].identity = GpuIdentity(
+            gpu_uuid=gpu_uuid,
+            index=index,
+            model_name=model_name,
+            supported_sm_clocks_mhz=tuple(sorted(clocks, reverse=True)),
+            is_simulated=False,
+            default_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")),
+            blocking_power_w=published_blocking_power_w(model_name),
+            switch_latency_s=published_switch_latency_s(model_name),
+        )
+
+
+def _pci_address(info: Any) -> str | None:
+    """Return an address as the kernel writes it: NVML gives the domain eight digits."""
+    if info is None:
+        return None
+    bus_id = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+    return bus_id[-12:].lower()
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000.0

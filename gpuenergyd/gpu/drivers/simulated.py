@@ -1,0 +1,311 @@
+"""Simulated GPUs behind the driver's Protocols, and the workload side that a simulated training process uses."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from gpuenergyd.errors import GpuNotFoundError, GpuUnsupportedError
+from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.drivers.device_model import (
+    NO_LOCK,
+    NOTHING_PENDING,
+    InstructionWork,
+    draw_call_latency_s,
+    draw_normal,
+    draw_settle_s,
+    effective_sm_clock_mhz,
+    is_power_capped,
+    remaining_s,
+)
+from gpuenergyd.gpu.drivers.device_parameters import device_parameters, published_switch_latency_s
+from gpuenergyd.gpu.drivers.simulated_world import MAX_PROCESSES, World, create_world
+from gpuenergyd.gpu.process_identity import process_start_ticks
+
+__all__ = ["InstructionWork", "SimulatedHost"]
+
+_LAST_SLEEP_S = 0.0005
+_SHORTEST_SLEEP_S = 1e-6
+
+
+class SimulatedHost:
+    """The simulated GPUs of one world file, as seen by one process; a GpuController, and the side that computes.
+
+    Several processes open the same file and see the same GPUs. A lock outlives the process that set it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        mono_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._world = World(path, mono_ns=mono_ns)
+        self._mono_ns = mono_ns
+        self._sleep = sleep
+        self._index = {uuid: index for index, uuid in enumerate(self._world.uuids)}
+        self._identities = tuple(
+            GpuIdentity(
+                gpu_uuid=uuid,
+                index=index,
+                model_name=model.model_name,
+                supported_sm_clocks_mhz=model.supported_sm_clocks_mhz,
+                is_simulated=True,
+                default_power_limit_w=model.default_power_limit_w,
+                blocking_power_w=model.blocking_power_w if model.is_blocking_power_published else None,
+                switch_latency_s=published_switch_latency_s(model.model_name),
+            )
+            for index, (uuid, model) in enumerate(zip(self._world.uuids, self._world.models, strict=True))
+        )
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        model_names: Sequence[str],
+        *,
+        seed: int = 0,
+        mono_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Self:
+        """Make a world with one GPU per model key (`a100-sxm`, `a40`, ...) and open it.
+
+        Raises:
+            GpuNotFoundError: no such model.
+            DriverError: the file exists or cannot be written.
+        """
+        models = [device_parameters(name) for name in model_names]
+        create_world(Path(path), models, seed=seed, now_ns=mono_ns())
+        return cls(Path(path), mono_ns=mono_ns, sleep=sleep)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a world that exists.
+
+        Raises:
+            DriverError: there is none, or it is something else.
+        """
+        return cls(path)
+
+    @property
+    def path(self) -> Path:
+        """Where the world is."""
+        return self._world.path
+
+    def close(self) -> None:
+        """Let go of the world; the GPUs stay as they are."""
+        self._world.close()
+
+    def reload_driver(self) -> None:
+        """Let the driver forget everything, as a reload does: locks and limits gone, counters at zero."""
+        self._world.forget()
+
+    # Reading
+
+    def identities(self) -> tuple[GpuIdentity, ...]:
+        """Return the GPUs of this world, by index."""
+        return self._identities
+
+    def read(self, gpu_uuid: str) -> GpuReading:
+        """Return what the GPU's counters and sensors show now."""
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        with self._world.gpu(index) as record:
+            state = record.state
+            return GpuReading(
+                gpu_uuid=gpu_uuid,
+                read_mono_ns=state.updated_ns,
+                power_w=state.shown_power_w,
+                total_energy_j=state.shown_energy_j,
+                sm_clock_mhz=round(effective_sm_clock_mhz(model, state)),
+                temperature_celsius=round(state.celsius, 1),
+                is_power_capped=is_power_capped(model, state),
+            )
+
+    def details(self, gpu_uuid: str) -> GpuDetails:
+        """Return its power limits; the rest, a simulated GPU does not have."""
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        with self._world.gpu(index) as record:
+            return GpuDetails(
+                power_limit_w=record.state.power_limit_w,
+                min_power_limit_w=model.min_power_limit_w,
+                max_power_limit_w=model.max_power_limit_w,
+            )
+
+    def observe_only_reasons(self) -> Mapping[str, str]:
+        """Return nothing: every simulated GPU may be controlled."""
+        return {}
+
+    def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Return the living processes attached to the GPU."""
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            record.drop_dead_processes(record.state.updated_ns)
+            return tuple(pid for pid, _ in record.processes)
+
+    # Controlling
+
+    def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        """Cap the SM clock; takes as long as the driver would, and takes effect a moment later.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+            GpuUnsupportedError: no such clock.
+        """
+        clocks = self._identities[self._at(gpu_uuid)].supported_sm_clocks_mhz
+        if sm_clock_mhz not in clocks:
+            raise GpuUnsupportedError(
+                f"{sm_clock_mhz} MHz is no SM clock of {gpu_uuid}; it has {len(clocks)} from {clocks[-1]} to"
+                f" {clocks[0]} MHz, next to it"
+                f" {', '.join(str(c) for c in sorted(sorted(clocks, key=lambda c: abs(c - sm_clock_mhz))[:2]))}"
+            )
+        self._install(gpu_uuid, sm_clock_mhz)
+
+    def reset_sm_clock(self, gpu_uuid: str) -> None:
+        """Remove the lock; takes as long as setting one.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+        """
+        self._install(gpu_uuid, NO_LOCK)
+
+    def power_limit_w(self, gpu_uuid: str) -> float:
+        """Return the power limit that is set.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+        """
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            return record.state.power_limit_w
+
+    def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
+        """Set the power limit; takes as long as setting a clock.
+
+        Raises:
+            GpuNotFoundError: no such GPU.
+            GpuUnsupportedError: out of the GPU's range.
+        """
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        if not model.min_power_limit_w <= power_limit_w <= model.max_power_limit_w:
+            raise GpuUnsupportedError(
+                f"{power_limit_w:g} W is no power limit of {gpu_uuid};"
+                f" {model.min_power_limit_w:g} to {model.max_power_limit_w:g} W are"
+            )
+        with self._world.driver_call():
+            with self._world.gpu(index) as record:
+                latency_s = draw_call_latency_s(model, record.state)
+            self._sleep(latency_s)
+            with self._world.gpu(index) as record:
+                record.state.power_limit_w = power_limit_w
+
+    def locked_sm_clock_mhz(self, gpu_uuid: str) -> int | None:
+        """Return the lock that is installed, which no real driver tells."""
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            state = record.state
+            installed = state.locked_mhz if state.pending_mhz == NOTHING_PENDING else state.pending_mhz
+            return None if installed == NO_LOCK else installed
+
+    def num_clock_sets(self, gpu_uuid: str) -> int:
+        """Return how often the clock of this GPU was locked or reset since the world began."""
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            return record.state.num_clock_sets
+
+    def exact_energy_j(self, gpu_uuid: str) -> float:
+        """Return the energy up to this instant, finer than any counter shows."""
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            return record.state.energy_j
+
+    # Computing
+
+    def attach_process(self, gpu_uuid: str, pid: int) -> None:
+        """Let a process hold the GPU: from now until it detaches or dies, the GPU draws at least blocking power."""
+        start_ticks = process_start_ticks(pid)
+        if start_ticks is None:
+            raise GpuNotFoundError(f"no process {pid} that could use {gpu_uuid}")
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            record.drop_dead_processes(record.state.updated_ns)
+            if (pid, start_ticks) not in record.processes:
+                if len(record.processes) == MAX_PROCESSES:
+                    raise GpuUnsupportedError(f"{gpu_uuid} already has {MAX_PROCESSES} processes; that is all it holds")
+                record.processes.append((pid, start_ticks))
+            record.state.is_occupied = 1
+
+    def detach_process(self, gpu_uuid: str, pid: int) -> None:
+        """Take a process off the GPU; without the last one it goes idle."""
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            record.processes = [p for p in record.processes if p[0] != pid]
+            record.state.is_occupied = int(bool(record.processes))
+
+    def begin_work(self, gpu_uuid: str, work: InstructionWork) -> None:
+        """Start an instruction; its duration varies a little from run to run, by the world's seed."""
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        with self._world.gpu(index) as record:
+            state = record.state
+            stretch = max(0.5, 1.0 + model.time_noise_ratio * draw_normal(state))
+            state.work_memory_s = work.memory_time_s * stretch
+            state.work_compute_s = work.compute_time_s * stretch
+            state.work_w_per_mhz = work.power_coefficient_w_per_mhz
+            state.work_left_ratio = 1.0
+            state.work_ended_ns = 0
+            state.is_working = 1
+
+    def remaining_s(self, gpu_uuid: str) -> float:
+        """Return how long the begun instruction still takes if the clock stays."""
+        index = self._at(gpu_uuid)
+        with self._world.gpu(index) as record:
+            return remaining_s(self._world.models[index], record.state)
+
+    def finish_work(self, gpu_uuid: str) -> int:
+        """End the instruction, done or not; the GPU waits.
+
+        Returns:
+            When it was over on the GPU, as an event there would tell: earlier than whoever slept meanwhile woke up.
+        """
+        with self._world.gpu(self._at(gpu_uuid)) as record:
+            state = record.state
+            state.is_working = 0
+            state.work_left_ratio = 0.0
+            return state.work_ended_ns or state.updated_ns
+
+    def hold(self, gpu_uuid: str, *, poll_s: float = 0.002, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Return when the begun instruction is over.
+
+        The clock may change meanwhile. Even at the maximum clock from now on, the work cannot end before
+        remaining * clock / maximum, so that long is slept in one piece: a handful of looks per instruction.
+        """
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        while True:
+            with self._world.gpu(index) as record:
+                left_s = remaining_s(model, record.state)
+                share = effective_sm_clock_mhz(model, record.state) / model.max_sm_clock_mhz
+            if left_s <= 0.0:
+                return
+            slice_s = max(left_s * share, poll_s)
+            if slice_s >= left_s:  # the last stretch: long sleeps overshoot more than short ones
+                slice_s = left_s if left_s < 2 * _LAST_SLEEP_S else left_s - _LAST_SLEEP_S
+            sleep(max(slice_s, _SHORTEST_SLEEP_S))
+
+    def _install(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        index = self._at(gpu_uuid)
+        model = self._world.models[index]
+        with self._world.driver_call():
+            with self._world.gpu(index) as record:
+                latency_s = draw_call_latency_s(model, record.state)
+                settle_s = draw_settle_s(model, record.state)
+            self._sleep(latency_s)
+            with self._world.gpu(index) as record:
+                state = record.state
+                state.pending_mhz = sm_clock_mhz
+                state.pending_at_ns = state.updated_ns + round(settle_s * 1e9)
+                state.num_clock_sets += 1
+
+    def _at(self, gpu_uuid: str) -> int:
+        try:
+            return self._index[gpu_uuid]
+        except KeyError:
+            known = ", ".join(self._index)
+            raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; there are: {known}") from None

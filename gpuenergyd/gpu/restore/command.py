@@ -1,0 +1,112 @@
+"""What `gpuenergyd restore` does: standard library and the driver only, ready in milliseconds.
+
+    python -I -m gpuenergyd.gpu.restore.command --journal PATH
+
+is what a service manager runs after a crash: nothing else that is installed can break it. It needs no daemon and no
+database, may run beside a living worker (who then drops its leases on what was restored), and may run twice at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuenergyd.errors import GpuEnergyError, JournalError
+from gpuenergyd.gpu.drivers.opening import open_driver
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reset_every_gpu, restore_from_journal
+from gpuenergyd.gpu.restore.journal import DamagedJournalError, Journal, JournalEntry
+from gpuenergyd.gpu.restore.policy import RestorePolicy
+
+__all__ = ["RestoreOutcome", "RestoreResult", "main", "reset_all", "restore"]
+
+_EXIT_DEGRADED = 4
+
+
+def restore(
+    journal_path: Path,
+    *,
+    is_dry_run: bool = False,
+    policy: RestorePolicy | None = None,
+) -> tuple[RestoreOutcome, ...]:
+    """Put back every GPU in the journal, through the driver each entry names; nothing journalled is no outcome.
+
+    What the settings say is kept stays, unless a `policy` overrules them.
+
+    Raises:
+        JournalError: the journal cannot be read or written; a damaged one is moved aside and the message says where.
+    """
+    journal = Journal(journal_path)
+    if not journal_path.parent.is_dir():
+        return ()
+    try:
+        content = journal.read()
+    except DamagedJournalError as error:
+        if is_dry_run:
+            raise
+        aside = journal.set_aside()
+        raise JournalError(f"{error}; it is now {aside}. `gpuenergyd restore --all` resets every GPU") from None
+    outcomes: list[RestoreOutcome] = []
+    for driver, world in dict.fromkeys((e.driver, e.world_path) for e in content.entries):
+        mine = [e for e in content.entries if (e.driver, e.world_path) == (driver, world)]
+        outcomes += _restore_through(journal, driver, world, mine, is_dry_run=is_dry_run, policy=policy)
+    return tuple(outcomes)
+
+
+def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...]:
+    """Remove the clock lock of every GPU of a driver, journalled or not: the safe choice when the journal is lost.
+
+    Raises:
+        DriverError: the driver cannot be opened.
+    """
+    controller = open_driver(driver, world_path)
+    try:
+        return reset_every_gpu(controller)
+    finally:
+        controller.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Restore, say what became of each GPU, and return 4 when something could not be put back."""
+    parser = argparse.ArgumentParser(prog="gpuenergyd-restore", description="Put every journalled GPU back.")
+    parser.add_argument("--journal", type=Path, required=True, help="what to put back")
+    options = parser.parse_args(arguments)
+    try:
+        outcomes = restore(options.journal)
+    except GpuEnergyError as error:
+        sys.stderr.write(f"gpuenergyd: {error}\n")
+        return error.exit_code
+    for outcome in outcomes:
+        sys.stdout.write(f"{outcome.gpu_uuid} {outcome.control}: {outcome.result}: {outcome.detail}\n")
+    return _EXIT_DEGRADED if any(outcome.result is RestoreResult.FAILED for outcome in outcomes) else 0
+
+
+def _restore_through(
+    journal: Journal,
+    driver: str,
+    world: str | None,
+    entries: Sequence[JournalEntry],
+    *,
+    is_dry_run: bool,
+    policy: RestorePolicy | None,
+) -> tuple[RestoreOutcome, ...]:
+    try:
+        controller = open_driver(driver, None if world is None else Path(world))
+    except GpuEnergyError as error:
+        return tuple(RestoreOutcome(e.gpu_uuid, e.control, RestoreResult.FAILED, str(error)) for e in entries)
+    try:
+        uuids = {e.gpu_uuid for e in entries}
+        return restore_from_journal(
+            journal,
+            controller,
+            driver=driver,
+            gpu_uuids=uuids,
+            is_dry_run=is_dry_run,
+            is_leaving=policy is None,
+            policy=policy,
+        )
+    finally:
+        controller.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""The restore journal: what has to be put back, on disk before the first change to a GPU.
+
+Theory of operation. One small JSON file, replaced whole (temporary file, fsync, rename, fsync of the folder), so that a
+reader sees the old list or the new. A lock file beside it carries locks that the kernel drops with their holder: one
+for the list, and one per GPU that whoever changes that GPU's clock holds during the call. So `gpuenergyd restore` and
+a living worker exclude each other GPU by GPU, and a driver call that hangs on one GPU blocks no other.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.errors import JournalError
+from gpuenergyd.gpu.process_identity import read_boot_id
+from gpuenergyd.gpu.restore.policy import RestorePolicy
+
+_VERSION = 2
+_READABLE = frozenset({1, 2})
+"""The first version lacks fields that have a default."""
+_MAX_BYTES = 1 << 20
+_LIST_LOCK = 0
+_LOCK_WAIT_S = 5.0
+_LOCK_POLL_S = 0.002
+
+
+class DamagedJournalError(JournalError):
+    """The file is there and ours, but nothing can be learned from it."""
+
+
+class Control(StrEnum):
+    """What of a GPU was changed."""
+
+    SM_CLOCK_LOCK = "sm_clock_lock"
+    POWER_LIMIT = "power_limit"
+
+
+class KnownBy(StrEnum):
+    """How we know what to put back."""
+
+    READ = "read"
+    CONFIGURED = "configured"
+    ASSUMED_DEFAULT = "assumed_default"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One control of one GPU that is, or is about to be, changed; `saved_value` None means the driver's default.
+
+    MHz for a clock lock, watts for a power limit. `driver` and `world_path` tell `restore` what to open.
+    """
+
+    gpu_uuid: str
+    control: Control
+    saved_value: float | None
+    known_by: KnownBy
+    lease_id: str
+    job_id: str
+    owner_pid: int
+    owner_uid: int
+    owner_start_ticks: int | None
+    driver: str
+    world_path: str | None
+    recorded_boottime_ns: int
+    intended_value: float | None = None
+    restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
+
+    @property
+    def key(self) -> tuple[str, Control]:
+        """What there is one entry of."""
+        return (self.gpu_uuid, self.control)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContent:
+    """The list as it stands, and the boot it belongs to."""
+
+    boot_id: str
+    entries: tuple[JournalEntry, ...]
+
+
+class Journal:
+    """The journal at one path; its folder must exist."""
+
+    def __init__(self, path: Path, *, boot_id: Callable[[], str] | None = None) -> None:
+        self._path = path
+        self._lock_path = path.with_name(path.name + ".lock")
+        self._boot_id = boot_id or read_boot_id
+        self._seen: tuple[tuple[int, int] | None, frozenset[tuple[str, Control]]] = (None, frozenset())
+
+    @property
+    def path(self) -> Path:
+        """Where the journal is."""
+        return self._path
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the driver can still remember what the journal speaks of."""
+        return self.read().boot_id == self._boot_id()
+
+    def read(self) -> JournalContent:
+        """Return the list; an absent file is an empty one.
+
+        Raises:
+            JournalError: the file cannot be read, is not ours, or is not a journal.
+        """
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return JournalContent(self._boot_id(), ())
+        except OSError as error:
+            raise JournalError(f"cannot read the journal {self._path}: {error.strerror}") from None
+        try:
+            self._check_ownership(fd)
+            body = os.read(fd, _MAX_BYTES)
+        finally:
+            os.close(fd)
+        return _decode(body, self._path)
+
+    def add(self, entries: Iterable[JournalEntry]) -> None:
+        """Put entries on the list and on disk; an entry for a control already listed keeps the first saved value.
+
+        Raises:
+            JournalError: it could not be made durable, so nothing may be changed.
+        """
+        with self._lock(_LIST_LOCK):
+            content = self.read()
+            kept = {e.key: e for e in content.entries} if content.boot_id == self._boot_id() else {}
+            for entry in entries:
+                before = kept.get(entry.key)
+                kept[entry.key] = (
+                    entry
+                    if before is None
+                    else dataclasses.replace(entry, saved_value=before.saved_value, known_by=before.known_by)
+                )
+            self._write(tuple(kept.values()))
+
+    def remove(self, keys: Collection[tuple[str, Control]]) -> None:
+        """Take entries off the list.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        with self._lock(_LIST_LOCK):
+            content = self.read()
+            kept = tuple(e for e in content.entries if e.key not in keys)
+            if kept != content.entries:
+                self._write(kept)
+
+    def holds(self, gpu_uuid: str, control: Control) -> bool:
+        """Return whether an entry is on the list now; cheap while nobody else changes the list."""
+        try:
+            status = self._path.lstat()
+        except OSError:
+            return False
+        stamp = (status.st_ino, status.st_mtime_ns)
+        if stamp != self._seen[0]:
+            self._seen = (stamp, frozenset(e.key for e in self.read().entries))
+        return (gpu_uuid, control) in self._seen[1]
+
+    @contextlib.contextmanager
+    def gpu_lock(self, gpu_uuid: str, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:
+        """Hold the right to call the driver for changes of one GPU.
+
+        Raises:
+            JournalError: somebody else holds it for longer than `wait_s`.
+        """
+        with self._lock(1 + zlib.crc32(gpu_uuid.encode()), wait_s=wait_s):
+            yield
+
+    def set_aside(self) -> Path:
+        """Move a journal that cannot be read out of the way and return where it is now."""
+        aside = self._path.with_name(f"{self._path.name}.corrupt-{time.time_ns()}")
+        try:
+            self._path.rename(aside)
+        except OSError as error:
+            raise JournalError(f"cannot move {self._path} aside: {error.strerror}") from None
+        return aside
+
+    def _write(self, entries: tuple[JournalEntry, ...]) -> None:
+        body = json.dumps(
+            {
+                "version": _VERSION,
+                "boot_id": self._boot_id(),
+                "entries": [{f.name: getattr(e, f.name) for f in dataclasses.fields(e)} for e in entries],
+            },
+            indent=1,
+        ).encode()
+        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            unfinished.unlink(missing_ok=True)
+            folder_fd = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                try:
+                    if os.geteuid() == 0:
+                        folder = os.fstat(folder_fd)
+                        os.fchown(fd, folder.st_uid, folder.st_gid)
+                    os.write(fd, body)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                unfinished.rename(self._path)
+                os.fsync(folder_fd)
+            finally:
+                os.close(folder_fd)
+        except OSError as error:
+            raise JournalError(f"cannot write the journal {self._path}: {error.strerror}") from None
+
+    def _check_ownership(self, fd: int) -> None:
+        status = os.fstat(fd)
+        owners = {os.geteuid(), 0}
+        if os.geteuid() == 0:
+            owners.add(self._path.parent.stat().st_uid)
+        if not stat.S_ISREG(status.st_mode):
+            raise JournalError(f"the journal {self._path} is no regular file")
+        if status.st_uid not in owners:
+            raise JournalError(
+                f"the journal {self._path} belongs to uid {status.st_uid}; uid {os.geteuid()} must own it"
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise JournalError(f"the journal {self._path} is writable by others; its mode must be 0600")
+
+    @contextlib.contextmanager
+    def _lock(self, position: int, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(self._lock_path, flags, 0o600)
+        except OSError as error:
+            raise JournalError(f"cannot lock the journal {self._lock_path}: {error.strerror}") from None
+        try:
+            if os.geteuid() == 0:
+                folder = self._path.parent.stat()
+                os.fchown(fd, folder.st_uid, folder.st_gid)
+            request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0)
+            deadline = time.monotonic() + wait_s
+            while True:
+                try:
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise JournalError(
+                            f"another process has held its lock in {self._lock_path} for {wait_s:g} s"
+                        ) from None
+                    time.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _decode(body: bytes, path: Path) -> JournalContent:
+    try:
+        document = json.loads(body)
+        if document["version"] not in _READABLE:
+            raise JournalError(f"the journal {path} has version {document['version']}; this program reads {_VERSION}")
+        entries = tuple(_entry(fields) for fields in document["entries"])
+        boot_id = str(document["boot_id"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedJournalError(f"the journal {path} is damaged: {error!r}") from None
+    return JournalContent(boot_id, entries)
+
+
+def _entry(fields: dict[str, Any]) -> JournalEntry:
+    saved_value = fields["saved_value"]
+    fields["saved_value"] = None if saved_value is None else float(saved_value)
+    fields["control"] = Control(fields["control"])
+    fields["known_by"] = KnownBy(fields["known_by"])
+    if "restore_policy" in fields:
+        fields["restore_policy"] = RestorePolicy(fields["restore_policy"])
+    return JournalEntry(**fields)

@@ -1,0 +1,378 @@
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpuenergyd.errors import (
+    DriverError,
+    GpuError,
+    GpuLostError,
+    GpuPermissionError,
+    GpuUnsupportedError,
+)
+from gpuenergyd.gpu.drivers.device_model import InstructionWork
+from gpuenergyd.gpu.drivers.nvml import NvmlHost
+from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
+from tests.gpu.conftest import NvmlWorld
+from tests.support.waiting import wait_until
+
+CODES = sorted(
+    value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_") and isinstance(value, int)
+)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_return_code_of_the_binding_is_one_of_our_errors_and_says_what_it_is(code: int) -> None:
+    error = nvml_error(code, "nvmlSomething", "GPU-a")
+
+    assert isinstance(error, GpuError)
+    assert f"NVML error {code}" in str(error)
+    assert "does not know" not in str(error)
+
+
+def test_code_of_a_later_driver_is_still_one_clear_line() -> None:
+    assert str(nvml_error(4711, "nvmlX", "GPU-a")) == (
+        "nvmlX of GPU-a: a return code this version does not know (NVML error 4711)"
+    )
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_code_a_call_can_return_reaches_the_caller_as_a_typed_error_of_that_gpu_alone(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost, code: int
+) -> None:
+    nvml_world.control.inject("nvmlDeviceSetGpuLockedClocks", code, gpu_index=1)
+
+    with pytest.raises(GpuError, match=rf"{nvml_world.gpus[1]}: .+ \(NVML error {code}\)") as caught:
+        nvml_host.lock_sm_clock(nvml_world.gpus[1], 1200)
+    nvml_host.lock_sm_clock(nvml_world.gpus[0], 1200)
+
+    assert type(caught.value) is type(nvml_error(code, ""))
+    assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[0]) == 1200
+    assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (4, GpuPermissionError),
+        (15, GpuLostError),
+        (16, GpuLostError),
+        (17, GpuPermissionError),
+        (24, GpuUnsupportedError),
+    ],
+)
+def test_injected_code_reaches_the_caller_as_its_error(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost, code: int, kind: type[GpuError]
+) -> None:
+    nvml_world.control.inject("nvmlDeviceSetGpuLockedClocks", code, gpu_index=1)
+
+    with pytest.raises(kind, match=f"NVML error {code}"):
+        nvml_host.lock_sm_clock(nvml_world.gpus[1], 1200)
+    nvml_host.lock_sm_clock(nvml_world.gpus[0], 1200)
+
+    assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[0]) == 1200
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize("code", [10, 19, 999])
+def test_busy_driver_is_asked_three_times(nvml_world: NvmlWorld, nvml_host: NvmlHost, code: int) -> None:
+    nvml_world.control.inject("nvmlDeviceSetGpuLockedClocks", code, num_calls=2)
+
+    nvml_host.lock_sm_clock(nvml_world.gpus[0], 1200)
+    nvml_world.control.clear_faults()
+    nvml_world.control.inject("nvmlDeviceSetGpuLockedClocks", code)
+    with pytest.raises(DriverError, match=f"NVML error {code}"):
+        nvml_host.lock_sm_clock(nvml_world.gpus[0], 1110)
+
+    assert nvml_world.control.num_hits("nvmlDeviceSetGpuLockedClocks") == 3
+    assert nvml_world.simulated.locked_sm_clock_mhz(nvml_world.gpus[0]) == 1200
+
+
+@pytest.mark.fault(10)
+def test_what_a_gpu_does_not_support_is_none_and_never_asked_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83", "nvmlDeviceGetCurrentClocksEventReasons"):
+        nvml_world.control.inject(name, 3)
+
+    readings = [nvml_host.read(nvml_world.gpus[0]) for _ in range(5)]
+
+    assert all(r.total_energy_j is None and r.is_power_capped is None for r in readings)
+    assert all(r.power_w is not None for r in readings)
+    assert nvml_world.control.num_hits("nvmlDeviceGetTotalEnergyConsumption") == 1
+    assert nvml_world.control.num_hits("nvmlDeviceGetCurrentClocksEventReasons") == 1
+
+
+def test_older_driver_without_field_values_is_read_call_by_call(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    for name in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV"):
+        nvml_world.control.inject(name, 13)
+
+    reading = nvml_host.read(nvml_world.gpus[0])
+
+    assert None not in {reading.power_w, reading.total_energy_j, reading.temperature_celsius}
+
+
+def test_one_lost_gpu_stops_no_other(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    nvml_world.control.inject("*", 15, gpu_index=1)
+
+    with pytest.raises(GpuLostError, match="fell off the bus"):
+        nvml_host.read(nvml_world.gpus[1])
+    with pytest.raises(GpuLostError):
+        nvml_host.reset_sm_clock(nvml_world.gpus[1])
+
+    assert nvml_host.read(nvml_world.gpus[0]).power_w is not None
+    assert nvml_host.read(nvml_world.gpus[2]).power_w is not None
+
+
+def test_gpu_that_is_lost_from_the_start_hides_no_other(nvml_world: NvmlWorld) -> None:
+    nvml_world.control.inject("*", 15, gpu_index=0)
+
+    host = NvmlHost()
+
+    assert [i.gpu_uuid for i in host.identities()] == nvml_world.gpus[1:]
+    host.close()
+
+
+@pytest.mark.fault(48)
+def test_driver_reload_is_survived_and_the_counter_begins_anew(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    gpu = nvml_world.gpus[0]
+    edges = EnergyEdges()
+    edges.observe(1, nvml_host.read(gpu).total_energy_j)
+
+    nvml_world.simulated.reload_driver()
+    nvml_world.control.reload_driver()
+    after = nvml_host.read(gpu)
+    edges.observe(2, after.total_energy_j)
+
+    assert after.total_energy_j is not None
+    assert after.total_energy_j < 1000.0
+    assert edges.num_resets == 1
+    assert edges.edge_energy_j is None
+
+
+def test_mig_and_missing_clocks_make_a_gpu_observe_only_with_the_reason(nvml_world: NvmlWorld) -> None:
+    nvml_world.control.set_mig(1, is_on=True)
+    nvml_world.control.inject("nvmlDeviceGetSupportedGraphicsClocks", 3, gpu_index=2)
+
+    host = NvmlHost()
+
+    reasons = host.observe_only_reasons()
+    assert set(reasons) == set(nvml_world.gpus[1:])
+    assert "MIG is enabled" in reasons[nvml_world.gpus[1]]
+    assert "lists no supported clocks" in reasons[nvml_world.gpus[2]]
+    assert host.read(nvml_world.gpus[1]).power_w is not None
+    host.close()
+
+
+def test_without_privilege_everything_is_read_and_nothing_set(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    nvml_world.control.set_privileged(False)
+    gpu = nvml_world.gpus[0]
+
+    changes: list[Callable[[], None]] = [
+        lambda: nvml_host.lock_sm_clock(gpu, 1200),
+        lambda: nvml_host.reset_sm_clock(gpu),
+        lambda: nvml_host.set_power_limit(gpu, 200.0),
+    ]
+    for change in changes:
+        with pytest.raises(GpuPermissionError, match="CAP_SYS_ADMIN"):
+            change()
+
+    assert nvml_host.read(gpu).total_energy_j is not None
+    assert nvml_world.simulated.num_clock_sets(gpu) == 0
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv to drop a capability"
+)
+def test_privilege_is_cap_sys_admin_and_not_uid_0(nvml_world: NvmlWorld) -> None:
+    nvml_world.control.set_privileged(None)
+    code = (
+        "from gpuenergyd.gpu.drivers.nvml import NvmlHost\n"
+        "host = NvmlHost()\n"
+        "host.lock_sm_clock(host.identities()[0].gpu_uuid, 1200)\n"
+    )
+    without = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
+
+    def run(*prefix: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*prefix, sys.executable, "-c", code],
+            env=nvml_world.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert run().returncode == 0
+    refused = run(*without)
+    assert "GpuPermissionError" in refused.stderr
+
+
+def test_without_persistence_mode_a_lock_ends_with_the_last_client_and_not_before(nvml_world: NvmlWorld) -> None:
+    """The driver is unloaded when nobody holds it; a worker that holds it keeps its locks from being forgotten."""
+    nvml_world.control.set_persistence(0, is_on=False)
+    worker, short_lived = (_Client(nvml_world.environment()) for _ in range(2))
+    worker.lock_all_at(1200)
+
+    short_lived.end()
+    _Client(nvml_world.environment()).end()
+    while_held = [nvml_world.simulated.locked_sm_clock_mhz(gpu) for gpu in nvml_world.gpus[:2]]
+    worker.end()
+    _Client(nvml_world.environment()).end()
+
+    assert while_held == [1200, 1200]
+    assert [nvml_world.simulated.locked_sm_clock_mhz(gpu) for gpu in nvml_world.gpus[:2]] == [None, 1200]
+
+
+class _Client:
+    """Another process that holds the driver, killed in the end."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        code = (
+            "import sys\n"
+            "from gpuenergyd.gpu.drivers.nvml import NvmlHost\n"
+            "host = NvmlHost()\n"
+            "print('open', flush=True)\n"
+            "for line in sys.stdin:\n"
+            "    for gpu in host.identities():\n"
+            "        host.lock_sm_clock(gpu.gpu_uuid, int(line))\n"
+            "    print('locked', flush=True)\n"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._answer() == "open"
+
+    def lock_all_at(self, sm_clock_mhz: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{sm_clock_mhz}\n")
+        self._process.stdin.flush()
+        assert self._answer() == "locked"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def test_critical_errors_are_reported_with_their_gpu(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    seen: list[tuple[str, int] | None] = []
+    thread = threading.Thread(target=lambda: seen.append(nvml_host.await_xid(20.0)))
+    thread.start()
+
+    def told() -> bool:
+        nvml_world.control.raise_xid(1, 79)
+        return bool(seen)
+
+    wait_until(told)
+    thread.join()
+
+    assert seen == [(nvml_world.gpus[1], 79)]
+    assert nvml_host.await_xid(0.01) is None
+
+
+def _open_host(environment: dict[str, str]) -> str:
+    code = (
+        "from gpuenergyd.gpu.drivers.nvml import NvmlHost\n"
+        "from gpuenergyd.errors import GpuEnergyError\n"
+        "try:\n    NvmlHost(); print('opened')\n"
+        "except GpuEnergyError as error:\n    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.fault(12)
+@pytest.mark.parametrize(("code", "advice"), [(9, "load the nvidia kernel module"), (18, "reload the driver")])
+def test_driver_that_cannot_be_opened_says_what_to_do(nvml_world: NvmlWorld, code: int, advice: str) -> None:
+    nvml_world.control.inject("nvmlInitWithFlags", code)
+
+    assert advice in _open_host(nvml_world.environment())
+
+
+@pytest.mark.fault(12)
+def test_missing_library_says_what_to_install(tmp_path: Path) -> None:
+    fake = tmp_path / "libnvidia-ml.so.1"
+    fake.write_bytes(b"not a library")
+
+    said = _open_host({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+
+    assert said.startswith("DriverError")
+    assert "libnvidia-ml.so.1 was not found" in said
+
+
+@pytest.mark.fault(12)
+def test_library_without_a_symbol_leaves_the_value_out(nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        if name == "nvmlDeviceGetCurrentClocksEventReasons":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return getattr(pynvml.nvmlLib, name)
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", missing)
+    host = NvmlHost()
+
+    reading = host.read(nvml_world.gpus[0])
+
+    assert reading.is_power_capped is None
+    assert reading.power_w is not None
+    host.close()
+
+
+def test_we_call_no_wrapper_that_discards_the_return_code() -> None:
+    """Some functions of the binding always report success; a call of ours through one would be believed blindly."""
+    tree = ast.parse(Path(pynvml.__file__).read_text())
+    silent = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and "_nvmlGetFunctionPointer" in (source := ast.dump(node))
+        and "_nvmlCheckReturn" not in source
+        and "NVMLError" not in source
+    }
+    ours = (Path(__file__).resolve().parents[3] / "gpuenergyd" / "gpu" / "drivers" / "nvml.py").read_text()
+
+    assert "nvmlDeviceSetPowerManagementLimit_v2" in silent
+    assert [name for name in sorted(silent) if f'"{name}"' in ours or f"pynvml.{name}(" in ours] == []
+
+
+def test_fake_library_and_python_model_agree_on_the_same_trace(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost, tmp_path: Path
+) -> None:
+    """Two copies of one world, one advanced by the library alone, the other by Python alone."""
+    gpus = nvml_world.gpus
+    for gpu in gpus:
+        nvml_world.simulated.attach_process(gpu, os.getpid())
+        nvml_world.simulated.begin_work(gpu, InstructionWork(0.1, 0.25, 0.25))
+    shutil.copy(nvml_world.simulated.path, tmp_path / "copy")
+    twin = SimulatedHost.open(tmp_path / "copy")
+
+    begin_j = {gpu: twin.read(gpu).total_energy_j or 0.0 for gpu in gpus}
+    pairs = []
+    for gpu in gpus:
+        wait_until(lambda gpu=gpu: twin.remaining_s(gpu) == 0.0)  # type: ignore[misc]
+        while (twin.read(gpu).total_energy_j or 0.0) < begin_j[gpu] + 20.0:
+            pass  # both run in real time; this world is ours alone
+        before, by_library, after = twin.read(gpu), nvml_host.read(gpu), twin.read(gpu)
+        while before.total_energy_j != after.total_energy_j:  # an update of the counter lay between the looks
+            before, by_library, after = twin.read(gpu), nvml_host.read(gpu), twin.read(gpu)
+        pairs.append((before, by_library, begin_j[gpu]))
+
+    for by_python, by_library, since_j in pairs:
+        assert by_python.total_energy_j is not None
+        assert by_library.total_energy_j is not None
+        spent_j = by_python.total_energy_j - since_j
+        assert by_library.total_energy_j - since_j == pytest.approx(spent_j, rel=0.005)
+        assert by_library.temperature_celsius == pytest.approx(by_python.temperature_celsius, abs=0.6)
+        assert by_library.sm_clock_mhz == by_python.sm_clock_mhz
+    twin.close()

@@ -1,0 +1,253 @@
+"""The worker's looks at clock changes, against what the simulated GPUs say of when each clock took effect."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from gpuenergyd.core.measurement.telemetry import ClockHistory
+from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis
+from gpuenergyd.daemon.gpus import Gpu, observed_switch
+from gpuenergyd.gpu.device import GpuReading
+from gpuenergyd.gpu.drivers.device_parameters import A100_SXM, DeviceParameters
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.gpu.drivers.simulated_world import World, create_world
+from gpuenergyd.gpu.link.client import ClockSet
+from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.worker_site import OWNER, Heard, Site, run, until, want
+
+NUM_CHANGES = 32
+CLOCKS_MHZ = (900, 1410)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A clock change as the worker reported it, and when it really took effect."""
+
+    change: ClockSet
+    effective_mono_ns: int
+
+    @property
+    def is_true(self) -> bool:
+        """Whether it took effect between the looks that say so."""
+        change = self.change
+        if change.unseen_until_mono_ns is not None and self.effective_mono_ns <= change.unseen_until_mono_ns:
+            return False
+        return change.effective_mono_ns is None or self.effective_mono_ns <= change.effective_mono_ns
+
+    @property
+    def latency_s(self) -> float:
+        """The true one, without waits for other GPUs."""
+        return (self.effective_mono_ns - self.change.due_mono_ns - self.change.blocked_ns) / 1e9
+
+
+@pytest.fixture(params=["simulated", "nvml"])
+def make_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[DeviceParameters], Site]]:
+    """Return what makes a site of three GPUs of one model, seen by the worker through either driver."""
+    made: list[Site] = []
+
+    def make(model: DeviceParameters) -> Site:
+        world = tmp_path / "world"
+        create_world(world, [model] * 3, seed=5, now_ns=0)
+        host = SimulatedHost.open(world)
+        environment = None
+        if request.param == "nvml":
+            library_folder = request.getfixturevalue("fake_nvml_library")
+            environment = {
+                **os.environ,
+                "LD_LIBRARY_PATH": str(library_folder),
+                "GPUENERGYD_FAKE_NVML_WORLD": str(world),
+            }
+            with FakeNvmlControl(world) as control:
+                control.set_privileged(True)
+        made.append(Site(tmp_path, host, request.param, environment))
+        for gpu in made[-1].gpus:
+            host.attach_process(gpu, os.getpid())
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.end_workers()
+        site.host.close()
+
+
+def changes_and_truth(site: Site) -> list[Seen]:
+    """Let a worker change one GPU's clock back and forth, each change after the one before has taken effect."""
+    world, seen = World(site.host.path), []
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for k in range(NUM_CHANGES):
+                clock = CLOCKS_MHZ[k % 2]
+                want(link, site.gpus[0], clock)
+                await until(partial(_has_shown, site, heard, k, clock))
+                with world.gpu(0) as record:
+                    seen.append(Seen(heard.clock_sets[k], record.state.pending_at_ns))
+
+    run(main())
+    return seen
+
+
+def _has_shown(site: Site, heard: Heard, position: int, clock: int) -> bool:
+    return len(heard.clock_sets) > position and site.host.read(site.gpus[0]).sm_clock_mhz == clock
+
+
+@pytest.mark.parametrize(("call_s", "settle_s"), [(0.025, 0.0001), (0.004, 0.021)])
+def test_true_latency_of_25_ms_is_found_within_what_the_looks_can_tell(
+    make_site: Callable[[DeviceParameters], Site], call_s: float, settle_s: float
+) -> None:
+    site = make_site(
+        replace(A100_SXM, call_median_s=call_s, call_sigma=0.0, call_outlier_ratio=0.0, settle_mean_s=settle_s)
+    )
+
+    seen = changes_and_truth(site)
+
+    gpu = Gpu(site.host.identities()[0], ClockHistory(1410))
+    for each in seen:
+        gpu.take_clock_set(each.change)
+    # A process that is put aside between a look at the clock and at the time can tear a few apart.
+    assert sum(each.is_true for each in seen) >= 0.8 * len(seen)
+    assert gpu.view().switch_latency.basis is LatencyBasis.MEASURED
+    whole = {e.direction: e for e in gpu.switching.estimates() if e.from_region is None}
+    for direction, estimate in whole.items():
+        true_s = median(
+            s.latency_s for s in seen if (s.change.requested_sm_clock_mhz == 1410) is (direction == "raise")
+        )
+        assert estimate.num_seen >= NUM_CHANGES // 2 - 6
+        assert estimate.median_s == pytest.approx(true_s, abs=0.75 * estimate.resolution_s + 0.15 * true_s)
+        assert estimate.call_s >= call_s
+    assert set(whole) == set(Direction)
+
+
+def test_waits_for_calls_that_set_other_gpus_are_told_apart_from_latency(
+    make_site: Callable[[DeviceParameters], Site],
+) -> None:
+    site = make_site(
+        replace(A100_SXM, call_median_s=0.06, call_sigma=0.0, call_outlier_ratio=0.0, settle_mean_s=0.0001)
+    )
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus[:2]:
+                want(link, gpu, 900)
+            await until(lambda: len(heard.clock_sets) == 2)
+            first, second = sorted(heard.clock_sets, key=lambda c: c.called_mono_ns)
+            assert first.blocked_ns == 0
+            overlap_ns = first.returned_mono_ns - max(second.due_mono_ns, first.called_mono_ns)
+            assert second.blocked_ns == overlap_ns > 0
+
+    run(main())
+
+
+def test_a_raise_goes_before_a_reduction_that_has_waited_longer(make_site: Callable[[DeviceParameters], Site]) -> None:
+    site = make_site(replace(A100_SXM, call_median_s=0.1, call_sigma=0.0, call_outlier_ratio=0.0, settle_mean_s=0.0001))
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus[:2]:
+                want(link, gpu, 1200)
+            await until(lambda: len(heard.clock_sets) == 2)
+            due_ns = time.monotonic_ns() + 100_000_000
+            for gpu, clock, later_ns in ((site.gpus[1], 900, due_ns), (site.gpus[0], 1410, due_ns + 50_000_000)):
+                link.want(
+                    gpu,
+                    0,
+                    later_sm_clock_mhz=clock,
+                    later_at_mono_ns=later_ns,
+                    asked_mono_ns=time.monotonic_ns(),
+                    reason="test",
+                )
+            link.want(
+                site.gpus[2],
+                0,
+                later_sm_clock_mhz=900,
+                later_at_mono_ns=due_ns - 1_000_000,
+                asked_mono_ns=time.monotonic_ns(),
+                reason="test",
+            )
+            await until(lambda: len(heard.clock_sets) == 5)
+            called = sorted(heard.clock_sets[2:], key=lambda c: c.called_mono_ns)
+
+            order = [(c.gpu_uuid, c.requested_sm_clock_mhz) for c in called]
+            assert order.index((site.gpus[0], 1410)) < order.index((site.gpus[1], 900))
+
+    run(main())
+
+
+def reading(at_ms: float, clock_mhz: int) -> GpuReading:
+    return GpuReading("GPU-0", round(at_ms * 1e6), sm_clock_mhz=clock_mhz)
+
+
+def awaited(requested_mhz: int, *, returned_ms: float) -> ClockSet:
+    returned_ns = round(returned_ms * 1e6)
+    return ClockSet(
+        "GPU-0", requested_mhz, returned_ns - 5_000_000, returned_ns - 4_000_000, returned_ns, None, None, None
+    )
+
+
+def looks_until_told(
+    watch: EffectWatch, effective_ms: float, *, before_mhz: int, after_mhz: int
+) -> tuple[ClockSet, int]:
+    """Look whenever the watch wants to; return what it tells and how many looks that took."""
+    for num_looks in range(1, 500):
+        at_ms = watch.next_look_ns / 1e6
+        told = watch.take(reading(at_ms, after_mhz if at_ms >= effective_ms else before_mhz))
+        if told is not None:
+            return told, num_looks
+    raise AssertionError("never told")
+
+
+@pytest.mark.parametrize("settle_ms", [0.4, 3.0, 12.0, 35.0])
+def test_effect_is_bracketed_to_a_millisecond_or_an_eighth_of_it(settle_ms: float) -> None:
+    watch = EffectWatch()
+    watch.take(reading(0.0, 1410))
+    watch.await_effect(awaited(900, returned_ms=10.0))
+
+    told, num_looks = looks_until_told(watch, 10.0 + settle_ms, before_mhz=1410, after_mhz=900)
+
+    assert told.effective_mono_ns is not None
+    assert told.previous_sm_clock_mhz == 1410
+    assert (told.unseen_until_mono_ns or told.returned_mono_ns) <= (10.0 + settle_ms) * 1e6 <= told.effective_mono_ns
+    width_ns = told.effective_mono_ns - (told.unseen_until_mono_ns or told.returned_mono_ns)
+    assert width_ns <= max(1.0, settle_ms / 8) * 1e6
+    assert num_looks <= 25
+    assert watch.next_look_ns == 0
+
+
+def test_a_gpu_that_is_visibly_slow_is_watched_longer_next_time() -> None:
+    watch = EffectWatch()
+    watch.take(reading(0.0, 1410))
+    watch.await_effect(awaited(900, returned_ms=10.0))
+    given_up, _ = looks_until_told(watch, 80.0, before_mhz=1410, after_mhz=900)
+    watch.take(reading(90.0, 900))
+    watch.await_effect(awaited(1410, returned_ms=110.0))
+
+    told, _ = looks_until_told(watch, 180.0, before_mhz=900, after_mhz=1410)
+
+    assert given_up.effective_mono_ns is None
+    assert given_up.unseen_until_mono_ns is not None
+    assert told.effective_mono_ns is not None
+
+
+def test_an_idle_gpu_that_never_shows_a_raise_keeps_nobody_waiting_longer_each_time() -> None:
+    watch = EffectWatch()
+    watch.take(reading(0.0, 210))
+    for k in range(4):
+        watch.await_effect(awaited(1410, returned_ms=100.0 * (k + 1)))
+        told, num_looks = looks_until_told(watch, 1e9, before_mhz=210, after_mhz=1410)
+
+        assert told.effective_mono_ns is None
+        assert observed_switch(told) is None
+        assert num_looks <= 25

@@ -1,0 +1,194 @@
+"""What an administrator may decide about giving GPUs back, and that whoever restores obeys it."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.gpu.restore.command import restore
+from gpuenergyd.gpu.restore.executor import RestoreResult
+from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
+from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
+from tests.gpu.restore.test_journal import entry
+from tests.support.daemon_process import DaemonProcess, training
+from tests.support.waiting import wait_until
+from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want
+
+KEEP = RestoreRules(RestorePolicy.KEEP)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Two simulated A100s held by this process; workers are ended afterwards."""
+    with simulated_site(tmp_path, 2) as made:
+        yield made
+
+
+@pytest.fixture
+def journal(site: Site) -> Journal:
+    """The journal of that site."""
+    return Journal(site.folder / "journal.json")
+
+
+def _ours(site: Site, **changes: object) -> JournalEntry:
+    """Return an entry for the first GPU whose owner is this living process."""
+    mine = entry(site.gpus[0])
+    return replace(
+        mine,
+        world_path=str(site.host.path),
+        owner_pid=os.getpid(),
+        owner_start_ticks=process_start_ticks(os.getpid()),
+        **changes,  # type: ignore[arg-type]  # named where it is called
+    )
+
+
+def _limited(site: Site, policy: RestorePolicy) -> JournalEntry:
+    return _ours(
+        site,
+        control=Control.POWER_LIMIT,
+        saved_value=480.0,
+        known_by=KnownBy.READ,
+        intended_value=300.0,
+        restore_policy=policy,
+    )
+
+
+def test_what_somebody_else_changed_stays_and_is_reported(site: Site, journal: Journal) -> None:
+    journal.add([_limited(site, RestorePolicy.ONLY_IF_OURS)])
+    site.host.set_power_limit(site.gpus[0], 250.0)
+
+    (outcome,) = restore(journal.path)
+
+    assert outcome.result is RestoreResult.CHANGED_BY_OTHER
+    assert "somebody else set the power limit to 250 W" in outcome.detail
+    assert site.host.power_limit_w(site.gpus[0]) == 250.0
+
+
+def test_policy_restore_puts_back_what_somebody_else_changed_too(site: Site, journal: Journal) -> None:
+    journal.add([_limited(site, RestorePolicy.RESTORE)])
+    site.host.set_power_limit(site.gpus[0], 250.0)
+
+    (outcome,) = restore(journal.path)
+
+    assert outcome.result is RestoreResult.RESTORED
+    assert site.host.power_limit_w(site.gpus[0]) == 480.0
+
+
+def test_policy_keep_leaves_the_clock_of_a_job_that_runs_and_a_policy_by_hand_overrules_it(
+    site: Site, journal: Journal
+) -> None:
+    journal.add([_ours(site, restore_policy=RestorePolicy.KEEP)])
+    site.host.lock_sm_clock(site.gpus[0], 900)
+
+    (kept,) = restore(journal.path)
+    kept_at = site.locks()[0]
+    (restored,) = restore(journal.path, policy=RestorePolicy.ONLY_IF_OURS)
+
+    assert (kept.result, kept_at) == (RestoreResult.KEPT, 900)
+    assert f"pid {os.getpid()}) still runs" in kept.detail
+    assert (restored.result, site.locks()[0]) == (RestoreResult.RESTORED, None)
+
+
+def test_policy_keep_keeps_nothing_for_a_process_that_is_gone(site: Site, journal: Journal) -> None:
+    journal.add([replace(_ours(site, restore_policy=RestorePolicy.KEEP), owner_start_ticks=1)])
+    site.host.lock_sm_clock(site.gpus[0], 900)
+
+    (outcome,) = restore(journal.path)
+
+    assert (outcome.result, site.locks()[0]) == (RestoreResult.RESTORED, None)
+
+
+def test_baseline_of_a_gpu_wins_over_that_of_its_model_and_is_rounded_down_to_a_supported_clock(site: Site) -> None:
+    first, second = site.host.identities()
+    rules = RestoreRules(baseline_sm_clock_mhz={first.gpu_uuid: 1201, first.model_name: 1005})
+
+    assert (rules.baseline_of(first), rules.baseline_of(second)) == (1200, 1005)
+    assert RestoreRules().baseline_of(first) is None
+    assert RestoreRules.from_row(json.loads(json.dumps(rules.as_row()))) == rules
+
+
+def test_journal_of_the_version_before_is_still_restored(site: Site, journal: Journal) -> None:
+    journal.add([_ours(site)])
+    document = json.loads(journal.path.read_text())
+    document["version"] = 1
+    for fields in document["entries"]:
+        del fields["restore_policy"]
+    journal.path.write_text(json.dumps(document))
+    site.host.lock_sm_clock(site.gpus[0], 900)
+
+    (outcome,) = restore(journal.path)
+
+    assert (outcome.result, site.locks()[0]) == (RestoreResult.RESTORED, None)
+
+
+def test_worker_puts_the_configured_baseline_back(site: Site) -> None:
+    site.start_worker()
+    rules = RestoreRules(baseline_sm_clock_mhz={site.gpus[0]: 1305})
+
+    async def main() -> None:
+        async with site.linked(rules) as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900])
+            await link.restore(site.gpus, "end")
+            assert site.locks() == [1305, None]
+
+    run(main())
+
+
+def test_under_policy_restore_a_lock_of_somebody_else_is_not_fought_but_removed_in_the_end(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            site.host.lock_sm_clock(site.gpus[0], 1305)
+            await until(lambda: bool(heard.states))
+            assert "somebody else changed its clock lock" in heard.states[-1].detail
+            assert site.locks()[0] == 1305
+            await link.restore(site.gpus, "end")
+            assert site.locks() == [None, None]
+
+    run(main())
+
+
+def test_policy_keep_gives_clocks_back_when_the_next_daemon_is_there(site: Site) -> None:
+    """It measures its jobs un-tuned."""
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked(KEEP) as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900])
+            outcomes = await link.restore(site.gpus, "the daemon was stopped", is_leaving=True)
+            assert {o.result for o in outcomes} == {RestoreResult.KEPT}
+        assert site.locks() == [900, 900]
+        async with site.linked(KEEP):
+            await until(lambda: site.locks() == [None, None])
+            await until(lambda: site.journalled() == set())
+
+    run(main())
+
+
+def test_daemon_under_policy_keep_stops_without_touching_a_running_job(tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path, overrides={"restore_policy": "keep"}).start()
+    with training(daemon):
+        wait_until(daemon.is_lowered, 60)
+
+        assert daemon.stop() == 0
+        was_kept = daemon.is_lowered()
+        outcomes = restore(daemon.journal_path)
+
+    assert was_kept
+    assert RestoreResult.KEPT in {o.result for o in outcomes}
+    assert RestoreResult.FAILED not in {o.result for o in restore(daemon.journal_path)}
+    assert daemon.is_as_found()

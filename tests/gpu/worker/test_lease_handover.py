@@ -1,0 +1,121 @@
+"""A core that is restarted in order finds its leases kept; every other end of a core gives the clocks back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.errors import GpuError
+from gpuenergyd.gpu.link.client import WorkerLink
+from gpuenergyd.gpu.worker.lease_handover import Claim, Keeping
+from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want, with_worker
+
+TOKEN = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Two simulated A100s held by this process; workers are ended afterwards."""
+    with simulated_site(tmp_path, 2) as made:
+        yield made
+
+
+async def lower_and_go(site: Site, keep_s: float) -> None:
+    """Be a core that lowers the first GPU's clock, hands over and ends."""
+    async with site.linked() as (link, heard):
+        await link.lease("L1", site.gpus[:1], OWNER)
+        want(link, site.gpus[0], 1110)
+        await until(lambda: bool(heard.clock_sets))
+        await link.hand_over(TOKEN, keep_s)
+
+
+@pytest.mark.fault(40)
+def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        await lower_and_go(site, 60.0)
+        async with site.linked(token=TOKEN) as (link, heard):
+            assert link.has_taken_over
+            assert site.locks() == [1110, None]
+            want(link, site.gpus[0], 1050)
+            await until(lambda: bool(heard.clock_sets))
+            assert site.locks() == [1050, None]
+        await until(lambda: site.locks() == [None, None])
+
+    run(main())
+
+
+@pytest.mark.fault(40)
+@pytest.mark.parametrize("token", ["", "f" * 32])
+def test_another_core_finds_every_clock_given_back(site: Site, token: str) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        await lower_and_go(site, 60.0)
+        async with site.linked(token=token) as (link, _):
+            assert not link.has_taken_over
+            await until(lambda: site.locks() == [None, None])
+
+    run(main())
+
+
+def test_without_a_next_core_the_clocks_come_back_when_the_time_is_over(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        await lower_and_go(site, 0.2)
+        await until(lambda: site.locks() == [None, None] and not site.journalled())
+
+    run(main())
+
+
+def test_a_worker_that_ends_with_its_core_keeps_nothing(site: Site) -> None:
+    worker = site.start_worker("--exit-with-core")
+
+    async def main() -> None:
+        await lower_and_go(site, 60.0)
+        await until(lambda: worker.poll() is not None)
+        assert site.locks() == [None, None]
+
+    run(main())
+
+
+@pytest.mark.fault(5)
+def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(site: Site) -> None:
+    site.start_worker("--core-silence-limit-s", "0.5")
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus[:1], OWNER)
+            want(link, site.gpus[0], 1110)
+            await until(lambda: site.locks() == [1110, None])
+            await until(lambda: site.locks() == [None, None])
+            await until(lambda: bool(heard.lost))
+        async with site.linked() as (link, _):
+            for _ in range(8):
+                await link.ping()
+
+    run(main())
+
+
+@with_worker
+async def test_a_promise_that_makes_no_sense_is_refused(site: Site, link: WorkerLink) -> None:
+    for token, keep_s in (("short", 1.0), (TOKEN, 0.0), (TOKEN, 1e9)):
+        with pytest.raises(GpuError, match="a token of 32 characters and up to 60 s are expected"):
+            await link.hand_over(token, keep_s)
+    assert site.locks() == [None, None]
+
+
+def test_a_token_opens_what_is_kept_once() -> None:
+    keeping = Keeping()
+    keeping.promise(TOKEN, 5.0)
+    before = keeping.claim(TOKEN)
+    assert keeping.begin(100.0)
+
+    assert before is Claim.NOTHING_KEPT
+    assert not keeping.has_run_out(104.9)
+    assert keeping.claim(TOKEN) is Claim.TAKEN_OVER
+    assert keeping.claim(TOKEN) is Claim.NOTHING_KEPT
+    assert not keeping.has_run_out(200.0)
+    assert not keeping.begin(300.0)

@@ -1,0 +1,443 @@
+"""The real worker process over the real socket."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.errors import DriverError, GpuError
+from gpuenergyd.gpu.link.client import GpuHealth, RestoreResult, WorkerLink
+from gpuenergyd.gpu.restore.command import restore
+from tests.support.waiting import wait_until
+from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want, with_worker
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Three simulated A100s held by this process; workers are ended afterwards."""
+    with simulated_site(tmp_path, 3) as made:
+        yield made
+
+
+@with_worker
+async def test_wish_is_carried_out_and_its_effect_reported(site: Site, link: WorkerLink) -> None:
+    assert [i.gpu_uuid for i in link.identities] == site.gpus
+    await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[1], 1110)
+    await until(lambda: bool(site.heard.clock_sets))
+    change = site.heard.clock_sets[0]
+    assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
+    assert change.effective_mono_ns is not None
+    assert change.due_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
+    assert change.actual_sm_clock_mhz == 1110
+    assert site.locks() == [None, 1110, None]
+
+
+@with_worker
+async def test_journal_is_on_disk_before_the_lease_is_granted(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus[:2], OWNER)
+    assert site.journalled() == set(site.gpus[:2])
+    assert site.locks() == [None, None, None]
+    await link.restore(site.gpus, "test")
+    assert site.journalled() == set()
+
+
+@with_worker
+async def test_wish_without_a_lease_is_refused(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus[:1], OWNER)
+    want(link, site.gpus[2], 900)
+    await until(lambda: bool(site.heard.clock_sets))
+    assert site.heard.clock_sets[0].error == "refused: no lease on this GPU"
+    assert site.host.num_clock_sets(site.gpus[2]) == 0
+
+
+@with_worker
+async def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(site: Site, link: WorkerLink) -> None:
+    (site.folder / "journal.json").mkdir()
+    with pytest.raises(GpuError, match="cannot"):
+        await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[0], 900)
+    await until(lambda: bool(site.heard.clock_sets))
+    assert site.heard.clock_sets[0].error is not None
+    assert site.locks() == [None, None, None]
+
+
+@with_worker
+async def test_second_lease_on_a_gpu_names_the_first(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus[:2], OWNER)
+    with pytest.raises(GpuError, match="is leased to L1"):
+        await link.lease("L2", site.gpus[1:], OWNER)
+    await link.restore(site.gpus[:2], "done")
+    await link.lease("L2", site.gpus[1:], OWNER)
+
+
+@pytest.mark.fault(36)
+@with_worker
+async def test_flood_of_wishes_is_coalesced_to_the_newest(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    clocks = link.identities[0].supported_sm_clocks_mhz
+    for k in range(300):
+        for gpu in site.gpus:
+            want(link, gpu, clocks[k % 20])
+    for gpu in site.gpus:
+        want(link, gpu, 1005)
+    await until(lambda: site.locks() == [1005, 1005, 1005])
+    await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in site.heard.clock_sets) == 3)
+    assert all(site.host.num_clock_sets(gpu) < 150 for gpu in site.gpus)
+
+
+@with_worker
+async def test_wish_for_the_clock_in_force_calls_nobody(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[0], 1110)
+    await until(lambda: bool(site.heard.clock_sets))
+    want(link, site.gpus[0], 1110)
+    want(link, site.gpus[1], 1110)
+    await until(lambda: site.locks()[1] == 1110)
+    assert (await link.ping())["num_sets_skipped"] == 1
+    assert site.host.num_clock_sets(site.gpus[0]) == 1
+
+
+@with_worker
+async def test_wish_between_two_clocks_gets_the_faster_one(site: Site, link: WorkerLink) -> None:
+    """The worker's clamp never makes a job slower than it asked to be."""
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu, clock in zip(site.gpus, (1111, 5000, 1), strict=True):
+        want(link, gpu, clock)
+    await until(lambda: site.locks() == [1125, 1410, 210])
+
+
+@with_worker
+async def test_later_wish_is_carried_out_at_its_time_unless_replaced(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    now_ns = time.monotonic_ns()
+    for gpu in site.gpus[:2]:
+        link.want(
+            gpu,
+            1110,
+            later_sm_clock_mhz=1410,
+            later_at_mono_ns=now_ns + 300_000_000,
+            asked_mono_ns=now_ns,
+            reason="test",
+        )
+    want(link, site.gpus[1], 1200)
+    await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.heard.clock_sets))
+    (raised,) = (c for c in site.heard.clock_sets if c.requested_sm_clock_mhz == 1410)
+    assert raised.gpu_uuid == site.gpus[0]
+    assert raised.called_mono_ns >= now_ns + 300_000_000
+    await link.ping()
+    assert site.locks()[:2] == [1410, 1200]
+
+
+@with_worker
+async def test_restore_gives_clocks_back_ends_leases_and_drops_wishes(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu in site.gpus:
+        want(link, gpu, 900)
+    await until(lambda: site.locks() == [900, 900, 900])
+    want(link, site.gpus[0], 1005)
+    outcomes = await link.restore(site.gpus[:2], "test")
+    assert {(o.gpu_uuid, o.result) for o in outcomes} == {(gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]}
+    assert site.locks() == [None, None, 900]
+    want(link, site.gpus[0], 800)
+    await until(lambda: any(c.error for c in site.heard.clock_sets))
+    assert site.locks() == [None, None, 900]
+
+
+@with_worker
+async def test_power_limit_needs_a_lease_and_is_given_back_with_it(site: Site, link: WorkerLink) -> None:
+    gpu = site.gpus[0]
+    with pytest.raises(GpuError, match="does not cover"):
+        await link.limit("L1", gpu, 300.0, OWNER)
+    await link.lease("L1", site.gpus[:1], OWNER)
+    assert await link.limit("L1", gpu, 300.0, OWNER) == 300.0
+    assert await link.limit("L1", gpu, 250.0, OWNER) == 250.0
+    with pytest.raises(GpuError, match="100 to 480 W are"):
+        await link.limit("L1", gpu, 900.0, OWNER)
+    assert site.host.power_limit_w(gpu) == 250.0
+    assert {o.result for o in await link.restore([gpu], "end")} == {RestoreResult.RESTORED}
+    assert site.host.power_limit_w(gpu) == 480.0
+
+
+def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
+    worker = site.start_worker("--exit-with-core")
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+
+    run(main())
+
+    assert worker.wait(timeout=20) == 0
+    assert site.locks() == [None, None, None]
+    assert site.journalled() == set()
+    assert not (site.folder / "link.sock").exists()
+
+
+def test_next_core_is_served_after_the_first_is_gone(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+        await until(lambda: site.locks() == [None, None, None])
+        async with site.linked() as (link, _):
+            await link.lease("L2", site.gpus, OWNER)
+
+    run(main())
+
+
+def test_second_core_is_refused_while_one_is_connected(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked():
+            with pytest.raises((GpuError, DriverError), match="another core is connected"):
+                async with site.linked():
+                    pass
+
+    run(main())
+
+
+@pytest.mark.kill
+def test_keeper_gives_clocks_back_when_the_worker_is_killed(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            worker.kill()
+            await until(lambda: site.locks() == [None, None, None])
+            await until(lambda: site.journalled() == set())
+
+    run(main())
+
+
+def test_keeper_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            assert link.keeper_pid is not None
+            pidfd = os.pidfd_open(link.keeper_pid)
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            assert (await link.ping())["num_late_ticks"] >= 0
+            assert select.select([pidfd], [], [], 0)[0] == []
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, 20) == 0
+            assert (await asyncio.to_thread(select.select, [pidfd], [], [], 20))[0] == [pidfd]
+            os.close(pidfd)
+
+    run(main())
+
+
+def test_death_of_a_process_gives_its_gpus_back_without_a_word_of_the_core(site: Site) -> None:
+    """Of any process of the job; the other lease stays, and the core is told afterwards what became of it."""
+    site.start_worker()
+    dying, living = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    pidfds = {process: os.pidfd_open(process.pid) for process in (dying, living)}
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus[:2], replace(OWNER, pidfds=(pidfds[living], pidfds[dying])))
+            await link.lease("L2", site.gpus[2:], replace(OWNER, pidfds=(pidfds[living],)))
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            dying.kill()
+            await until(lambda: site.locks() == [None, None, 900])
+            outcomes = await link.restore(site.gpus[:2], "the core has heard of it too")
+            assert [(o.gpu_uuid, o.result) for o in outcomes] == [(g, RestoreResult.RESTORED) for g in site.gpus[:2]]
+            await link.lease("L3", site.gpus[:2], OWNER)
+
+    run(main())
+    for process, pidfd in pidfds.items():
+        os.close(pidfd)
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.kill
+def test_killed_worker_leaves_clocks_lowered_and_restore_brings_them_back(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+            site.kill(worker, link)
+            await until(lambda: bool(heard.lost))
+            with pytest.raises(GpuError, match="gone"):
+                await link.ping()
+
+    run(main())
+    assert site.locks() == [900, 900, 900]
+
+    would = restore(site.folder / "journal.json", is_dry_run=True)
+    assert [o.result for o in would] == [RestoreResult.WOULD_RESTORE] * 3
+    assert site.locks() == [900, 900, 900]
+    outcomes = restore(site.folder / "journal.json")
+
+    assert [o.result for o in outcomes] == [RestoreResult.RESTORED] * 3
+    assert site.locks() == [None, None, None]
+    assert restore(site.folder / "journal.json") == ()
+
+
+@pytest.mark.fault(6)
+@pytest.mark.kill
+def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[2], 900)
+            await until(lambda: site.locks()[2] == 900)
+            site.kill(worker, link)
+
+    run(main())
+    worker.wait()
+
+    site.start_worker()
+
+    wait_until(lambda: site.locks() == [None, None, None])
+    wait_until(lambda: site.journalled() == set())
+
+
+@with_worker
+async def test_restore_beside_a_living_worker_wins(site: Site, link: WorkerLink) -> None:
+    """A worker whose journal entry is gone drops the lease instead of lowering again."""
+    await link.lease("L1", site.gpus, OWNER)
+    want(link, site.gpus[0], 900)
+    await until(lambda: site.locks()[0] == 900)
+    await asyncio.to_thread(restore, site.folder / "journal.json")
+    want(link, site.gpus[0], 800)
+    await until(lambda: any(c.error for c in site.heard.clock_sets))
+    assert "somebody restored it" in str(site.heard.clock_sets[-1].error)
+    assert site.locks() == [None, None, None]
+
+
+def test_sigterm_restores_and_ends(site: Site) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, 20) == 0
+            assert site.locks() == [None, None, None]
+
+    run(main())
+
+
+def test_damaged_journal_is_kept_aside_and_every_gpu_reset(site: Site) -> None:
+    site.host.lock_sm_clock(site.gpus[1], 600)
+    (site.folder / "journal.json").write_text("{broken")
+    (site.folder / "journal.json").chmod(0o600)
+
+    site.start_worker()
+
+    wait_until(lambda: site.locks() == [None, None, None])
+    wait_until(lambda: any(site.folder.glob("journal.json.corrupt-*")))
+
+
+def test_samples_carry_the_counter_as_of_its_updates(site: Site) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (_, heard):
+            await until(lambda: len({s.energy_edge_mono_ns for s in heard.samples if s.gpu_uuid == site.gpus[0]}) > 12)
+            mine = [s for s in heard.samples if s.gpu_uuid == site.gpus[0] and s.energy_edge_mono_ns is not None]
+            edges = {s.energy_edge_mono_ns: s.total_energy_j for s in mine}
+            assert all(s.read_mono_ns >= (s.energy_edge_mono_ns or 0) for s in mine)
+            (first_ns, first_j), *_, (last_ns, last_j) = sorted(edges.items())
+            assert first_ns is not None
+            assert last_ns is not None
+            assert first_j is not None
+            assert last_j is not None
+            assert (last_j - first_j) / ((last_ns - first_ns) / 1e9) == pytest.approx(83.64, rel=0.05)
+            assert all(s.power_w is not None and s.sm_clock_mhz == 1410 for s in mine)
+
+    run(main())
+
+
+def test_malformed_datagrams_disturb_nobody(site: Site) -> None:
+    site.start_worker()
+    wait_until((site.folder / "link.sock").is_socket)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        wait_until(lambda: raw.connect_ex(str(site.folder / "link.sock")) == 0)
+        for junk in (b"\0\xff", b"[]", b"{}", b'{"type": "want"}', b'{"type": "lease", "lease_id": 1}', b'{"type": 5}'):
+            raw.send(junk)
+        raw.send(b'{"type": "restore", "request_id": 1, "gpu_uuids": ["GPU-none"], "reason": ""}')
+        raw.send(b'{"type": "nonsense", "request_id": 2}')
+        raw.settimeout(10)
+        replies = [raw.recv(100_000) for _ in range(1)]
+        while b'"request_id":2' not in replies[-1]:
+            replies.append(raw.recv(100_000))
+        assert b"no message type 'nonsense'" in replies[-1]
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            assert len(link.identities) == 3
+
+    run(main())
+
+
+def test_socket_is_closed_to_others(site: Site) -> None:
+    site.start_worker()
+    wait_until((site.folder / "link.sock").is_socket)
+
+    assert stat.S_IMODE((site.folder / "link.sock").stat().st_mode) == 0o660
+
+
+def test_second_worker_on_the_same_socket_gives_up_and_a_stale_socket_is_replaced(site: Site) -> None:
+    first = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked():
+            second = site.start_worker()
+            assert await asyncio.to_thread(second.wait, 20) == 2
+            assert second.stderr is not None
+            assert b"a worker already listens" in second.stderr.read()
+        first.kill()
+        first.wait()
+        site.start_worker()
+        async with site.linked():
+            pass
+
+    run(main())
+
+
+def test_bad_command_line_is_one_clear_line(site: Site) -> None:
+    worker = site.start_worker("--sample-period-s", "0")
+
+    assert worker.wait(timeout=20) == 2
+    assert worker.stderr is not None
+    assert worker.stderr.read().decode().splitlines() == [
+        "gpuenergyd-worker: --sample-period-s 0.0 must be between 0.001 and 10"
+    ]
+
+
+def test_health_is_part_of_the_contract() -> None:
+    assert {h.value for h in GpuHealth} == {"ok", "degraded", "wedged", "lost", "unrestored", "observe_only"}

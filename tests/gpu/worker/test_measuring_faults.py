@@ -1,0 +1,118 @@
+"""What a GPU says is not always what was asked for, nor in time: the measured value counts, and ages are told."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from gpuenergyd.gpu.drivers.nvml import NvmlHost
+from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
+from tests.gpu.conftest import NvmlWorld
+from tests.support.worker_site import OWNER, Site, run, until, want
+
+
+@pytest.fixture
+def site(nvml_world: NvmlWorld) -> Iterator[Site]:
+    """Three simulated GPUs that the workers know through NVML only."""
+    for gpu in nvml_world.gpus:
+        nvml_world.simulated.attach_process(gpu, os.getpid())
+    made = Site(nvml_world.simulated.path.parent, nvml_world.simulated, "nvml", nvml_world.environment())
+    yield made
+    made.end_workers()
+
+
+@pytest.mark.fault(13)
+def test_the_clock_that_a_power_limit_leaves_is_the_one_reported_and_not_the_one_asked_for(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("capped")
+    host = SimulatedHost.create(folder / "world", ["a100-sxm"], seed=2)
+    (gpu,) = (identity.gpu_uuid for identity in host.identities())
+    host.attach_process(gpu, os.getpid())
+    host.set_power_limit(gpu, 250.0)
+    site = Site(folder, host)
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, gpu, 600)
+            await until(lambda: bool(heard.clock_sets))
+            host.begin_work(gpu, InstructionWork(0.0, 600.0, 0.2))
+            want(link, gpu, 1395)
+            await until(lambda: len(heard.clock_sets) == 2)
+            change = heard.clock_sets[1]
+            assert (change.requested_sm_clock_mhz, change.error) == (1395, None)
+            assert change.actual_sm_clock_mhz is not None
+            assert 600 < change.actual_sm_clock_mhz < 1300
+            await until(lambda: all(s.is_power_capped for s in heard.samples[-5:]))
+            assert all((s.sm_clock_mhz or 9999) < 1300 for s in heard.samples[-5:])
+
+    try:
+        run(main())
+    finally:
+        site.end_workers()
+        host.close()
+
+
+@pytest.mark.fault(17)
+def test_power_is_the_instantaneous_field_and_the_averaged_call_stands_in_only_where_there_is_none(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost
+) -> None:
+    nvml_world.control.inject("nvmlDeviceGetPowerUsage", num_calls=0)
+    instant = nvml_host.read(nvml_world.gpus[0])
+    nvml_world.control.inject("nvmlDeviceGetPowerUsage", 999)
+    still_instant = nvml_host.read(nvml_world.gpus[0])
+    asked_while_there_was_a_field = nvml_world.control.num_hits("nvmlDeviceGetPowerUsage")
+    nvml_world.control.clear_faults()
+    nvml_world.control.inject("field_186", 3)
+    nvml_world.control.inject("nvmlDeviceGetPowerUsage")
+    averaged = nvml_host.read(nvml_world.gpus[0])
+
+    assert None not in {instant.power_w, still_instant.power_w, averaged.power_w}
+    assert asked_while_there_was_a_field == 0
+    assert nvml_world.control.num_hits("nvmlDeviceGetPowerUsage") == 1
+
+
+@pytest.mark.fault(31)
+def test_under_a_lease_the_driver_is_never_let_go_of_so_that_it_cannot_forget_a_lock(
+    site: Site, nvml_world: NvmlWorld
+) -> None:
+    for index in range(3):
+        nvml_world.control.set_persistence(index, is_on=False)
+    nvml_world.control.inject("nvmlShutdown")
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            for clock in (900, 1005, 900):
+                want(link, site.gpus[0], clock)
+                await until(lambda clock=clock: site.locks()[0] == clock)  # type: ignore[misc]
+            await until(lambda: len(heard.samples) > 30)
+            assert nvml_world.control.num_hits("nvmlShutdown") == 0
+            assert site.locks()[0] == 900
+
+    run(main())
+
+
+@pytest.mark.fault(49)
+def test_readings_that_take_longer_than_the_period_are_skipped_counted_and_never_queued(
+    site: Site, nvml_world: NvmlWorld
+) -> None:
+    nvml_world.control.inject("nvmlDeviceGetClockInfo", delay_s=0.03)
+    site.start_worker("--sample-period-s", "0.01")
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await until(lambda: len(heard.samples) > 30)
+            counters = await link.ping()
+            # Three GPUs of 30 ms each: of ten ticks at most one is kept.
+            assert counters["num_late_ticks"] > len(heard.samples)
+            read_ns = [s.read_mono_ns for s in heard.samples if s.gpu_uuid == site.gpus[0]]
+            assert (read_ns[-1] - read_ns[0]) / (len(read_ns) - 1) > 80_000_000
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[1], 900)
+            await until(lambda: site.locks()[1] == 900)
+
+    run(main())

@@ -1,0 +1,303 @@
+"""The real worker on the unmodified NVML binding and the fake driver library: what goes wrong stays with its GPU."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gpuenergyd.errors import GpuError
+from gpuenergyd.gpu.link.client import GpuHealth, RestoreResult, WorkerLink
+from gpuenergyd.gpu.restore.command import restore
+from tests.gpu.conftest import NvmlWorld
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.waiting import wait_until
+from tests.support.worker_site import OWNER, Site, run, until, want, with_worker
+
+SHORT = ("--read-deadline-s", "0.5", "--set-deadline-s", "0.5")
+
+
+@pytest.fixture
+def site(nvml_world: NvmlWorld) -> Iterator[Site]:
+    """Three simulated GPUs that the workers know through NVML only."""
+    for gpu in nvml_world.gpus:
+        nvml_world.simulated.attach_process(gpu, os.getpid())
+    made = Site(nvml_world.simulated.path.parent, nvml_world.simulated, "nvml", nvml_world.environment())
+    yield made
+    made.end_workers()
+
+
+@pytest.fixture
+def control(nvml_world: NvmlWorld) -> FakeNvmlControl:
+    """What injects the faults."""
+    return nvml_world.control
+
+
+@with_worker
+async def test_worker_controls_and_restores_through_nvml(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu, clock in zip(site.gpus, (1110, 1200, 1005), strict=True):
+        want(link, gpu, clock)
+    await until(lambda: site.locks() == [1110, 1200, 1005])
+    await until(lambda: len(site.heard.clock_sets) == 3)
+    assert all(c.error is None and c.effective_mono_ns is not None for c in site.heard.clock_sets)
+    outcomes = await link.restore(site.gpus, "test")
+    assert {o.result for o in outcomes} == {RestoreResult.RESTORED}
+    assert site.locks() == [None, None, None]
+
+
+def test_killed_worker_is_made_good_by_restore_through_nvml(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            site.kill(worker, link)
+
+    run(main())
+    worker.wait()
+    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(site.host.path))
+
+    outcomes = restore(site.folder / "journal.json")
+
+    assert {o.result for o in outcomes} == {RestoreResult.RESTORED}
+    assert site.locks() == [None, None, None]
+
+
+@pytest.mark.fault(7)
+def test_hanging_set_wedges_one_gpu_and_the_others_go_on(site: Site, control: FakeNvmlControl) -> None:
+    control.inject("nvmlDeviceSetGpuLockedClocks", gpu_index=1, num_calls=1, delay_s=3.0)
+    site.start_worker(*SHORT)
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[1], 900)
+            want(link, site.gpus[0], 900)
+            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.WEDGED)
+            await until(lambda: site.locks()[0] == 900)
+            want(link, site.gpus[2], 1005)
+            await until(lambda: site.locks()[2] == 1005)
+            await link.ping()
+            with pytest.raises(GpuError, match="is wedged"):
+                await link.lease("L2", site.gpus[1:2], OWNER)
+            outcomes = {o.gpu_uuid: o.result for o in await link.restore(site.gpus, "its job is over")}
+            assert outcomes[site.gpus[1]] is RestoreResult.FAILED
+            assert outcomes[site.gpus[0]] is RestoreResult.RESTORED
+            assert site.journalled() == {site.gpus[1]}
+            # The call returns at last, and has lowered the clock: the worker restores it unasked.
+            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.OK)
+            assert site.locks() == [None, None, None]
+            assert site.journalled() == set()
+
+    run(main())
+
+
+@pytest.mark.fault(7)
+def test_hanging_read_wedges_one_gpu_and_its_readings_grow_old(site: Site, control: FakeNvmlControl) -> None:
+    site.start_worker(*SHORT)
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await until(lambda: len(heard.samples) > 30)
+            control.inject("nvmlDeviceGetClockInfo", gpu_index=2, num_calls=1, delay_s=3.0)
+            await until(lambda: heard.health(site.gpus[2]) is GpuHealth.WEDGED)
+            heard.samples.clear()
+            await until(lambda: len(heard.samples) > 30)
+            assert site.gpus[2] not in {s.gpu_uuid for s in heard.samples}
+            await link.lease("L1", site.gpus[:2], OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            await until(lambda: site.gpus[2] in {s.gpu_uuid for s in heard.samples})
+            await until(lambda: heard.health(site.gpus[2]) is GpuHealth.OK)
+
+    run(main())
+
+
+def test_worker_ends_while_a_call_hangs_and_its_keeper_makes_that_gpu_good(
+    site: Site, control: FakeNvmlControl
+) -> None:
+    """The journal still holds the GPU whose reset never returned; the next call for it does."""
+    control.inject("nvmlDeviceResetGpuLockedClocks", gpu_index=0, num_calls=1, delay_s=60.0)
+    worker = site.start_worker(*SHORT, "--exit-with-core")
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            await link.lease("L1", site.gpus, OWNER)
+            for gpu in site.gpus:
+                want(link, gpu, 900)
+            await until(lambda: site.locks() == [900, 900, 900])
+
+    run(main())
+
+    assert worker.wait(timeout=20) == 0
+    wait_until(lambda: site.locks() == [None, None, None])
+    wait_until(lambda: site.journalled() == set())
+
+
+@pytest.mark.fault(8)
+def test_lost_gpu_is_told_and_stops_no_other(site: Site, control: FakeNvmlControl) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            control.inject("*", 15, gpu_index=1)
+            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.LOST)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            want(link, site.gpus[1], 900)
+            await until(lambda: any(c.gpu_uuid == site.gpus[1] and c.error for c in heard.clock_sets))
+            control.clear_faults()
+            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.OK)
+
+    run(main())
+
+
+def test_failed_restore_is_told_kept_and_tried_again_until_it_works(site: Site, control: FakeNvmlControl) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus[:1], OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            control.inject("nvmlDeviceResetGpuLockedClocks", 999)
+            (outcome,) = await link.restore(site.gpus[:1], "test")
+            assert outcome.result is RestoreResult.FAILED
+            assert site.journalled() == {site.gpus[0]}
+            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.UNRESTORED)
+            control.clear_faults()
+            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.OK)
+            assert site.locks()[0] is None
+            assert site.journalled() == set()
+
+    run(main())
+
+
+@pytest.mark.fault(9)
+def test_without_permission_the_gpu_is_observed_and_leases_say_why(site: Site, control: FakeNvmlControl) -> None:
+    control.set_privileged(False)
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY)
+            with pytest.raises(GpuError, match="CAP_SYS_ADMIN"):
+                await link.lease("L1", site.gpus[:1], OWNER)
+            await until(lambda: len(heard.samples) > 10)
+            assert site.locks() == [None, None, None]
+
+    run(main())
+
+
+@pytest.mark.fault(30)
+def test_mig_gpu_is_observed_and_leases_say_why(site: Site, control: FakeNvmlControl) -> None:
+    control.set_mig(0, is_on=True)
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            assert heard.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY
+            with pytest.raises(GpuError, match="MIG is enabled"):
+                await link.lease("L1", site.gpus, OWNER)
+            await link.lease("L1", site.gpus[1:], OWNER)
+            await until(lambda: site.gpus[0] in {s.gpu_uuid for s in heard.samples})
+
+    run(main())
+
+
+def test_worker_told_to_observe_changes_nothing(site: Site) -> None:
+    site.start_worker("--observe-only")
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            with pytest.raises(GpuError, match="started to observe only"):
+                await link.lease("L1", site.gpus, OWNER)
+            await until(lambda: {s.gpu_uuid for s in heard.samples} == set(site.gpus))
+
+    run(main())
+
+
+@pytest.mark.fault(8)
+@pytest.mark.parametrize(("xid", "health"), [(79, GpuHealth.LOST), (48, GpuHealth.DEGRADED)])
+def test_critical_error_changes_the_gpus_state(
+    site: Site, control: FakeNvmlControl, xid: int, health: GpuHealth
+) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (_, heard):
+            deadline = time.monotonic() + 20.0
+            while heard.health(site.gpus[2]) is GpuHealth.OK:
+                control.raise_xid(2, xid)
+                seen = len(heard.samples)
+                await until(lambda seen=seen: len(heard.samples) > seen)  # type: ignore[misc]
+                assert time.monotonic() < deadline
+            assert heard.health(site.gpus[2]) is health
+            assert f"Xid {xid}" in heard.states[-1].detail
+
+    run(main())
+
+
+@pytest.mark.fault(48)
+def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlControl) -> None:
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, heard):
+            await link.lease("L1", site.gpus, OWNER)
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            site.host.reload_driver()
+            control.reload_driver()
+            heard.samples.clear()
+            await until(lambda: any((s.total_energy_j or 1e9) < 1000.0 for s in heard.samples))
+            # The same clock as before: it must be set anew, not taken for granted.
+            want(link, site.gpus[0], 900)
+            await until(lambda: site.locks()[0] == 900)
+            assert {o.result for o in await link.restore(site.gpus, "end")} == {RestoreResult.RESTORED}
+
+    run(main())
+
+
+@pytest.mark.fault(14)
+@with_worker
+async def test_what_somebody_else_unlocks_is_respected_and_told(site: Site, link: WorkerLink) -> None:
+    await link.lease("L1", site.gpus, OWNER)
+    for gpu in site.gpus:
+        want(link, gpu, 900)
+    await until(lambda: site.locks() == [900, 900, 900])
+    site.host.lock_sm_clock(site.gpus[0], 1305)
+    await until(lambda: site.heard.health(site.gpus[0]) is GpuHealth.DEGRADED)
+    assert "somebody else changed its clock lock" in site.heard.states[-1].detail
+    await link.restore(site.gpus, "end")
+    assert site.locks() == [1305, None, None]
+    assert site.journalled() == set()
+
+
+@pytest.mark.fault(12)
+def test_driver_that_is_not_there_yet_is_waited_for(site: Site, control: FakeNvmlControl) -> None:
+    control.inject("nvmlInitWithFlags", 9, num_calls=2)
+    site.start_worker()
+
+    async def main() -> None:
+        async with site.linked() as (link, _):
+            assert [i.gpu_uuid for i in link.identities] == site.gpus
+
+    run(main())
+
+
+def test_child_of_the_core_fails_at_once_without_a_driver(site: Site, control: FakeNvmlControl) -> None:
+    control.inject("nvmlInitWithFlags", 9)
+    worker = site.start_worker("--exit-with-core")
+
+    wait_until(lambda: worker.poll() is not None)
+
+    assert worker.returncode == 1
+    assert worker.stderr is not None
+    assert b"load the nvidia kernel module" in worker.stderr.read()

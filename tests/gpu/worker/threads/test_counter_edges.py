@@ -1,0 +1,134 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
+
+
+def _follow(
+    *, period_ns: int, phase_ns: int, tick_ns: int, until_ns: int, lateness: list[int]
+) -> tuple[EnergyEdges, list[tuple[int, float]], int]:
+    """Read a counter of 100 W on its grid as the sampler would; return what was said and the number of reads."""
+    edges = EnergyEdges()
+    said: list[tuple[int, float]] = []
+    now_ns, next_tick_ns, reads = 1, tick_ns, 0
+    while now_ns < until_ns:
+        shown_ns = phase_ns + (now_ns - phase_ns) // period_ns * period_ns
+        edges.observe(now_ns, round(100.0 * (shown_ns + 10**12) / 1e9, 3))
+        reads += 1
+        if edges.edge_mono_ns is not None and edges.edge_energy_j is not None:
+            said.append((edges.edge_mono_ns, edges.edge_energy_j))
+        while next_tick_ns <= now_ns:
+            next_tick_ns += tick_ns
+        wanted = edges.next_look_ns or next_tick_ns
+        now_ns = max(now_ns + 50_000, min(next_tick_ns, wanted)) + lateness[reads % len(lateness)]
+    return edges, said, reads
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    period_ms=st.sampled_from([50, 100, 101, 130, 200]),
+    phase_ns=st.integers(0, 49_000_000),
+    lateness=st.lists(st.integers(0, 300_000), min_size=1, max_size=7),
+)
+def test_each_value_is_dated_to_its_update_within_two_milliseconds(
+    period_ms: int, phase_ns: int, lateness: list[int]
+) -> None:
+    _, said, _ = _follow(
+        period_ns=period_ms * 1_000_000,
+        phase_ns=phase_ns,
+        tick_ns=20_000_000,
+        until_ns=6_000_000_000,
+        lateness=lateness,
+    )
+
+    assert len({edge for edge, _ in said}) >= 12
+    for edge_ns, energy_j in said:
+        true_ns = round(energy_j / 100.0 * 1e9) - 10**12
+        assert abs(edge_ns - true_ns) < 2_000_000
+
+
+@settings(max_examples=30, deadline=None)
+@given(phase_ns=st.integers(0, 19_000_000), lateness=st.lists(st.integers(0, 300_000), min_size=1, max_size=5))
+def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[int]) -> None:
+    """A wrong date costs a whole step, so it is never off by one."""
+    _, said, _ = _follow(
+        period_ns=20_000_000, phase_ns=phase_ns, tick_ns=25_000_000, until_ns=3_000_000_000, lateness=lateness
+    )
+
+    for edge_ns, energy_j in said:
+        true_ns = round(energy_j / 100.0 * 1e9) - 10**12
+        assert abs(edge_ns - true_ns) < 3_000_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    phase_ns=st.integers(0, 99_000_000),
+    tick_ms=st.sampled_from([20, 100]),
+    lateness=st.lists(st.one_of(st.integers(0, 300_000), st.integers(0, 40_000_000)), min_size=5, max_size=60),
+)
+def test_a_busy_host_that_reads_late_does_not_lead_it_astray(phase_ns: int, tick_ms: int, lateness: list[int]) -> None:
+    """Some readings come tens of milliseconds late, in learning too; most updates are still dated well."""
+    quiet = [100_000] * 200
+    _, said, _ = _follow(
+        period_ns=100_000_000,
+        phase_ns=phase_ns,
+        tick_ns=tick_ms * 1_000_000,
+        until_ns=20_000_000_000,
+        lateness=lateness + quiet,
+    )
+
+    errors_ns = sorted(abs(edge - (round(energy / 100.0 * 1e9) - 10**12)) for edge, energy in dict(said).items())
+    assert errors_ns[int(0.9 * len(errors_ns))] < 4_000_000
+
+
+def test_following_costs_few_extra_readings() -> None:
+    _, _, reads = _follow(
+        period_ns=100_000_000, phase_ns=31_000_000, tick_ns=20_000_000, until_ns=20_000_000_000, lateness=[100_000]
+    )
+
+    assert reads < 1000 + 200 * 3 + 600  # ticks, three looks per update, learning
+
+
+@pytest.mark.parametrize(("phase_ms", "most_looks"), [(50, 80), (99, 180)])
+def test_looks_are_rare_where_ordinary_readings_tell_and_never_too_rare_to_date_updates(
+    phase_ms: int, most_looks: int
+) -> None:
+    """Ten readings a second of a counter with that period: in the middle of its steps, and right at them."""
+    _, said, reads = _follow(
+        period_ns=100_000_000,
+        phase_ns=phase_ms * 1_000_000,
+        tick_ns=100_000_000,
+        until_ns=20_000_000_000,
+        lateness=[100_000],
+    )
+    edges = sorted({edge for edge, _ in said})
+
+    assert reads - 200 - 500 < most_looks  # ticks and learning
+    assert max(b - a for a, b in pairwise(edges)) <= 610_000_000  # two rounds of looks at most
+
+
+@pytest.mark.fault(16)
+def test_decreasing_counter_begins_anew() -> None:
+    edges = EnergyEdges()
+    for k in range(800):
+        edges.observe(k * 2_000_000, 500.0 + k // 50)
+    assert edges.edge_energy_j is not None
+
+    edges.observe(1_601_000_000, 3.0)
+
+    assert edges.num_resets == 1
+    assert edges.edge_mono_ns is None
+    assert edges.edge_energy_j is None
+
+
+@pytest.mark.parametrize("energy_j", [None, 42.0])
+def test_counter_that_is_missing_or_stands_still_wants_no_more_than_ordinary_readings(energy_j: float | None) -> None:
+    edges = EnergyEdges()
+    for k in range(1000):
+        edges.observe(k * 2_000_000, energy_j)
+
+    assert edges.next_look_ns == 0
+    assert edges.edge_mono_ns is None
