@@ -82,7 +82,7 @@ mutation: $(STAMP)  ## small wrong changes to core and planning: do the tests no
 	$(BIN)/python benchmarks/mutation.py --sample $(SAMPLE) --seed $(SEED) $(MUTATION_ARGS)
 
 fuzz: $(STAMP)  ## 100,000 mutated messages over the sockets, as many in process; made-up requests from the API description
-	FUZZ_MESSAGES=100000 timeout 1500 $(BIN)/python -m pytest -q -s tests/daemon/test_socket_fuzz.py tests/daemon/test_fuzz.py tests/daemon/test_schemathesis.py
+	FUZZ_MESSAGES=100000 timeout 1500 $(BIN)/python -m pytest -q -s tests/daemon/api/test_socket_fuzz.py tests/daemon/api/test_fuzz.py tests/daemon/api/test_schemathesis.py
 
 # What the planner is compared with, where it can be had: without it that comparison says that it was not installed.
 $(RIVAL): $(STAMP)

@@ -96,7 +96,7 @@ class Instruments:
 
     def _watch_requests(self) -> None:
         """From the last bytes read of a connection to the first write of an answer to it; not of other users'."""
-        from gpuenergyd.daemon.connection_guard import GuardedProtocol  # noqa: PLC0415  the path is set by now
+        from gpuenergyd.daemon.api.connection_guard import GuardedProtocol  # noqa: PLC0415  the path is set by now
 
         received = GuardedProtocol.data_received
 
@@ -158,7 +158,7 @@ def install() -> None:
 
 def without_fair_turns() -> None:
     """Let every user begin as many requests per turn as have come: what `FairTurns` is compared with."""
-    from gpuenergyd.daemon import fair_turns  # noqa: PLC0415  as above
+    from gpuenergyd.daemon.api import fair_queue as fair_turns  # noqa: PLC0415  as above
 
     fair_turns.REQUESTS_PER_TURN = sys.maxsize
     fair_turns.FairTurns.__init__.__defaults__ = (sys.maxsize, *fair_turns.FairTurns.__init__.__defaults__[1:])  # type: ignore[index]

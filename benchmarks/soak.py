@@ -42,17 +42,17 @@ time.time_ns = lambda: _WALL_NS + _now_ns - _START_NS
 from gpuenergyd.core.job.rules import JobRules  # noqa: E402
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
-from gpuenergyd.daemon.access import AccessRules  # noqa: E402
-from gpuenergyd.daemon.administrator import AdministratorLeases  # noqa: E402
-from gpuenergyd.daemon.gpu_leases import GpuLeases  # noqa: E402
-from gpuenergyd.daemon.gpus import Gpus  # noqa: E402
-from gpuenergyd.daemon.jobs import Jobs  # noqa: E402
-from gpuenergyd.daemon.memory import allocate_from_one_arena  # noqa: E402
-from gpuenergyd.daemon.parts import Parts  # noqa: E402
-from gpuenergyd.daemon.peers import Peer  # noqa: E402
+from gpuenergyd.daemon.across_hosts.pipeline_member import Parts  # noqa: E402
+from gpuenergyd.daemon.api.server import Server  # noqa: E402
+from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
+from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
+from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
+from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
+from gpuenergyd.daemon.manual_leases.leases import GpuLeases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
-from gpuenergyd.daemon.server import Server  # noqa: E402
-from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes  # noqa: E402
+from gpuenergyd.daemon.runtime.memory import allocate_from_one_arena  # noqa: E402
+from gpuenergyd.daemon.runtime.peer_credentials import Peer  # noqa: E402
+from gpuenergyd.daemon.zeusd.requests import ZeusdWishes  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.client import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402

@@ -19,7 +19,7 @@ from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
 from gpuenergyd.cli.command_tree import described_commands
 from gpuenergyd.client.connection import DaemonConnection
-from gpuenergyd.daemon.api_description import api_description
+from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.settings import Settings, load_settings
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import blocks, inline_commands, shell_script

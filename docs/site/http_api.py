@@ -3,7 +3,7 @@
 from typing import Any
 
 from docs.site.markdown import code, page, table
-from gpuenergyd.daemon.api_description import api_description
+from gpuenergyd.daemon.api.openapi import api_description
 
 
 def http_api_page() -> str:

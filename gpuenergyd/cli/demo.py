@@ -89,7 +89,7 @@ def demo(
 
     Trains a small GPT on a real pipeline under a private daemon: baseline, profiling, planned iterations, a report.
     """
-    from gpuenergyd.daemon.plugins import check_policy_name  # noqa: PLC0415  start fast
+    from gpuenergyd.daemon.processes.plugins import check_policy_name  # noqa: PLC0415  start fast
     from gpuenergyd.gpu.drivers.opening import DRIVERS  # noqa: PLC0415  start fast
 
     check_policy_name(policy)

@@ -65,7 +65,7 @@ def _send(socket_path: str, url: SplitResult) -> None:
         GpuEnergyError: no daemon answers, or no collector takes it.
     """
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
-    from gpuenergyd.daemon.otlp import otlp_metrics  # noqa: PLC0415  as above
+    from gpuenergyd.daemon.api.otlp import otlp_metrics  # noqa: PLC0415  as above
 
     client = DaemonClient(socket_path)
     try:

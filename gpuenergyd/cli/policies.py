@@ -18,7 +18,7 @@ def policies(*, as_json: JsonOption = False) -> int:
 
     Found by entry point; a broken one says why.
     """
-    from gpuenergyd.daemon.plugins import installed_policies  # noqa: PLC0415  imports every plugin
+    from gpuenergyd.daemon.processes.plugins import installed_policies  # noqa: PLC0415  imports every plugin
 
     found = [(kind, plugin) for kind, group in _KINDS.items() for plugin in installed_policies(group)]
     if as_json:

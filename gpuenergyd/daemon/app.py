@@ -12,33 +12,33 @@ from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.daemon.access import AccessRules
-from gpuenergyd.daemon.administrator import AdministratorLeases
-from gpuenergyd.daemon.carbon_service import CarbonService
-from gpuenergyd.daemon.carbon_service import is_wanted as carbon_is_wanted
-from gpuenergyd.daemon.children import GpuWorker
-from gpuenergyd.daemon.clock_socket import ClockSocket
-from gpuenergyd.daemon.gpu_leases import GpuLeases
-from gpuenergyd.daemon.gpus import Gpus, utc_at
-from gpuenergyd.daemon.hand_over import take_hand_over, write_hand_over
-from gpuenergyd.daemon.host_energy import HostEnergy
-from gpuenergyd.daemon.jobs import Jobs
-from gpuenergyd.daemon.listening import InstanceLock, open_listener
-from gpuenergyd.daemon.log_flood import FloodGuard
-from gpuenergyd.daemon.memory import allocate_from_one_arena
-from gpuenergyd.daemon.model_memory import ModelMemory
-from gpuenergyd.daemon.parts import Parts
-from gpuenergyd.daemon.pauses import keep_pauses_short
-from gpuenergyd.daemon.plugins import TARGET_GROUP, check_policy_name, policy_names
-from gpuenergyd.daemon.policy_link import PolicyLink
+from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
+from gpuenergyd.daemon.api.clock_socket import ClockSocket
+from gpuenergyd.daemon.api.server import Server
+from gpuenergyd.daemon.api.status import daemon_status, job_detail
+from gpuenergyd.daemon.carbon.service import CarbonService
+from gpuenergyd.daemon.carbon.service import is_wanted as carbon_is_wanted
+from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.gpus.host_energy import HostEnergy
+from gpuenergyd.daemon.gpus.inventory import Gpus, utc_at
+from gpuenergyd.daemon.jobs.handover import hand_over_jobs, take_over_job
+from gpuenergyd.daemon.jobs.handover_file import take_hand_over, write_hand_over
+from gpuenergyd.daemon.jobs.previous_runs import ModelMemory
+from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
+from gpuenergyd.daemon.manual_leases.leases import GpuLeases
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.server import Server
+from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
+from gpuenergyd.daemon.processes.launch import starters
+from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, check_policy_name, policy_names
+from gpuenergyd.daemon.processes.policy_client import PolicyLink
+from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
+from gpuenergyd.daemon.runtime.log_rate_limit import FloodGuard
+from gpuenergyd.daemon.runtime.memory import allocate_from_one_arena
+from gpuenergyd.daemon.runtime.pauses import keep_pauses_short
+from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
-from gpuenergyd.daemon.sleep_watch import SleepWatch
-from gpuenergyd.daemon.starting import starters
-from gpuenergyd.daemon.status import daemon_status, job_detail
-from gpuenergyd.daemon.taking_over import hand_over_jobs, take_over_job
-from gpuenergyd.daemon.zeusd_wishes import ZeusdWishes
+from gpuenergyd.daemon.zeusd.requests import ZeusdWishes
 from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import ClockSet, GpuSample, GpuStateChange

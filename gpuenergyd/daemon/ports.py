@@ -11,9 +11,9 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.previous_run import RememberedModel
-from gpuenergyd.daemon.carbon_questions import TargetQuestion, TargetReply
-from gpuenergyd.daemon.gpus import Gpus
-from gpuenergyd.daemon.policy_link import PolicyFailure
+from gpuenergyd.daemon.carbon.policy_queries import TargetQuestion, TargetReply
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner, RestoreOutcome
 from gpuenergyd.store.records import Record
 

@@ -11,7 +11,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
     POST /v1/pipelines    PipelineReport   -> PipelineReply
     POST /v1/leases       LeaseRequest     -> LeaseGranted     an administrator's, outside any job
     POST /v1/leases/release  LeaseRelease  -> LeaseReleased
-    GET  /v1/status       -> the daemon's state, see daemon/server.py
+    GET  /v1/status       -> the daemon's state, see daemon/api/server.py
 """
 
 from dataclasses import dataclass

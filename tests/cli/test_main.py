@@ -95,7 +95,7 @@ def test_a_bug_is_one_line_and_its_traceback_on_request(
     def broken(_group: str) -> None:
         raise ZeroDivisionError("nobody expected this")
 
-    monkeypatch.setattr("gpuenergyd.daemon.plugins.installed_policies", broken)
+    monkeypatch.setattr("gpuenergyd.daemon.processes.plugins.installed_policies", broken)
     assert run(["policies"]) == 1
     plain = capsys.readouterr().err
     monkeypatch.setenv("GPUENERGYD_DEBUG", "1")
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def interrupted(_group: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpuenergyd.daemon.plugins.installed_policies", interrupted)
+    monkeypatch.setattr("gpuenergyd.daemon.processes.plugins.installed_policies", interrupted)
 
     assert run(["policies"]) == 130
     assert capsys.readouterr().err == ""
@@ -126,7 +126,7 @@ def test_every_error_ends_with_its_own_exit_code(
     def failing(_group: str) -> None:
         raise RareError("two\nlines")
 
-    monkeypatch.setattr("gpuenergyd.daemon.plugins.installed_policies", failing)
+    monkeypatch.setattr("gpuenergyd.daemon.processes.plugins.installed_policies", failing)
 
     assert run(["policies"]) == 7
     assert capsys.readouterr().err == "gpuenergyd: two lines\n"

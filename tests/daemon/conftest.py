@@ -112,7 +112,7 @@ def host_command(hostile_distribution: Path) -> tuple[str, ...]:
     """Return a policy host's command that finds the hostile policies too."""
     program = (
         f"import sys; sys.path.insert(0, {str(hostile_distribution)!r});"
-        " from gpuenergyd.daemon.policy_host import main; main()"
+        " from gpuenergyd.daemon.processes.policy_host import main; main()"
     )
     return (sys.executable, "-I", "-c", program)
 

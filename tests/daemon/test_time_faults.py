@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpuenergyd.core.measurement.telemetry import ClockHistory
-from gpuenergyd.daemon.gpus import Gpu
-from gpuenergyd.daemon.sleep_watch import SleepWatch
+from gpuenergyd.daemon.gpus.inventory import Gpu
+from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import GpuSample
 from gpuenergyd.store.records import Record, RollupRecord
-from tests.daemon.test_jobs import Stage, plan, play, settle
+from tests.daemon.jobs.test_registry import Stage, plan, play, settle
 from tests.support.virtual_time import VirtualTime
 
 NS_PER_S = 1_000_000_000

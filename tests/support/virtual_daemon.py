@@ -17,14 +17,14 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.previous_run import RememberedModel
-from gpuenergyd.daemon.gpus import Gpus
-from gpuenergyd.daemon.job_runner import JobRunner
-from gpuenergyd.daemon.jobs import Jobs
-from gpuenergyd.daemon.model_memory import ModelMemory
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.jobs.previous_runs import ModelMemory
+from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import HistoryPort, JobServices, WorkerPort
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
-from tests.daemon.test_jobs import ME, settle
+from tests.daemon.jobs.test_registry import ME, settle
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining
 
 LATENCY_S = 0.006

@@ -6,7 +6,7 @@ from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT, PROOF_PLAN_ID, Issu
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.hand_over import memory_of, recalled
+from gpuenergyd.daemon.jobs.handover_file import memory_of, recalled
 from tests.core.job.test_job import SCHEDULE, WORK
 from tests.support.virtual_training import VirtualTraining
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis
-from gpuenergyd.daemon.gpus import Gpu, observed_switch
+from gpuenergyd.daemon.gpus.inventory import Gpu, observed_switch
 from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.drivers.device_parameters import A100_SXM, DeviceParameters
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost

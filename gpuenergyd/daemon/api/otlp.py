@@ -1,0 +1,79 @@
+"""The metrics as an OpenTelemetry collector takes them: OTLP in its JSON encoding, the same names as for Prometheus.
+
+Counters are cumulative sums since the daemon started, everything else is a gauge; what is not known is left out. No
+package of OpenTelemetry is needed: the encoding is part of the protocol (opentelemetry.io/docs/specs/otlp, OTLP/HTTP).
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from math import isfinite
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from gpuenergyd import __version__
+from gpuenergyd.daemon.api.metrics import StatusCollector
+
+_UNITS = {
+    "joules": "J",
+    "watts": "W",
+    "seconds": "s",
+    "hertz": "Hz",
+    "celsius": "Cel",
+    "grams": "g",
+}
+"""By the last word of a name, in the Unified Code for Units of Measure; everything else has no dimension."""
+_CUMULATIVE = 2
+
+
+def otlp_metrics(status: Mapping[str, Any], *, at: datetime, host_name: str) -> dict[str, Any]:
+    """Return the body of one POST to `/v1/metrics` of a collector: the status as it was `at` an instant."""
+    at_ns = round(at.timestamp() * 1e9)
+    begun_ns = at_ns - round(status["uptime_s"] * 1e9)
+    metrics = [_metric(family, at_ns=at_ns, begun_ns=begun_ns) for family in StatusCollector(status).collect()]
+    return {
+        "resourceMetrics": [
+            {
+                "resource": {
+                    "attributes": _attributes(
+                        {"service.name": "gpuenergyd", "service.version": __version__, "host.name": host_name}
+                    )
+                },
+                "scopeMetrics": [
+                    {
+                        "scope": {"name": "gpuenergyd", "version": __version__},
+                        "metrics": [metric for metric in metrics if metric is not None],
+                    }
+                ],
+            }
+        ]
+    }
+
+
+def _metric(family: Metric, *, at_ns: int, begun_ns: int) -> dict[str, Any] | None:
+    is_counter = family.type == "counter"
+    points = [
+        {
+            "attributes": _attributes(sample.labels),
+            # 64-bit numbers are strings in the protocol's JSON.
+            **({"startTimeUnixNano": str(begun_ns)} if is_counter else {}),
+            "timeUnixNano": str(at_ns),
+            "asDouble": sample.value,
+        }
+        for sample in family.samples
+        if isfinite(sample.value)
+    ]
+    if not points:
+        return None
+    named = {
+        "name": f"{family.name}_total" if is_counter else family.name,
+        "description": family.documentation,
+        "unit": _UNITS.get(family.name.rpartition("_")[2], "1"),
+    }
+    if is_counter:
+        return {**named, "sum": {"dataPoints": points, "aggregationTemporality": _CUMULATIVE, "isMonotonic": True}}
+    return {**named, "gauge": {"dataPoints": points}}
+
+
+def _attributes(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"key": name, "value": {"stringValue": value}} for name, value in labels.items()]

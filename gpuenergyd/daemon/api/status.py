@@ -1,0 +1,239 @@
+"""What `GET /v1/status` and `GET /v1/jobs/{id}` say. Missing is null, never 0; readings carry their age."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from gpuenergyd.core.job.savings import Interval
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
+from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
+from gpuenergyd.daemon.carbon.service import CarbonService
+from gpuenergyd.daemon.gpus.host_energy import HostEnergy
+from gpuenergyd.daemon.gpus.inventory import Claim, ClaimKind, Gpu, Gpus
+from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
+from gpuenergyd.daemon.processes.policy_client import PolicyLink
+from gpuenergyd.daemon.settings import Mode, Settings
+from gpuenergyd.gpu.link.client import GpuHealth
+from gpuenergyd.store import WriterStatus
+
+_NS_PER_S = 1e9
+_VERSION = version("gpuenergyd")
+
+
+class StatusSource(Protocol):
+    """What the daemon's state is read from."""
+
+    settings: Settings
+    started_mono_s: float
+    gpus: Gpus
+    jobs: Jobs
+    parts: Parts
+    worker: GpuWorker
+    policy: PolicyLink
+    carbon: CarbonService | None
+    host_energy: HostEnergy
+
+    def history_status(self) -> WriterStatus:
+        """Return how the history's writer is."""
+        ...
+
+
+def daemon_status(daemon: StatusSource) -> dict[str, Any]:
+    """Return the state of the whole daemon."""
+    history = daemon.history_status()
+    carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
+    reasons = [reason for reason in (daemon.worker.trouble, _history_trouble(history), carbon_trouble) if reason]
+    reasons += [
+        f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}"
+        for gpu in daemon.gpus
+        if gpu.health not in _as_wanted(daemon.settings.mode)
+    ]
+    return {
+        "version": _VERSION,
+        "pid": os.getpid(),
+        "uptime_s": time.monotonic() - daemon.started_mono_s,
+        "is_degraded": bool(reasons),
+        "degraded_reasons": reasons,
+        "driver": daemon.settings.driver,
+        "mode": daemon.settings.mode,
+        "worker": {
+            "pid": daemon.worker.pid,
+            "keeper_pid": daemon.worker.keeper_pid,
+            "is_alive": daemon.worker.is_alive,
+            "heartbeat_age_s": daemon.worker.heartbeat_age_s,
+            "num_restarts": daemon.worker.num_restarts,
+        },
+        "policy_host": {
+            "pid": daemon.policy.pid,
+            "is_alive": daemon.policy.is_alive,
+            "num_restarts": daemon.policy.num_restarts,
+        },
+        "gpus": [_gpu(gpu) for gpu in daemon.gpus],
+        "jobs": [_job(runner, daemon) for runner in daemon.jobs],
+        "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
+        "clock_records": {
+            "num_stale": daemon.jobs.clock_records.num_stale,
+            "num_hostile": daemon.jobs.clock_records.num_hostile,
+        },
+        "host_energy": daemon.host_energy.status(),
+        "store": {
+            "path": history.path,
+            "num_rows_written": history.num_rows_written,
+            "num_rows_dropped": history.num_rows_dropped,
+        },
+    }
+
+
+def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
+    """Return one job with its plan and last measured timeline; None when no such job runs."""
+    runner = daemon.jobs.runner(job_id)
+    if runner is None:
+        return None
+    index, spans = runner.observed.timeline or (None, ())
+    job = runner.job
+    return {
+        **_job(runner, daemon),
+        "plan": job.current_plan,
+        "schedule_orders": job.schedule.orders if job.schedule is not None else None,
+        "timeline_iteration_index": index,
+        "timeline": spans,
+    }
+
+
+def _as_wanted(mode: Mode) -> frozenset[GpuHealth]:
+    """Return how a GPU may be without anything being wrong: who asks to observe gets GPUs that are only observed."""
+    return frozenset({GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if mode is Mode.OBSERVE else {GpuHealth.OK})
+
+
+def _history_trouble(history: WriterStatus) -> str | None:
+    return f"history: {history.reason}" if history.reason else None
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    sample = gpu.sample
+    return {
+        "gpu_uuid": gpu.identity.gpu_uuid,
+        "index": gpu.identity.index,
+        "model_name": gpu.identity.model_name,
+        "is_simulated": gpu.identity.is_simulated,
+        "state": gpu.health,
+        "sm_clock_mhz": sample.sm_clock_mhz if sample else None,
+        "requested_sm_clock_mhz": gpu.requested_sm_clock_mhz,
+        "power_w": sample.power_w if sample else None,
+        "total_energy_j": sample.total_energy_j if sample else None,
+        "temperature_celsius": sample.temperature_celsius if sample else None,
+        "reading_age_s": _age_s(sample.read_mono_ns) if sample else None,
+        "switching": _switching(gpu.switching),
+        "job_id": gpu.claim.job_id if gpu.claim and not gpu.claim.is_lease else None,
+        "administrator_lease": _lease(gpu.claim, ClaimKind.ADMINISTRATOR),
+        "zeusd_client_lease": _lease(gpu.claim, ClaimKind.ZEUSD_CLIENT),
+    }
+
+
+def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
+    """Return what clock changes are planned with, and what was seen of them."""
+    latency = calibration.latency
+    return {
+        "basis": latency.basis,
+        "raise_s": latency.raise_s,
+        "lower_s": latency.lower_s,
+        "call_s": latency.call_s if latency.basis is LatencyBasis.MEASURED else None,
+        "num_seen": calibration.num_seen,
+        "num_unseen": calibration.num_unseen,
+        "seen": [asdict(estimate) for estimate in calibration.estimates()],
+    }
+
+
+def _lease(claim: Claim | None, kind: ClaimKind) -> dict[str, Any] | None:
+    if claim is None or claim.kind is not kind:
+        return None
+    return {"lease_id": claim.job_id, "uid": claim.uid, "pid": claim.pid, "age_s": _age_s(claim.since_mono_ns)}
+
+
+def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
+    job, baseline = runner.job, runner.job.baseline
+    plan, predicted = job.current_plan, job.current_plan.predicted
+    iteration_time_s, energy_j = runner.observed.tuned_medians()
+    saving = runner.saving()
+    baseline_time_s = baseline.iteration_time_s if baseline else None
+    baseline_energy_j = baseline.energy_j if baseline else None
+    return {
+        "job_id": runner.job_id,
+        "job_name": job.description.job_name,
+        "phase": job.phase,
+        "phase_reason": job.phase_reason,
+        "last_notice": job.last_notice,
+        "last_notice_iterations_ago": None if job.last_notice_at is None else job.num_iterations - job.last_notice_at,
+        "is_given_up": job.is_given_up,
+        "retry_in_iterations": job.retry_in_iterations,
+        "num_faults": job.num_faults,
+        "policy": job.description.policy,
+        "schedule": job.description.schedule_name,
+        "num_ranks": job.description.num_pp_ranks,
+        "num_microbatches": job.description.num_microbatches,
+        "num_iterations": job.num_iterations,
+        "plan_id": plan.plan_id,
+        "plan_purpose": plan.purpose,
+        "plan_reason": plan.reason,
+        "baseline_time_s": baseline_time_s,
+        "baseline_energy_j": baseline_energy_j,
+        "num_baseline_iterations": runner.observed.num_iterations_for[PlanPurpose.BASELINE],
+        "iteration_time_s": iteration_time_s,
+        "energy_j": energy_j,
+        "num_tuned_iterations": runner.observed.num_iterations_for[PlanPurpose.TUNED],
+        "saving_ratio": 1 - energy_j / baseline_energy_j if energy_j is not None and baseline_energy_j else None,
+        "slowdown_ratio": iteration_time_s / baseline_time_s - 1 if iteration_time_s and baseline_time_s else None,
+        "saving_interval": _bounds(saving.saving_ratio) if saving else None,
+        "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
+        "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
+        "num_profile_iterations": runner.observed.num_iterations_for[PlanPurpose.PROFILE],
+        "max_slowdown_ratio": job.target.max_slowdown_ratio,
+        "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
+        "predicted_energy_j": predicted.energy_j if predicted else None,
+        "lower_bound_j": predicted.lower_bound_j if predicted else None,
+        **_would_be(runner),
+        **daemon.jobs.replicas.status(runner),
+        **_following(runner, daemon.carbon),
+        "is_suspended": runner.clocks.is_suspended,
+        "is_part": runner.is_part,
+        "pipeline": daemon.parts.spoken_of(runner.job_id),
+        "age_s": _age_s(runner.created_mono_ns),
+        "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
+        "ranks": [
+            {"pp_rank": s.pp_rank, "gpu_uuid": s.gpu_uuid, "pid": s.peer.pid, "uid": s.peer.uid}
+            for s in daemon.jobs.sessions.of_job(runner.job_id)
+        ],
+    }
+
+
+def _would_be(runner: JobRunner) -> dict[str, Any]:
+    """Return what would be saved if clocks could be set, and what that rests on; None where they can be."""
+    plan = runner.would_be if runner.is_observing else None
+    predicted = plan.predicted if plan else None
+    baseline_j = predicted.baseline_energy_j if predicted else None
+    return {
+        "is_observing": runner.is_observing,
+        "would_save_ratio": 1 - predicted.energy_j / baseline_j if predicted and baseline_j else None,
+        "would_save_low_ratio": plan.figure("saving_low_ratio") if plan else None,
+        "would_save_high_ratio": plan.figure("saving_high_ratio") if plan else None,
+        "would_save_basis": plan.reason if plan else None,
+    }
+
+
+def _following(runner: JobRunner, carbon: CarbonService | None) -> dict[str, Any]:
+    """Return a job's target and grams; both None where nothing of the grid is set."""
+    return {"target": None, "carbon": None} if carbon is None else carbon.targets.status(runner)
+
+
+def _bounds(interval: Interval | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval.low, interval.high)
+
+
+def _age_s(mono_ns: int) -> float:
+    return max(0.0, (time.monotonic_ns() - mono_ns) / _NS_PER_S)

@@ -1,0 +1,253 @@
+"""Everything about the grid in the core, put together: fetcher, values, forecasts with their skill, targets, status."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpuenergyd.core.carbon.grid_clock import GridClock
+from gpuenergyd.core.carbon.intensity import (
+    HOUR,
+    CarbonForecast,
+    HourlySeries,
+    IntensityRung,
+    StalenessRules,
+    intensity_now,
+)
+from gpuenergyd.core.carbon.replay import TimingWorth
+from gpuenergyd.core.carbon.skill import LiveSkill
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.daemon.carbon.feed import CarbonFeed
+from gpuenergyd.daemon.carbon.fetcher_process import CarbonFetcher
+from gpuenergyd.daemon.carbon.policy_queries import ForecastQuestion, SentSeries, WorthQuestion
+from gpuenergyd.daemon.carbon.targets import CarbonTargets
+from gpuenergyd.daemon.periodic import Periodic
+from gpuenergyd.daemon.ports import HistoryPort, RunningJob
+from gpuenergyd.daemon.processes.launch import StartPolicyHost
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure, PolicyLink
+from gpuenergyd.daemon.settings import Processes, Settings
+from gpuenergyd.errors import StoreError
+from gpuenergyd.store import open_history
+from gpuenergyd.store.records import ForecastRecord
+
+_READS_PER_HOUR = 12
+_READ_PERIOD_S = (0.5, 15.0)
+_FIRST_READS, _FIRST_READ_PERIOD_S = 60, 0.5
+"""The fetcher's first word is looked for more often, for so long."""
+_WORTH_EVERY = timedelta(hours=24)
+_WORTH_JOB_HOURS = 72.0
+_SKILL_KEPT = timedelta(days=30)
+
+
+def is_wanted(settings: Settings) -> bool:
+    """Return whether anything is set that has to do with the grid."""
+    return settings.carbon_zone is not None or settings.signal_path is not None
+
+
+class CarbonService:
+    """Owns what is known of the grid; runs on the event loop, and asks two processes: a fetcher and a forecaster."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: PolicyLink,
+        start_host: StartPolicyHost,
+        history: HistoryPort,
+        runners: Callable[[], Iterable[RunningJob]],
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(tz=UTC),
+    ) -> None:
+        self._settings = settings
+        self._runners = runners
+        self._history = history
+        self._now = now
+        replay_from = settings.carbon_replay_from
+        self.grid = (
+            GridClock.real_time(now())
+            if replay_from is None
+            else GridClock(now(), replay_from.astimezone(UTC), settings.carbon_replay_hour_s)
+        )
+        self.feed = CarbonFeed(settings, self.grid, history, now)
+        self.targets = CarbonTargets(settings, self.grid, self.feed, policy, history, now)
+        # A forecast may be fitted for seconds: in the clock policies' host every plan would wait for it.
+        self._forecaster = PolicyLink(
+            start_host,
+            time_limit_s=settings.policy_time_limit_s,
+            first_time_limit_s=settings.policy_first_time_limit_s,
+        )
+        is_child = settings.processes is Processes.CHILDREN and settings.asks_network
+        self._fetcher = CarbonFetcher(settings) if is_child else None
+        self._periodic = Periodic()
+        self._first_word: asyncio.Task[None] | None = None
+        self._skill = LiveSkill()
+        self._own_forecast: CarbonForecast | None = None
+        self._forecast_failure: str | None = None
+        self._forecast_of: datetime | None = None
+        self._worth: TimingWorth | None = None
+        self._worth_at: datetime | None = None
+
+    async def start(self) -> None:
+        """Read what was stored, start the fetcher, and follow the grid from now on."""
+        await self.feed.load()
+        with contextlib.suppress(StoreError):
+            for forecast in await asyncio.to_thread(self._stored_forecasts):
+                self._skill.issued(forecast)
+        if self._fetcher is not None:
+            self._fetcher.start()
+        period_s = min(max(self.grid.hour_s / _READS_PER_HOUR, _READ_PERIOD_S[0]), _READ_PERIOD_S[1])
+        self._periodic.every(period_s, "following the grid", self._follow)
+        self._periodic.every(period_s, "forecasting the grid", self._forecast)
+        self._periodic.start()
+        if self._settings.asks_network:
+            self._first_word = asyncio.create_task(self._hear_first_word(), name="hearing of the grid")
+
+    async def close(self) -> None:
+        """End the schedule and both processes, and leave the jobs' accounts to the next daemon."""
+        self._periodic.close()
+        if self._first_word is not None:
+            self._first_word.cancel()
+            await asyncio.gather(self._first_word, return_exceptions=True)
+        await self.targets.keep(self._runners())
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        await self._forecaster.close()
+
+    # --- what jobs do ---
+
+    def iteration_done(
+        self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
+    ) -> None:
+        """Take an observed iteration."""
+        self.targets.iteration_done(runner, observation, purpose, begun_at)
+
+    def job_ended(self, job_id: str) -> None:
+        """Forget a job."""
+        self.targets.job_ended(job_id)
+
+    # --- on schedule ---
+
+    @property
+    def forecast(self) -> CarbonForecast | None:
+        """The forecast to act on: the provider's own where it gives one, else ours."""
+        given = self.feed.given_forecast
+        now_at = self.grid.to_grid(self._now())
+        is_usable = given is not None and given.hours and given.hours[-1].target_at > now_at + 6 * HOUR
+        return given if is_usable else self._own_forecast
+
+    async def _hear_first_word(self) -> None:
+        """Know the grid, or why it is not known, as soon as the fetcher says so."""
+        for _ in range(_FIRST_READS):
+            await asyncio.sleep(_FIRST_READ_PERIOD_S)
+            await self.feed.read()
+            if self.feed.fetch_status is not None:
+                return
+
+    async def _follow(self) -> None:
+        await self.feed.read()
+        await self.targets.decide(self._runners(), self.forecast)
+        await self.targets.keep(self._runners())
+
+    async def _forecast(self) -> None:
+        """Forecast anew when an hour has become known."""
+        series = self.feed.signal.series()
+        if series is None or series.end_at == self._forecast_of:
+            return
+        self._skill.update(series)
+        series = self._up_to_now(series)
+        wants_worth = self._worth_at is None or series.end_at - self._worth_at >= _WORTH_EVERY
+        answer = await self._forecaster.forecast(
+            ForecastQuestion(SentSeries.of(series), self._worth_question() if wants_worth else None)
+        )
+        known = self.feed.signal.series()
+        self._forecast_of = known.end_at if known is not None else None
+        if isinstance(answer, PolicyFailure):
+            self._forecast_failure = answer.reason
+            return
+        self._forecast_failure = None
+        self._own_forecast = answer.forecast
+        if wants_worth:
+            self._worth, self._worth_at = answer.worth, series.end_at
+        used = self.forecast or answer.forecast
+        self._skill.issued(used)
+        self._history.write(ForecastRecord(used))
+
+    def _up_to_now(self, series: HourlySeries) -> HourlySeries:
+        """Return a series that ends with this hour's begin, unknown hours included: what was late is bridged."""
+        hour_at = self.grid.hour_of(self._now())
+        missing = (hour_at - series.end_at) // HOUR
+        if not 0 < missing <= 24:
+            return series
+        values = series.values + (float("nan"),) * missing
+        return HourlySeries(series.zone, series.first_hour_at, values=values, unit=series.unit)
+
+    def _worth_question(self) -> WorthQuestion:
+        return WorthQuestion(
+            self._settings.default_budget_ratio or self._settings.carbon_budget_ratio,
+            _WORTH_JOB_HOURS,
+            self._settings.carbon_host_power_w,
+        )
+
+    def _stored_forecasts(self) -> tuple[CarbonForecast, ...]:
+        with open_history(self._settings.database_url) as history:
+            return history.forecasts(self.feed.zone, self.grid.to_grid(self._now()) - _SKILL_KEPT)
+
+    # --- what is shown ---
+
+    def trouble(self) -> str | None:
+        """Return what is wrong with the grid's values, None when nothing is."""
+        fetch = self.feed.fetch_status
+        if self.feed.trouble is not None and not self._is_waiting_for_first_fetch():
+            is_unit = self._settings.asks_network and self._fetcher is None and fetch is None
+            return f"carbon: {self.feed.trouble}" + ("; does gpuenergyd-carbon.service run?" if is_unit else "")
+        if fetch is not None and fetch.num_failures > 0 and self._here().rung is not IntensityRung.LIVE:
+            return f"carbon: {fetch.message or fetch.problem} (acting on: {self._here().rung})"
+        return None
+
+    def status(self) -> dict[str, Any]:
+        """Return what is known of the grid, what that rests on, and what following it can be worth."""
+        here, series, source, fetch = self._here(), self.feed.signal.series(), self.feed.source, self.feed.fetch_status
+        forecast, skill, now_at = self.forecast, self._skill.skill(), self.grid.to_grid(self._now())
+        return {
+            "zone": self.feed.zone,
+            "signal": self._settings.carbon_signal,
+            "unit": self.feed.signal.unit,
+            "source": source.source if source is not None else None,
+            "kind": source.kind if source is not None else None,
+            "factor": source.factor if source is not None else None,
+            "value": here.carbon_intensity_g_per_kwh,
+            "rung": here.rung,
+            "age_s": here.age_s,
+            "rungs": {
+                "live_age_s": here.age_s,
+                "forecast_age_s": (now_at - forecast.issued_at).total_seconds() if forecast is not None else None,
+                "history_hours": len(series.values) if series is not None else 0,
+                **asdict(StalenessRules()),
+            },
+            "forecast_model": forecast.model if forecast is not None else None,
+            "forecast_failure": self._forecast_failure,
+            "live_skill": asdict(skill) if skill is not None else None,
+            "history_skill": asdict(forecast.skill) if forecast is not None and forecast.skill is not None else None,
+            "worth": asdict(self._worth) if self._worth is not None else None,
+            "fetcher": {
+                "is_needed": self._settings.asks_network,
+                "pid": self._fetcher.pid if self._fetcher is not None else None,
+                "num_restarts": self._fetcher.num_restarts if self._fetcher is not None else 0,
+                "state": fetch.state if fetch is not None else None,
+                "problem": fetch.problem if fetch is not None else None,
+                "message": fetch.message if fetch is not None else None,
+                "num_failures": fetch.num_failures if fetch is not None else 0,
+            },
+            "host_power_w": self._settings.carbon_host_power_w,
+            "window_h": self._settings.carbon_window_h,
+            "replayed_hour_s": None if self.grid.is_real_time else self.grid.hour_s,
+            "failures": self._periodic.failures,
+        }
+
+    def _here(self) -> Any:
+        return intensity_now(self.grid.to_grid(self._now()), self.feed.signal.series(), self.forecast)
+
+    def _is_waiting_for_first_fetch(self) -> bool:
+        return self.feed.fetch_status is None and self._fetcher is not None and self._fetcher.num_restarts == 0

@@ -1,0 +1,68 @@
+"""What status shows of a job that follows the grid: its target, its budget, its grams and what they were saved by."""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from gpuenergyd.core.carbon.account import JobCarbon, job_carbon
+from gpuenergyd.daemon.carbon.accounts import FollowingJob
+from gpuenergyd.daemon.carbon.budget import JobBudget
+from gpuenergyd.daemon.carbon.feed import CarbonFeed
+from gpuenergyd.daemon.ports import RunningJob
+from gpuenergyd.daemon.settings import Settings
+
+
+def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: FollowingJob) -> JobCarbon | None:
+    """Return the grams of a job's tuned iterations so far, priced with what is known now."""
+    if not job.slots:
+        return None
+    baseline = runner.job.baseline
+    slots = [
+        replace(slot, carbon_intensity_g_per_kwh=feed.intensity_of_hour(hour_at))
+        for hour_at, slot in sorted(job.slots.items())
+    ]
+    untuned = None
+    if baseline is not None and baseline.energy_j is not None:
+        untuned = (baseline.iteration_time_s, baseline.energy_j)
+    return job_carbon(slots, job.frontier, host_power_w=settings.carbon_host_power_w, untuned=untuned)
+
+
+def target_figures(
+    settings: Settings, runner: RunningJob, job: FollowingJob, budget: JobBudget | None, num_windows: int, now: datetime
+) -> dict[str, Any]:
+    """Return a job's target and what is left to it by name; what is not known is None."""
+    decision = job.decision
+    return {
+        "policy": settings.target,
+        "permitted_time_s": runner.job.target.permitted_time_s,
+        "reason": decision.reason if decision is not None else job.profiling_refusal or "not tuned yet",
+        "rung": decision.rung if decision is not None else None,
+        "intensity": decision.intensity if decision is not None else None,
+        "overrun_s": decision.overrun_s if decision is not None else None,
+        "age_s": None if job.decided_at is None else (now - job.decided_at).total_seconds(),
+        "budget_ratio": runner.job.description.target.max_slowdown_ratio,
+        "slowdown_so_far_ratio": job.account.slowdown_ratio,
+        "num_windows": num_windows,
+        "num_brakings": job.num_brakings,
+        "num_iterations_left": budget.num_iterations_left if budget is not None else None,
+        "is_length_reached": budget is not None and not budget.is_planned,
+        "deadline_at": budget.deadline_at if budget is not None else None,
+        "length_rests_on": budget.rests_on if budget is not None else None,
+        "profiling_refusal": job.profiling_refusal,
+        "is_recalled": job.is_recalled,
+        "num_frontier_points": len(job.frontier),
+    }
+
+
+def carbon_figures(carbon: JobCarbon | None) -> dict[str, Any]:
+    """Return grams by name; what is not known is None."""
+    savings = carbon.savings if carbon is not None else None
+    return {
+        "carbon_g": savings.actual_g if savings is not None else None,
+        "saved_by_plan_g": carbon.saved_by_plan_g if carbon is not None else None,
+        "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
+        "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
+        "priced_j": carbon.priced_j if carbon is not None else None,
+        "unpriced_j": carbon.unpriced_j if carbon is not None else None,
+        "host_power_w": carbon.host_power_w if carbon is not None else None,
+    }

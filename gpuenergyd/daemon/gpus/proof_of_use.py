@@ -1,0 +1,113 @@
+"""Proof of use: a GPU is changed for a process only while it, or a process of its job, runs there.
+
+A process belongs to the job of another when both run as the same user in the same namespaces, and share a session, a
+control group (other than the root's and this daemon's own) or descent: a launcher and its workers, a step of a batch
+job, a container. Which processes run on a GPU is the word of the driver, asked through the worker at that moment.
+"""
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.runtime.peer_credentials import Peer, namespaces_of
+from gpuenergyd.errors import AccessError
+
+_MAX_ANCESTORS = 64
+_MAX_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What tells to which job a living process belongs."""
+
+    uid: int
+    parent_pid: int
+    session_id: int
+    cgroup: str
+    """Empty for the root group and for ours: those are shared by chance."""
+    namespaces: tuple[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ProofOfUse:
+    """Asks who runs on a GPU; `users_of` returns host pids by GPU UUID."""
+
+    rules: AccessRules
+    users_of: Callable[[str], Awaitable[Sequence[int]]]
+
+    async def require(self, peer: Peer, gpu_uuid: str) -> None:
+        """Check that a peer's job runs on a GPU, unless the peer administers.
+
+        Raises:
+            AccessError: it does not; the message says who may and how to become one.
+            GpuError: the worker cannot tell.
+        """
+        if not self.rules.requires_gpu_use or self.rules.is_administrator(peer):
+            return
+        pids = await self.users_of(gpu_uuid)
+        if any(is_of_same_job(peer, pid) for pid in pids):
+            return
+        there = ", ".join(str(pid) for pid in pids[:_MAX_NAMED]) or "none"
+        raise AccessError(
+            f"{peer} may not have {gpu_uuid} changed: no process of its job runs there (processes there: {there});"
+            f" use the GPU first, then ask again; {self.rules.those_who_administer()} may without"
+        )
+
+
+def is_of_same_job(peer: Peer, pid: int) -> bool:
+    """Return whether a process is the peer, or belongs to its job."""
+    if pid == peer.pid:
+        return True
+    mine, other = _process(peer.pid), _process(pid)
+    if mine is None or other is None or mine.namespaces != other.namespaces or {mine.uid, other.uid} != {peer.uid}:
+        return False
+    return (
+        (mine.session_id == other.session_id and mine.session_id > 0)
+        or (mine.cgroup == other.cgroup != "")
+        or pid in _ancestors(peer.pid, peer.uid)
+        or peer.pid in _ancestors(pid, peer.uid)
+    )
+
+
+def _ancestors(pid: int, uid: int) -> Iterator[int]:
+    """Yield the processes above one, as long as they run as the same user."""
+    for _ in range(_MAX_ANCESTORS):
+        process = _process(pid)
+        if process is None or process.uid != uid:
+            return
+        pid = process.parent_pid
+        if pid <= 1:
+            return
+        above = _process(pid)
+        if above is None or above.uid != uid:
+            return
+        yield pid
+
+
+def _process(pid: int) -> _Process | None:
+    folder = Path(f"/proc/{pid}")
+    namespaces = namespaces_of(pid)
+    try:
+        stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        status = (folder / "status").read_text(encoding="utf-8", errors="replace")
+        cgroup = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    if namespaces is None:
+        return None
+    _, parent_pid, _, session_id = stat.rpartition(")")[2].split()[:4]
+    is_shared_by_chance = cgroup == _own_cgroup() or all(line.endswith(":/") for line in cgroup.splitlines())
+    return _Process(
+        uid=int(status.partition("\nUid:")[2].split()[0]),
+        parent_pid=int(parent_pid),
+        session_id=int(session_id),
+        cgroup="" if is_shared_by_chance else cgroup,
+        namespaces=namespaces,
+    )
+
+
+@functools.cache
+def _own_cgroup() -> str:
+    return Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,107 @@
+"""How jobs pass from one core to the next: stopped without being ended, and gone on with; hand_over is the file."""
+
+import asyncio
+import logging
+import os
+import time
+
+from gpuenergyd.core.job.messages import RankLost
+from gpuenergyd.daemon.gpus.inventory import Claim
+from gpuenergyd.daemon.jobs.handover_file import HandedJob, HandedSession, memory_of, recalled
+from gpuenergyd.daemon.jobs.registry import LAST_COMMANDS_LIMIT_S, Jobs
+from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.registration.sessions import RankSession
+from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.store.records import JobResumedRecord
+
+log = logging.getLogger(__name__)
+
+
+async def hand_over_jobs(jobs: Jobs) -> tuple[HandedJob, ...]:
+    """Stop working on every job without ending it; return what the next daemon goes on with."""
+    runners = [runner for runner in jobs if not runner.job.is_ended]
+    handed = await asyncio.gather(*(runner.pause(LAST_COMMANDS_LIMIT_S) for runner in runners))
+    return tuple(
+        HandedJob(
+            description=runner.job.description,
+            memory=memory_of(runner.job),
+            registration=jobs.registration(runner.job_id),
+            runner=memory,
+            sessions=tuple(_handed(jobs, session) for session in jobs.sessions.of_job(runner.job_id)),
+        )
+        for runner, memory in zip(runners, handed, strict=True)
+        if not runner.job.is_ended
+    )
+
+
+def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
+    """Go on with a job of an earlier daemon; whoever took part in it and is dead by now is lost to it.
+
+    Raises:
+        GpuEnergyError: it cannot be gone on with.
+    """
+    first, services = handed.registration, jobs.services
+    job = recalled(handed.description, jobs.rules_for(first), handed.memory)
+    job.forget_question()
+    runner = jobs.runner_of(job, handed.runner.owner, first)
+    runner.posted = job.current_plan
+    runner.recall(handed.runner)
+    job_id = runner.job_id
+    for known in handed.sessions:
+        claim = Claim(job_id, first.job_name, known.peer.uid, time.monotonic_ns())
+        try:
+            services.gpus.claim(known.gpu_uuid, claim)
+        except GpuEnergyError:
+            services.gpus.release(job_id)
+            raise
+    jobs.adopt(runner, first, handed.sessions[0].peer.uid if handed.sessions else runner.owner.uid)
+    services.history.write(JobResumedRecord(job_id))
+    runner.start()
+    if job.target.is_forced:
+        runner.straggler_changed(None, "the daemon was restarted: what other replicas take is looked at anew")
+    dead = [known for known in handed.sessions if not _readmit(jobs, runner, known)]
+    log.info("job %s: taken over in phase %s with plan %s", job_id, job.phase, job.current_plan.plan_id)
+    if not holds_leases:
+        runner.control_lost("its GPUs were given back while the daemon was away")
+    for known in dead:
+        runner.take(RankLost(known.pp_rank, f"process {known.peer.pid} died"))
+
+
+def _handed(jobs: Jobs, session: RankSession) -> HandedSession:
+    return HandedSession(
+        token=session.token,
+        pp_rank=session.pp_rank,
+        gpu_uuid=session.gpu_uuid,
+        peer=session.peer,
+        start_ticks=process_start_ticks(session.peer.pid) or 0,
+        last_sequence=session.last_sequence,
+        requested_sm_clock_mhz=jobs.services.gpus[session.gpu_uuid].requested_sm_clock_mhz,
+    )
+
+
+def _readmit(jobs: Jobs, runner: JobRunner, known: HandedSession) -> bool:
+    """Know a training process again by its token; return whether it still lives."""
+    try:
+        pidfd = os.pidfd_open(known.peer.pid)
+    except OSError:
+        return False
+    if not known.is_alive:
+        os.close(pidfd)
+        return False
+    gpu = jobs.services.gpus[known.gpu_uuid]
+    if known.requested_sm_clock_mhz is not None:
+        gpu.requested_sm_clock_mhz = known.requested_sm_clock_mhz
+        gpu.clocks.record(time.monotonic_ns(), known.requested_sm_clock_mhz)
+    session = RankSession(
+        token=known.token,
+        runner=runner,
+        pp_rank=known.pp_rank,
+        gpu_uuid=known.gpu_uuid,
+        peer=known.peer,
+        pidfd=pidfd,
+        supported_sm_clocks_mhz=frozenset(gpu.identity.supported_sm_clocks_mhz),
+        last_sequence=known.last_sequence,
+    )
+    jobs.sessions.add(session)
+    return True

@@ -1,0 +1,393 @@
+"""Who takes part in which job: registration, reports, what the worker says of their GPUs, and how jobs end."""
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
+from gpuenergyd.core.job.rules import JobRules, part_rules
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.gpus.inventory import Claim, Gpu, utc_at
+from gpuenergyd.daemon.jobs.clock_requests import ClockRecords
+from gpuenergyd.daemon.jobs.replicas import Replicas
+from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.registration.length import checked_length
+from gpuenergyd.daemon.registration.sessions import RankSession, RankSessions
+from gpuenergyd.daemon.registration.tags import checked_tags
+from gpuenergyd.daemon.registration.validation import checked_iteration, checked_order, require_agreement
+from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.errors import JobError, UnknownPolicyError
+from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
+from gpuenergyd.store.records import ControlEventRecord, JobRecord, RankRecord
+from gpuenergyd.wire import PROTOCOL_VERSION
+from gpuenergyd.wire.clock_record import TOKEN_BYTES
+from gpuenergyd.wire.messages import (
+    IterationReply,
+    IterationReport,
+    PaceReply,
+    PaceReport,
+    RankRegistered,
+    RankRegistration,
+)
+
+log = logging.getLogger(__name__)
+
+_NS_PER_S = 1_000_000_000
+LAST_COMMANDS_LIMIT_S = 5.0
+"""How long the last commands of jobs may take."""
+_LOST_FOR_CONTROL = frozenset({GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY})
+
+JobKey = tuple[int, str, str, int]
+"""uid, job name, run key, data-parallel rank."""
+
+
+@dataclass(slots=True)
+class Jobs:
+    """All jobs and ranks of this daemon, owned by the event loop."""
+
+    services: JobServices
+    rules: JobRules
+    default_policy: str
+    default_max_slowdown_ratio: float
+    installed_policies: tuple[str, ...]
+    clock_socket_path: str
+    max_ranks_per_user: int
+    silence_limit_s: float
+    sessions: RankSessions = field(init=False)
+    clock_records: ClockRecords = field(init=False)
+    _runners: dict[str, JobRunner] = field(default_factory=dict)
+    _open: dict[JobKey, JobRunner] = field(default_factory=dict)
+    _registrations: dict[str, RankRegistration] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_observing_soon: bool = False
+    replicas: Replicas = field(default_factory=Replicas)
+
+    def __post_init__(self) -> None:
+        self.sessions = RankSessions(self._process_died)
+        self.clock_records = ClockRecords(self.services, self.sessions)
+
+    def __iter__(self) -> Iterator[JobRunner]:
+        return iter(list(self._runners.values()))
+
+    def runner(self, job_id: str) -> JobRunner | None:
+        """Return a job that has not ended."""
+        return self._runners.get(job_id)
+
+    # --- joining ---
+
+    def register(self, registration: RankRegistration, peer: Peer, pidfd: int) -> RankRegistered:
+        """Take a training process into its job; on success the pidfd is ours.
+
+        Raises:
+            ProtocolError, ScheduleError, TargetError, UnknownPolicyError: the registration makes no sense.
+            GpuNotFoundError: no such GPU.
+            JobError: it contradicts its job, or the GPU works for another.
+        """
+        order = checked_order(registration)
+        checked_length(registration)
+        checked_tags(registration.tags)
+        gpu = self.services.gpus[registration.gpu_uuid]
+        key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
+        runner = self._open.get(key)
+        if runner is not None and (known := self._same_process(runner, registration, peer)) is not None:
+            os.close(pidfd)
+            return self._registered(known)
+        if self.sessions.num_of(peer.uid) >= self.max_ranks_per_user:
+            raise JobError(f"uid {peer.uid} has {self.max_ranks_per_user} ranks registered, which is the limit")
+        is_new = runner is None
+        if runner is None:
+            runner = self._new_runner(registration, peer)
+        else:
+            require_agreement(registration, self._registrations[runner.job_id])
+        job_id = runner.job_id
+        self.services.gpus.claim(
+            registration.gpu_uuid, Claim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
+        )
+        try:
+            runner.take(RankJoined(registration.pp_rank, order, gpu.view()))
+        except JobError:
+            gpu.claim = None
+            raise
+        if is_new:
+            self.adopt(runner, registration, peer.uid)
+            self._record_job(runner, registration, peer)
+            runner.start()
+        session = RankSession(
+            token=secrets.token_bytes(TOKEN_BYTES),
+            runner=runner,
+            pp_rank=registration.pp_rank,
+            gpu_uuid=registration.gpu_uuid,
+            peer=peer,
+            pidfd=pidfd,
+            supported_sm_clocks_mhz=frozenset(gpu.identity.supported_sm_clocks_mhz),
+        )
+        self.sessions.add(session)
+        self.services.history.write(
+            RankRecord(
+                job_id,
+                registration.pp_rank,
+                registration.gpu_uuid,
+                gpu.identity.model_name,
+                peer.pid,
+                peer.uid,
+                utc_at(time.monotonic_ns()),
+            )
+        )
+        log.info("job %s: rank %d joined (%s, %s)", job_id, registration.pp_rank, registration.gpu_uuid, peer)
+        return self._registered(session)
+
+    def adopt(self, runner: JobRunner, first: RankRegistration, uid: int) -> None:
+        """Know a job from now on, and get its policy ready; `first` is what its first rank said."""
+        job_id = runner.job_id
+        self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
+        self._registrations[job_id] = first
+        if not first.is_part:  # its pipeline as a whole is the replica
+            self.replicas.join((uid, first.job_name, first.run_key), runner)
+        self.spawn(self.services.policy.expect(runner.job.description.policy))
+
+    def rules_for(self, registration: RankRegistration) -> JobRules:
+        """Return how a job of such ranks is run."""
+        return part_rules(self.rules) if registration.is_part else self.rules
+
+    def registration(self, job_id: str) -> RankRegistration:
+        """Return what the first rank of a job said."""
+        return self._registrations[job_id]
+
+    # --- what ranks say ---
+
+    def report(self, report: IterationReport, peer: Peer) -> IterationReply | None:
+        """Take an iteration and return the plans that the rank does not have; None for an unknown token.
+
+        Raises:
+            ProtocolError: instants or instructions that cannot be.
+        """
+        session = self.sessions.of_text(report.rank_token, peer)
+        if session is None:
+            return None
+        runner = session.runner
+        iteration = checked_iteration(report, session.pp_rank)
+        runner.last_report_mono_ns = time.monotonic_ns()
+        if not runner.job.is_ended:
+            runner.take(RankReported(iteration))
+            if runner.clocks.is_suspended:
+                self.spawn(runner.resume())
+        return IterationReply(runner.slices.for_reply_to(iteration))
+
+    def take_pace(self, report: PaceReport, peer: Peer) -> PaceReply | None:
+        """Take what replicas elsewhere need, and return what this one needs; None for an unknown token.
+
+        Raises:
+            ProtocolError: a time that cannot be one.
+        """
+        session = self.sessions.of_text(report.rank_token, peer)
+        return None if session is None else self.replicas.told(session.runner, report)
+
+    def release(self, rank_token: str, peer: Peer) -> bool:
+        """Let a rank go; return whether the token was known."""
+        session = self.sessions.of_text(rank_token, peer)
+        if session is None:
+            return False
+        self.sessions.forget(session)
+        session.runner.take(RankReleased(session.pp_rank))
+        return True
+
+    # --- what the worker says ---
+
+    def take_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Note readings; iterations that they complete are observed."""
+        for sample in samples:
+            gpu = self.services.gpus.known(sample.gpu_uuid)
+            if gpu is not None:
+                for record in gpu.take_sample(sample):
+                    self.services.history.write(record)
+        self._observe_soon()
+
+    def take_clock_set(self, change: ClockSet) -> None:
+        """Note a clock change."""
+        gpu = self.services.gpus.known(change.gpu_uuid)
+        if gpu is None:
+            return
+        runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
+        if change.error is None:
+            before = gpu.switching.latency
+            if gpu.take_clock_set(change):
+                self._record_latency(gpu, before)
+                if runner is not None:
+                    runner.gpu_changed(gpu)
+        elif runner is not None:
+            runner.control_lost(f"GPU {change.gpu_uuid}: {change.error}")
+
+    def take_gpu_state(self, change: GpuStateChange) -> None:
+        """Note how a GPU is; a job with a GPU that cannot be controlled goes to full speed."""
+        gpu = self.services.gpus.known(change.gpu_uuid)
+        if gpu is None:
+            return
+        gpu.health, gpu.detail = change.health, change.detail
+        if change.health in _LOST_FOR_CONTROL and gpu.claim is not None:
+            runner = self._runners.get(gpu.claim.job_id)
+            if runner is not None:
+                runner.control_lost(f"GPU {change.gpu_uuid} is {change.health}: {change.detail}")
+
+    def worker_lost(self, reason: str) -> None:
+        """Take every job to full speed: nobody can set clocks now."""
+        now_ns = time.monotonic_ns()
+        for gpu in self.services.gpus:
+            if gpu.requested_sm_clock_mhz is not None:
+                gpu.note_restored(now_ns)
+        for runner in self:
+            runner.control_lost(reason)
+
+    # --- time ---
+
+    def host_slept(self, slept_s: float) -> None:
+        """Begin anew after the host has slept: the driver may have forgotten every lock, and energy has a gap."""
+        for gpu in self.services.gpus:
+            gpu.counter.begin_anew()
+        for runner in self:
+            runner.observed.forget_pending()
+            runner.control_lost(f"the host slept for {slept_s:.0f} s")
+
+    def look_after(self) -> None:
+        """Do what time asks for: call it about once a second."""
+        now_ns = time.monotonic_ns()
+        self._observe_soon()
+        self.replicas.look_after()
+        for runner in self:
+            last_ns = runner.last_report_mono_ns or runner.created_mono_ns
+            baseline = runner.job.baseline
+            typical_s = baseline.iteration_time_s if baseline is not None else 0.0
+            silent_s = (now_ns - last_ns) / _NS_PER_S
+            if runner.clocks.are_held and silent_s > max(self.silence_limit_s, 3 * typical_s):
+                self.spawn(runner.suspend(f"no report for {silent_s:.0f} s"))
+
+    async def close(self, reason: str) -> None:
+        """End every job; the caller restores the GPUs."""
+        for session in self.sessions:
+            self.sessions.forget(session)
+        runners = list(self)
+        for runner in runners:
+            runner.take(RankLost(0, reason))
+        await asyncio.gather(*(runner.finish(LAST_COMMANDS_LIMIT_S) for runner in runners))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- inside ---
+
+    def _observe_soon(self) -> None:
+        """Observe what is covered by now, one iteration per turn of the event loop: requests come in between."""
+        if not self._is_observing_soon:
+            self._is_observing_soon = True
+            asyncio.get_running_loop().call_soon(self._observe_one)
+
+    def _observe_one(self) -> None:
+        self._is_observing_soon = False
+        if any(runner.observe_one_if_covered() for runner in self):
+            self._observe_soon()
+
+    def _same_process(self, runner: JobRunner, registration: RankRegistration, peer: Peer) -> RankSession | None:
+        """Return the session of a process that registers again because the first answer did not reach it."""
+        for session in self.sessions.of_job(runner.job_id):
+            if session.pp_rank == registration.pp_rank and session.peer == peer:
+                return session if session.gpu_uuid == registration.gpu_uuid else None
+        return None
+
+    def _registered(self, session: RankSession) -> RankRegistered:
+        return RankRegistered(session.runner.job_id, session.token.hex(), self.clock_socket_path, PROTOCOL_VERSION)
+
+    def _new_runner(self, registration: RankRegistration, peer: Peer) -> JobRunner:
+        policy = registration.policy or self.default_policy
+        if policy not in self.installed_policies:
+            installed = ", ".join(self.installed_policies) or "none"
+            raise UnknownPolicyError(f"no policy {policy!r}; installed: {installed}")
+        ratio = registration.max_slowdown_ratio
+        job_id = _new_job_id(registration.job_name)
+        description = JobDescription(
+            job_id=job_id,
+            job_name=registration.job_name,
+            num_pp_ranks=registration.num_pp_ranks,
+            schedule_name=registration.schedule_name,
+            num_microbatches=registration.num_microbatches,
+            num_chunks=registration.num_chunks,
+            policy=policy,
+            target=PerformanceTarget(self.default_max_slowdown_ratio if ratio is None else ratio),
+            length=checked_length(registration),
+        )
+        owner = LeaseOwner(job_id, peer.pid, peer.uid)
+        return self.runner_of(Job(description, self.rules_for(registration)), owner, registration)
+
+    def runner_of(self, job: Job, owner: LeaseOwner, registration: RankRegistration) -> JobRunner:
+        """Return what sets a job of such ranks in motion."""
+        return JobRunner(job, self.services, owner, self._job_ended, is_part=registration.is_part)
+
+    def _record_job(self, runner: JobRunner, registration: RankRegistration, peer: Peer) -> None:
+        description = runner.job.description
+        self.services.history.write(
+            JobRecord(
+                job_id=runner.job_id,
+                job_name=registration.job_name,
+                run_key=registration.run_key,
+                dp_rank=registration.dp_rank,
+                policy=description.policy,
+                schedule_name=registration.schedule_name,
+                framework=registration.framework,
+                is_simulated=self.services.gpus[registration.gpu_uuid].identity.is_simulated,
+                num_ranks=registration.num_pp_ranks,
+                num_microbatches=registration.num_microbatches,
+                max_slowdown_ratio=description.target.max_slowdown_ratio,
+                uid=peer.uid,
+                started_at=utc_at(runner.created_mono_ns),
+                tags=checked_tags(registration.tags),
+            )
+        )
+
+    def _record_latency(self, gpu: Gpu, before: SwitchLatency) -> None:
+        """Keep what clock changes are planned with from now on."""
+        self.services.history.write(
+            ControlEventRecord(
+                at=utc_at(time.monotonic_ns()),
+                action="switch_latency",
+                actor="core",
+                job_id=gpu.claim.job_id if gpu.claim is not None else None,
+                gpu_uuid=gpu.identity.gpu_uuid,
+                reason=f"{gpu.switching.num_seen} clock changes seen",
+                before=_latency_text(before),
+                after=_latency_text(gpu.switching.latency),
+            )
+        )
+
+    def _process_died(self, session: RankSession) -> None:
+        session.runner.take(RankLost(session.pp_rank, f"process {session.peer.pid} died"))
+
+    def _job_ended(self, runner: JobRunner) -> None:
+        self.services.gpus.release(runner.job_id)
+        self._runners.pop(runner.job_id, None)
+        self._registrations.pop(runner.job_id, None)
+        self.replicas.leave(runner.job_id)
+        for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
+            del self._open[key]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something until it is done or the daemon ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _latency_text(latency: SwitchLatency) -> str:
+    return f"raise {1000 * latency.raise_s:.3g} ms, lower {1000 * latency.lower_s:.3g} ms, {latency.basis}"
+
+
+def _new_job_id(job_name: str) -> str:
+    readable = re.sub(r"[^a-z0-9]+", "-", job_name.lower()).strip("-")[:40] or "job"
+    return f"{readable}-{secrets.token_hex(3)}"

@@ -1,0 +1,168 @@
+"""The core's side of the policy host: ask for a plan, wait a bounded time, and replace a host that misbehaves."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.daemon.carbon.policy_queries import ForecastQuestion, ForecastReply, TargetQuestion, TargetReply
+from gpuenergyd.daemon.processes.launch import PolicyChannel, StartPolicyHost
+from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
+from gpuenergyd.daemon.processes.view_delta import ViewSender
+from gpuenergyd.errors import GpuError, ProtocolError
+from gpuenergyd.wire.daemon_codec import decode, encode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailure:
+    """Why a policy gave no plan, in one line."""
+
+    reason: str
+
+
+class PolicyLink:
+    """One request at a time, so that a time limit blames the job whose policy is running."""
+
+    def __init__(self, start_host: StartPolicyHost, *, time_limit_s: float, first_time_limit_s: float) -> None:
+        self._start_host = start_host
+        self._time_limit_s = time_limit_s
+        self._first_time_limit_s = first_time_limit_s
+        self._host: PolicyChannel | None = None
+        self._turn = asyncio.Lock()
+        self._next_request_id = 1
+        self._has_answered = False
+        self._sent: dict[str, ViewSender] = {}
+        self._loaded: set[str] = set()
+        self._is_closed = False
+        self.num_restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The host's process id, None when there is none or its unit keeps it to itself."""
+        return self._host.pid if self.is_alive and self._host is not None else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a host process runs."""
+        return self._host is not None and self._host.is_alive()
+
+    async def start(self) -> None:
+        """Start the host."""
+        await self._ask("", "", None)
+
+    async def expect(self, policy: str) -> None:
+        """Have the host load a policy once, for a job that will ask it: what it imports is there by then."""
+        if policy not in self._loaded:
+            self._loaded.add(policy)
+            await self._ask("", policy, None)
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
+        """Return the policy's plan, or why there is none; never raises for what a policy does."""
+        answer = await self._ask(job_id, policy, view)
+        if isinstance(answer, PolicyFailure):
+            return answer
+        if answer.plan is None:
+            return PolicyFailure(answer.error or "no plan")
+        return answer.plan
+
+    async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
+        """Return a target policy's decision for a job, or why there is none."""
+        answer = await self._ask(job_id, question.target_policy, None, target=question)
+        if isinstance(answer, PolicyFailure):
+            return answer
+        return answer.target or PolicyFailure(answer.error or "no target")
+
+    async def forecast(self, question: ForecastQuestion) -> ForecastReply | PolicyFailure:
+        """Return a forecast, or why there is none."""
+        answer = await self._ask("", "forecast", None, forecast=question)
+        if isinstance(answer, PolicyFailure):
+            return answer
+        return answer.forecast or PolicyFailure(answer.error or "no forecast")
+
+    async def forget(self, job_id: str) -> None:
+        """Drop the policy instance of a job that has ended."""
+        if self.is_alive:
+            await self._ask(job_id, "", None)
+
+    async def close(self) -> None:
+        """End the host."""
+        self._is_closed = True
+        await self._kill()
+
+    async def _ask(
+        self,
+        job_id: str,
+        policy: str,
+        view: JobView | None,
+        *,
+        target: TargetQuestion | None = None,
+        forecast: ForecastQuestion | None = None,
+    ) -> PlanAnswer | PolicyFailure:
+        async with self._turn:
+            if self._is_closed:
+                return PolicyFailure("the daemon is stopping")
+            limit_s = self._first_time_limit_s
+            try:
+                host = await self._ensure_host()
+                limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
+                answer = await asyncio.wait_for(self._exchange(host, job_id, policy, view, target, forecast), limit_s)
+            except TimeoutError:
+                return await self._give_up(f"policy {policy!r} did not answer within {limit_s:g} s")
+            except (ProtocolError, ValueError) as error:
+                return await self._give_up(f"policy {policy!r} sent something that is no plan: {error}")
+            except (OSError, EOFError, GpuError) as error:
+                return await self._give_up(f"the policy host died while running {policy!r} ({error})")
+            except asyncio.CancelledError:
+                await self._kill()
+                raise
+            self._has_answered = self._has_answered or view is not None or forecast is not None
+            return answer
+
+    async def _exchange(
+        self,
+        host: PolicyChannel,
+        job_id: str,
+        policy: str,
+        view: JobView | None,
+        target: TargetQuestion | None,
+        forecast: ForecastQuestion | None,
+    ) -> PlanAnswer:
+        request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
+        difference = None
+        if view is None:
+            if target is None and forecast is None:
+                self._sent.pop(job_id, None)
+        else:
+            difference = self._sent.setdefault(job_id, ViewSender()).difference(view)
+        host.writer.write(encode(PlanRequest(request_id, job_id, policy, difference, target, forecast)) + b"\n")
+        await host.writer.drain()
+        line = await host.reader.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError(await host.why_ended())
+        answer = decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES)
+        if answer.request_id != request_id:
+            raise ProtocolError(f"answer to request {answer.request_id} instead of {request_id}")
+        return answer
+
+    async def _ensure_host(self) -> PolicyChannel:
+        if self._host is None or not self._host.is_alive():
+            if self._host is not None:
+                await self._kill()
+                self.num_restarts += 1
+            self._has_answered = False
+            self._sent.clear()
+            self._loaded.clear()
+            self._host = await self._start_host()
+        return self._host
+
+    async def _give_up(self, reason: str) -> PolicyFailure:
+        log.warning("%s; the policy host is replaced", reason)
+        await self._kill()
+        return PolicyFailure(reason)
+
+    async def _kill(self) -> None:
+        if self._host is not None:
+            await self._host.kill()

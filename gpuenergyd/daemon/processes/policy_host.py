@@ -1,0 +1,161 @@
+"""The process that policies live in: requests in, plans out, one JSON line each. It may be killed at any moment.
+
+It holds no socket, no driver and no database, so the worst a plugin can do is to waste
+the time and memory it was given.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
+from gpuenergyd.daemon.carbon.policy_queries import (
+    ForecastQuestion,
+    ForecastReply,
+    TargetQuestion,
+    TargetReply,
+    answer_forecast,
+    answer_target,
+)
+from gpuenergyd.daemon.processes.plugins import load_policy, load_target_policy
+from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver
+from gpuenergyd.wire.daemon_codec import decode, encode
+
+MAX_LINE_BYTES = 64 * 2**20
+NICENESS = 10
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""Policies compute beside the training: one core is theirs at most."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Ask the policy of one job for its next plan; without a view, forget the job and load a policy that is named.
+
+    With a question about the grid, that is answered instead and the job stays as it is.
+    """
+
+    request_id: int
+    job_id: str
+    policy: str
+    view: ViewDifference | None = None
+    target: TargetQuestion | None = None
+    forecast: ForecastQuestion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """A plan, or what else was asked, or why there is none."""
+
+    request_id: int
+    plan: ClockPlan | None = None
+    error: str | None = None
+    target: TargetReply | None = None
+    forecast: ForecastReply | None = None
+
+
+class PolicyHost:
+    """One policy instance per job."""
+
+    def __init__(self) -> None:
+        self._policies: dict[str, ClockPolicy] = {}
+        self._targets: dict[tuple[str, str], TargetPolicy] = {}
+        self._received: dict[str, ViewReceiver] = {}
+        self._views: dict[str, JobView] = {}
+
+    def answer(self, request: PlanRequest) -> PlanAnswer:
+        """Return the policy's plan, or what went wrong in one line."""
+        if request.target is not None or request.forecast is not None:
+            try:
+                return self._about_the_grid(request)
+            except Exception as error:  # noqa: BLE001  as below
+                return PlanAnswer(request.request_id, error=_in_one_line(error))
+        if request.view is None:
+            self._policies.pop(request.job_id, None)
+            self._received.pop(request.job_id, None)
+            self._views.pop(request.job_id, None)
+            self._targets = {key: kept for key, kept in self._targets.items() if key[0] != request.job_id}
+            if request.policy:
+                # What it imports is then there when its first job asks.
+                with contextlib.suppress(Exception):
+                    load_policy(request.policy)
+            return PlanAnswer(request.request_id)
+        view = self._received.setdefault(request.job_id, ViewReceiver()).view(request.view)
+        self._views[request.job_id] = view
+        try:
+            policy = self._policies.get(request.job_id)
+            if policy is None:
+                policy = self._policies[request.job_id] = load_policy(request.policy)
+            plan: object = policy.next_plan(view)
+        except Exception as error:  # noqa: BLE001  a plugin may fail in any way; the core decides what follows
+            return PlanAnswer(request.request_id, error=_in_one_line(error))
+        if not isinstance(plan, ClockPlan):
+            return PlanAnswer(request.request_id, error=f"next_plan returned {type(plan).__name__}, not a ClockPlan")
+        return PlanAnswer(request.request_id, plan=plan)
+
+    def _about_the_grid(self, request: PlanRequest) -> PlanAnswer:
+        if request.forecast is not None:
+            return PlanAnswer(request.request_id, forecast=answer_forecast(request.forecast))
+        assert request.target is not None
+        key = (request.job_id, request.target.target_policy)
+        if key not in self._targets:
+            self._targets[key] = load_target_policy(request.target.target_policy)
+        policy, view = self._policies.get(request.job_id), self._views.get(request.job_id)
+        reply = answer_target(self._targets[key], request.target, policy, view)
+        return PlanAnswer(request.request_id, target=reply)
+
+
+def _in_one_line(error: Exception) -> str:
+    first_line = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line}"
+
+
+def run(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the core closes the channel."""
+    host = PolicyHost()
+    while line := requests.readline(MAX_LINE_BYTES):
+        answer = host.answer(decode(line, PlanRequest, max_bytes=MAX_LINE_BYTES))
+        try:
+            encoded = encode(answer)
+        except (TypeError, ValueError, RecursionError) as error:
+            encoded = encode(PlanAnswer(answer.request_id, error=f"plan cannot be sent: {error}"))
+        answers.write(encoded + b"\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Keep the channel for ourselves, give the processor away, and serve."""
+    _die_with_parent()
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    for variable in ONE_THREAD:
+        os.environ.setdefault(variable, "1")  # before any policy loads what reads them
+    if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    # What a policy prints or reads must not reach the channel: it prints to the log and reads nothing.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    with contextlib.suppress(BrokenPipeError):
+        run(requests, answers)
+
+
+def _die_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

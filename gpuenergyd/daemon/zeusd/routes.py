@@ -1,0 +1,324 @@
+"""The routes of the Zeus project's daemon on our socket, so that programs written for it work with ZEUSD_SOCK_PATH.
+
+Their paths, parameters, status codes and bodies are zeusd's (Zeus 0.16); what they do is ours: who asks is who the
+kernel says, and a change needs the same rights and the same proof of use as a job's. It is leased to the process that
+asked, journalled, recorded, and put back when that process ends. Indices are the host's NVML indices.
+
+The lock caps the SM clock at `max_clock_mhz`; a minimum is checked and not enforced. Locks of the memory clock and
+persistence mode are accepted and recorded, and change nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
+from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.manual_leases.leases import Holder
+from gpuenergyd.daemon.ports import AskableWorker
+from gpuenergyd.daemon.runtime.peer_credentials import Peer, require_alive
+from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
+from gpuenergyd.daemon.zeusd.requests import Wish, ZeusdWishes
+from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
+from gpuenergyd.gpu.link.client import GpuLook
+from gpuenergyd.wire.daemon_codec import encode
+
+T = TypeVar("T")
+
+_POLL_S = 0.05
+_KEEP_ALIVE_S = 10.0
+_WRITE_LIMIT_S = 5.0
+_MJ_PER_J = _MW_PER_W = 1000.0
+
+LivingPeer = Callable[[web.Request], AbstractContextManager[tuple[Peer, int]]]
+"""Who asks, with a pidfd of that process."""
+
+
+@dataclass(slots=True)
+class ZeusdRoutes:
+    """Everything under /discover, /time, /auth, /gpu and /cpu."""
+
+    gpus: Gpus
+    worker: AskableWorker
+    wishes: ZeusdWishes
+    access: AccessRules
+    proof_of_use: ProofOfUse
+    living_peer: LivingPeer
+    is_observing: bool = False
+    _pci_addresses: dict[str, str] = field(default_factory=dict)
+    _streams: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def add_to(self, app: web.Application) -> None:
+        """Serve the routes."""
+        get, post = app.router.add_get, app.router.add_post
+        get("/discover", self._discover)
+        get("/time", self._time)
+        get("/auth/whoami", self._no_authentication)
+        post("/gpu/set_power_limit", self._set_power_limit)
+        post("/gpu/set_persistence_mode", self._set_persistence_mode)
+        post("/gpu/set_gpu_locked_clocks", self._lock_sm_clock)
+        post("/gpu/set_mem_locked_clocks", self._lock_memory_clock)
+        post("/gpu/reset_gpu_locked_clocks", self._reset_sm_clock)
+        post("/gpu/reset_mem_locked_clocks", self._reset_memory_clock)
+        post("/gpu/reset_locked_clocks", self._reset_sm_clock)
+        get("/gpu/get_cumulative_energy", self._get_energy)
+        get("/gpu/get_power", self._get_power)
+        get("/gpu/get_power_limit", self._get_power_limit)
+        get("/gpu/get_power_limit_constraints", self._get_constraints)
+        get("/gpu/get_persistence_mode", self._get_persistence_mode)
+        get("/gpu/stream_power", self._stream_power, allow_head=False)
+        for path in ("get_cumulative_energy", "get_power", "stream_power"):
+            get(f"/cpu/{path}", self._no_cpu)
+        app.on_shutdown.append(self._end_streams)
+
+    # --- about the daemon ---
+
+    async def _discover(self, request: web.Request) -> web.Response:
+        _parameters(request).done()
+        gpus = [
+            {
+                "id": gpu.identity.index,
+                "name": gpu.identity.model_name,
+                "pci_address": await self._pci_address(gpu),
+                "cumulative_energy_available": gpu.sample is None or gpu.sample.total_energy_j is not None,
+            }
+            for gpu in self.gpus
+        ]
+        groups = ["gpu-read"] if self.is_observing else ["gpu-control", "gpu-read"]
+        return _json({"gpus": gpus, "cpus": [], "enabled_api_groups": groups, "auth_required": False})
+
+    async def _pci_address(self, gpu: Gpu) -> str | None:
+        gpu_uuid = gpu.identity.gpu_uuid
+        if gpu_uuid not in self._pci_addresses:
+            try:
+                found = (await self.worker.look(gpu_uuid)).details.pci_address
+            except GpuEnergyError:
+                return None
+            if found is None:
+                return None
+            self._pci_addresses[gpu_uuid] = found
+        return self._pci_addresses[gpu_uuid]
+
+    async def _time(self, request: web.Request) -> web.Response:
+        _parameters(request).done()
+        return _json({"timestamp_ms": _now_ms()})
+
+    async def _no_authentication(self, request: web.Request) -> web.Response:
+        del request
+        return _refusal("authentication is off: who you are is what the kernel says of the socket's peer")
+
+    async def _no_cpu(self, request: web.Request) -> web.Response:
+        del request
+        return _refusal("API group cpu-read is not enabled: this daemon reads no CPU")
+
+    # --- changing ---
+
+    async def _set_power_limit(self, request: web.Request) -> web.Response:
+        asked = _parameters(request)
+        limit_w = asked.unsigned("power_limit_mw") / _MW_PER_W
+        return await self._change(request, asked, Wish(power_limit_w=limit_w))
+
+    async def _lock_sm_clock(self, request: web.Request) -> web.Response:
+        asked = _parameters(request)
+        return await self._change(request, asked, Wish(sm_clock_mhz=asked.clock_range()[1]))
+
+    async def _reset_sm_clock(self, request: web.Request) -> web.Response:
+        return await self._change(request, _parameters(request), Wish(is_clock_reset=True))
+
+    async def _lock_memory_clock(self, request: web.Request) -> web.Response:
+        asked = _parameters(request)
+        low_mhz, high_mhz = asked.clock_range()
+        return await self._change(request, asked, Wish(noted=f"memory clock of {low_mhz} to {high_mhz} MHz"))
+
+    async def _reset_memory_clock(self, request: web.Request) -> web.Response:
+        return await self._change(request, _parameters(request), Wish(noted="memory clock reset"))
+
+    async def _set_persistence_mode(self, request: web.Request) -> web.Response:
+        asked = _parameters(request)
+        wanted = "on" if asked.boolean("enabled") else "off"
+        return await self._change(request, asked, Wish(noted=f"persistence mode {wanted}"))
+
+    async def _change(self, request: web.Request, asked: Parameters, wish: Wish) -> web.Response:
+        """Check who asks, then carry the wish out on each GPU: now, or soon where nobody waits."""
+        shall_wait = asked.boolean("block")
+        indices = asked.gpu_ids(is_required=True)
+        asked.done()
+        gpus = {index: self._gpu(index) for index in indices}
+        if self.is_observing:
+            return _refusal("API group gpu-control is not enabled: mode = 'observe', this daemon changes no GPU")
+        with self.living_peer(request) as (peer, pidfd):
+            self.access.require_control(peer)
+            holder = Holder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)
+
+            async def change(gpu: Gpu) -> None:
+                await self.proof_of_use.require(peer, gpu.identity.gpu_uuid)
+                require_alive(peer, pidfd)
+                await self.wishes.take(gpu, holder, pidfd, wish, shall_wait=shall_wait)
+
+            _, problem = await _of_each(gpus, change)
+        return web.Response() if problem is None else problem
+
+    # --- reading ---
+
+    async def _get_energy(self, request: web.Request) -> web.Response:
+        def energy(look: GpuLook) -> object:
+            return {"energy_mj": _told(look.total_energy_j, _MJ_PER_J, "an energy counter")}
+
+        return await self._read(request, energy)
+
+    async def _get_power(self, request: web.Request) -> web.Response:
+        def power(look: GpuLook) -> object:
+            return _told(look.power_w, _MW_PER_W, "its power")
+
+        return await self._read(request, power, lambda found: {"timestamp_ms": _now_ms(), "power_mw": found})
+
+    async def _get_power_limit(self, request: web.Request) -> web.Response:
+        def limit(look: GpuLook) -> object:
+            return {"power_limit_mw": _told(look.details.power_limit_w, _MW_PER_W, "a power limit")}
+
+        return await self._read(request, limit)
+
+    async def _get_constraints(self, request: web.Request) -> web.Response:
+        def constraints(look: GpuLook) -> object:
+            return {
+                "min_power_limit_mw": _told(look.details.min_power_limit_w, _MW_PER_W, "a lowest power limit"),
+                "max_power_limit_mw": _told(look.details.max_power_limit_w, _MW_PER_W, "a highest power limit"),
+            }
+
+        return await self._read(request, constraints)
+
+    async def _get_persistence_mode(self, request: web.Request) -> web.Response:
+        def mode(look: GpuLook) -> object:
+            if look.details.is_persistent is None:
+                raise GpuUnsupportedError("the driver does not tell persistence mode")
+            return {"enabled": look.details.is_persistent}
+
+        return await self._read(request, mode)
+
+    async def _read(
+        self,
+        request: web.Request,
+        value: Callable[[GpuLook], object],
+        whole: Callable[[Mapping[str, object]], object] = lambda found: found,
+    ) -> web.Response:
+        asked = _parameters(request)
+        gpus = self._wanted(asked)
+
+        async def look(gpu: Gpu) -> object:
+            return value(await self.worker.look(gpu.identity.gpu_uuid))
+
+        found, problem = await _of_each(gpus, look)
+        return _json(whole({str(index): each for index, each in found.items()})) if problem is None else problem
+
+    async def _stream_power(self, request: web.Request) -> web.StreamResponse:
+        """Send the power of each GPU now, then whenever a reading differs, until the client goes."""
+        gpus = self._wanted(_parameters(request))
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            await response.prepare(request)
+            async for event in _power_events(gpus):
+                async with asyncio.timeout(_WRITE_LIMIT_S):
+                    await response.write(event)
+        except (TimeoutError, ConnectionError):  # it does not read, or it has left
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._streams.discard(task)
+        return response
+
+    async def _end_streams(self, app: web.Application) -> None:
+        del app
+        for task in self._streams:
+            task.cancel()
+
+    def _wanted(self, asked: Parameters) -> dict[int, Gpu]:
+        """Return the GPUs a reader names, all of them where it names none."""
+        indices = asked.gpu_ids(is_required=False)
+        asked.done()
+        return {index: self._gpu(index) for index in indices or [gpu.identity.index for gpu in self.gpus]}
+
+    def _gpu(self, index: int) -> Gpu:
+        for gpu in self.gpus:
+            if gpu.identity.index == index:
+                return gpu
+        known = ", ".join(str(gpu.identity.index) for gpu in self.gpus) or "none"
+        raise BadParameterError(f"gpu_ids: no GPU {index}; there are: {known}")
+
+
+async def _of_each(
+    gpus: Mapping[int, Gpu], act: Callable[[Gpu], Awaitable[T]]
+) -> tuple[dict[int, T], web.Response | None]:
+    """Do something with each GPU; return the results, and the answer that names every failure if there was one."""
+    found: dict[int, T] = {}
+    errors: dict[str, str] = {}
+    statuses: list[int] = []
+    for index, gpu in gpus.items():
+        try:
+            found[index] = await act(gpu)
+        except GpuEnergyError as error:
+            errors[str(index)] = " ".join(str(error).split())
+            statuses.append(_status_of(error))
+    return found, _json({"errors": errors}, max(statuses)) if errors else None
+
+
+def _status_of(error: GpuEnergyError) -> int:
+    match error:
+        case AccessError():
+            return 403
+        case JobError():
+            return 409
+        case GpuUnsupportedError() | UsageError() | GpuNotFoundError():
+            return 400
+        case _:
+            return 500
+
+
+async def _power_events(gpus: Mapping[int, Gpu]) -> AsyncIterator[bytes]:
+    """Yield what has changed since the last look, and a comment when nothing has for long; never ends."""
+    sent: dict[int, float] = {}
+    sent_at_s = time.monotonic()
+    while True:
+        lines = []
+        for index, gpu in gpus.items():
+            power_w = gpu.sample.power_w if gpu.sample is not None else None
+            if power_w is not None and sent.get(index) != power_w:
+                sent[index] = power_w
+                event = {"timestamp_ms": _now_ms(), "gpu_id": index, "power_mw": round(power_w * _MW_PER_W)}
+                lines.append(b"data: " + encode(event) + b"\n\n")
+        if not lines and time.monotonic() - sent_at_s > _KEEP_ALIVE_S:
+            lines.append(b": keep-alive\n\n")
+        if lines:
+            sent_at_s = time.monotonic()
+            yield b"".join(lines)
+        await asyncio.sleep(_POLL_S)
+
+
+def _parameters(request: web.Request) -> Parameters:
+    return Parameters(request.query)
+
+
+def _told(value: float | None, factor: float, what: str) -> int:
+    if value is None:
+        raise GpuUnsupportedError(f"the driver does not tell {what}")
+    return round(value * factor)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=encode(value), status=status, content_type="application/json")
+
+
+def _refusal(line: str) -> web.Response:
+    return _json({"error": line}, 404)

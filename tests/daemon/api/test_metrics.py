@@ -1,0 +1,129 @@
+"""Metrics are the status in base units and conventional names, and leave out what is not known."""
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuenergyd.daemon.api.metrics import StatusCollector, metrics_text
+
+GPU = {
+    "gpu_uuid": "GPU-a",
+    "index": 0,
+    "model_name": 'A100 "SXM"\\',
+    "is_simulated": True,
+    "state": "ok",
+    "sm_clock_mhz": 1200,
+    "requested_sm_clock_mhz": None,
+    "power_w": 250.5,
+    "total_energy_j": 12345.5,
+    "temperature_celsius": 40.0,
+    "reading_age_s": 0.1,
+    "switching": {
+        "basis": "measured",
+        "raise_s": 0.006,
+        "lower_s": 0.005,
+        "call_s": 0.004,
+        "num_seen": 90,
+        "num_unseen": 2,
+        "seen": [
+            {"direction": "raise", "from_region": None, "low_s": 0.004, "median_s": 0.005, "high_s": None},
+            {"direction": "raise", "from_region": "low", "low_s": 0.1, "median_s": 0.1, "high_s": 0.1},
+        ],
+    },
+    "job_id": "j",
+}
+JOB = {
+    "job_id": "j",
+    "job_name": "line\nbreak",
+    "phase": "tuned",
+    "policy": "bubble-aware",
+    "num_iterations": 12,
+    "baseline_time_s": 1.0,
+    "baseline_energy_j": None,
+    "iteration_time_s": 1.01,
+    "energy_j": None,
+    "saving_ratio": None,
+    "slowdown_ratio": 0.01,
+    "max_slowdown_ratio": 0.0,
+    "last_report_age_s": 0.5,
+    "would_save_ratio": None,
+}
+STATUS: dict[str, Any] = {
+    "uptime_s": 5.0,
+    "is_degraded": False,
+    "worker": {"is_alive": True, "num_restarts": 1},
+    "policy_host": {"is_alive": True, "num_restarts": 0},
+    "store": {"num_rows_written": 10, "num_rows_dropped": 0},
+    "clock_records": {"num_stale": 3, "num_hostile": 4},
+    "gpus": [GPU, {**GPU, "gpu_uuid": "GPU-b", "index": 1, "power_w": None, "total_energy_j": None}],
+    "jobs": [JOB],
+}
+
+
+def samples(status: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Return every sample by name and by its most telling label."""
+    found = {}
+    for family in text_string_to_metric_families(metrics_text(status).decode()):
+        for sample in family.samples:
+            labels = sample.labels
+            telling = labels.get("gpu_uuid") or labels.get("job_id") or labels.get("why") or ""
+            found[sample.name, telling] = sample.value
+    return found
+
+
+def test_figures_are_in_base_units_and_counters_end_in_total() -> None:
+    found = samples(STATUS)
+
+    assert found["gpuenergyd_gpu_energy_joules_total", "GPU-a"] == 12345.5
+    assert found["gpuenergyd_gpu_power_watts", "GPU-a"] == 250.5
+    assert found["gpuenergyd_gpu_sm_clock_hertz", "GPU-a"] == 1.2e9
+    assert found["gpuenergyd_job_plan_slowdown_ratio", "j"] == 0.01
+    assert found["gpuenergyd_job_iterations_total", "j"] == 12
+    assert found["gpuenergyd_clock_records_refused_total", "hostile"] == 4
+    assert found["gpuenergyd_worker_restarts_total", ""] == 1
+
+
+def test_the_text_is_to_the_byte_what_the_library_writes() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(STATUS))
+
+    assert metrics_text(STATUS) == generate_latest(registry)
+
+
+def test_what_is_not_known_is_left_out_and_never_zero() -> None:
+    found = samples(STATUS)
+
+    assert ("gpuenergyd_gpu_power_watts", "GPU-b") not in found
+    assert ("gpuenergyd_gpu_energy_joules_total", "GPU-b") not in found
+    assert ("gpuenergyd_job_plan_saving_ratio", "j") not in found
+    assert ("gpuenergyd_gpu_requested_sm_clock_hertz", "GPU-a") not in found
+
+
+def test_promtool_has_nothing_to_complain_of() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool (Debian package prometheus) is not installed")
+
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=metrics_text(STATUS), capture_output=True, check=False
+    )
+
+    assert checked.returncode == 0, checked.stderr.decode()
+
+
+def test_latency_of_clock_changes_is_given_as_planned_and_as_seen_with_unknown_percentiles_left_out() -> None:
+    families = {f.name: f for f in text_string_to_metric_families(metrics_text(STATUS).decode())}
+
+    planned = families["gpuenergyd_gpu_planned_switch_latency_seconds"].samples
+    seen = families["gpuenergyd_gpu_switch_latency_seconds"].samples
+    counted = families["gpuenergyd_gpu_switches"].samples
+    assert {s.labels["direction"]: s.value for s in planned} == {"raise": 0.006, "lower": 0.005}
+    assert {(s.labels["direction"], s.labels["percentile"]): s.value for s in seen} == {
+        ("raise", "10"): 0.004,
+        ("raise", "50"): 0.005,
+    }
+    assert {s.labels["seen"]: s.value for s in counted} == {"true": 90, "false": 2}

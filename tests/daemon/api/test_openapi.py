@@ -1,0 +1,112 @@
+"""The API's description names what is served, no more and no less, and its schemas fit what is decoded."""
+
+import asyncio
+import re
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
+from gpuenergyd.daemon.api.openapi import api_description
+from gpuenergyd.daemon.api.server import Server
+from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
+from gpuenergyd.daemon.manual_leases.leases import GpuLeases
+from gpuenergyd.daemon.zeusd.requests import ZeusdWishes
+from gpuenergyd.gpu.device import GpuDetails
+from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner
+from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
+from tests.daemon.jobs.test_registry import FakeWorker, Stage, registration, report
+
+
+class UnusedWorker(FakeWorker):
+    """A worker that could limit power; nobody asks it to."""
+
+    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        """Note it."""
+        assert lease_id == owner.job_id
+        self.calls.append(("limit", (gpu_uuid,)))
+        return power_limit_w
+
+    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Note it."""
+        self.calls.append(("users", (gpu_uuid,)))
+        return ()
+
+    async def look(self, gpu_uuid: str) -> GpuLook:
+        """Note it."""
+        self.calls.append(("look", (gpu_uuid,)))
+        return GpuLook(None, None, GpuDetails())
+
+
+def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
+    async def scenario() -> frozenset[tuple[str, str]]:
+        stage = Stage()
+        leases = GpuLeases(UnusedWorker(), stage.gpus, stage.history)
+        server = Server(
+            stage.jobs,
+            AdministratorLeases(leases, stage.gpus),
+            Parts(stage.jobs),
+            status=dict,
+            job_detail=lambda _: None,
+            access=AccessRules(),
+            worker=UnusedWorker(),
+            zeusd_wishes=ZeusdWishes(leases, UnusedWorker()),
+            max_connections_per_user=1,
+            max_requests_per_user_per_s=1.0,
+        )
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "socket"))
+        await server.start(listener)
+        routes = server.routes
+        await server.close()
+        return routes
+
+    return asyncio.run(scenario())
+
+
+def test_every_route_is_described_and_nothing_else(tmp_path: Path) -> None:
+    described = {
+        (method.upper(), path) for path, operations in api_description()["paths"].items() for method in operations
+    }
+
+    assert described == served_routes(tmp_path)
+
+
+def references(value: Any) -> set[str]:
+    """Return every reference in a document."""
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*(references(v) for v in value.values()))
+    if isinstance(value, list):
+        return set().union(*(references(v) for v in value))
+    return set()
+
+
+def test_every_reference_leads_somewhere() -> None:
+    document = api_description()
+
+    found = references(document)
+
+    assert found
+    for reference in found:
+        name = re.fullmatch(r"#/components/schemas/(\w+)", reference)
+        assert name is not None
+        assert name[1] in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize("message_type", [RankRegistration, RankRegistered, IterationReport, RankRelease])
+def test_a_schema_names_the_fields_of_its_message(message_type: type[Any]) -> None:
+    schema = api_description()["components"]["schemas"][message_type.__name__]
+
+    assert set(schema["properties"]) == set(message_type.__dataclass_fields__)
+
+
+def test_what_a_client_sends_has_all_that_is_required() -> None:
+    schemas = api_description()["components"]["schemas"]
+
+    assert set(schemas["RankRegistration"]["required"]) <= set(asdict(registration(0)))
+    assert set(schemas["IterationReport"]["required"]) <= set(asdict(report("00", 0, 0, 0)))

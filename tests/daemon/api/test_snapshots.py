@@ -1,0 +1,106 @@
+"""Costly answers under a flood: fresh for those who ask seldom, shared within a moment by those who do not stop."""
+
+from dataclasses import dataclass, field
+
+from gpuenergyd.daemon.api.snapshots import BURST_S, LIFETIME_S, SHARE, Snapshot, SnapshotText
+
+
+@dataclass
+class Counted:
+    """A snapshot whose answer is its number, and which takes a given time of a core to build."""
+
+    cost_s: float
+    now_s: float = 0.0
+    spent_s: float = 0.0
+    built_at_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.snapshot = Snapshot(self._build, monotonic_s=lambda: self.now_s, cpu_s=lambda: self.spent_s)
+
+    def _build(self) -> int:
+        self.spent_s += self.cost_s
+        self.built_at_s.append(self.now_s)
+        return len(self.built_at_s) - 1
+
+
+def test_who_asks_now_and_then_gets_a_fresh_answer_each_time() -> None:
+    counted = Counted(cost_s=0.002)
+
+    for _ in range(100):
+        counted.now_s += 1.1 * counted.cost_s / SHARE
+        counted.snapshot.value()
+
+    assert len(counted.built_at_s) == 100
+
+
+def test_a_cheap_answer_is_fresh_at_hundreds_a_second() -> None:
+    counted = Counted(cost_s=0.0001)
+
+    for _ in range(1000):
+        counted.now_s += 0.0025
+        counted.snapshot.value()
+
+    assert len(counted.built_at_s) == 1000
+
+
+def test_a_flood_shares_answers_no_older_than_a_moment_and_costs_a_small_share_of_a_core() -> None:
+    counted = Counted(cost_s=0.002)
+
+    for _ in range(100_000):
+        counted.now_s += 0.0001
+        answer = counted.snapshot.value()
+        assert counted.now_s - counted.built_at_s[answer] < LIFETIME_S
+
+    assert counted.spent_s <= BURST_S + SHARE * counted.now_s + counted.cost_s
+
+
+def test_an_answer_too_costly_for_its_share_is_still_no_older_than_a_moment() -> None:
+    counted = Counted(cost_s=0.02)
+
+    for _ in range(10_000):
+        counted.now_s += 0.001
+        answer = counted.snapshot.value()
+        assert counted.now_s - counted.built_at_s[answer] < LIFETIME_S
+
+    assert len(counted.built_at_s) <= 1 + BURST_S / counted.cost_s + counted.now_s / LIFETIME_S
+
+
+def test_what_was_changed_is_read_back_at_any_rate() -> None:
+    counted = Counted(cost_s=0.01)
+    for _ in range(100):
+        counted.snapshot.value()
+    num_built = len(counted.built_at_s)
+
+    counted.snapshot.forget()
+
+    assert counted.snapshot.value() == num_built
+    assert counted.snapshot.value() == num_built
+
+
+def test_a_text_is_no_older_than_its_answer_may_be_and_its_cost_counts() -> None:
+    counted = Counted(cost_s=0.001)
+    num_written = 0
+
+    def write(answer: int) -> bytes:
+        nonlocal num_written
+        counted.spent_s += 0.003
+        num_written += 1
+        return str(answer).encode()
+
+    text = SnapshotText(counted.snapshot, write)
+    for _ in range(100_000):
+        counted.now_s += 0.0001
+        assert counted.now_s - counted.built_at_s[int(text.value())] < LIFETIME_S
+
+    assert num_written == len(counted.built_at_s)
+    assert counted.spent_s <= BURST_S + counted.now_s * 0.004 / LIFETIME_S + 0.004
+
+
+def test_a_change_is_read_back_in_the_text_too() -> None:
+    counted = Counted(cost_s=1.0)
+    text = SnapshotText(counted.snapshot, lambda answer: str(answer).encode())
+    before = text.value()
+
+    counted.snapshot.forget()
+
+    assert text.value() != before

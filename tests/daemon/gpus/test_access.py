@@ -1,0 +1,275 @@
+"""Who may what, with the kernel's word for who asks: groups, users, container root; and how much of it."""
+
+import grp
+import http.client
+import json
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
+from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.runtime import peer_credentials as peers
+from gpuenergyd.daemon.runtime.peer_credentials import (
+    Peer,
+    is_dead,
+    is_host_root,
+    open_pidfd,
+    open_pidfd_by_number,
+    peer_of,
+)
+from gpuenergyd.errors import AccessError, JobError, UsageError
+from tests.support.client_process import client_process, daemon_for_everybody, needs_root
+from tests.support.daemon_process import DaemonProcess, running_daemon
+from tests.support.registration import one_stage_registration
+from tests.support.waiting import wait_until
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
+SOME_GROUP = next(g for g in grp.getgrall() if g.gr_gid not in {0, pwd.getpwnam("nobody").pw_gid})
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DaemonProcess]:
+    needs_root()
+    with daemon_for_everybody(control_groups=[SOME_GROUP.gr_name], requires_gpu_use=False) as daemon:
+        yield daemon
+
+
+def registration(daemon: DaemonProcess) -> dict[str, Any]:
+    return one_stage_registration(daemon.status()["gpus"][0]["gpu_uuid"])
+
+
+def register_as(daemon: DaemonProcess, uid: int, gid: int, groups: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:
+    with client_process(daemon.socket_path, uid=uid, gid=gid, groups=groups) as client:
+        status, answer = client.ask("POST", "/v1/ranks", registration(daemon))
+    wait_until(lambda: daemon.job() is None)
+    return status, answer
+
+
+@pytest.mark.fault(42)
+def test_a_user_outside_the_group_is_refused_and_told_who_may_and_how_to_become_one(daemon: DaemonProcess) -> None:
+    status, answer = register_as(daemon, NOBODY, pwd.getpwnam("nobody").pw_gid)
+
+    assert status == 403
+    assert f"uid {NOBODY} pid" in answer["error"]
+    assert f"root of this host and group {SOME_GROUP.gr_name} may;" in answer["error"]
+    assert f"`usermod -aG {SOME_GROUP.gr_name} $(id -nu {NOBODY})` adds you" in answer["error"]
+
+
+def test_a_member_of_the_group_is_served_by_supplementary_group_alone(daemon: DaemonProcess) -> None:
+    status, answer = register_as(daemon, NOBODY, pwd.getpwnam("nobody").pw_gid, groups=[SOME_GROUP.gr_gid])
+
+    assert status == 200, answer
+
+
+def test_root_of_this_host_is_served(daemon: DaemonProcess) -> None:
+    status, answer = register_as(daemon, 0, 0)
+
+    assert status == 200, answer
+
+
+def test_everyone_may_ask_for_status(daemon: DaemonProcess) -> None:
+    needs_root()
+    program = (
+        "import os, socket, sys\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "s.sendall(b'GET /v1/status HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')\n"
+        "print(s.recv(15).decode())\n"
+    )
+
+    answer = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(daemon.socket_path)], capture_output=True, text=True, check=True
+    )
+
+    assert answer.stdout.strip() == "HTTP/1.1 200 OK"
+
+
+def test_one_users_token_is_of_no_use_to_another(daemon: DaemonProcess) -> None:
+    needs_root()
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(daemon.socket_path))
+    connection.request("POST", "/v1/ranks", json.dumps(registration(daemon)))
+    token = json.loads(connection.getresponse().read())["rank_token"]
+    program = (
+        "import os, socket, sys\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "body = sys.argv[2].encode()\n"
+        "s.sendall(b'POST /v1/release HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)\n"
+        "print(s.recv(12).decode())\n"
+    )
+    body = json.dumps({"rank_token": token})
+
+    stolen = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(daemon.socket_path), body], capture_output=True, text=True, check=True
+    )
+    connection.request("POST", "/v1/release", body)
+    own = connection.getresponse().status
+    connection.close()
+
+    assert stolen.stdout.strip() == "HTTP/1.1 404"
+    assert own == 200
+
+
+@pytest.mark.fault(37)
+def test_too_many_connections_of_one_user_are_refused_and_others_served(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, max_connections_per_user=3) as daemon:
+        held = []
+        for _ in range(3):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(str(daemon.socket_path))
+            connection.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 200"
+            held.append(connection)
+        with socket.socket(socket.AF_UNIX) as one_too_many:
+            one_too_many.connect(str(daemon.socket_path))
+            refusal = one_too_many.recv(12)
+        for connection in held:
+            connection.close()
+
+        assert refusal == b"HTTP/1.1 503"
+        assert daemon.status()["jobs"] == []
+
+
+@pytest.mark.fault(36)
+def test_a_flood_of_one_user_is_slowed_down_with_the_time_to_wait(tmp_path: Path) -> None:
+    with running_daemon(tmp_path, max_requests_per_user_per_s=5) as daemon:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(daemon.socket_path))
+        answers = []
+        for _ in range(40):
+            connection.request("GET", "/v1/status")
+            response = connection.getresponse()
+            response.read()
+            answers.append((response.status, response.headers.get("Retry-After")))
+        connection.close()
+
+    refused = [wait for status, wait in answers if status == 429]
+    assert refused
+    assert all(wait is not None and 0 < float(wait) <= 0.2 for wait in refused)
+
+
+def test_a_bucket_of_one_second_fills_at_its_rate_and_each_user_has_their_own() -> None:
+    now = [0.0]
+    rates = RequestRates(10.0, monotonic_s=lambda: now[0])
+
+    burst = [rates.wait_s(1) for _ in range(11)]
+    other = rates.wait_s(2)
+    now[0] = 0.1
+    later = [rates.wait_s(1) for _ in range(2)]
+
+    assert burst[:10] == [0.0] * 10
+    assert burst[10] == pytest.approx(0.1)
+    assert other == 0.0
+    assert later == [0.0, pytest.approx(0.1)]
+
+
+def test_connections_are_counted_per_user_and_given_back() -> None:
+    counts = ConnectionCounts(2)
+
+    taken = [counts.take(1), counts.take(1), counts.take(1), counts.take(2)]
+    counts.give_back(1)
+
+    assert taken == [True, True, False, True]
+    assert counts.take(1)
+
+
+def test_a_rule_names_only_groups_and_users_that_exist() -> None:
+    with pytest.raises(UsageError, match="control_groups: no group 'no-such-group'"):
+        AccessRules.named(control_groups=("no-such-group",))
+    with pytest.raises(UsageError, match="admin_groups: no group 'no-such-group'"):
+        AccessRules.named(admin_groups=("no-such-group",))
+    with pytest.raises(UsageError, match="control_users: no user 'no-such-user'"):
+        AccessRules.named(control_users=("no-such-user",))
+
+
+def test_without_names_everyone_who_can_connect_may() -> None:
+    AccessRules().require_control(Peer(1, NOBODY, NOBODY))
+
+
+def test_a_user_by_name_may_and_another_may_not() -> None:
+    rules = AccessRules.named(control_users=("nobody",))
+
+    rules.require_control(Peer(os.getpid(), NOBODY, 1))
+    with pytest.raises(AccessError, match=r"user nobody may$"):
+        rules.require_control(Peer(os.getpid(), NOBODY - 1, 1))
+
+
+def test_a_user_that_our_user_namespace_does_not_map_is_nobody_in_particular(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_our_namespaces", lambda: (b"0 100000 65536", 1))
+    rules = AccessRules()
+
+    rules.require_control(Peer(os.getpid(), NOBODY - 1, 1))
+    with pytest.raises(AccessError, match="looks like that one"):
+        rules.require_control(Peer(os.getpid(), 65_534, 1))
+
+
+def test_a_uid_0_that_cannot_be_looked_at_is_not_root_of_this_host() -> None:
+    assert not is_host_root(Peer(0, 0, 0))
+    assert not is_host_root(Peer(2**22 + 1, 0, 0))
+
+
+@pytest.mark.fault(2)
+@pytest.mark.kill
+def test_a_dead_client_is_known_by_its_pidfd_though_a_child_keeps_its_socket_open() -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")
+    listener.listen(1)
+    program = (
+        "import os, socket, sys, time\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(bytes.fromhex(sys.argv[1]))\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    sys.stdin.read(); os._exit(0)\n"
+        "print('connected', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", program, listener.getsockname().hex()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    connection, _ = listener.accept()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "connected\n"
+    peer = peer_of(connection)
+    pidfd = open_pidfd(connection, peer)
+
+    was_dead = is_dead(pidfd)
+    process.kill()
+    process.wait(10)
+    now_dead = is_dead(pidfd)
+    connection.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        connection.recv(1)
+
+    assert (peer.pid, was_dead, now_dead) == (process.pid, False, True)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.stdout.close()
+    os.close(pidfd)
+    for end in (connection, listener):
+        end.close()
+
+
+@pytest.mark.fault(38)
+def test_a_kernel_without_peer_pidfds_is_served_by_number_start_time_and_user() -> None:
+    pidfd = open_pidfd_by_number(Peer(os.getpid(), os.getuid(), os.getgid()))
+    was_dead = is_dead(pidfd)
+    os.close(pidfd)
+
+    assert not was_dead
+    with pytest.raises(JobError, match=f"process {os.getpid()} is gone"):
+        open_pidfd_by_number(Peer(os.getpid(), NOBODY - 1, NOBODY))
+    with pytest.raises(JobError, match="is gone, or in a namespace"):
+        open_pidfd_by_number(Peer(0, 0, 0))

@@ -1,0 +1,125 @@
+"""What a client says of replicas elsewhere: it changes what its own job owes, at once, and nobody else's."""
+
+import math
+
+import pytest
+
+from gpuenergyd.core.job.messages import TargetChanged
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.wire.messages import PaceReport
+from tests.daemon.jobs.test_registry import ME, Stage, plan, play
+
+
+def test_a_slow_replica_elsewhere_sets_the_pace_and_the_policy_is_asked_at_once() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        assert stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME) is not None
+        await stage.iterate(times=3)
+        own = stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        assert own is not None
+        assert own.own_time_s is not None
+        slow_s = 3 * own.own_time_s
+        num_asked = len(stage.policy.views)
+        replies = [stage.jobs.take_pace(PaceReport(stage.tokens[0], slow_s), ME) for _ in range(2)]
+        await stage.iterate(times=1)
+
+        assert [reply.straggler_time_s for reply in replies if reply] == [None, slow_s]
+        assert len(stage.policy.views) > num_asked
+        assert stage.policy.views[-1].target.straggler_time_s == slow_s
+        (event,) = stage.events("straggler")
+        assert (event.before, event.after) == ("own pace", f"{slow_s:.4g} s per iteration")
+        assert "a replica elsewhere" in event.reason
+
+        gone = stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        assert gone is not None
+        assert gone.straggler_time_s is None
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_the_same_reading_told_again_is_no_second_one() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        await stage.iterate(times=3)
+        told = [PaceReport(stage.tokens[0], 1.0, is_news=is_news) for is_news in (True, False, False, True)]
+        replies = [stage.jobs.take_pace(report, ME) for report in told]
+
+        assert [reply.straggler_time_s for reply in replies if reply] == [None, None, None, 1.0]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_replica_says_by_how_many_readings_its_pace_is_known_and_what_passes_outside_its_instructions() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        first = stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        await stage.iterate(times=3)
+        second = stage.jobs.take_pace(PaceReport(stage.tokens[0], None, least_other_overhead_s=0.0), ME)
+        (runner,) = stage.jobs
+
+        assert first is not None
+        assert (first.own_time_s, first.num_readings, first.overhead_s) == (None, 0, None)
+        assert second is not None
+        assert second.num_readings > 0
+        assert second.overhead_s is not None
+        assert stage.jobs.replicas.least_overhead_s(runner) == 0.0
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_what_a_straggler_imposes_outlives_another_target_and_the_other_way_round() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        await stage.iterate(times=3)
+        for _ in range(2):
+            stage.jobs.take_pace(PaceReport(stage.tokens[0], 1.0), ME)
+        (runner,) = stage.jobs
+        runner.take(TargetChanged(PerformanceTarget(0.1, permitted_time_s=0.5)))
+        both = runner.job.target
+        stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+
+        assert (both.permitted_time_s, both.straggler_time_s) == (0.5, 1.0)
+        assert (runner.job.target.permitted_time_s, runner.job.target.straggler_time_s) == (0.5, None)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("time_s", [-1.0, math.nan, math.inf, 1e9])
+def test_a_time_that_cannot_be_one_is_refused_with_its_value(time_s: float) -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        with pytest.raises(ProtocolError, match="slowest_other_time_s"):
+            stage.jobs.take_pace(PaceReport(stage.tokens[0], time_s), ME)
+        with pytest.raises(ProtocolError, match="age_s"):
+            stage.jobs.take_pace(PaceReport(stage.tokens[0], 1.0, time_s), ME)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_nobody_sets_the_pace_of_a_job_without_its_token() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        assert stage.jobs.take_pace(PaceReport("00" * 16, 1.0), ME) is None
+        await stage.jobs.close("test over")
+
+    play(scenario)

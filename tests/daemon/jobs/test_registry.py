@@ -1,0 +1,700 @@
+"""Jobs and their processes against fakes: what is leased, sent, wished for, restored, recorded, and in what order."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.jobs.clock_requests import Wish
+from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.errors import GpuError
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link.client import (
+    ClockSet,
+    GpuHealth,
+    GpuSample,
+    GpuStateChange,
+    LeaseOwner,
+    RestoreOutcome,
+    RestoreResult,
+)
+from gpuenergyd.gpu.restore.journal import Control
+from gpuenergyd.store.records import (
+    ControlEventRecord,
+    IterationRecord,
+    JobEndRecord,
+    JobRecord,
+    PlanRecord,
+    Record,
+)
+from gpuenergyd.wire.clock_record import ClockRecord
+from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
+
+CLOCKS_MHZ = (1410, 1200, 900)
+SCHEDULE = one_forward_one_backward(2, 2)
+ME = Peer(os.getpid(), os.geteuid(), os.getegid())
+
+
+@dataclass
+class FakeWorker:
+    """Notes what is asked of it; `refusal` makes it refuse leases."""
+
+    calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    wants: list[tuple[str, int, int]] = field(default_factory=list)
+    refusal: str | None = None
+    owner: LeaseOwner | None = None
+
+    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
+        """Note it, or refuse."""
+        self.calls.append(("lease", tuple(gpu_uuids)))
+        self.owner = owner
+        assert lease_id == owner.job_id
+        if self.refusal is not None:
+            raise GpuError(self.refusal)
+
+    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+        """Note it."""
+        assert reason
+        self.calls.append(("restore", tuple(gpu_uuids)))
+        return tuple(
+            RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.RESTORED, "clock lock removed")
+            for uuid in gpu_uuids
+        )
+
+    def want(
+        self,
+        gpu_uuid: str,
+        sm_clock_mhz: int,
+        *,
+        later_sm_clock_mhz: int = 0,
+        later_at_mono_ns: int = 0,
+        asked_mono_ns: int,
+        reason: str,
+    ) -> None:
+        """Note it."""
+        assert later_at_mono_ns >= 0
+        assert asked_mono_ns
+        assert reason
+        self.wants.append((gpu_uuid, sm_clock_mhz, later_sm_clock_mhz))
+
+
+@dataclass
+class FakePolicy:
+    """Answers what it is told to, once per question; then repeats the plan in force."""
+
+    answers: list[ClockPlan | PolicyFailure] = field(default_factory=list)
+    views: list[JobView] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
+        """Return the next scripted answer."""
+        assert job_id == view.job_id
+        assert policy == "scripted"
+        self.views.append(view)
+        return self.answers.pop(0) if self.answers else view.issued_plans[-1]
+
+    async def expect(self, policy: str) -> None:
+        """Know it already."""
+        assert policy == "scripted"
+
+    async def forget(self, job_id: str) -> None:
+        """Note it."""
+        self.forgotten.append(job_id)
+
+
+@dataclass
+class FakeHistory:
+    """Keeps what is recorded."""
+
+    records: list[Record] = field(default_factory=list)
+
+    def write(self, record: Record) -> None:
+        """Keep it."""
+        self.records.append(record)
+
+
+def plan(plan_id: str, clock_mhz: int, purpose: PlanPurpose = PlanPurpose.TUNED) -> ClockPlan:
+    return ClockPlan(
+        plan_id,
+        purpose,
+        tuple(
+            RankClocks(r, (clock_mhz,) * len(order), constant_clock_changes(order, clock_mhz))
+            for r, order in enumerate(SCHEDULE.orders)
+        ),
+        reason="as scripted",
+    )
+
+
+class Stage:
+    """Two ranks of one job in this very process, on two GPUs, and everything around them faked."""
+
+    def __init__(self, *answers: ClockPlan | PolicyFailure, is_observing: bool = False) -> None:
+        self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
+        self.gpus = Gpus()
+        self.gpus.learn(
+            GpuIdentity(f"GPU-{r}", r, "A100", CLOCKS_MHZ, is_simulated=True, blocking_power_w=80.0) for r in range(3)
+        )
+        self.jobs = Jobs(
+            services=JobServices(
+                worker=self.worker,
+                policy=self.policy,
+                history=self.history,
+                gpus=self.gpus,
+                observation_limit_s=0.0,
+                is_observing=is_observing,
+            ),
+            rules=JobRules(warmup_iterations=0, baseline_iterations=2, fallback_iterations=3),
+            default_policy="scripted",
+            default_max_slowdown_ratio=0.0,
+            installed_policies=("scripted",),
+            clock_socket_path="/clock",
+            max_ranks_per_user=8,
+            silence_limit_s=0.001,
+        )
+        self.tokens: list[str] = []
+        self.next_index = 0
+        self.sequence = 0
+
+    def join(self) -> str:
+        """Register both ranks; return the job's id."""
+        for pp_rank in range(2):
+            registered = self.jobs.register(registration(pp_rank), ME, os.pidfd_open(os.getpid()))
+            self.tokens.append(registered.rank_token)
+        return registered.job_id
+
+    async def iterate(self, *, plan_epoch: int = 0, times: int = 1) -> list[tuple[PlanSlice, ...]]:
+        """Report iterations of all ranks; return the plans that each rank was given."""
+        given: list[tuple[PlanSlice, ...]] = [() for _ in self.tokens]
+        for _ in range(times):
+            for r, token in enumerate(self.tokens):
+                reply = self.jobs.report(report(token, r, self.next_index, plan_epoch), ME)
+                assert reply is not None
+                given[r] += reply.plans
+            self.next_index += 1
+            await settle()
+        return given
+
+    def send(self, *, pp_rank: int = 0, clock_mhz: int = 1200, plan_epoch: int) -> Wish:
+        """Send a clock record as one rank."""
+        self.sequence += 1
+        record = ClockRecord(
+            self.sequence, bytes.fromhex(self.tokens[pp_rank]), plan_epoch, clock_mhz, 0, 0, time.monotonic_ns()
+        )
+        return self.jobs.clock_records.take(record, ME)
+
+    def events(self, action: str) -> list[ControlEventRecord]:
+        """Return what was recorded of one kind."""
+        return [r for r in self.history.records if isinstance(r, ControlEventRecord) and r.action == action]
+
+    @property
+    def phase(self) -> str:
+        """Where the only job stands."""
+        (runner,) = self.jobs
+        return runner.job.phase
+
+
+def registration(pp_rank: int) -> RankRegistration:
+    return RankRegistration(
+        protocol_version=1,
+        job_name="job",
+        run_key="1",
+        pp_rank=pp_rank,
+        num_pp_ranks=2,
+        dp_rank=0,
+        schedule_name="1f1b",
+        num_microbatches=2,
+        num_chunks=1,
+        order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in SCHEDULE.orders[pp_rank]),
+        gpu_uuid=f"GPU-{pp_rank}",
+    )
+
+
+def report(token: str, pp_rank: int, index: int, plan_epoch: int) -> IterationReport:
+    end_ns = time.monotonic_ns()
+    step_ns = 1_000_000
+    order = SCHEDULE.orders[pp_rank]
+    begin_ns = end_ns - step_ns * len(order)
+    return IterationReport(
+        rank_token=token,
+        iteration_index=index,
+        plan_epoch=plan_epoch,
+        begin_mono_ns=begin_ns,
+        end_mono_ns=end_ns,
+        next_begin_mono_ns=end_ns,
+        instructions=tuple(
+            (str(i.kind), i.microbatch_index, 0, begin_ns + k * step_ns, begin_ns + (k + 1) * step_ns)
+            for k, i in enumerate(order)
+        ),
+    )
+
+
+async def settle() -> None:
+    """Let everything that can run now run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario on an event loop of its own."""
+
+    async def run() -> None:
+        await scenario()
+
+    asyncio.run(run())
+
+
+def test_a_plan_is_leased_for_before_it_is_sent_and_followed_by_what_the_ranks_wish() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=2)
+        assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1"))]
+        (first,), (second,) = await stage.iterate()
+        assert stage.send(plan_epoch=1) is Wish.TAKEN
+        await stage.jobs.close("test over")
+
+        assert (first.plan_id, first.plan_epoch, first.changes) == ("tuned-1", 1, (("F", 0, 0, 0, 1200),))
+        assert second.apply_at_iteration == first.apply_at_iteration > 2
+        assert stage.worker.wants == [("GPU-0", 1200, 0)]
+        assert stage.worker.owner is not None
+        assert stage.worker.owner.pid == os.getpid()
+
+    play(scenario)
+
+
+def test_a_plan_is_given_again_while_a_rank_runs_its_iterations_by_an_older_one() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=2)
+        (lost,), (kept,) = await stage.iterate()
+        before = await stage.iterate(times=lost.apply_at_iteration - stage.next_index)
+        at = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index, 0), ME)
+        still = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index + 1, 0), ME)
+        other = stage.jobs.report(report(stage.tokens[1], 1, stage.next_index, kept.plan_epoch), ME)
+        taken = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index + 2, lost.plan_epoch), ME)
+        await stage.jobs.close("test over")
+
+        assert before == [(), ()]
+        assert [reply.plans for reply in (at, still, other, taken) if reply] == [(lost,), (lost,), (), ()]
+
+    play(scenario)
+
+
+def test_a_job_that_ends_has_its_gpus_restored_before_another_may_claim_them() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        job_id = stage.join()
+        await stage.iterate(times=3)
+        assert stage.jobs.release(stage.tokens[0], ME)
+        claim_while_restoring = stage.gpus["GPU-0"].claim
+        await settle()
+
+        assert claim_while_restoring is not None
+        assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1"))
+        assert [gpu.claim for gpu in stage.gpus] == [None] * 3
+        assert stage.policy.forgotten == [job_id]
+        assert list(stage.jobs) == []
+        (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
+        assert ended.end_reason == "rank 0 was released"
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_the_other_ranks_of_an_ended_job_are_told_to_run_untuned_and_their_wishes_are_stale() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        stage.jobs.release(stage.tokens[0], ME)
+        await settle()
+        reply = stage.jobs.report(report(stage.tokens[1], 1, 9, 1), ME)
+        outcome = stage.send(pp_rank=1, plan_epoch=1)
+
+        assert reply is not None
+        assert [(p.changes, p.apply_at_iteration) for p in reply.plans] == [((), 0)]
+        assert outcome is Wish.STALE
+        assert stage.worker.wants == []
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_after_a_policy_failure_everything_runs_at_full_speed_and_old_wishes_are_stale() -> None:
+    stage = Stage(plan("tuned-1", 1200), PolicyFailure("RuntimeError: no idea"))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=2)
+        await stage.iterate()
+        given = await stage.iterate(plan_epoch=1, times=2)
+        outcome = stage.send(plan_epoch=1)
+
+        assert stage.phase == "fallback"
+        assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1")), ("restore", ("GPU-0", "GPU-1"))]
+        assert [p.changes for p in given[0]] == [()]
+        assert outcome is Wish.STALE
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_refused_lease_sends_the_job_to_full_speed_and_says_why() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+    stage.worker.refusal = "GPU-0 is leased to somebody"
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=2)
+        outcome = stage.send(plan_epoch=0)
+
+        assert stage.phase == "fallback"
+        assert outcome is Wish.STALE
+        assert [e.reason for e in stage.events("lease")] == ["GPU-0 is leased to somebody"]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.fault(8)
+@pytest.mark.parametrize("health", [GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY])
+def test_a_gpu_that_cannot_be_controlled_takes_its_whole_job_to_full_speed(health: GpuHealth) -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", health, "it says so"))
+        await settle()
+
+        assert stage.phase == "fallback"
+        assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1"))
+        assert stage.gpus["GPU-1"].health is health
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_lost_worker_and_a_failed_set_take_a_tuned_job_to_full_speed_and_leave_others_alone() -> None:
+    async def scenario() -> None:
+        ways: list[Callable[[Jobs], None]] = [
+            lambda jobs: jobs.worker_lost("the GPU worker went away"),
+            lambda jobs: jobs.take_clock_set(failed_set("GPU-0")),
+        ]
+        for lose in ways:
+            stage = Stage(plan("t", 1200))
+            stage.join()
+            await stage.iterate()
+            lose(stage.jobs)
+            untouched = stage.phase
+            await stage.iterate(times=2)
+            tuned = stage.phase
+            lose(stage.jobs)
+            await settle()
+
+            assert (untouched, tuned, stage.phase) == ("baseline", "tuned", "fallback")
+            await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def failed_set(gpu_uuid: str) -> ClockSet:
+    return ClockSet(gpu_uuid, 1200, 1, 0, 0, None, None, "the journal holds no entry for this GPU")
+
+
+def test_a_silent_job_gives_its_clocks_back_and_leases_again_when_it_speaks() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        (runner,) = stage.jobs
+        assert runner.job.baseline is not None
+        runner.last_report_mono_ns = time.monotonic_ns() - 10_000_000_000
+        stage.jobs.look_after()
+        await settle()
+        silent = stage.send(plan_epoch=1)
+        await stage.iterate(plan_epoch=1)
+        speaking = stage.send(plan_epoch=1)
+
+        assert [call for call, _ in stage.worker.calls] == ["lease", "restore", "lease"]
+        assert (silent, speaking) == (Wish.STALE, Wish.TAKEN)
+        assert stage.phase == "tuned"
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def would_be_plan() -> ClockPlan:
+    """What a policy answers that is told that nobody may set clocks."""
+    return replace(
+        plan("would-be", 1200, PlanPurpose.WOULD_BE),
+        predicted=PlanPrediction(1.0, 90.0, None, 1.0, 100.0),
+        reason="assumed curves",
+        figures=(("saving_low_ratio", 0.05), ("saving_high_ratio", 0.2)),
+    )
+
+
+def test_an_observing_daemon_asks_what_would_be_saved_records_it_and_never_leases() -> None:
+    stage = Stage(would_be_plan(), is_observing=True)
+
+    async def scenario() -> None:
+        stage.join()
+        given = await stage.iterate(times=8)
+
+        (view,) = stage.policy.views
+        (runner,) = stage.jobs
+        (recorded,) = [r for r in stage.history.records if isinstance(r, PlanRecord)]
+        assert not view.can_set_clocks
+        assert given == [(), ()]
+        assert runner.would_be == would_be_plan() == recorded.plan
+        assert not runner.job.issued_plans
+        assert stage.worker.calls == []
+        assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_what_would_be_saved_is_asked_again_as_the_job_goes_on() -> None:
+    stage = Stage(would_be_plan(), would_be_plan(), is_observing=True)
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=55)
+
+        assert len(stage.policy.views) == 2
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_policy_that_would_have_to_try_clocks_is_quoted_and_nothing_is_made_up() -> None:
+    stage = Stage(plan("profile-1", 1200, PlanPurpose.PROFILE), is_observing=True)
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=8)
+
+        (runner,) = stage.jobs
+        assert runner.would_be is not None
+        assert runner.would_be.predicted is None
+        assert "cannot say without trying clocks" in runner.would_be.reason
+        assert not [r for r in stage.history.records if isinstance(r, PlanRecord)]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_gpu_that_may_only_be_observed_keeps_its_job_from_asking_for_a_lease_until_it_may_be_controlled() -> None:
+    stage = Stage(would_be_plan(), plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
+        stage.join()
+        await stage.iterate(times=8)
+        assert stage.worker.calls == []
+        assert [view.can_set_clocks for view in stage.policy.views] == [False]
+
+        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", GpuHealth.OK, "MIG is off"))
+        await stage.iterate(times=50)
+        assert stage.policy.views[1].can_set_clocks
+        assert any(call[0] == "lease" for call in stage.worker.calls)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_each_change_is_recorded_with_who_and_why() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        await stage.jobs.close("the daemon was stopped")
+
+        (job,) = [r for r in stage.history.records if isinstance(r, JobRecord)]
+        (planned,) = [r for r in stage.history.records if isinstance(r, PlanRecord)]
+        assert (job.job_name, job.uid, job.is_simulated) == ("job", os.geteuid(), True)
+        assert planned.plan.plan_id == "tuned-1"
+        assert [e.actor for e in stage.events("lease")] == [f"uid {ME.uid} pid {ME.pid}"] * 2
+        assert [(e.actor, e.reason, e.after) for e in stage.events("plan")] == [
+            ("policy scripted", "as scripted", "epoch 1: tuned-1")
+        ]
+        restores = stage.events("restore")
+        assert {e.gpu_uuid for e in restores} == {"GPU-0", "GPU-1"}
+        assert all("the daemon was stopped" in e.reason and "restored" in e.after for e in restores)
+
+    play(scenario)
+
+
+def test_an_iteration_whose_energy_never_shows_is_observed_without_it() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+
+        iterations = [r for r in stage.history.records if isinstance(r, IterationRecord)]
+        assert [r.energy_j for r in iterations] == [None] * 3
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.fault(17)
+def test_energy_comes_from_the_counters_of_all_gpus_of_the_job() -> None:
+    stage = Stage()
+    now_ns = time.monotonic_ns()
+
+    async def scenario() -> None:
+        stage.join()
+        for r in range(2):
+            for at_ns, energy_j in ((now_ns - 10**9, 1000.0), (now_ns + 10**9, 1000.0 + 200.0 * (r + 1))):
+                stage.jobs.take_samples([GpuSample(f"GPU-{r}", at_ns, 100.0, energy_j, at_ns, 1410, 40.0, False)])
+        await stage.iterate()
+        (iteration,) = [r for r in stage.history.records if isinstance(r, IterationRecord)]
+
+        assert iteration.energy_j == pytest.approx((100.0 + 200.0) * iteration.iteration_time_s, rel=0.3)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_the_wish_of_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        outcomes = [
+            stage.send(clock_mhz=1201, plan_epoch=1),
+            stage.send(clock_mhz=0, plan_epoch=1),
+            stage.send(plan_epoch=2),
+        ]
+
+        assert outcomes == [Wish.HOSTILE] * 3
+        assert stage.jobs.clock_records.num_hostile == 3
+        assert stage.worker.wants == []
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_user_holds_only_so_many_ranks() -> None:
+    stage = Stage()
+    stage.jobs.max_ranks_per_user = 1
+
+    async def scenario() -> None:
+        pidfd = os.pidfd_open(os.getpid())
+        stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
+        with pytest.raises(Exception, match="1 ranks registered, which is the limit"):
+            stage.jobs.register(registration(1), ME, pidfd)
+        os.close(pidfd)
+
+        assert stage.gpus["GPU-1"].claim is None
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.join()
+        assumed_s = stage.gpus["GPU-0"].view().switch_latency_s
+        for k in range(40):
+            asked_ns = 10**12 + k * 10**9
+            change = ClockSet(
+                *("GPU-0", 1200, asked_ns, asked_ns, asked_ns + 3_500_000, asked_ns + 4_500_000, 1200, None),
+                previous_sm_clock_mhz=900,
+            )
+            stage.jobs.take_clock_set(change)
+        await stage.iterate(times=2)
+        (view, *_) = stage.policy.views
+
+        assert view.gpus[0].switch_latency_s == pytest.approx(0.004)
+        assert view.gpus[1].switch_latency_s == assumed_s
+        (calibrated,) = stage.events("switch_latency")
+        assert calibrated.gpu_uuid == "GPU-0"
+        assert (calibrated.before, calibrated.after) == (
+            "raise 30 ms, lower 30 ms, assumed",
+            "raise 4 ms, lower 4 ms, measured",
+        )
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_peer_cannot_speak_for_another_uid() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+    stranger = Peer(ME.pid, ME.uid + 1, ME.gid)
+
+    async def scenario() -> None:
+        stage.join()
+        reported = stage.jobs.report(report(stage.tokens[0], 0, 0, 0), stranger)
+        released = stage.jobs.release(stage.tokens[0], stranger)
+        record = ClockRecord(1, bytes.fromhex(stage.tokens[0]), 0, 1200, 0, 0, time.monotonic_ns())
+        wished = stage.jobs.clock_records.take(record, stranger)
+
+        assert (reported, released, wished) == (None, False, Wish.HOSTILE)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.fault(29)
+def test_a_job_of_which_a_part_runs_on_another_host_is_never_tuned_on_either() -> None:
+    async def scenario() -> None:
+        for pp_rank in range(2):  # one daemon per host, and each sees one rank of two
+            stage = Stage(plan("tuned-1", 1200))
+            registered = stage.jobs.register(registration(pp_rank), ME, os.pidfd_open(os.getpid()))
+            for index in range(20):
+                assert stage.jobs.report(report(registered.rank_token, pp_rank, index, 0), ME) is not None
+                await settle()
+            record = ClockRecord(1, bytes.fromhex(registered.rank_token), 0, 1200, 0, 0, time.monotonic_ns())
+            outcome = stage.jobs.clock_records.take(record, ME)
+
+            assert outcome is Wish.STALE
+            assert (stage.worker.calls, stage.worker.wants, stage.policy.views) == ([], [], [])
+            await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+@pytest.mark.fault(29)
+def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of_either() -> None:
+    stage = Stage(plan("tuned-1", 1200))
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        for r, token in enumerate(stage.tokens):
+            stage.jobs.report(report(token, r, stage.next_index, r), ME)
+        stage.next_index += 1
+        await settle()
+        stage.jobs.take_samples(())
+        await stage.iterate(times=2)
+        mixed = [r for r in stage.history.records if isinstance(r, IterationRecord) and r.iteration_index == 3]
+        await stage.jobs.close("test over")
+
+        assert [(record.plan_id, record.is_regular) for record in mixed] == [(None, False)]
+
+    play(scenario)

@@ -1,0 +1,135 @@
+"""What the policy host answers to each request, asked without its process."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.carbon.intensity import HOUR
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.carbon.policy_queries import ForecastQuestion, SentSeries, TargetQuestion, WorthQuestion
+from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, PolicyHost, run
+from gpuenergyd.daemon.processes.view_delta import ViewSender
+from gpuenergyd.wire.daemon_codec import decode, encode
+from tests.daemon.processes.test_policy_host import view
+from tests.support.carbon_traces import made_up_trace
+
+TRACE = made_up_trace(num_days=35, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _hostile_policies_are_installed(hostile_distribution: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(hostile_distribution))
+
+
+def request(policy: str, job_id: str = "a", request_id: int = 1) -> PlanRequest:
+    return PlanRequest(request_id, job_id, policy, ViewSender().difference(view(job_id)))
+
+
+def target_question(target_policy: str) -> PlanRequest:
+    asked = TargetView(
+        "a", TRACE.end_at, 0.1, baseline=BaselineView(1.0, 100.0, 10), num_iterations_done=10, active_time_s=10.0
+    )
+    return PlanRequest(7, "a", "polite", target=TargetQuestion(target_policy, asked, SentSeries.of(TRACE)))
+
+
+def plan_id(answer: PlanAnswer) -> str:
+    assert isinstance(answer.plan, ClockPlan), answer.error
+    return answer.plan.plan_id
+
+
+def test_each_job_keeps_its_policy_until_it_is_forgotten() -> None:
+    host = PolicyHost()
+    sender = ViewSender()
+    known = view("a")
+
+    asked = [host.answer(PlanRequest(k, "a", "polite", sender.difference(known))) for k in range(2)]
+    other = host.answer(request("polite", "b"))
+    forgotten = host.answer(PlanRequest(8, "a", ""))
+    anew = host.answer(request("polite", "a"))
+
+    assert [plan_id(answer) for answer in asked] == ["polite-a-1", "polite-a-2"]
+    assert plan_id(other) == "polite-b-1"
+    assert (forgotten.request_id, forgotten.plan, forgotten.error) == (8, None, None)
+    assert plan_id(anew) == "polite-a-1"
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        ("raises", "RuntimeError: no idea"),
+        ("garbage", "next_plan returned dict, not a ClockPlan"),
+        ("no-policy", "has no next_plan"),
+        ("nope", "no policy 'nope'; installed: "),
+    ],
+)
+def test_whatever_a_policy_does_is_one_line_and_the_next_job_is_served(policy: str, error: str) -> None:
+    host = PolicyHost()
+
+    bad = host.answer(request(policy, "bad"))
+
+    assert bad.plan is None
+    assert bad.error is not None
+    assert error in bad.error
+    assert "\n" not in bad.error
+    assert plan_id(host.answer(request("polite"))) == "polite-a-1"
+
+
+def test_a_policy_is_loaded_ahead_and_one_that_cannot_be_is_no_trouble_yet() -> None:
+    host = PolicyHost()
+
+    for policy in ("polite", "broken-import", "nope"):
+        assert host.answer(PlanRequest(3, "", policy)) == PlanAnswer(3)
+
+
+def test_every_line_is_answered_under_its_own_number_what_cannot_be_sent_with_the_reason() -> None:
+    requests = [request("unsendable", "x", 11), request("polite", "a", 12), PlanRequest(13, "x", "")]
+    answers = io.BytesIO()
+
+    run(io.BytesIO(b"".join(encode(one) + b"\n" for one in requests)), answers)
+
+    told = [decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES) for line in answers.getvalue().splitlines()]
+    assert [answer.request_id for answer in told] == [11, 12, 13]
+    assert (told[0].error or "").startswith("plan cannot be sent: ")
+    assert plan_id(told[1]) == "polite-a-1"
+    assert told[2] == PlanAnswer(13)
+
+
+def test_a_question_about_the_grid_leaves_the_jobs_policy_as_it_is() -> None:
+    host, sender = PolicyHost(), ViewSender()
+    known = view("a")
+    host.answer(PlanRequest(1, "a", "polite", sender.difference(known)))
+
+    replies = [host.answer(target_question("steady")) for _ in range(2)]
+
+    assert [reply.error for reply in replies] == [None, None]
+    assert replies[0].target is not None
+    assert replies[0].target == replies[1].target
+    assert replies[0].target.decision.target == PerformanceTarget(max_slowdown_ratio=0.1)
+    assert plan_id(host.answer(PlanRequest(2, "a", "polite", sender.difference(known)))) == "polite-a-2"
+
+
+def test_a_target_policy_that_is_not_there_is_one_line() -> None:
+    answer = PolicyHost().answer(target_question("nope"))
+
+    assert answer.target is None
+    assert "'nope'" in (answer.error or "")
+
+
+def test_what_comes_is_told_from_a_history_and_its_worth_where_that_was_asked() -> None:
+    history = SentSeries.of(TRACE)
+    worth = WorthQuestion(max_slowdown_ratio=0.1, job_hours=24.0, host_power_w=100.0)
+
+    plain = PolicyHost().answer(PlanRequest(1, "", "", forecast=ForecastQuestion(history)))
+    both = PolicyHost().answer(PlanRequest(2, "", "", forecast=ForecastQuestion(history, worth)))
+
+    assert plain.forecast is not None
+    assert plain.forecast.forecast.hours[0].target_at == TRACE.end_at
+    assert plain.forecast.forecast.hours[-1].target_at == TRACE.end_at + 71 * HOUR
+    assert plain.forecast.worth is None
+    assert both.forecast is not None
+    assert both.forecast.worth is not None
+    assert both.forecast.worth.max_slowdown_ratio == 0.1
+    assert both.forecast.worth.is_frontier_assumed

@@ -1,0 +1,260 @@
+"""A policy may raise, loop, print, leak or die: its job hears why, others are served, and the core is never hurt."""
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.measurement.observation import (
+    ClockShare,
+    InstructionSample,
+    IterationObservation,
+    RankEnergy,
+    TimeAtClock,
+)
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, untuned_plan
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.processes.launch import start_policy_child
+from gpuenergyd.daemon.processes.plugins import InstalledPolicy, check_policy_name, installed_policies, load_policy
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure, PolicyLink
+from gpuenergyd.errors import UnknownPolicyError
+
+
+def view(job_id: str = "j1") -> JobView:
+    kind = InstructionKind.F
+    return JobView(
+        job_id=job_id,
+        schedule=one_forward_one_backward(2, 4),
+        gpus=tuple(GpuView(f"GPU-{r}", "A100", (1410, 1200, 900), 0.01) for r in range(2)),
+        target=PerformanceTarget(),
+        baseline=BaselineView(1.0, None, 10),
+        observations=(
+            IterationObservation(
+                iteration_index=3,
+                plan_id=None,
+                iteration_time_s=1.0,
+                instruction_samples=(InstructionSample(0, kind, (ClockShare(1410, 0.1),), 4),),
+                ranks=(RankEnergy(0, 1.0, None, (TimeAtClock(None, 1410, 0.5), TimeAtClock(kind, 1410, 0.5))),),
+            ),
+        ),
+        issued_plans=(untuned_plan(),),
+    )
+
+
+Ask = Callable[[str], Awaitable[ClockPlan | PolicyFailure]]
+
+
+@asynccontextmanager
+async def policy_link(
+    command: tuple[str, ...], *, time_limit_s: float = 20.0, memory_limit_bytes: int | None = None
+) -> AsyncIterator[PolicyLink]:
+    link = PolicyLink(
+        lambda: start_policy_child(memory_limit_bytes, command),
+        time_limit_s=time_limit_s,
+        first_time_limit_s=20.0,
+    )
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def test_each_job_has_its_own_policy_and_is_forgotten_when_it_ends(host_command: tuple[str, ...]) -> None:
+    async def scenario() -> list[ClockPlan | PolicyFailure]:
+        async with policy_link(host_command) as link:
+            answers = [await link.next_plan(job, "polite", view(job)) for job in ("a", "a", "b")]
+            await link.forget("a")
+            return [*answers, await link.next_plan("a", "polite", view("a"))]
+
+    plans = asyncio.run(scenario())
+
+    assert [plan.plan_id for plan in plans if isinstance(plan, ClockPlan)] == [
+        "polite-a-1",
+        "polite-a-2",
+        "polite-b-1",
+        "polite-a-1",
+    ]
+
+
+def test_a_policy_is_loaded_ahead_once_and_one_that_cannot_be_loaded_hurts_nobody(
+    host_command: tuple[str, ...],
+) -> None:
+    async def scenario() -> tuple[int, ClockPlan | PolicyFailure, int]:
+        async with policy_link(host_command) as link:
+            await link.start()
+            await link.expect("broken-import")
+            await link.expect("polite")
+            num_asked = link._next_request_id
+            await link.expect("polite")
+            return link._next_request_id - num_asked, await link.next_plan("a", "polite", view("a")), link.num_restarts
+
+    num_asked_again, plan, num_restarts = asyncio.run(scenario())
+
+    assert num_asked_again == 0
+    assert isinstance(plan, ClockPlan)
+    assert num_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("raises", "RuntimeError: no idea"),
+        ("garbage", "next_plan returned dict, not a ClockPlan"),
+        ("unsendable", "plan cannot be sent"),
+        ("no-policy", "has no next_plan"),
+        ("broken-import", "ModuleNotFoundError"),
+        ("nope", "no policy 'nope'; installed: "),
+    ],
+)
+def test_a_policy_that_fails_in_order_is_a_failure_and_the_host_lives_on(
+    host_command: tuple[str, ...], policy: str, reason: str
+) -> None:
+    async def scenario() -> tuple[ClockPlan | PolicyFailure, ClockPlan | PolicyFailure, int]:
+        async with policy_link(host_command) as link:
+            bad = await link.next_plan("bad", policy, view())
+            good = await link.next_plan("good", "polite", view())
+            return bad, good, link.num_restarts
+
+    bad, good, num_restarts = asyncio.run(scenario())
+
+    assert isinstance(bad, PolicyFailure)
+    assert reason in bad.reason
+    assert "\n" not in bad.reason
+    assert isinstance(good, ClockPlan)
+    assert num_restarts == 0
+
+
+@pytest.mark.fault(44)
+@pytest.mark.kill
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("loops", "did not answer within 0.5 s"),
+        ("exits", "died while running 'exits' (exit status 3)"),
+        ("mistyped", "sent something that is no plan"),
+    ],
+)
+def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_replaced(
+    host_command: tuple[str, ...], policy: str, reason: str
+) -> None:
+    async def scenario() -> tuple[ClockPlan | PolicyFailure, ClockPlan | PolicyFailure, int]:
+        async with policy_link(host_command, time_limit_s=0.5) as link:
+            await link.next_plan("good", "polite", view())
+            bad = await link.next_plan("bad", policy, view())
+            good = await link.next_plan("good", "polite", view())
+            return bad, good, link.num_restarts
+
+    bad, good, num_restarts = asyncio.run(scenario())
+
+    assert isinstance(bad, PolicyFailure)
+    assert reason in bad.reason
+    assert isinstance(good, ClockPlan)
+    assert num_restarts == 1
+
+
+@pytest.mark.fault(44)
+@pytest.mark.kill
+def test_while_one_job_waits_for_its_looping_policy_another_is_served_after_it(host_command: tuple[str, ...]) -> None:
+    async def scenario() -> list[ClockPlan | PolicyFailure]:
+        async with policy_link(host_command, time_limit_s=0.5) as link:
+            await link.next_plan("good", "polite", view())
+            return list(
+                await asyncio.gather(link.next_plan("bad", "loops", view()), link.next_plan("good", "polite", view()))
+            )
+
+    bad, good = asyncio.run(scenario())
+
+    assert isinstance(bad, PolicyFailure)
+    assert isinstance(good, ClockPlan)
+
+
+def test_what_a_policy_prints_does_not_reach_the_channel(
+    host_command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> list[ClockPlan | PolicyFailure]:
+        async with policy_link(host_command) as link:
+            return [await link.next_plan("a", "prints", view()) for _ in range(2)]
+
+    plans = asyncio.run(scenario())
+
+    assert [plan.plan_id for plan in plans if isinstance(plan, ClockPlan)] == ["printed", "printed"]
+    assert "not a plan" in capfd.readouterr().err
+
+
+@pytest.mark.fault(44)
+def test_a_policy_that_leaks_meets_its_memory_limit(host_command: tuple[str, ...]) -> None:
+    async def scenario() -> ClockPlan | PolicyFailure:
+        async with policy_link(host_command, memory_limit_bytes=2**30) as link:
+            return await link.next_plan("a", "leaks", view())
+
+    answer = asyncio.run(scenario())
+
+    assert isinstance(answer, PolicyFailure)
+    assert "MemoryError" in answer.reason
+
+
+@pytest.mark.kill
+def test_the_host_dies_with_its_core(host_command: tuple[str, ...]) -> None:
+    program = (
+        "import subprocess, sys\n"
+        f"host = subprocess.Popen({list(host_command)!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "print(host.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    core = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert core.stdout is not None
+    host_pid = int(core.stdout.readline())
+    host = os.pidfd_open(host_pid)
+
+    core.kill()
+    core.communicate(timeout=10)
+
+    # It may still be starting, and looks at its pipe only then.
+    readable, _, _ = select.select([host], [], [], 60)
+    os.close(host)
+    assert readable
+
+
+def test_installed_policies_are_listed_with_what_is_wrong_with_them(
+    hostile_distribution: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(hostile_distribution))
+
+    found = {policy.name: policy for policy in installed_policies()}
+
+    assert {"bubble-aware", "full-speed", "uniform"} <= set(found)
+    assert found["polite"] == InstalledPolicy("polite", "gpuenergyd.policies", "hostile-policies", "6.6.6")
+    assert found["broken-import"].error is not None
+    assert "hostile_policies_that_are_not_there" in found["broken-import"].error
+
+
+def test_an_unknown_policy_names_those_that_are_installed() -> None:
+    with pytest.raises(
+        UnknownPolicyError, match="no policy 'nope'; installed: bubble-aware, envelope, full-speed, uniform"
+    ):
+        check_policy_name("nope")
+
+
+def test_a_name_that_two_distributions_offer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "impostor-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: impostor\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[gpuenergyd.policies]\nuniform = impostor:Uniform\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(UnknownPolicyError, match=r"'uniform' is offered more than once: .*impostor"):
+        load_policy("uniform")

@@ -1,0 +1,98 @@
+"""The programs that units start: they become what they start, or say in one line which setting makes no sense."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.daemon.processes import fetcher_unit, worker_unit
+from gpuenergyd.daemon.processes.launch import worker_command
+from gpuenergyd.daemon.settings import Processes, Settings, load_settings
+from gpuenergyd.errors import UsageError
+
+
+class Replaced(Exception):  # noqa: N818  what execv does to a process is no error
+    """This process would be another program now."""
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Return the command line that takes over, once it does; the settings are those of the environment alone."""
+    command: list[str] = []
+
+    def execv(path: str, arguments: Sequence[str]) -> None:
+        assert path == arguments[0]
+        command.extend(arguments)
+        raise Replaced
+
+    monkeypatch.setattr("os.execv", execv)
+    monkeypatch.setattr("gpuenergyd.daemon.settings.SYSTEM_CONFIG_PATH", tmp_path / "none.toml")
+    for key in Settings.model_fields:
+        monkeypatch.delenv(f"GPUENERGYD_{key.upper()}", raising=False)
+    monkeypatch.setenv("GPUENERGYD_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("GPUENERGYD_STATE_DIR", str(tmp_path / "state"))
+    return command
+
+
+def test_the_workers_unit_becomes_the_worker_that_the_settings_ask_for(
+    program: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["worker_unit", "--core-user", "gpuenergyd"])
+
+    with pytest.raises(Replaced):
+        worker_unit.main()
+
+    assert program == [*worker_command(load_settings()), "--core-user", "gpuenergyd"]
+
+
+def test_the_workers_unit_names_the_setting_it_cannot_use(
+    program: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_MODE", "fast")
+
+    with pytest.raises(SystemExit) as ended:
+        worker_unit.main()
+
+    assert ended.value.code == UsageError.exit_code
+    assert capsys.readouterr().err.startswith("gpuenergyd-worker: GPUENERGYD_MODE = 'fast': ")
+    assert program == []
+
+
+def test_the_fetchers_unit_becomes_the_fetcher_which_reads_its_zone_from_standard_input(
+    program: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_CARBON_ZONE", "GB")
+    with (tmp_path / "stdin").open("w") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(Replaced):
+            fetcher_unit.main()
+        told = json.loads(os.read(stdin.fileno(), 2**16))
+
+    assert program == [sys.executable, "-I", "-m", "gpuenergyd.carbon.fetcher"]
+    assert told["zone"] == "GB"
+    assert told["out_path"] == str(load_settings(processes=Processes.UNITS).carbon_file_path)
+
+
+def test_the_fetchers_unit_ends_in_order_where_nothing_is_to_be_fetched(
+    program: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert fetcher_unit.main() == 0
+
+    assert "no carbon source is configured" in caplog.text
+    assert program == []
+
+
+def test_the_fetchers_unit_names_the_setting_it_cannot_use(
+    program: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_CARBON_BUDGET_RATIO", "-3")
+
+    assert fetcher_unit.main() == UsageError.exit_code
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "GPUENERGYD_CARBON_BUDGET_RATIO = '-3'" in caplog.text
+    assert program == []

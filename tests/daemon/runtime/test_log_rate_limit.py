@@ -1,0 +1,62 @@
+"""A log that anybody can make grow is a full disk in waiting: complaints of one kind are counted, not repeated."""
+
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.daemon.runtime.log_rate_limit import FloodGuard
+from tests.support.daemon_process import running_daemon
+from tests.support.virtual_time import VirtualTime
+from tests.support.waiting import wait_until
+
+
+@pytest.mark.fault(51)
+def test_complaints_of_one_kind_are_counted_and_changes_of_state_always_pass() -> None:
+    clock = VirtualTime()
+    guard, log = FloodGuard(monotonic_s=lambda: clock.mono_ns() / 1e9), logging.getLogger("gpuenergyd.flood")
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(guard)
+    log.addHandler(handler)
+    log.propagate = False
+    log.setLevel(logging.INFO)
+
+    def complain(index: int) -> None:
+        log.warning("record %d cannot be", index)
+
+    for index in range(500):
+        complain(index)
+        log.info("job %d joined", index)
+    clock.sleep(61.0)
+    complain(500)
+    log.removeHandler(handler)
+
+    assert sum(line.startswith("job ") for line in lines) == 500
+    assert sum(line.startswith("record ") for line in lines) == 21
+    assert lines[-1] == "record 500 cannot be (and 480 more like it before)"
+
+
+@pytest.mark.fault(51)
+def test_everything_at_once_does_not_flood_the_log_of_a_daemon(tmp_path: Path) -> None:
+    with running_daemon(tmp_path) as daemon:
+        hostile = daemon.status()["clock_records"]["num_hostile"]
+        for _ in range(60):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as record:
+                record.connect(str(daemon.clock_socket_path))
+                record.send(b"\0" * 48)
+            with socket.socket(socket.AF_UNIX) as noise:
+                noise.settimeout(20)
+                noise.connect(str(daemon.socket_path))
+                noise.sendall(b"\x16\x03\x01\r\n\r\n")
+                noise.recv(1)
+            connection = DaemonConnection(str(daemon.socket_path))
+            connection.request("POST", "/v1/ranks", b"{" * 1000, limit_s=20)
+            connection.close()
+        wait_until(lambda: daemon.status()["clock_records"]["num_hostile"] == hostile + 60, 30)
+        num_lines = len(daemon.log.splitlines())
+
+    assert num_lines < 100
