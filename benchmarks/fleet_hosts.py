@@ -7,8 +7,15 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.records import HostRollupRecord, IterationRecord, JobRecord, Record, RollupRecord, SampleRecord
-from gpuenergyd.store.series_buffer import SeriesBuffer
+from gpuenergyd.store.writing.records import (
+    HostRollupRecord,
+    IterationRecord,
+    JobRecord,
+    Record,
+    RollupRecord,
+    SampleRecord,
+)
+from gpuenergyd.store.writing.series_buffer import SeriesBuffer
 
 NUM_GPUS = 8
 RATE_HZ = 10

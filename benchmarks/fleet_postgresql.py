@@ -29,8 +29,8 @@ from sqlalchemy.pool import NullPool
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.store import HistoryWriter
 from gpuenergyd.store.database import create, writing_engine
-from gpuenergyd.store.retention import Retention
-from gpuenergyd.store.rows import insert_records, note_gpus, replace_series
+from gpuenergyd.store.maintenance.retention import Retention
+from gpuenergyd.store.writing.rows import insert_records, note_gpus, replace_series
 from tests.support.postgresql import NoServerError, PostgresqlServer, running_postgresql
 
 BATCH_S: float = Settings.model_fields["database_batch_s"].default

@@ -26,10 +26,11 @@ from sqlalchemy import Connection
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.store import History, HistoryWriter, open_history
-from gpuenergyd.store.compaction import compact_iterations
 from gpuenergyd.store.database import upgrade, writing_engine
-from gpuenergyd.store.kept_summaries import keep_summaries
-from gpuenergyd.store.records import (
+from gpuenergyd.store.maintenance.compaction import compact_iterations
+from gpuenergyd.store.maintenance.kept_summaries import keep_summaries
+from gpuenergyd.store.maintenance.retention import Retention, used_bytes
+from gpuenergyd.store.writing.records import (
     IterationRecord,
     JobEndRecord,
     JobRecord,
@@ -39,9 +40,8 @@ from gpuenergyd.store.records import (
     RollupRecord,
     SampleRecord,
 )
-from gpuenergyd.store.retention import Retention, used_bytes
-from gpuenergyd.store.rows import insert_records, replace_series
-from gpuenergyd.store.series_buffer import SeriesBuffer
+from gpuenergyd.store.writing.rows import insert_records, replace_series
+from gpuenergyd.store.writing.series_buffer import SeriesBuffer
 
 NUM_GPUS = 8
 RATE_HZ = 10

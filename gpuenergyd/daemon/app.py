@@ -44,7 +44,7 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import ClockSet, GpuSample, GpuStateChange
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterStatus
-from gpuenergyd.store.retention import Retention
+from gpuenergyd.store.maintenance.retention import Retention
 
 log = logging.getLogger("gpuenergyd")
 

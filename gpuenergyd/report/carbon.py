@@ -17,8 +17,8 @@ from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.figures import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
-from gpuenergyd.store.iterations import Iterations
-from gpuenergyd.store.summaries import WHOLE, Counted
+from gpuenergyd.store.reading.iterations import Iterations
+from gpuenergyd.store.reading.summaries import WHOLE, Counted
 
 _BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuenergyd.report.figures import JOULES_PER_KWH
 from gpuenergyd.report.tariff import Tariff
-from gpuenergyd.store.energy_sums import EnergySum
+from gpuenergyd.store.reading.energy_sums import EnergySum
 
 
 @dataclass(frozen=True, slots=True)

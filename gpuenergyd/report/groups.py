@@ -10,7 +10,7 @@ from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse, added
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History
-from gpuenergyd.store.energy_sums import EnergySum
+from gpuenergyd.store.reading.energy_sums import EnergySum
 
 IDLE_GROUP = "(idle)"
 """What nobody's jobs used, where groups are of jobs."""

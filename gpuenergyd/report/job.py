@@ -14,7 +14,7 @@ from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.report.timeline import ObservedIteration
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
-from gpuenergyd.store.summaries import WHOLE, Counted
+from gpuenergyd.store.reading.summaries import WHOLE, Counted
 
 
 @dataclass(frozen=True, slots=True)

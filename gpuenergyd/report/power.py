@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text
 from gpuenergyd.report.figures import power_text
 from gpuenergyd.store import PlanRow
-from gpuenergyd.store.queries import Rollup
+from gpuenergyd.store.reading.queries import Rollup
 
 _WIDTH = 1000.0
 _HEIGHT = 230.0

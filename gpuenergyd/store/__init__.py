@@ -1,30 +1,24 @@
-"""The history: what jobs ran, what each iteration took and cost, which plans were in force, who changed which clock.
+"""The history: what jobs ran, what each iteration took and cost, which plans were in force.
 
-records     what is written, as frozen values
-writer      the one thread that writes; its trouble never reaches the control of GPUs
-rows        records to rows of tables
-series      samples and seconds packed a minute at a time, and series_buffer, where they wait for it
-space       a full disk, and the reserve kept for it
-retention   what is forgotten, and when; compaction of long jobs' iterations
-turns       one host at a time, where many share a history
-queries     what is read, while the daemon runs and after it; summaries of jobs from their iterations and job_parts,
-            kept_summaries and kept_figures of ended ones, energy_sums of the ledger, carbon_queries of the grid
-reading     how it is read: SQLite by the standard library, anything else by engine_reading through SQLAlchemy
-schema      the tables
-upgrade     bringing a database to this version's schema, by the revisions in migrations/
-blobs       spans and plans as compressed JSON
+database     opens and migrates the database, sets a corrupt one aside
+encoding     packed columns of the history
+maintenance  keeping the history bounded: compaction, retention, stored summaries, disk space
+migrations   schema revisions (Alembic)
+reading      reading the history: queries, summaries, and readers for SQLite and SQLAlchemy
+schema       the tables
+writing      writing the history: records, rows and the writer thread
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gpuenergyd.store.carbon_queries import StoredIntensity, TargetRow
-from gpuenergyd.store.iterations import IterationRow
-from gpuenergyd.store.queries import History, PlanRow, open_history
-from gpuenergyd.store.summaries import JobSummary
+from gpuenergyd.store.reading.carbon_queries import StoredIntensity, TargetRow
+from gpuenergyd.store.reading.iterations import IterationRow
+from gpuenergyd.store.reading.queries import History, PlanRow, open_history
+from gpuenergyd.store.reading.summaries import JobSummary
 
 if TYPE_CHECKING:
-    from gpuenergyd.store.writer import HistoryWriter, WriterStatus
+    from gpuenergyd.store.writing.writer import HistoryWriter, WriterStatus
 
 __all__ = [
     "History",
@@ -42,5 +36,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the writer when somebody writes: who only reads starts without it."""
     if name in {"HistoryWriter", "WriterStatus"}:
-        return getattr(import_module("gpuenergyd.store.writer"), name)
+        return getattr(import_module("gpuenergyd.store.writing.writer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

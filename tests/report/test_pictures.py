@@ -18,7 +18,7 @@ from gpuenergyd.report.intensity import IntensityStep, OwedStep, intensity_svg
 from gpuenergyd.report.plane import plane_svg
 from gpuenergyd.report.power import power_svg
 from gpuenergyd.store import IterationRow, PlanRow
-from gpuenergyd.store.queries import Rollup
+from gpuenergyd.store.reading.queries import Rollup
 from tests.support.sample_history import TUNED
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)

@@ -13,7 +13,9 @@ from gpuenergyd.report.groups import Group, Span, groups_by_day, groups_by_host,
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import History, HistoryWriter, JobSummary, open_history, schema
 from gpuenergyd.store.database import create, writing_engine
-from gpuenergyd.store.records import (
+from gpuenergyd.store.maintenance.advisory_locks import takes_turn
+from gpuenergyd.store.maintenance.retention import Retention, forget_old
+from gpuenergyd.store.writing.records import (
     HostRollupRecord,
     IterationRecord,
     JobEndRecord,
@@ -22,9 +24,7 @@ from gpuenergyd.store.records import (
     Record,
     RollupRecord,
 )
-from gpuenergyd.store.retention import Retention, forget_old
-from gpuenergyd.store.rows import close_abandoned_jobs, insert_records
-from gpuenergyd.store.turns import takes_turn
+from gpuenergyd.store.writing.rows import close_abandoned_jobs, insert_records
 from tests.support.postgresql import PostgresqlServer
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -8,8 +8,8 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.reading import SCHEMA_REVISION
-from gpuenergyd.store.records import (
+from gpuenergyd.store.reading.sqlite_reader import SCHEMA_REVISION
+from gpuenergyd.store.writing.records import (
     ControlEventRecord,
     IterationRecord,
     JobEndRecord,

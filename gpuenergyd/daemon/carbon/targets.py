@@ -29,7 +29,7 @@ from gpuenergyd.daemon.carbon.target_view import target_view
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import Settings
-from gpuenergyd.store.records import TargetRecord
+from gpuenergyd.store.writing.records import TargetRecord
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from gpuenergyd.core.carbon.intensity import (
     SampleStatus,
     SignalKind,
 )
-from gpuenergyd.store.blobs import decode_hours, decode_points
-from gpuenergyd.store.reading import Reader
+from gpuenergyd.store.encoding.blobs import decode_hours, decode_points
+from gpuenergyd.store.reading.sqlite_reader import Reader
 
 
 @dataclass(frozen=True, slots=True)

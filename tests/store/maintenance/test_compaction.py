@@ -12,11 +12,11 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, JobSummary, open_history
-from gpuenergyd.store.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord
+from gpuenergyd.store.maintenance.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations
+from gpuenergyd.store.reading.summaries import weighted_median
 from gpuenergyd.store.schema import iteration_blocks, iterations
-from gpuenergyd.store.summaries import weighted_median
+from gpuenergyd.store.writing.records import IterationRecord, JobEndRecord, JobRecord
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)

@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 
-from gpuenergyd.store.blobs import decode_tags
-from gpuenergyd.store.job_parts import parts_of_jobs
-from gpuenergyd.store.reading import Reader, Row
-from gpuenergyd.store.summaries import WHOLE, Counted, JobSummary, job_summary
+from gpuenergyd.store.encoding.blobs import decode_tags
+from gpuenergyd.store.reading.job_inputs import parts_of_jobs
+from gpuenergyd.store.reading.sqlite_reader import Reader, Row
+from gpuenergyd.store.reading.summaries import WHOLE, Counted, JobSummary, job_summary
 
 FIGURES_VERSION = 1
 """Raised when a figure gets another meaning; figures with other names are noticed by their names."""

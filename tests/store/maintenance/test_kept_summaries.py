@@ -9,10 +9,10 @@ from sqlalchemy import Connection, func, select, update
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import open_history, schema
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.kept_summaries import keep_summaries
-from gpuenergyd.store.records import IterationRecord, JobResumedRecord
-from gpuenergyd.store.rows import insert_records
-from gpuenergyd.store.summaries import JobSummary
+from gpuenergyd.store.maintenance.kept_summaries import keep_summaries
+from gpuenergyd.store.reading.summaries import JobSummary
+from gpuenergyd.store.writing.records import IterationRecord, JobResumedRecord
+from gpuenergyd.store.writing.rows import insert_records
 from tests.support.sample_history import START, write_sample_history
 
 LATER = START + timedelta(hours=1)

@@ -15,7 +15,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
+from gpuenergyd.store.writing.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
 from tests.support.small_disk import fill, small_disk
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ WRITE_FOREVER = """
 import sys
 from datetime import UTC, datetime, timedelta
 from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.records import ControlEventRecord
+from gpuenergyd.store.writing.records import ControlEventRecord
 
 writer = HistoryWriter(sys.argv[1], batch_s=0.0)
 writer.start()
@@ -315,7 +315,7 @@ def test_a_writer_that_fails_in_an_unforeseen_way_says_so_and_holds_nobody_up(
     def fail(*_: object, **__: object) -> int:
         raise RuntimeError("never thought of")
 
-    monkeypatch.setattr("gpuenergyd.store.writer.insert_records", fail)
+    monkeypatch.setattr("gpuenergyd.store.writing.writer.insert_records", fail)
     writer = HistoryWriter(path, batch_s=0.0)
     writer.start()
     writer.write(event(0))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeGuard
 from sqlalchemy import Connection, select
 
 from gpuenergyd.store import schema
-from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
-from gpuenergyd.store.series import RAW_TIER, SECOND_TIER, SERIES_UNITS, Value, pack_series, series_points
+from gpuenergyd.store.encoding.series import RAW_TIER, SECOND_TIER, SERIES_UNITS, Value, pack_series, series_points
+from gpuenergyd.store.writing.records import Record, RollupRecord, SampleRecord
 
 _MINUTE_S = 60
 

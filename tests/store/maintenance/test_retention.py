@@ -10,7 +10,8 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.records import (
+from gpuenergyd.store.maintenance.retention import Retention, forget_old, used_bytes
+from gpuenergyd.store.writing.records import (
     ControlEventRecord,
     IterationRecord,
     JobEndRecord,
@@ -18,7 +19,6 @@ from gpuenergyd.store.records import (
     RollupRecord,
     SampleRecord,
 )
-from gpuenergyd.store.retention import Retention, forget_old, used_bytes
 from tests.support.waiting import wait_until
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, delete, insert, select
 
 from gpuenergyd.store import schema
-from gpuenergyd.store.engine_reading import EngineReader
-from gpuenergyd.store.job_parts import parts_of_jobs
-from gpuenergyd.store.kept_figures import FIGURES_VERSION, encoded_figures
-from gpuenergyd.store.summaries import job_summary
+from gpuenergyd.store.reading.job_inputs import parts_of_jobs
+from gpuenergyd.store.reading.kept_figures import FIGURES_VERSION, encoded_figures
+from gpuenergyd.store.reading.sqlalchemy_reader import EngineReader
+from gpuenergyd.store.reading.summaries import job_summary
 
 _SETTLED = timedelta(minutes=1)
 """How long after a job's end its last records may still come."""

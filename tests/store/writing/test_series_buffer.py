@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from gpuenergyd.store.records import SampleRecord
-from gpuenergyd.store.series_buffer import SeriesBuffer
+from gpuenergyd.store.writing.records import SampleRecord
+from gpuenergyd.store.writing.series_buffer import SeriesBuffer
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
