@@ -9,9 +9,9 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan
-from gpuenergyd.report.axes import Axis
-from gpuenergyd.report.figures import energy_text, time_text
-from gpuenergyd.report.timeline import ObservedIteration, timelines_svg
+from gpuenergyd.report.charts.axes import Axis
+from gpuenergyd.report.charts.timeline import ObservedIteration, timelines_svg
+from gpuenergyd.report.formatting import energy_text, time_text
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline.csv"
 _POLICY = "bubble-aware"

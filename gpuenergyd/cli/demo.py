@@ -294,7 +294,7 @@ def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool
     from gpuenergyd.cli.terminal import people_console  # noqa: PLC0415  start fast
     from gpuenergyd.report.job import job_reports  # noqa: PLC0415
     from gpuenergyd.report.page import report_page  # noqa: PLC0415
-    from gpuenergyd.report.tables import job_table  # noqa: PLC0415
+    from gpuenergyd.report.terminal.tables import job_table  # noqa: PLC0415
     from gpuenergyd.store import open_history  # noqa: PLC0415
 
     with open_history(database_url) as history:

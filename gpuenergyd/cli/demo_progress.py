@@ -8,8 +8,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from gpuenergyd.report.figures import energy_text, ratio_text, time_text
-from gpuenergyd.report.live import Status, status_view
+from gpuenergyd.report.formatting import energy_text, ratio_text, time_text
+from gpuenergyd.report.terminal.live import Status, status_view
 
 
 class Progress(Protocol):

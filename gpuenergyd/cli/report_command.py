@@ -203,7 +203,7 @@ def _unknown_job(history: "History", job: str, begin: datetime | None, end: date
 
 def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> None:
     from gpuenergyd.cli.terminal import people_console  # noqa: PLC0415  as below
-    from gpuenergyd.report.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, for tables only
+    from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, for tables only
 
     if not rows:
         people_console().print(

@@ -33,7 +33,7 @@ def status(
         elif as_json:
             print_json(state)
         else:
-            from gpuenergyd.report.live import status_view  # noqa: PLC0415  Rich is not needed for JSON
+            from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich is not needed for JSON
 
             people_console().print(status_view(state))
     finally:
@@ -50,8 +50,8 @@ def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
             state = client.get_status()
     from rich.live import Live  # noqa: PLC0415  only a person who watches needs it
 
-    from gpuenergyd.report.live import status_view  # noqa: PLC0415  as above
-    from gpuenergyd.report.screen import screen_view  # noqa: PLC0415  as above
+    from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  as above
+    from gpuenergyd.report.terminal.screen import screen_view  # noqa: PLC0415  as above
 
     console = people_console()
     while not console.is_terminal:

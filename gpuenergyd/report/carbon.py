@@ -15,7 +15,7 @@ from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, SampleStatus, grams
 from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.report.figures import grams_text, ratio_text, time_text
+from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
 from gpuenergyd.store.reading.iterations import Iterations
 from gpuenergyd.store.reading.summaries import WHOLE, Counted

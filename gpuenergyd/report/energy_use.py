@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gpuenergyd.report.figures import JOULES_PER_KWH
+from gpuenergyd.report.formatting import JOULES_PER_KWH
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store.reading.energy_sums import EnergySum
 

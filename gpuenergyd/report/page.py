@@ -9,16 +9,16 @@ from markupsafe import Markup
 
 from gpuenergyd import __version__
 from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
-from gpuenergyd.report import figures
-from gpuenergyd.report.colours import ClockScale
-from gpuenergyd.report.days import days_svg
+from gpuenergyd.report import formatting as figures
+from gpuenergyd.report.charts.carbon_intensity import IntensityStep, OwedStep, intensity_svg
+from gpuenergyd.report.charts.colours import ClockScale
+from gpuenergyd.report.charts.daily_energy import days_svg
+from gpuenergyd.report.charts.iterations import series_svg
+from gpuenergyd.report.charts.power import power_svg
+from gpuenergyd.report.charts.time_energy import plane_svg
+from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
 from gpuenergyd.report.groups import Span, groups_by_day
-from gpuenergyd.report.intensity import IntensityStep, OwedStep, intensity_svg
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
-from gpuenergyd.report.plane import plane_svg
-from gpuenergyd.report.power import power_svg
-from gpuenergyd.report.series import series_svg
-from gpuenergyd.report.timeline import clock_scale, timelines_svg
 from gpuenergyd.store import History
 
 _SHORT_JOB_S = 7200.0

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import DaemonNotRunningError
-from gpuenergyd.report.live import status_view
+from gpuenergyd.report.terminal.live import status_view
 
 STATUS: dict[str, Any] = {
     "version": "0.1.0",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.report import figures
+from gpuenergyd.report import formatting as figures
 
 
 @pytest.mark.parametrize(

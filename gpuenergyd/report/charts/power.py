@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text
-from gpuenergyd.report.figures import power_text
+from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text
+from gpuenergyd.report.formatting import power_text
 from gpuenergyd.store import PlanRow
 from gpuenergyd.store.reading.queries import Rollup
 

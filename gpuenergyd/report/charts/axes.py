@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from gpuenergyd.report.figures import JOULES_PER_KWH
+from gpuenergyd.report.formatting import JOULES_PER_KWH
 
 
 def round_step(step: float) -> float:

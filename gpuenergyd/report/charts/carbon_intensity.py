@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
-from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text
-from gpuenergyd.report.figures import time_text
+from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text
+from gpuenergyd.report.formatting import time_text
 
 _WIDTH, _HEIGHT = 1000.0, 260.0
 _LEFT, _RIGHT = 78.0, 984.0

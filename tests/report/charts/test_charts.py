@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.report.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
-from gpuenergyd.report.colours import ClockScale
-from gpuenergyd.report.days import days_svg
+from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
+from gpuenergyd.report.charts.carbon_intensity import IntensityStep, OwedStep, intensity_svg
+from gpuenergyd.report.charts.colours import ClockScale
+from gpuenergyd.report.charts.daily_energy import days_svg
+from gpuenergyd.report.charts.power import power_svg
+from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.energy_use import EnergyUse
 from gpuenergyd.report.groups import Group
-from gpuenergyd.report.intensity import IntensityStep, OwedStep, intensity_svg
-from gpuenergyd.report.plane import plane_svg
-from gpuenergyd.report.power import power_svg
 from gpuenergyd.store import IterationRow, PlanRow
 from gpuenergyd.store.reading.queries import Rollup
 from tests.support.sample_history import TUNED

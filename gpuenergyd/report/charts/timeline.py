@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from html import escape
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
-from gpuenergyd.report.axes import round_step
-from gpuenergyd.report.colours import ClockScale
-from gpuenergyd.report.critical import instruction_of, observed_critical_path
-from gpuenergyd.report.figures import clock_text, time_text
+from gpuenergyd.report.charts.axes import round_step
+from gpuenergyd.report.charts.colours import ClockScale
+from gpuenergyd.report.critical_path import instruction_of, observed_critical_path
+from gpuenergyd.report.formatting import clock_text, time_text
 
 _WIDTH = 1000.0
 _LEFT = 64.0

@@ -8,8 +8,8 @@ from operator import itemgetter
 from statistics import median
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.report.axes import Axis, energy_step, energy_tick
-from gpuenergyd.report.figures import energy_text, time_text
+from gpuenergyd.report.charts.axes import Axis, energy_step, energy_tick
+from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.store import IterationRow, PlanRow
 
 _WIDTH = 1000.0

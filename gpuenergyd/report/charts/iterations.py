@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from html import escape
 
-from gpuenergyd.report.figures import energy_text, time_text
+from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.store import IterationRow
 
 _WIDTH = 1000.0

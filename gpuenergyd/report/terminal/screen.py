@@ -5,8 +5,16 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from gpuenergyd.report.figures import MISSING, age_text, clock_text, power_text, ratio_text, temperature_text, time_text
-from gpuenergyd.report.live import Status, health_line, status_view
+from gpuenergyd.report.formatting import (
+    MISSING,
+    age_text,
+    clock_text,
+    power_text,
+    ratio_text,
+    temperature_text,
+    time_text,
+)
+from gpuenergyd.report.terminal.live import Status, health_line, status_view
 
 _LINES_OF_A_JOB = 2
 

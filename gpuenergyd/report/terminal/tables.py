@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpuenergyd.report.figures import (
+from gpuenergyd.report.formatting import (
     MISSING,
     cost_text,
     difference_text,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
-from gpuenergyd.report.axes import Axis, energy_step, energy_tick
-from gpuenergyd.report.figures import energy_text, time_text
+from gpuenergyd.report.charts.axes import Axis, energy_step, energy_tick
+from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.report.groups import Group
 
 _WIDTH, _HEIGHT = 1000.0, 210.0

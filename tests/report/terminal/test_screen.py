@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gpuenergyd.report.screen import screen_view
+from gpuenergyd.report.terminal.screen import screen_view
 from tests.cli.test_status import STATUS
 
 
