@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from gpuenergyd.cli.carbon_files import read_frontier, read_traces
+from gpuenergyd.cli.carbon.files import read_frontier, read_traces
 from gpuenergyd.core.carbon.intensity import HourlySeries
 from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd_policies.carbon.features import filled_history

@@ -20,8 +20,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.installation import files_to_install
-from gpuenergyd.cli.manual_pages import manual_pages
+from gpuenergyd.cli.help.manual_pages import manual_pages
+from gpuenergyd.cli.install.installation import files_to_install
 from release.build import ROOT, commit_epoch_s
 
 PYTHON = Path("/usr/bin/python3")

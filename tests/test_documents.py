@@ -17,7 +17,7 @@ from docs.site.build import reference_pages
 from docs.site.entry_points import GROUPS, offered_entry_points
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
-from gpuenergyd.cli.command_tree import described_commands
+from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import DaemonConnection
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.settings import Settings, load_settings

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.manual_pages import manual_pages
+from gpuenergyd.cli.help.manual_pages import manual_pages
 from release.audit import audit_offline, read_report
 from release.build import build_packages, digest
 from release.contents import bill_of_materials, components

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from docs.site.markdown import block, code, page, table
 from gpuenergyd.cli.app import TASKS
-from gpuenergyd.cli.command_tree import CommandText, OptionText, described_commands
+from gpuenergyd.cli.help.command_tree import CommandText, OptionText, described_commands
 
 
 def command_line_page() -> str:

@@ -1,7 +1,7 @@
 """The settings' reference, from the commented file that `gpuenergyd install` writes and the defaults in the code."""
 
 from docs.site.markdown import block, code, page, table
-from gpuenergyd.cli.settings_text import SettingText, default_text, described_settings, environment_variable
+from gpuenergyd.cli.help.settings_text import SettingText, default_text, described_settings, environment_variable
 
 
 def settings_page() -> str:

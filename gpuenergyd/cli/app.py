@@ -8,12 +8,28 @@ import typer
 from typer.core import TyperGroup
 
 TASKS = {
-    "Try it": {"demo": "demo"},
-    "Train": {"run": "run"},
-    "See what happens": {"status": "status", "report": "report", "dashboard": "dashboard", "otlp": "otlp"},
-    "Plan": {"plan": "plan", "explain": "explain", "policies": "policies", "carbon": "carbon"},
-    "Run a host": {"serve": "serve", "doctor": "doctor", "restore": "restore", "lock": "leases", "limit": "leases"},
-    "Set up a host": {"install": "install", "uninstall": "install"},
+    "Try it": {"demo": "demo.command"},
+    "Train": {"run": "commands.run"},
+    "See what happens": {
+        "status": "commands.status",
+        "report": "commands.report",
+        "dashboard": "commands.dashboard",
+        "otlp": "commands.otlp",
+    },
+    "Plan": {
+        "plan": "plan.command",
+        "explain": "plan.explain",
+        "policies": "commands.policies",
+        "carbon": "carbon.command",
+    },
+    "Run a host": {
+        "serve": "commands.serve",
+        "doctor": "doctor.command",
+        "restore": "commands.restore",
+        "lock": "commands.manual_leases",
+        "limit": "commands.manual_leases",
+    },
+    "Set up a host": {"install": "install.command", "uninstall": "install.command"},
 }
 """What people come to do, and the module of this folder that holds each command for it; help lists them so."""
 
@@ -61,7 +77,7 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from gpuenergyd.cli.versions import version_lines  # noqa: PLC0415  no other command looks at what is installed
+        from gpuenergyd.cli.help.versions import version_lines  # noqa: PLC0415  no other command looks at what is installed
 
         typer.echo("\n".join(version_lines()))
         raise typer.Exit

@@ -5,8 +5,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from gpuenergyd.cli.plain_arguments import plain_report
-from gpuenergyd.cli.report_command import write_report
+from gpuenergyd.cli.commands.plain_arguments import plain_report
+from gpuenergyd.cli.commands.report_output import write_report
 from gpuenergyd.errors import GpuEnergyError
 
 EXIT_FAILED = 1

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from gpuenergyd.report.terminal.screen import screen_view
-from tests.cli.test_status import STATUS
+from tests.cli.commands.test_status import STATUS
 
 
 def status_of(num_gpus: int, num_jobs: int, *, bad_gpu: int | None = None) -> dict[str, Any]:

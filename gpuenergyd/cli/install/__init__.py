@@ -1,0 +1,5 @@
+"""`gpuenergyd install` and `uninstall`.
+
+command       `install` and `uninstall`
+installation  planned and applied file changes
+"""

@@ -1,0 +1,161 @@
+"""`gpuenergyd install` and `uninstall`: units, users, folders and a default configuration for this host, and back."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuenergyd.cli.install.installation import (
+    Action,
+    Step,
+    carbon_said,
+    carry_out,
+    plan_install,
+    plan_uninstall,
+    units_python,
+)
+from gpuenergyd.cli.output import JsonOption, print_json
+from gpuenergyd.errors import AccessError, GpuEnergyError, UsageError
+
+_START = ("systemctl", "enable", "--now", "gpuenergyd.service")
+_RELOAD = ("systemctl", "daemon-reload")
+_AFTER_INSTALL = (
+    ("systemd-sysusers", "/etc/sysusers.d/gpuenergyd.conf"),
+    ("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/gpuenergyd.conf"),
+    _RELOAD,
+)
+
+RootOption = Annotated[
+    Path, typer.Option("--root", metavar="DIR", help="Write below DIR, as for an image; then nothing is started.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Also units that were changed by hand.")]
+
+
+def install(
+    *,
+    root: RootOption = Path("/"),
+    python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Interpreter that the units start; else this one.")
+    ] = None,
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Install the daemon as services of this host.
+
+    Writes units for each process, their users and folders, and /etc/gpuenergyd/config.toml with every key commented
+    out. What was changed by hand is kept. Starts nothing: it says what does.
+    """
+    is_this_host = _is_this_host(root)
+    steps = plan_install(root, units_python(python), replaces_changed=force)
+    commands = _AFTER_INSTALL if is_this_host else ()
+    if not dry_run:
+        _require_root_user(is_this_host, "install")
+        carry_out(steps)
+        for command in commands:
+            _run(command)
+    next_command = _START if is_this_host else None
+    carbon = carbon_said(root)
+    _tell(steps, commands, is_dry_run=dry_run, next_command=next_command, as_json=as_json, carbon=carbon)
+    return 0
+
+
+def uninstall(
+    *,
+    root: RootOption = Path("/"),
+    force: ForceOption = False,
+    config: Annotated[bool, typer.Option("--config", help="Also a configuration that was changed.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Also the history of jobs and energy.")] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Undo `install`: stop the services, which puts every GPU back, and remove what was written.
+
+    What was changed by hand, the configuration among it, and the history stay unless their removal is asked for; the
+    system users stay.
+    """
+    is_this_host = _is_this_host(root)
+    steps = plan_uninstall(root, removes_changed=force, removes_config=config, removes_history=history)
+    units = [step.path.name for step in steps if step.action is Action.REMOVE and step.path.parent.name == "system"]
+    stop = ("systemctl", "disable", "--now", *(name for name in units if "@" not in name))
+    commands: tuple[Sequence[str], ...] = (stop, _RELOAD) if is_this_host and units else ()
+    if not dry_run:
+        _require_root_user(is_this_host, "uninstall")
+        for command in commands[:1]:
+            _run(command)
+        carry_out(steps)
+        for command in commands[1:]:
+            _run(command)
+    _tell(steps, commands, is_dry_run=dry_run, next_command=None, as_json=as_json)
+    return 0
+
+
+def _is_this_host(root: Path) -> bool:
+    if not root.is_dir():
+        raise UsageError(f"--root {root}: no such folder")
+    return root.resolve() == Path("/")
+
+
+def _require_root_user(is_this_host: bool, name: str) -> None:
+    if is_this_host and os.geteuid() != 0:
+        raise AccessError(f"{name} changes this host and takes root: `sudo gpuenergyd {name}`; --dry-run does not")
+
+
+def _run(command: Sequence[str]) -> None:
+    """Run a command of systemd's; without systemd there is nothing to tell.
+
+    Raises:
+        GpuEnergyError: it fails; the message is its own.
+    """
+    if shutil.which(command[0]) is None:
+        typer.echo(f"skipped, no {command[0]} on this host: {' '.join(command)}", err=True)
+        return
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and not _is_without_manager(done.stderr):
+        raise GpuEnergyError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
+
+
+def _is_without_manager(complaint: str) -> bool:
+    """Return whether systemd is installed but does not run here, as in most containers."""
+    return "not been booted with systemd" in complaint or "Failed to connect to bus" in complaint
+
+
+def _tell(
+    steps: Sequence[Step],
+    commands: Sequence[Sequence[str]],
+    *,
+    is_dry_run: bool,
+    next_command: Sequence[str] | None,
+    as_json: bool,
+    carbon: str | None = None,
+) -> None:
+    if as_json:
+        print_json(
+            {
+                "is_dry_run": is_dry_run,
+                "files": [{"path": step.path, "action": step.action} for step in steps],
+                "commands": [" ".join(command) for command in commands],
+                "next_command": " ".join(next_command) if next_command else None,
+                **({"carbon": carbon} if carbon is not None else {}),
+            }
+        )
+        return
+    if is_dry_run:
+        typer.echo("would do, and has not done:")
+    for step in steps:
+        typer.echo(f"{step.action}: {step.path}")
+    for command in commands:
+        typer.echo(f"run: {' '.join(command)}")
+    if not any(step.action.is_change for step in steps):
+        typer.echo("nothing to change")
+    if any(step.action is Action.KEEP_CHANGED for step in steps):
+        typer.echo("what was changed by hand is kept; see --help for what replaces or removes it")
+    if carbon is not None:
+        typer.echo(carbon)
+    if next_command:
+        typer.echo(f"start it with: {' '.join(next_command)}")

@@ -1,0 +1,147 @@
+"""The live page shows the daemon and the history, on this host alone, to GET alone, and in a real browser."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.cli.commands.dashboard_server import DashboardServer, HistoryView
+from gpuenergyd.cli.main import run
+from tests.support.chromium import CHROMIUM, Page, in_browser
+from tests.support.daemon_process import DaemonProcess
+from tests.support.sample_history import write_sample_history
+
+HOSTILE_NAME = "</script><img src=x onerror=alert(1)>"
+
+
+@contextmanager
+def serving(
+    database: str, socket_path: str = "/nowhere.sock", *, has_metrics: bool = False
+) -> Iterator[DashboardServer]:
+    with DashboardServer(0, socket_path, HistoryView(database), has_metrics=has_metrics) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(
+    server: DashboardServer, path: str = "/", *, method: str = "GET", host: str | None = None
+) -> tuple[int, http.client.HTTPMessage, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
+    answer = connection.getresponse()
+    found = answer.status, answer.headers, answer.read().decode()
+    connection.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_sample_history(tmp_path_factory.mktemp("history") / "history.sqlite3", job_name=HOSTILE_NAME))
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
+def test_a_request_that_names_another_host_gets_nothing(host: str, database: str) -> None:
+    with serving(database) as server:
+        status, _, body = ask(server, host=host.format(port=server.server_port))
+
+    assert status == 421
+    assert "<html" not in body
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_this_hosts_own_names_are_served_and_no_other_origin_may_read_it(name: str, database: str) -> None:
+    with serving(database) as server:
+        status, headers, body = ask(server, host=f"{name}:{server.server_port}")
+
+    assert status == 200
+    assert "<!doctype html>" in body
+    assert "Access-Control-Allow-Origin" not in headers
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_nothing_but_get_is_answered(method: str, database: str) -> None:
+    with serving(database) as server:
+        status, headers, _ = ask(server, method=method)
+
+    assert (status, headers["Allow"]) == (405, "GET")
+
+
+def test_without_a_daemon_and_without_a_history_the_page_says_so(tmp_path: Path) -> None:
+    with serving(str(tmp_path / "none.sqlite3"), has_metrics=True) as server:
+        assert "No history: no history at" in ask(server)[2]
+        status, _, body = ask(server, "/status.json")
+        metrics_status, _, metrics = ask(server, "/metrics")
+
+    assert status == metrics_status == 503
+    assert "no daemon answers on /nowhere.sock" in json.loads(body)["error"]
+    assert metrics.startswith("no daemon answers on /nowhere.sock")
+
+
+def test_metrics_are_there_only_if_asked_for(database: str) -> None:
+    with serving(database) as server:
+        status, _, body = ask(server, "/metrics")
+
+    assert status == 404
+    assert body == "nothing here; there are /, /status.json\n"
+
+
+def test_a_port_that_is_taken_is_one_clear_line(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_STATE_DIR", str(tmp_path))
+    with serving(database) as server:
+        port = str(server.server_port)
+        assert run(["dashboard", "--port", port, "--database", database]) == 2
+
+    says = f"gpuenergyd: cannot serve on 127.0.0.1:{port}: Address already in use; --port 0 takes a free port\n"
+    assert capsys.readouterr().err == says
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")
+def test_a_browser_shows_the_daemon_live_and_the_history_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
+    """No complaint, no request to elsewhere, nothing wider than the window, and the keyboard reaches every table."""
+    daemon = DaemonProcess(tmp_path / "daemon", num_gpus=2).start()
+    try:
+        database = str(write_sample_history(tmp_path / "history.sqlite3", job_name=HOSTILE_NAME))
+        with serving(database, str(daemon.socket_path), has_metrics=True) as server:
+            assert "gpuenergyd_gpu_power_watts{" in ask(server, "/metrics")[2]
+            server.view.shown_days = 100_000
+
+            async def look(page: Page) -> None:
+                for width, is_dark in ((390, True), (1440, False)):
+                    await page.open(server.url, width=width, is_dark=is_dark)
+                    await page.wait_until("document.querySelectorAll('#gpus tr').length === 2")
+                    await page.wait_until(
+                        "(document.querySelector('#power path').getAttribute('d') || '').includes('L')"
+                    )
+                    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+                    assert str(await page.evaluate("document.getElementById('state').textContent")).startswith("All is")
+                    small = "[...document.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().height < 50)"
+                    assert await page.evaluate(f"{small}.length") == 0
+                    assert (
+                        await page.evaluate("document.querySelectorAll('svg.timeline, svg.plane, svg.days').length")
+                        == 3
+                    )
+                    await page.screenshot(f"live-{width}-{'dark' if is_dark else 'light'}", tmp_path)
+                backgrounds = "getComputedStyle(document.body).backgroundColor"
+                assert await page.evaluate(backgrounds) == "rgb(251, 251, 249)"
+                regions = int(await page.evaluate("document.querySelectorAll('.scroll, summary').length"))
+                reached = {await page.press_tab() for _ in range(regions)}
+                assert len(reached) == regions, reached
+                assert page.complaints == []
+                assert {url for url in page.requests if not url.startswith(server.url)} <= {"data:,"}
+
+            in_browser(tmp_path / "profile", look)
+    finally:
+        daemon.stop()

@@ -1,0 +1,260 @@
+"""`gpuenergyd status` shows what the daemon says, and its exit code tells whether all is well."""
+
+import copy
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gpuenergyd.cli.main import run
+from gpuenergyd.errors import DaemonNotRunningError
+from gpuenergyd.report.terminal.live import status_view
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "pid": 12,
+    "uptime_s": 75.2,
+    "is_degraded": False,
+    "degraded_reasons": [],
+    "driver": "simulated",
+    "mode": "control",
+    "worker": {"pid": 13, "is_alive": True, "heartbeat_age_s": 0.1},
+    "policy_host": {"pid": 14, "is_alive": True},
+    "gpus": [
+        {
+            "gpu_uuid": "GPU-0",
+            "index": 0,
+            "model_name": "NVIDIA A100-SXM4-40GB",
+            "is_simulated": True,
+            "state": "ok",
+            "sm_clock_mhz": 1050,
+            "requested_sm_clock_mhz": 1050,
+            "power_w": 187.4,
+            "total_energy_j": 1234.5,
+            "temperature_celsius": None,
+            "reading_age_s": 0.1,
+            "switching": {"basis": "measured", "raise_s": 0.0061, "lower_s": 0.0053},
+            "job_id": "j1",
+        }
+    ],
+    "jobs": [
+        {
+            "job_id": "j1",
+            "job_name": "gpt",
+            "phase": "tuned",
+            "policy": "bubble-aware",
+            "schedule": "1f1b",
+            "num_ranks": 4,
+            "num_microbatches": 8,
+            "num_iterations": 40,
+            "plan_id": "tuned-1",
+            "plan_purpose": "tuned",
+            "plan_reason": "slack on 3 of 4 ranks",
+            "baseline_time_s": 0.5,
+            "baseline_energy_j": 400.0,
+            "num_baseline_iterations": 10,
+            "iteration_time_s": 0.501,
+            "energy_j": 340.0,
+            "num_tuned_iterations": 6,
+            "saving_ratio": 0.15,
+            "slowdown_ratio": 0.002,
+            "num_profile_iterations": 20,
+            "max_slowdown_ratio": 0.0,
+            "predicted_iteration_time_s": 0.5,
+            "predicted_energy_j": 338.0,
+            "lower_bound_j": 330.0,
+            "age_s": 30.0,
+            "last_report_age_s": 0.2,
+            "ranks": [],
+        }
+    ],
+    "store": {"path": "x", "num_rows_written": 5, "num_rows_dropped": 0},
+}
+
+
+def drawn(status: dict[str, Any]) -> str:
+    """Return the view as text, 80 columns wide."""
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(status_view(status))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_gpus_and_jobs_are_shown_with_units_and_ages() -> None:
+    text = drawn(STATUS)
+
+    assert all(figure in text for figure in ("1050 MHz", "187 W", "500.0 ms", "400.0 J", "+15.0 %", "+0.2 %", "0.1 s"))
+    assert "slack on 3 of 4 ranks" in text
+
+
+def test_missing_figures_are_shown_as_missing() -> None:
+    status = copy.deepcopy(STATUS)
+    status["gpus"][0] |= {"sm_clock_mhz": None, "power_w": None, "requested_sm_clock_mhz": None}
+    figures = ("baseline_time_s", "baseline_energy_j", "iteration_time_s", "energy_j", "saving_ratio", "slowdown_ratio")
+    status["jobs"][0] |= dict.fromkeys((*figures, "predicted_energy_j", "lower_bound_j", "plan_id", "plan_reason"))
+
+    rows = [line.split() for line in drawn(status).splitlines()]
+
+    assert ["0", "A100-SXM4-40GB", "ok", "-", "full", "-", "-", "0.1", "s"] in rows
+    assert ["baseline", "-", "-", "10"] in rows
+    assert ["tuned", "-", "-", "-", "-", "6"] in rows
+
+
+def test_a_host_without_gpus_and_jobs_is_shown() -> None:
+    text = drawn(STATUS | {"gpus": [], "jobs": []})
+
+    assert "no GPU found" in text
+    assert "no job" in text
+
+
+@pytest.mark.parametrize(("is_degraded", "exit_code"), [(False, 0), (True, 4)])
+def test_the_exit_code_tells_whether_the_daemon_is_degraded(
+    *, is_degraded: bool, exit_code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = STATUS | {"is_degraded": is_degraded, "degraded_reasons": ["the worker is gone"] * is_degraded}
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
+
+    assert run(["status"]) == exit_code
+    assert ("degraded: the worker is gone" in capsys.readouterr().out) is is_degraded
+
+
+def test_watching_prints_a_line_per_look_until_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([STATUS, STATUS | {"pid": 77}])
+
+    def look(_self: object) -> dict[str, Any]:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", look)
+    monkeypatch.setattr("gpuenergyd.cli.commands.status._WATCH_PERIOD_S", 0.0)
+
+    assert run(["status", "--watch", "--json"]) == 130
+    assert [json.loads(line)["pid"] for line in capsys.readouterr().out.splitlines()] == [12, 77]
+
+
+def test_a_daemon_that_goes_away_ends_the_watch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([STATUS])
+
+    def look(_self: object) -> dict[str, Any]:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise DaemonNotRunningError("no daemon answers") from None
+
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", look)
+    monkeypatch.setattr("gpuenergyd.cli.commands.status._WATCH_PERIOD_S", 0.0)
+
+    assert run(["status", "--watch"]) == 3
+    assert capsys.readouterr().err == "gpuenergyd: no daemon answers\n"
+
+
+def test_watching_into_a_pipe_prints_a_table_for_every_state(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = iter((STATUS, STATUS | {"uptime_s": 76.2}))
+
+    def next_status(_self: object) -> dict[str, Any]:
+        try:
+            return next(states)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", next_status)
+    monkeypatch.setattr("gpuenergyd.cli.commands.status.time.sleep", lambda _s: None)
+
+    assert run(["status", "--watch"]) == 130
+    shown = capsys.readouterr().out
+    assert [up for up in ("up 75 s", "up 76 s") if up in shown] == ["up 75 s", "up 76 s"]
+
+
+def test_status_says_how_long_clock_changes_take_and_where_that_comes_from() -> None:
+    quick, slow = ({"basis": b, "raise_s": r, "lower_s": 0.005} for b, r in (("measured", 0.006), ("assumed", 0.03)))
+    gpu = STATUS["gpus"][0]
+
+    text = drawn(STATUS | {"gpus": [gpu | {"switching": quick}, gpu | {"index": 1, "switching": slow}]})
+
+    line = "clock changes: raise 6.0 ms to 30.0 ms, lower 5.0 ms (assumed on 1 of 2 GPUs, measured on 1 of 2 GPUs)"
+    assert line in " ".join(text.split())
+
+
+def test_status_says_what_would_be_saved_as_a_prediction_with_its_basis() -> None:
+    told = {
+        "is_observing": True,
+        "would_save_ratio": 0.12,
+        "would_save_low_ratio": 0.08,
+        "would_save_high_ratio": 0.19,
+        "would_save_basis": "assumed curves",
+    }
+    unknown = told | dict.fromkeys(("would_save_ratio", "would_save_low_ratio", "would_save_high_ratio"))
+
+    text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (told, unknown))
+
+    assert "would save +12.0 % (+8.0 % to +19.0 %), predicted: assumed curves" in " ".join(text.split())
+    assert "would save: not known; assumed curves" in blank
+    assert "would save" not in drawn(STATUS)
+
+
+NOTICES = {
+    "stage slower": "the job changed: B of rank 0 takes 1.100 times as long as before",
+    "throttling": "plan 'tuned-1' takes 1.263 s per iteration, 1.258 s are allowed",
+    "straggler": "straggler: gpt-2 takes 2.036 s for an iteration, this replica 1.7 s",
+    "recovered": "no straggler any more: gpt-2 takes 1.7 s now, this replica 1.703 s",
+    "evaluation": "2.5 s passed between iterations 49 and 50 (evaluation, checkpoint, waiting for others): left alone",
+    "batch": "the job changed: an iteration takes 1.400 times as long as before",
+    "lying policy": "2 plans in a row were slow: profiling again",
+    "orders": "3 iterations in a row ran other instructions, or in another order, than were registered",
+    "endless profiling": "still profiling after 120 iterations",
+}
+
+
+@pytest.mark.parametrize("what", NOTICES)
+def test_status_says_why_a_job_goes_on_differently_in_words_and_as_json(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {"last_notice": NOTICES[what], "last_notice_iterations_ago": 7}
+    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
+
+    run(["status"])
+    text = " ".join(capsys.readouterr().out.split())
+    run(["status", "--json"])
+    as_json = json.loads(capsys.readouterr().out)
+
+    assert f"noticed 7 iterations ago: {NOTICES[what]}" in text
+    assert as_json["jobs"][0]["last_notice"] == NOTICES[what]
+
+
+def test_status_says_who_sets_the_pace_of_a_job_and_since_when() -> None:
+    status = copy.deepcopy(STATUS)
+    reason = NOTICES["straggler"]
+    status["jobs"][0] |= {"straggler_time_s": 2.036, "straggler_since_s": 41.0, "straggler_reason": reason}
+
+    assert f"slowed to 2.036 s for 41 s: {reason}" in " ".join(drawn(status).split())
+
+    status["jobs"][0]["extrinsic_saving_ratio"] = 0.123
+    text = " ".join(drawn(status).split())
+
+    assert f"slowed to 2.036 s for 41 s, which saves 12.3 % against waiting: {reason}" in text
+
+
+@pytest.mark.parametrize(
+    ("retry", "is_given_up", "said"), [(12, False, "again in 12 iterations"), (None, True, "too slow; for good")]
+)
+def test_status_says_when_a_job_that_fell_back_is_planned_for_again(
+    *, retry: int | None, is_given_up: bool, said: str
+) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {"phase": "fallback", "phase_reason": "a plan was too slow"}
+    status["jobs"][0] |= {"retry_in_iterations": retry, "is_given_up": is_given_up}
+
+    text = " ".join(drawn(status).split())
+    assert "fallback: a plan was too slow" in text
+    assert said in text

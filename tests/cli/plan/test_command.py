@@ -1,0 +1,297 @@
+"""`gpuenergyd plan`: its JSON is a plan that anyone can check, and whatever is wrong is said in one line."""
+
+import json
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gpuenergyd.cli.plan.command import plan
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
+from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
+GPT3_A100 = SHARED / "profiles" / "gpt3-175b_a100-sxm.csv"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+
+KEYS = [
+    "schedule",
+    "num_stages",
+    "num_microbatches",
+    "extra_inflight",
+    "baseline_time_s",
+    "baseline_energy_j",
+    "iteration_time_s",
+    "energy_j",
+    "lower_bound_j",
+    "saving_ratio",
+    "slowdown_ratio",
+    "solve_cpu_s",
+    "order",
+    "clocks",
+    "frontier",
+    "throttling",
+]
+
+
+def _run(*arguments: str | Path) -> str:
+    app = typer.Typer()
+    app.command()(plan)
+    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "80"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def _plan(*arguments: str | Path) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads(_run(*arguments, "--json"))
+    return figures
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Write a profile of four unequal stages whose clocks trade time for energy."""
+    rows = ["stage,instruction,frequency,time,energy"]
+    for stage, weight in enumerate((1.0, 1.1, 1.05, 1.2)):
+        for word, work in (("forward", 1.0), ("backward", 2.0)):
+            for mhz in range(1400, 600, -100):
+                time_s = 0.01 * weight * work * (0.3 + 0.7 * 1400 / mhz)
+                rows.append(f"{stage},{word},{mhz},{time_s!r},{time_s * (100 + 300 * (mhz / 1400) ** 3)!r}")
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def _judged(figures: dict[str, Any], table: Path, blocking_power_w: float) -> tuple[float, float]:
+    """Return time and energy of the printed order and clocks, worked out again from the table."""
+    profile = read_pipeline_file(table)
+    assert isinstance(profile, ProfileTable)
+    orders = tuple(
+        tuple(Instruction(int(stage), InstructionKind(kind), m, chunk) for kind, m, chunk in order)
+        for stage, order in figures["order"].items()
+    )
+    graph = dependency_graph(Schedule("printed", figures["num_microbatches"], orders))
+    clocks = {(c["stage"], c["instruction"], c["microbatch"]): c["sm_clock_mhz"] for c in figures["clocks"]}
+    options = [
+        profile.classes[i.instruction_class].at_clock(clocks[i.pp_rank, i.kind, i.microbatch_index])
+        for i in graph.instructions
+    ]
+    durations_s = [o.time_s for o in options]
+    iteration_time_s = timeline(graph, durations_s).iteration_time_s
+    return iteration_time_s, iteration_energy_j(
+        energies_j=[o.energy_j for o in options],
+        durations_s=durations_s,
+        iteration_time_s=iteration_time_s,
+        num_ranks=figures["num_stages"],
+        blocking_power_w=blocking_power_w,
+    )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("policy", ["full-speed", "uniform", "envelope", "bubble-aware"])
+def test_printed_plan_takes_and_costs_what_it_says(table: Path, schedule: str, policy: str) -> None:
+    figures = _plan(
+        table, "--schedule", schedule, "--microbatches", "6", "--blocking-power-w", "60", "--policy", policy
+    )
+
+    assert list(figures) == KEYS
+    assert figures["throttling"] == []
+    assert (figures["schedule"], figures["num_stages"], figures["num_microbatches"]) == (schedule, 4, 6)
+    iteration_time_s, energy_j = _judged(figures, table, 60.0)
+    assert figures["iteration_time_s"] == pytest.approx(iteration_time_s, rel=1e-9)
+    assert figures["energy_j"] == pytest.approx(energy_j, rel=1e-9)
+    assert figures["iteration_time_s"] <= figures["baseline_time_s"]
+    assert figures["saving_ratio"] == pytest.approx(1 - energy_j / figures["baseline_energy_j"])
+
+
+def test_default_planner_saves_energy_above_its_proven_bound(table: Path) -> None:
+    figures = _plan(table, "--microbatches", "6", "--blocking-power-w", "60")
+
+    assert figures["saving_ratio"] > 0.02
+    assert figures["lower_bound_j"] <= figures["energy_j"] <= 1.01 * figures["lower_bound_j"]
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "looped-bfs", "zb-h1", "interleaved-zb", "zbv", "dualpipev"])
+def test_every_schedule_can_be_planned_from_a_table(table: Path, schedule: str) -> None:
+    figures = _plan(table, "--schedule", schedule, "--microbatches", "8", "--blocking-power-w", "60")
+
+    assert figures["num_stages"] == (4 if schedule == "zb-h1" else 2)
+    assert len(figures["clocks"]) == sum(len(order) for order in figures["order"].values())
+    assert figures["iteration_time_s"] <= figures["baseline_time_s"]
+    assert figures["lower_bound_j"] <= figures["energy_j"] < figures["baseline_energy_j"]
+
+
+def test_permitted_slowdown_is_never_exceeded_and_saves_more(table: Path) -> None:
+    strict = _plan(table, "--microbatches", "6", "--blocking-power-w", "60")
+    relaxed = _plan(table, "--microbatches", "6", "--blocking-power-w", "60", "--slowdown", "0.1")
+
+    assert relaxed["slowdown_ratio"] <= 0.1
+    assert relaxed["energy_j"] < strict["energy_j"]
+
+
+def test_extra_microbatches_stay_within_memory_in_bytes_and_save_more(table: Path) -> None:
+    plain = _plan(table, "--microbatches", "12", "--blocking-power-w", "60")
+
+    roomy = _plan(
+        table,
+        *("--microbatches", "12", "--blocking-power-w", "60", "--extra-inflight", "auto"),
+        *("--free-memory-bytes", "5000,2500,1999,0", "--activation-bytes", "1000"),
+    )
+
+    assert any(roomy["extra_inflight"])
+    assert all(k <= room for k, room in zip(roomy["extra_inflight"], (5, 2, 1, 0), strict=True))
+    assert roomy["energy_j"] < plain["energy_j"]
+    assert roomy["baseline_energy_j"] == plain["baseline_energy_j"]
+    assert (roomy["iteration_time_s"], roomy["energy_j"]) == pytest.approx(_judged(roomy, table, 60.0))
+
+
+def test_absolute_target_is_kept(table: Path) -> None:
+    baseline_time_s = _plan(table, "--microbatches", "6")["baseline_time_s"]
+
+    figures = _plan(table, "--microbatches", "6", "--target-s", repr(1.05 * baseline_time_s))
+
+    assert figures["iteration_time_s"] <= 1.05 * baseline_time_s
+
+
+def test_forced_wait_charges_both_sides_until_the_straggler_arrives(table: Path) -> None:
+    options = (table, "--microbatches", "6", "--blocking-power-w", "60")
+    plain = _plan(*options, "--policy", "full-speed")
+    straggler_s = 1.5 * plain["baseline_time_s"]
+
+    waiting = _plan(*options, "--policy", "full-speed", "--straggler-time-s", repr(straggler_s))
+    planned = _plan(*options, "--straggler-time-s", repr(straggler_s))
+
+    waited_j = 60.0 * 4 * (straggler_s - plain["baseline_time_s"])
+    assert waiting["baseline_energy_j"] == pytest.approx(plain["baseline_energy_j"] + waited_j)
+    assert waiting["saving_ratio"] == pytest.approx(0.0)
+    assert planned["saving_ratio"] > _plan(*options)["saving_ratio"]
+    assert planned["iteration_time_s"] <= straggler_s
+
+
+def test_frontier_is_convexly_falling_and_above_its_bounds(table: Path) -> None:
+    figures = _plan(table, "--microbatches", "6", "--blocking-power-w", "60", "--frontier")
+
+    assert len(figures["frontier"]) > 5
+    for point in figures["frontier"]:
+        assert point["lower_bound_j"] <= point["energy_j"] * (1 + 1e-9)
+    for fast, slow in pairwise(figures["frontier"]):
+        assert fast["iteration_time_s"] < slow["iteration_time_s"]
+
+
+def test_few_switches_are_kept_to_and_judged_with_their_latency(table: Path) -> None:
+    figures = _plan(
+        table,
+        *("--microbatches", "8", "--blocking-power-w", "60", "--max-switches", "3", "--switch-latency-s", "0.002"),
+    )
+
+    switching = figures["switching"]
+    segments = {
+        stage: len(list(groupby(clocks, key=lambda c: c["sm_clock_mhz"])))
+        for stage, clocks in groupby(figures["clocks"], key=lambda c: c["stage"])
+    }
+    assert list(segments.values()) == switching["num_segments"]
+    assert max(switching["num_segments"]) <= 3
+    assert figures["iteration_time_s"] == switching["planned"]["iteration_time_s"] <= figures["baseline_time_s"]
+    assert figures["lower_bound_j"] <= figures["energy_j"] < figures["baseline_energy_j"]
+    assert switching["free_with_lead"]["slowdown_ratio"] <= 1e-12 < switching["free_naive"]["slowdown_ratio"]
+
+
+def test_people_get_a_table_of_at_most_80_columns_without_colour(table: Path) -> None:
+    printed = _run(table, "--microbatches", "6", "--blocking-power-w", "60")
+
+    assert "energy" in printed
+    assert "proven least" in printed
+    assert "\x1b" not in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
+
+
+def test_people_are_told_what_was_assumed(table: Path) -> None:
+    printed = _run(table, "--microbatches", "8", "--schedule", "zb-h1")
+
+    assert "waiting is counted as 0 W" in printed
+    assert "half of the measured backward" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give --microbatches M"),
+        (["--microbatches", "0"], "0 microbatches: must be >= 1"),
+        (["--microbatches", "999999999"], "more than 1000000 instructions"),
+        (["--microbatches", "8", "--schedule", "2f2b"], "no schedule '2f2b'; known: gpipe, 1f1b"),
+        (["--microbatches", "8", "--schedule", "interleaved", "--chunks", "3"], "does not divide the 4 stages"),
+        (["--microbatches", "8", "--slowdown", "-0.1"], "slowdown -0.1"),
+        (["--microbatches", "8", "--slowdown", "nan"], "slowdown nan"),
+        (["--microbatches", "8", "--target-s", "0.001"], "T_min|0.001"),
+        (["--microbatches", "8", "--slowdown", "0.1", "--target-s", "9"], "give one of them"),
+        (["--microbatches", "8", "--straggler-time-s", "-1"], "straggler time -1.0 s"),
+        (["--microbatches", "8", "--blocking-power-w", "-1"], "--blocking-power-w -1.0: must be"),
+        (["--microbatches", "8", "--switch-latency-s", "inf"], "--switch-latency-s inf: must be"),
+        (["--microbatches", "8", "--max-switches", "0"], "--max-switches 0: must be >= 1"),
+        (["--microbatches", "8", "--extra-inflight", "some"], "--extra-inflight some: must be"),
+        (["--microbatches", "8", "--extra-inflight", "2", "--schedule", "gpipe"], "needs schedule 1f1b"),
+        (["--microbatches", "8", "--memory-limit-microbatches", "3"], "keeps 4 microbatches in flight on stage 0"),
+        (["--microbatches", "8", "--memory-limit-microbatches", "4,x"], "4,x: must be one whole number"),
+        (["--microbatches", "8", "--free-memory-bytes", "100"], "give both or none"),
+        (
+            ["--microbatches", "8", "--free-memory-bytes", "100", "--activation-bytes", "0"],
+            "--activation-bytes 0: must be one whole number >= 1",
+        ),
+        (
+            ["--microbatches", "8", "--extra-inflight", "2", "--memory-limit-microbatches", "5"],
+            "--extra-inflight 2: memory holds 1 more than the 4 microbatches .* on stage 0",
+        ),
+        (
+            ["--microbatches=8", "--extra-inflight=2", "--free-memory-bytes=20,20,10,0", "--activation-bytes=10"],
+            "--extra-inflight 2: memory holds 1 more than the 2 microbatches .* on stage 2",
+        ),
+        (["--microbatches", "8", "--set", "mode"], "--set mode: must be NAME=VALUE"),
+        (["--microbatches", "8", "--policy", "nope"], "no policy 'nope' plans offline; installed: .*bubble-aware"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(table: Path, options: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        _run(table, *options)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(GpuEnergyError, match="no such file"):
+        _run(tmp_path / "absent.csv", "--microbatches", "8")
+
+
+@needs_shared
+def test_gpt3_on_a100_saves_what_is_known_to_be_possible_at_no_slowdown() -> None:
+    figures = _plan(GPT3_A100, "--schedule", "1f1b", "--microbatches", "32", "--blocking-power-w", "83.64")
+
+    assert figures["saving_ratio"] >= 0.1435
+    assert figures["iteration_time_s"] <= figures["baseline_time_s"]
+    assert figures["lower_bound_j"] <= figures["energy_j"] <= 1.005 * figures["lower_bound_j"]
+    assert (figures["iteration_time_s"], figures["energy_j"]) == pytest.approx(_judged(figures, GPT3_A100, 83.64))
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["s4m8_1f1b_a100", "s4m8_zbh1_h200", "s4m32_1f1b_a40noisy"])
+def test_an_instance_is_planned_as_it_is_and_contradictions_are_refused(name: str) -> None:
+    path = SHARED / "instances" / f"{name}.json"
+    instance = read_pipeline_file(path)
+    assert isinstance(instance, PlannerInstance)
+
+    figures = _plan(path)
+
+    assert figures["num_microbatches"] == instance.schedule.num_microbatches
+    assert figures["iteration_time_s"] <= figures["baseline_time_s"]
+    assert len(figures["clocks"]) == len(instance.graph.instructions)
+    with pytest.raises(UsageError, match=r"--microbatches 3: .* says"):
+        _run(path, "--microbatches", "3")
+    with pytest.raises(UsageError, match=r"--schedule gpipe: .* says"):
+        _run(path, "--schedule", "gpipe")
+    with pytest.raises(UsageError, match="fixes its own order"):
+        _run(path, "--extra-inflight", "auto")
