@@ -24,7 +24,7 @@ from gpuenergyd.core.carbon.intensity import HourlySeries
 from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd_policies.carbon.features import filled_history
 from gpuenergyd_policies.carbon.forecast import skill_against_naive
-from gpuenergyd_policies.carbon.prior import read_prior
+from gpuenergyd_policies.carbon.pooled_prior import read_prior
 from gpuenergyd_policies.carbon.replay import issue_forecasts, replay
 
 TEST_FROM_AT = datetime(2024, 1, 1, tzinfo=UTC)

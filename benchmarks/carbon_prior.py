@@ -25,7 +25,7 @@ from gpuenergyd_policies.carbon.features import (
     shape_features,
     targets,
 )
-from gpuenergyd_policies.carbon.local import local_features
+from gpuenergyd_policies.carbon.recent_dynamics import local_features
 
 HIDDEN = 192
 EPOCHS = 6

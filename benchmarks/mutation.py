@@ -33,13 +33,13 @@ from evidence.twin import install
 SOURCES = {"core": "gpuenergyd/core", "planning": "policies/gpuenergyd_policies/planning"}
 TESTS = ("tests/core", "tests/planning", "tests/policies", "tests/carbon", "tests/report", "tests/wire")
 PLAIN_TESTS = (
-    "tests/planning/test_compiled.py",
-    "tests/planning/test_known_plans.py",
-    "tests/planning/test_network.py",
-    "tests/planning/test_refinement.py",
-    "tests/planning/test_rounding.py",
-    "tests/planning/test_segment_kernels.py",
-    "tests/planning/test_sweep.py",
+    "tests/policies/planning/test_compiled.py",
+    "tests/policies/planning/test_known_plans.py",
+    "tests/policies/planning/exact/test_network.py",
+    "tests/policies/planning/discrete/test_refinement.py",
+    "tests/policies/planning/discrete/test_rounding.py",
+    "tests/policies/planning/switching/test_segment_kernels.py",
+    "tests/policies/planning/exact/test_sweep.py",
 )
 """What is asked about kernels, which run uncompiled then: the others take minutes."""
 FOLDER = ROOT / "build" / "mutation"

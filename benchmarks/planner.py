@@ -40,7 +40,7 @@ from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
 from gpuenergyd_policies.planning.frontier import frontier, solve, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight
-from gpuenergyd_policies.planning.judging import baseline
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 F, B = InstructionKind.F, InstructionKind.B
 TABLES = Path(__file__).parents[2] / "shared" / "data" / "profiles"

@@ -22,7 +22,7 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.wire.profile_files import PlannerInstance, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import Effort, min_iteration_time_s, solve, warm_up
-from gpuenergyd_policies.planning.judging import judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import judge_clocks
 
 INSTANCES = Path(__file__).parents[2] / "shared" / "data" / "instances"
 UNIT_MS = 1

@@ -36,10 +36,10 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd.gpu.drivers.device_parameters import MODELS, DeviceParameters
-from gpuenergyd_policies.bubble_aware import BubbleAware
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.judging import baseline, judge_clocks
-from gpuenergyd_policies.planning.switching import clock_changes
+from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.switching.requests import clock_changes
 from tests.support.virtual_training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B

@@ -1,16 +1,15 @@
-"""Decisions: which clocks, and what performance is owed. Plugins of gpuenergyd, found by entry point like anybody's.
+"""Decisions: which clocks to set, and which iteration time a job may take. Plugins, found by entry point.
 
-bubble_aware  the default: profiles while the job runs, plans on the exact frontier, corrects what it measures
-envelope      EnvPipe's policy
-uniform       one clock for all GPUs
-full_speed    leaves every GPU as it is
-steady        the same slowdown at every hour: the default target
-carbon_target  follows the grid, within the job's slowdown budget
-
-observed_pipeline  the dependency graph of a job as its iterations show it
-planning      the exact time-energy frontier of a pipeline, rounded to real clocks
-profiling     from a running job to its profile
-carbon        forecasts, and where to spend a slowdown budget
-trials        trying one clock on all GPUs of a job
-would_be      what would be saved where nobody may set clocks, by assumed_curves
+assumed_curves     time and power where no clock may be tried, from published curves
+bubble_aware       the default policy: profiles each stage online, then slows down what is off the critical path
+carbon             carbon decisions: forecasts of intensities, and where to spend a slowdown budget
+carbon_target      follows the grid within the job's slowdown budget
+constant_slowdown  the default target: the same slowdown at every hour
+envelope           envPipe's policy
+full_speed         leaves every GPU as it is
+planning           the planner: the exact time-energy frontier of a pipeline, rounded to real clocks
+predicted_savings  predicted savings where clocks may not be set
+profiling          online profiling: from a running job to time and energy of each instruction at every clock
+uniform            one clock for all GPUs
+uniform_probe      a plan with one clock on all GPUs, and what it showed
 """

@@ -14,7 +14,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, un
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError, UsageError
-from gpuenergyd_policies.observed_pipeline import observed_graph
+from gpuenergyd_policies.bubble_aware.model import observed_graph
 from gpuenergyd_policies.planning.envpipe import (
     BALANCED_STEP_MHZ,
     VALLEY_STEP_MHZ,
@@ -26,9 +26,9 @@ from gpuenergyd_policies.planning.envpipe import (
     valleys,
 )
 from gpuenergyd_policies.planning.inflight import requested_caps
-from gpuenergyd_policies.planning.judging import baseline, rank_orders
-from gpuenergyd_policies.planning.switching import clock_changes
-from gpuenergyd_policies.trials import Trial, common_clocks_mhz, trials, uniform_plan
+from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
+from gpuenergyd_policies.planning.switching.requests import clock_changes
+from gpuenergyd_policies.uniform_probe import Trial, common_clocks_mhz, trials, uniform_plan
 
 LOWEST_CLOCK_RATIO = 0.55
 """The published window of clocks on each GPU begins at about this share of the highest."""

@@ -5,7 +5,7 @@ import time
 from gpuenergyd.core.pipeline.plan import ClockPlan, untuned_plan
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.judging import baseline, unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import baseline, unproven_plan
 
 
 class FullSpeed:

@@ -13,9 +13,9 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.judging import JudgedClocks, baseline, judge, unproven_plan
-from gpuenergyd_policies.trials import Trial, common_clocks_mhz, trials, uniform_plan
-from gpuenergyd_policies.would_be import cheapest_common_clock, would_be_plan
+from gpuenergyd_policies.planning.plan_evaluation import JudgedClocks, baseline, judge, unproven_plan
+from gpuenergyd_policies.predicted_savings import cheapest_common_clock, would_be_plan
+from gpuenergyd_policies.uniform_probe import Trial, common_clocks_mhz, trials, uniform_plan
 
 COARSE_CLOCKS = 6
 """Clocks on the way down from the highest to the lowest worth trying."""

@@ -9,7 +9,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd_policies.bubble_aware import BubbleAware
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.daemon.jobs.test_registry import FakeWorker, settle
 from tests.support.virtual_daemon import (

@@ -22,7 +22,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, de
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.judging import baseline, judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO, design_points, next_clock
 from gpuenergyd_policies.profiling.fit import FittedProfile, fit_profile
 from gpuenergyd_policies.profiling.times import fit_times

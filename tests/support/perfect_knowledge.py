@@ -9,7 +9,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.bubble_aware import PipelineModel, plan_from
+from gpuenergyd_policies.bubble_aware.policy import PipelineModel, plan_from
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
 
 LOWEST_CLOCK_RATIO = 0.5

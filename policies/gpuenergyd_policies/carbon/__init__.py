@@ -1,14 +1,15 @@
-"""Decisions about carbon: forecasts of intensities, and where to spend a slowdown budget.
+"""Carbon decisions: forecasts of intensities, and where to spend a slowdown budget.
 
-forecast   what the intensity of the next hours will be, from the history seen so far
-features   histories as numbers that mean the same in every zone
-prior      what other zones taught, for zones with a short history
-own        what a zone's own history teaches; local, what its last week does
-error_memory  what a forecaster's last error says of its next ones
-budget     exact plans over hours, and a controller that cannot overdraw its budget
-chase      Chase's rule, as a baseline
-jobs       one job on one trace, by any look-ahead
-replay     a past trace lived again without look-ahead
-worth      what timing can be worth in a zone, before anything is started
-target     the receding-horizon target of one job
+budget            plans that spend a slowdown budget where it saves most
+chase             chase's rule, as a baseline
+error_correction  corrects a forecast by its last error
+features          histories as features that are comparable between zones
+forecast          the next 72 hours, with quantiles and a skill record
+jobs              one job on one trace
+pooled_prior      a forecast learned from other zones
+recent_dynamics   an autoregression fitted to the last week
+replay            past traces replayed without look-ahead
+target            the target of one job from frontier, budget and forecast
+timing_value      what choosing hours can save in a zone
+zone_model        a ridge regression on the zone's own history
 """

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastHour, ForecastSkill, HourlySeries
 from gpuenergyd.errors import CarbonDataError
-from gpuenergyd_policies.carbon.error_memory import USUAL_SHARE_RATIO, ErrorMemory
+from gpuenergyd_policies.carbon.error_correction import USUAL_SHARE_RATIO, ErrorMemory
 from gpuenergyd_policies.carbon.features import (
     NUM_TARGET_HOURS,
     WEEK_HOURS,
@@ -27,8 +27,8 @@ from gpuenergyd_policies.carbon.features import (
     same_hour_means,
     targets,
 )
-from gpuenergyd_policies.carbon.own import SEASON_HOURS, OwnModel
-from gpuenergyd_policies.carbon.prior import Prior, shipped_prior
+from gpuenergyd_policies.carbon.pooled_prior import Prior, shipped_prior
+from gpuenergyd_policies.carbon.zone_model import SEASON_HOURS, OwnModel
 
 OWN_FROM_HOURS = 42 * 24
 OWN_FULL_HOURS = 300 * 24

@@ -33,7 +33,7 @@ from gpuenergyd_policies.carbon.features import (
 )
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
 from gpuenergyd_policies.carbon.jobs import SLOT_S, JobRun, TraceJob
-from gpuenergyd_policies.carbon.prior import LEARNED_UNTIL_AT, LEARNED_ZONES, Prior
+from gpuenergyd_policies.carbon.pooled_prior import LEARNED_UNTIL_AT, LEARNED_ZONES, Prior
 
 LEAST_HISTORY_HOURS = 8 * 24
 

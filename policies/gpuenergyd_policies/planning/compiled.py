@@ -21,7 +21,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 numba: Any = importlib.import_module("numba") if importlib.util.find_spec("numba") else None
-KERNEL_SOURCES = ("compiled.py", "network.py", "refinement.py", "rounding.py", "segments.py", "sweep.py")
+KERNEL_SOURCES = (
+    "compiled.py",
+    "exact/network.py",
+    "exact/sweep.py",
+    "discrete/refinement.py",
+    "discrete/rounding.py",
+    "switching/segments.py",
+)
 """Files that hold kernels or constants of kernels."""
 IS_COMPILED: bool = numba is not None and not numba.config.DISABLE_JIT
 """Whether kernels run compiled; NUMBA_DISABLE_JIT=1 turns that off, as for any numba program."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solved_plan
 from gpuenergyd_policies.planning.problem import Effort, make_problem
-from gpuenergyd_policies.planning.tables import FloatArray, IntArray
 
 LONG_PIPELINE = 10_000
 """Instructions from which repeating pays: below, the whole pipeline is swept finely in seconds."""

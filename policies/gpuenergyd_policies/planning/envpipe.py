@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
-from gpuenergyd_policies.planning.judging import JudgedClocks, judge
+from gpuenergyd_policies.planning.plan_evaluation import JudgedClocks, judge
 
 VALLEY_STEP_MHZ = 90
 """Valleys are looked for at multiples of this."""

@@ -18,9 +18,9 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
+from gpuenergyd_policies.planning.exact.sweep import Sweep
+from gpuenergyd_policies.planning.exact.tables import FloatArray
 from gpuenergyd_policies.planning.problem import LARGE_PIPELINE, Effort, Problem, later_deadlines_s, make_problem
-from gpuenergyd_policies.planning.sweep import Sweep
-from gpuenergyd_policies.planning.tables import FloatArray
 
 __all__ = (
     "Breakpoint",

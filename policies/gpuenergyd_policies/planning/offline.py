@@ -14,9 +14,9 @@ from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.compression import is_periodic, solve_periodic
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
-from gpuenergyd_policies.planning.judging import baseline, rank_orders
-from gpuenergyd_policies.planning.segments import plan_segments
-from gpuenergyd_policies.planning.switching import clock_changes, naive_changes, simulate_switching
+from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
+from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes, simulate_switching
+from gpuenergyd_policies.planning.switching.segments import plan_segments
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

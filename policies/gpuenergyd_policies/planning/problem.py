@@ -9,12 +9,12 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.certificate import cost_lower_bounds_j
-from gpuenergyd_policies.planning.network import FlowNetwork, flow_network
-from gpuenergyd_policies.planning.refinement import FULL_PASSES, LIGHT_PASSES, refine
-from gpuenergyd_policies.planning.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
-from gpuenergyd_policies.planning.sweep import Sweep, sweep_frontier
-from gpuenergyd_policies.planning.tables import FloatArray, IntArray, PlanningTables, planning_tables
+from gpuenergyd_policies.planning.discrete.refinement import FULL_PASSES, LIGHT_PASSES, refine
+from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
+from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
+from gpuenergyd_policies.planning.exact.network import FlowNetwork, flow_network
+from gpuenergyd_policies.planning.exact.sweep import Sweep, sweep_frontier
+from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables, planning_tables
 
 DEADLINE_ROUNDING_RATIO = 1e-12
 """A deadline this little below T_min is T_min, added up in another order."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuenergyd.errors import TargetError
+from gpuenergyd_policies.planning.exact.tables import FloatArray
 from gpuenergyd_policies.planning.frontier import Frontier
-from gpuenergyd_policies.planning.tables import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

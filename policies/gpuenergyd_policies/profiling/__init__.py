@@ -1,9 +1,12 @@
-"""From a running job to its profile.
+"""Online profiling: from a running job to time and energy of each instruction at every clock.
 
-procedure  what to try next, and when to stop: regret says how much a plan from the present fit may lose
-design     which clocks to try, so that few iterations tell forward and backward apart
-times      from those iterations to time at every clock
-fit        from those iterations to energy at every clock: power by a formula, residual by what it misses
-memory     what was learned earlier, where it still holds
-rescaling  what a job showed before it changed, brought to its pace of now
+design        which clocks to try
+fit           time and energy at every clock from few samples
+power         power per kind of instruction from the energy of iterations
+previous_run  whether an earlier run's profile still holds
+procedure     what to try next, and when to stop
+regret        expected loss of a plan made from the current fit
+rescaling     a changed job's earlier iterations, rescaled to its new pace
+residual      a Gaussian process on what the power formula misses
+times         durations at every clock from a few clocks
 """

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.judging import judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import judge_clocks
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.profiling.fit import FittedProfile
 

@@ -31,10 +31,10 @@ from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import carbon_report
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.writing.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
-from gpuenergyd_policies.bubble_aware import BubbleAware
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.carbon_target import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
-from tests.policies.test_control_loop import training
+from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.virtual_training import VirtualTraining
 
 FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)

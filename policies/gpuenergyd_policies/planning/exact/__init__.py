@@ -1,0 +1,7 @@
+"""The exact time-energy frontier: tables, flow network, sweep and certificate.
+
+certificate  lower bounds by duality
+network      the dependency graph as an integer flow network
+sweep        the parametric flow that walks the frontier
+tables       the profile as arrays: Pareto sets and hulls
+"""

@@ -1,0 +1,130 @@
+"""The dependency graph as an integer flow network, on which the frontier is swept without rounding errors.
+
+Times become whole nanoseconds and prices of time whole microwatts, so flow is conserved exactly. Every dependency
+edge gets 0 to 16 ns of fixed extra length: identical stages otherwise tie everywhere, and the sweep crawls through
+hundreds of thousands of augmentations that change nothing.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables, thinned
+
+MICROWATTS = 1e6
+JITTER_TICKS = 17
+MIN_TICKS = 1e6
+"""The shortest instruction shall take so many ticks, or rounding and jitter would show."""
+MAX_KEY = 2**62
+"""Heap keys are time * nodes + node and have to fit into 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowNetwork:
+    """Nodes 2i and 2i + 1 are the begin and end of operation i; operations n and n + 1 are source and sink.
+
+    Edges are sorted by tail. Levels of operation i, fastest first, are first_level[i] to last_level[i], with slope 0
+    on the last.
+    """
+
+    num_operations: int
+    tick_s: float
+    first_level: IntArray
+    last_level: IntArray
+    level_ticks: IntArray
+    level_slope_uw: IntArray
+    edge_tail: IntArray
+    edge_head: IntArray
+    edge_ticks: IntArray
+    edge_latency_s: FloatArray
+    successors_start: IntArray
+    predecessors_start: IntArray
+    predecessor_edges: IntArray
+    order: IntArray
+    """Operations in topological order."""
+
+
+def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_tolerance: float) -> FlowNetwork:
+    """Return the network of a graph; hulls lose vertices that matter less than `thin_tolerance` of the energy."""
+    n = len(graph.instructions)
+    edges = [(u, v, latency) for v in range(n) for u, latency in graph.predecessors[v]]
+    edges += [(n, v, 0.0) for v in range(n) if not graph.predecessors[v]]
+    edges += [(u, n + 1, graph.tails_s[u]) for u in range(n) if graph.tails_s[u] or not graph.successors[u]]
+    edges.sort()
+    tail = np.array([e[0] for e in edges], dtype=np.int64)
+    head = np.array([e[1] for e in edges], dtype=np.int64)
+    latency_s = np.array([e[2] for e in edges])
+    tick_s = _tick_s(
+        shortest_s=float(tables.times_s.min()),
+        longest_s=float(tables.slowest_s.sum()) + float(latency_s.sum()),
+        num_nodes=2 * n + 3,
+    )
+    is_dependency = (tail < n) & (head < n)
+    ticks = np.rint(latency_s / tick_s).astype(np.int64)
+    ticks += np.where(is_dependency, _hash(tail, head) % JITTER_TICKS, 0)
+
+    class_first, class_last = [], []
+    all_ticks: list[int] = []
+    all_slopes: list[int] = []
+    for table in tables.tables:
+        hull = thinned(table, thin_tolerance)
+        level_ticks, slopes = _integer_hull(table.times_s[hull], table.costs_j[hull], tick_s)
+        class_first.append(len(all_ticks))
+        all_ticks += level_ticks
+        all_slopes += slopes
+        class_last.append(len(all_ticks) - 1)
+    by_head = np.argsort(head, kind="stable")
+    return FlowNetwork(
+        num_operations=n,
+        tick_s=tick_s,
+        first_level=np.array(class_first, dtype=np.int64)[tables.class_of],
+        last_level=np.array(class_last, dtype=np.int64)[tables.class_of],
+        level_ticks=np.array(all_ticks, dtype=np.int64),
+        level_slope_uw=np.array(all_slopes, dtype=np.int64),
+        edge_tail=tail,
+        edge_head=head,
+        edge_ticks=ticks,
+        edge_latency_s=latency_s,
+        successors_start=np.searchsorted(tail, np.arange(n + 3)),
+        predecessors_start=np.searchsorted(head[by_head], np.arange(n + 3)),
+        predecessor_edges=by_head,
+        order=np.array(graph.topological_order, dtype=np.int64),
+    )
+
+
+def _tick_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:
+    """Return the unit of time: a nanosecond, less for very short instructions, more for very long pipelines."""
+    tick_s = 1e-9
+    while shortest_s / tick_s < MIN_TICKS and longest_s / (tick_s / 10) * num_nodes < MAX_KEY:
+        tick_s /= 10
+    while longest_s / tick_s * num_nodes > MAX_KEY:
+        tick_s *= 10
+    return tick_s
+
+
+def _integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tuple[list[int], list[int]]:
+    """Return the ticks of a convex chain and its strictly falling slopes, the last one 0; equal ones are merged."""
+    kept: list[tuple[int, float]] = []
+
+    def slope_uw(left: tuple[int, float], right: tuple[int, float]) -> int:
+        return round((left[1] - right[1]) / ((right[0] - left[0]) * tick_s) * MICROWATTS)
+
+    for time_s, cost_j in zip(times_s.tolist(), costs_j.tolist(), strict=True):
+        point = (max(1, round(time_s / tick_s)), cost_j)
+        if kept and kept[-1][0] >= point[0]:
+            kept.pop()
+        while len(kept) >= 2 and slope_uw(kept[-2], kept[-1]) <= slope_uw(kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    while len(kept) >= 2 and slope_uw(kept[-2], kept[-1]) <= 0:
+        kept.pop()
+    return [tick for tick, _ in kept], [*(slope_uw(a, b) for a, b in pairwise(kept)), 0]
+
+
+def _hash(tail: IntArray, head: IntArray) -> IntArray:
+    """Return a fixed scatter of an edge's ends, the same in every run."""
+    mixed = tail * 2654435761 + head * 40503 + 12345
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)
+    return (mixed ^ (mixed >> 13)) & ((1 << 31) - 1)

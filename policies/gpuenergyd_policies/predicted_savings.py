@@ -1,0 +1,95 @@
+"""The plan a policy would aim for on GPUs whose clocks nobody may set, and how much it would save: predicted, a range.
+
+The same planner works on curves that are assumed instead of measured. The plan is made for the likely curves; how far
+the saving can be off is shown by planning for curves that leave little to save and for curves that leave much.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.assumed_curves import (
+    BASIS,
+    LIKELY,
+    LITTLE,
+    MUCH,
+    Assumption,
+    NothingToAssumeFromError,
+    assumed_profile,
+)
+from gpuenergyd_policies.bubble_aware.model import observed_pipeline
+from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.switching.requests import clock_changes, simulate_switching
+
+Planner = Callable[[DependencyGraph, PipelineProfile, float], dict[Instruction, int]]
+"""Clocks for a pipeline with these tables that keep this iteration time."""
+SAVING_LOW, SAVING_HIGH = "saving_low_ratio", "saving_high_ratio"
+"""Figures of a would-be plan: the saving if the curves leave little to save, and if they leave much."""
+
+
+def would_be_plan(view: JobView, planner: Planner) -> ClockPlan:
+    """Return the plan for the likely curves with its range; an un-tuned one where there is nothing to assume from."""
+    try:
+        likely = _planned(view, planner, LIKELY)
+        savings = [_saving_ratio(plan) for plan in (likely, *(_planned(view, planner, a) for a in (LITTLE, MUCH)))]
+    except NothingToAssumeFromError as error:
+        return untuned_plan("would-be", reason=f"cannot say what would be saved: {error}")
+    return replace(likely, figures=((SAVING_LOW, min(savings)), (SAVING_HIGH, max(savings))))
+
+
+def cheapest_clocks(graph: DependencyGraph, profile: PipelineProfile, deadline_s: float) -> dict[Instruction, int]:
+    """Return the clocks of the exact frontier: a clock for every instruction."""
+    solved = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK)
+    return dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True))
+
+
+def cheapest_common_clock(
+    graph: DependencyGraph, profile: PipelineProfile, deadline_s: float
+) -> dict[Instruction, int]:
+    """Return the one clock for all that costs least and keeps the time; the highest when only that does."""
+    common = set.intersection(*({o.sm_clock_mhz for o in own.options} for own in profile.classes.values()))
+    judged = {mhz: judge_clocks(graph, profile, [mhz] * len(graph.instructions)) for mhz in common}
+    fitting = [mhz for mhz in judged if judged[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
+    chosen: int = min(fitting, key=lambda mhz: judged[mhz].energy_j)
+    return dict(zip(graph.instructions, [chosen] * len(graph.instructions), strict=True))
+
+
+def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPlan:
+    profile = assumed_profile(view, assumption)
+    observed = observed_pipeline(view, profile)
+    graph, bias_s = observed.graph, observed.bias_s
+    full_speed = baseline(graph, profile)
+    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    clocks = planner(graph, profile, max(owed_s - bias_s, min_iteration_time_s(graph, profile)))
+    durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
+    latencies = tuple(gpu.switch_latency for gpu in view.gpus)
+    changes = clock_changes(timeline(graph, durations_s), clocks, latency=latencies, profile=profile)
+    simulated = simulate_switching(graph, profile, changes, latency=latencies)
+    waiting_j = profile.blocking_power_w * graph.num_ranks * bias_s
+    return ClockPlan(
+        plan_id="would-be",
+        purpose=PlanPurpose.WOULD_BE,
+        ranks=tuple(
+            RankClocks(pp_rank, tuple(clocks[i] for i in order), changes[pp_rank])
+            for pp_rank, order in enumerate(view.schedule.orders)
+        ),
+        predicted=PlanPrediction(
+            iteration_time_s=simulated.iteration_time_s + bias_s,
+            energy_j=simulated.energy_j + waiting_j,
+            baseline_time_s=view.baseline.iteration_time_s,
+            baseline_energy_j=full_speed.energy_j + waiting_j,
+        ),
+        reason=BASIS,
+    )
+
+
+def _saving_ratio(plan: ClockPlan) -> float:
+    assert plan.predicted is not None
+    assert plan.predicted.baseline_energy_j is not None
+    return 1 - plan.predicted.energy_j / plan.predicted.baseline_energy_j

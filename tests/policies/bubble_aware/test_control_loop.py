@@ -1,0 +1,367 @@
+"""The whole loop in virtual time: real job state machine, real policy, an arithmetic pipeline."""
+
+from itertools import pairwise
+from statistics import fmean, median
+
+import pytest
+
+from gpuenergyd.core.job.messages import (
+    ControlLost,
+    EndJob,
+    JobPhase,
+    LeaseGpus,
+    RankLost,
+    RankReleased,
+    RecordPhase,
+    RestoreGpus,
+    SendPlan,
+    TargetChanged,
+)
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+IMBALANCE = (1.0, 0.93, 1.0, 1.10)
+
+
+def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, scale in enumerate(IMBALANCE):
+        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
+        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    return VirtualTraining(one_forward_one_backward(4, 8), work, policy, **overrides)  # type: ignore[arg-type]
+
+
+def tuned_medians(run: VirtualTraining) -> tuple[float, float]:
+    """Return (saving, slowdown) of the plan in force against the baseline."""
+    assert run.job.baseline is not None
+    assert run.job.baseline.energy_j is not None
+    plan_id = run.job.current_plan.plan_id
+    rows = [(t, e) for t, e, p in run.history if p == plan_id][1:]
+    return (
+        1 - median(e for _, e in rows) / run.job.baseline.energy_j,
+        median(t for t, _ in rows) / run.job.baseline.iteration_time_s - 1,
+    )
+
+
+def test_bubble_aware_saves_energy_at_the_same_speed() -> None:
+    run = training(BubbleAware())
+
+    run.run(45)
+
+    saving, slowdown = tuned_medians(run)
+    assert run.job.phase is JobPhase.TUNED
+    assert saving > 0.14
+    assert slowdown < 0.001
+
+
+def test_bubble_aware_holds_up_under_noise_and_uneven_switch_latency() -> None:
+    run = training(BubbleAware(), noise_ratio=0.003, latency_spread_ratio=0.5, seed=3)
+
+    run.run(60)
+
+    saving, slowdown = tuned_medians(run)
+    assert saving > 0.14
+    assert slowdown < 0.005
+
+
+def test_prediction_and_bound_agree_with_what_is_measured() -> None:
+    run = training(BubbleAware())
+
+    run.run(45)
+
+    predicted = run.job.current_plan.predicted
+    assert predicted is not None
+    assert predicted.lower_bound_j is not None
+    measured_j = run.history[-1][1]
+    assert predicted.energy_j == pytest.approx(measured_j, rel=0.015)
+    assert predicted.lower_bound_j <= predicted.energy_j
+    assert predicted.iteration_time_s == pytest.approx(run.history[-1][0], rel=0.002)
+
+
+def test_a_permitted_slowdown_saves_more_and_is_not_exceeded() -> None:
+    run = training(BubbleAware(), max_slowdown_ratio=0.05)
+
+    run.run(60)
+
+    saving, slowdown = tuned_medians(run)
+    assert saving > 0.18
+    assert slowdown < 0.053
+
+
+class _Forgetful:
+    """A policy host that is killed after every answer."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        return BubbleAware().next_plan(view)
+
+
+def test_bubble_aware_needs_no_memory_of_its_own() -> None:
+    remembering, forgetting = training(BubbleAware()), training(_Forgetful())
+
+    remembering.run(40)
+    forgetting.run(40)
+
+    assert forgetting.history == remembering.history
+
+
+def test_profiling_tries_one_design_point_per_iteration_and_stops_when_it_knows_enough() -> None:
+    run = training(BubbleAware())
+
+    run.run(45)
+
+    plans = [plan_id for _, _, plan_id in run.history if plan_id and plan_id.startswith("profile")]
+    assert len(plans) == len(set(plans))
+    assert 6 <= len(plans) <= 15
+
+
+def test_nobody_is_slow_while_the_last_points_are_awaited() -> None:
+    run = training(BubbleAware(), energy_noise_ratio=0.2)
+
+    run.run(45)
+
+    waiting = [t for t, _, plan_id in run.history if plan_id and plan_id.startswith("planning")][1:]
+    assert waiting
+    assert run.job.baseline is not None
+    assert waiting == pytest.approx([run.job.baseline.iteration_time_s] * len(waiting), rel=1e-3)
+
+
+def test_a_lying_pipeline_is_corrected_to_the_owed_time() -> None:
+    run = training(BubbleAware(), slow_factor_when_tuned=1.012)
+
+    run.run(90)
+
+    _, slowdown = tuned_medians(run)
+    assert slowdown < 0.004
+    assert sum(p.purpose is PlanPurpose.TUNED for p in run.job.issued_plans) > 1
+
+
+class _Reckless:
+    """Claims to save energy and only slows everything down."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        clock = view.gpus[0].supported_sm_clocks_mhz[40]
+        number = view.num_issued()
+        ranks = tuple(
+            RankClocks(r, (clock,) * len(order), (ClockChange(order[0], 0.0, clock),))
+            for r, order in enumerate(view.schedule.orders)
+        )
+        last = view.issued_plans[-1] if view.issued_plans else None
+        if last is not None and last.purpose is PlanPurpose.TUNED:
+            return last
+        return ClockPlan(f"reckless-{number}", PlanPurpose.TUNED, ranks)
+
+
+def test_nobody_runs_at_profiling_clocks_while_a_policy_thinks_for_long() -> None:
+    run = training(BubbleAware(), thinking_iterations=9)
+
+    run.run(150)
+
+    assert run.job.baseline is not None
+    usual_s = run.job.baseline.iteration_time_s
+    profiling = [plan_id for _, _, plan_id in run.history if (plan_id or "").startswith("profile")]
+    slow = [plan_id for time_s, _, plan_id in run.history if time_s > 1.01 * usual_s]
+    # A plan is relieved once so many of its iterations are known, and the relief takes as long as any plan to arrive.
+    most = JobRules().relief_iterations + 3
+    assert len(set(profiling)) > 5
+    assert max(profiling.count(plan_id) for plan_id in set(profiling)) <= most
+    # The iteration after a profiling plan begins at its clocks: that one may be slow too, and no other.
+    assert len(slow) <= (most + 1) * len(set(profiling))
+    assert slow.count("proof") <= len(set(profiling))
+    assert run.job.num_faults == 0
+
+
+def fallbacks(run: VirtualTraining) -> list[int]:
+    """Return the iterations from which the job ran at full speed after a fault."""
+    return [
+        c.apply_at_iteration
+        for c in run.commands
+        if isinstance(c, SendPlan) and c.plan.plan_id.startswith("full-speed")
+    ]
+
+
+@pytest.mark.fault(45)
+def test_the_guard_takes_a_slow_plan_back_and_gives_up_on_its_policy() -> None:
+    run = training(_Reckless(), rules=JobRules(max_faults=2))
+
+    run.run(90)
+
+    assert run.job.is_given_up
+    assert run.job.num_faults == 3
+    assert run.history[-1][0] == pytest.approx(run.job.baseline.iteration_time_s, rel=1e-6)  # type: ignore[union-attr]
+    assert sum(isinstance(c, RestoreGpus) for c in run.commands) == 3
+
+
+def test_each_fault_doubles_the_time_at_full_speed() -> None:
+    run = training(_Reckless(), rules=JobRules(max_faults=4, fallback_iterations=5))
+
+    run.run(140)
+
+    begun = fallbacks(run)
+    between = [later - earlier for earlier, later in pairwise(begun)]
+    assert len(begun) == 5
+    assert [later - earlier for earlier, later in pairwise(between)] == [5, 10, 20]
+
+
+def test_what_was_learned_is_held_against_full_speed_and_then_learned_again_within_the_budget() -> None:
+    run = training(
+        BubbleAware(), slow_factor_when_tuned=1.3, rules=JobRules(relearn_after_slow_plans=1, proof_iterations=0)
+    )
+
+    run.run(110)
+
+    reasons = [c.reason for c in run.commands if isinstance(c, RecordPhase)]
+    assert "1 plans in a row were slow: what was learned is held against full speed again" in reasons
+    assert "1 plans in a row were slow: profiling again" in reasons
+    plan_of = [plan or "" for _, _, plan in run.history]
+    again = [k for k, plan in enumerate(plan_of) if plan == "profile-1.1@3"]
+    assert len(again) == 1
+    # Iterations at full speed, paid in advance, make up for each one that profiles.
+    times_s = [time_s for time_s, _, _ in run.history]
+    since = max(k for k in range(again[0]) if plan_of[k].startswith("tuned")) + 1
+    assert fmean(times_s[since:]) <= 1.01 * times_s[0]
+    plan_ids = [c.plan.plan_id for c in run.commands if isinstance(c, SendPlan)]
+    assert len(set(plan_ids)) == len({c.plan_epoch for c in run.commands if isinstance(c, SendPlan)})
+    view = run.job.view()
+    assert view is not None
+    kept = {o.plan_id or "" for o in view.observations}
+    assert not any(plan_id.startswith(("profile", "tuned")) and "@" not in plan_id for plan_id in kept)
+
+
+def test_a_plan_that_holds_makes_up_for_the_faults_before_it() -> None:
+    slow = (range(30, 34), range(60, 64))
+
+    run = training(
+        BubbleAware(),
+        slowdown_of=lambda _, iteration: 1.1 if any(iteration in span for span in slow) else 1.0,
+        rules=JobRules(redeeming_iterations=20, proof_iterations=0),
+    )
+    run.run(70)
+    faults_then = run.job.num_faults
+    run.run(60)
+
+    assert faults_then > 0
+    assert run.job.num_faults == 0
+    assert run.job.phase is JobPhase.TUNED
+
+
+class _Endless:
+    """Tries clocks for ever."""
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        order = view.schedule.orders
+        clock = view.gpus[0].supported_sm_clocks_mhz[10]
+        ranks = (RankClocks(r, (clock,) * len(o), (ClockChange(o[0], 0.0, clock),)) for r, o in enumerate(order))
+        return ClockPlan(view.plan_id(f"try-{view.num_issued()}"), PlanPurpose.PROFILE, tuple(ranks))
+
+
+def test_profiling_that_does_not_end_stops_for_as_long_again_and_begins_anew() -> None:
+    run = training(_Endless(), rules=JobRules(max_profile_iterations=12, max_faults=2))
+
+    run.run(70)
+    waiting = run.job.phase, run.job.phase_reason, run.job.retry_in_iterations
+    run.run(90)
+
+    reasons = [c.reason for c in run.commands if isinstance(c, RecordPhase)]
+    begun = fallbacks(run)
+    assert waiting[0] is JobPhase.FALLBACK
+    assert waiting[1] == "still profiling after 12 iterations"
+    assert waiting[2] is not None
+    assert reasons.count("profiling did not end: profiling again, from the beginning") == 2
+    assert begun[2] - begun[1] > begun[1] - begun[0] + 10
+    assert run.job.is_given_up
+    assert run.history[-1][0] == pytest.approx(run.job.baseline.iteration_time_s, rel=1e-6)  # type: ignore[union-attr]
+
+
+class _Failing:
+    def next_plan(self, view: JobView) -> ClockPlan:
+        raise ValueError(f"no idea about {view.job_id}")
+
+
+def test_a_failing_policy_leaves_the_job_at_full_speed() -> None:
+    run = training(_Failing())
+
+    run.run(60)
+
+    assert run.job.phase is JobPhase.FALLBACK
+    assert "no idea about job-1" in run.job.phase_reason
+    assert not any(isinstance(c, SendPlan) for c in run.commands)
+
+
+class _Nonsense:
+    def next_plan(self, view: JobView) -> ClockPlan:
+        order = view.schedule.orders[0]
+        return ClockPlan("absurd", PlanPurpose.TUNED, (RankClocks(0, (99,) * len(order)),))
+
+
+@pytest.mark.fault(44)
+def test_a_clock_that_does_not_exist_never_reaches_a_gpu() -> None:
+    run = training(_Nonsense())
+
+    run.run(20)
+
+    assert not any(isinstance(c, SendPlan | LeaseGpus) for c in run.commands)
+    assert "99" in run.job.phase_reason
+
+
+def test_full_speed_never_touches_a_gpu() -> None:
+    run = training(FullSpeed())
+
+    run.run(25)
+
+    assert not any(isinstance(c, LeaseGpus) for c in run.commands)
+
+
+def test_leases_come_before_the_first_plan_that_sets_clocks() -> None:
+    run = training(BubbleAware())
+
+    run.run(20)
+
+    kinds = [type(c) for c in run.commands if isinstance(c, LeaseGpus | SendPlan)]
+    assert kinds[0] is LeaseGpus
+    assert kinds.count(LeaseGpus) == 1
+
+
+@pytest.mark.parametrize("event", [RankLost(2, "killed"), RankReleased(0)])
+def test_the_end_of_any_rank_gives_all_clocks_back(event: RankLost | RankReleased) -> None:
+    run = training(BubbleAware())
+    run.run(40)
+    run.commands.clear()
+
+    run.tell(event)
+
+    assert isinstance(run.commands[0], RestoreGpus)
+    assert isinstance(run.commands[-1], EndJob)
+    (restore,) = (c for c in run.commands if isinstance(c, RestoreGpus))
+    assert restore.gpu_uuids == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+
+
+@pytest.mark.fault(8)
+def test_lost_control_goes_back_to_full_speed_and_tries_again_later() -> None:
+    run = training(BubbleAware())
+    run.run(40)
+
+    run.tell(ControlLost("the GPU worker died"))
+    run.run(30)
+
+    assert run.job.phase is JobPhase.TUNED
+    assert sum(isinstance(c, LeaseGpus) for c in run.commands) == 2
+
+
+def test_a_changed_target_changes_the_plan() -> None:
+    run = training(BubbleAware())
+    run.run(45)
+    before, _ = tuned_medians(run)
+
+    run.tell(TargetChanged(PerformanceTarget(max_slowdown_ratio=0.10)))
+    run.run(40)
+
+    after, slowdown = tuned_medians(run)
+    assert after > before + 0.03
+    assert 0.05 < slowdown < 0.105

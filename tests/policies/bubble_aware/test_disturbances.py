@@ -1,0 +1,291 @@
+"""What happens to real jobs, in virtual time: each is inside its budget soon, near the optimum later, and says why.
+
+Inside its budget is every single iteration from the fifth after a disturbance on, whatever it is for.
+
+Times are held against the same training without any plan, energies against the plan that perfect knowledge of the
+disturbed pipeline would make, both run in the same virtual pipeline.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+
+import pytest
+
+from gpuenergyd.core.job.messages import Event, JobPhase, RankReported, RecordNotice, RecordPhase
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
+from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, least_energy_j, true_profile
+from tests.support.virtual_replicas import VirtualReplicas
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+FROM = 40
+"""When it happens: well after the first plan."""
+BUDGET_RATIO = 0.01
+ITERATIONS_TO_BUDGET = 5
+ITERATIONS_TO_OPTIMUM = 32
+OPTIMUM_RATIO = 0.01
+
+
+def training(policy: ClockPolicy, **others: object) -> VirtualTraining:
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, share in enumerate((1.0, 0.93, 1.10)):
+        work[rank, F] = A100Work(0.0120 * share, 0.0382 * share, 0.25)
+        work[rank, B] = A100Work(0.0270 * share, 0.0660 * share, 0.27)
+    schedule = one_forward_one_backward(3, 6)
+    return VirtualTraining(schedule, work, policy, rules=JobRules(proof_iterations=0), **others)  # type: ignore[arg-type]
+
+
+def said(run: VirtualTraining) -> list[str]:
+    """Return what the history was told of the job."""
+    return [c.reason for c in run.commands if isinstance(c, RecordPhase | RecordNotice)]
+
+
+def require_soon_inside_budget(run: VirtualTraining, untuned: VirtualTraining, *happened: int) -> None:
+    """From the first disturbance on all iterations are but for the first five after each, profiling or not."""
+    times_s = zip(run.history, untuned.history, strict=True)
+    slow = [
+        (k, plan, time_s / untuned_s)
+        for k, ((time_s, _, plan), (untuned_s, _, _)) in enumerate(times_s)
+        if k >= happened[0]
+        and not any(at <= k < at + ITERATIONS_TO_BUDGET for at in happened)
+        and time_s > (1 + BUDGET_RATIO) * untuned_s
+    ]
+    assert slow == []
+
+
+def require_near(run: VirtualTraining, energy_j: float, since: int) -> None:
+    settled = [used_j for _, used_j, _ in run.history[since + ITERATIONS_TO_OPTIMUM :]]
+    assert settled
+    assert median(settled) <= (1 + OPTIMUM_RATIO) * energy_j
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """A rank, or all of them, taking longer from one moment on, at once or within ten iterations."""
+
+    ratio: float
+    rank: int | None = None
+    is_gradual: bool = False
+
+    def of(self, rank: int, iteration: int) -> float:
+        """Return how much longer everything takes."""
+        share = min(max(iteration - FROM, 0) / 10, 1.0) if self.is_gradual else float(iteration >= FROM)
+        return 1.0 + (self.ratio - 1.0) * share * (self.rank in {None, rank})
+
+
+SLOWNESSES = {
+    "first stage 10 % slower": (Slowness(1.1, rank=0), "the job changed: B of rank 0 takes 1.100 times as long"),
+    "longest stage 10 % slower": (Slowness(1.1, rank=2), "the job changed: B of rank 2 takes 1.100 times as long"),
+    "one GPU throttles": (Slowness(1.12, rank=2, is_gradual=True), "the job changed: F of rank 2 takes 1.1"),
+    "larger batch": (Slowness(1.4), "the job changed: "),
+    "smaller batch": (Slowness(0.7), "the job changed: "),
+}
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize("what", SLOWNESSES)
+def test_a_change_of_speed_costs_five_iterations_at_most_and_is_planned_for_within_32(what: str) -> None:
+    slowness, reason = SLOWNESSES[what]
+    run, untuned = (training(policy, slowdown_of=slowness.of) for policy in (BubbleAware(), FullSpeed()))
+    for own in (run, untuned):
+        own.run(FROM + 10 * slowness.is_gradual + ITERATIONS_TO_OPTIMUM + 12)
+
+    require_soon_inside_budget(run, untuned, FROM)
+    require_near(run, least_energy_j(training, lambda rank: slowness.of(rank, 1000)), FROM + 10 * slowness.is_gradual)
+    assert run.job.phase is JobPhase.TUNED
+    assert any(line.startswith(reason) for line in said(run))
+    assert (run.job.last_notice or "").startswith("the job changed")
+
+
+@pytest.mark.fault(46)
+def test_a_hot_gpu_is_planned_for_at_the_clock_it_reaches_and_again_when_it_has_cooled_down() -> None:
+    cool_from = FROM + 50
+
+    def ceiling_mhz(rank: int, iteration: int) -> int:
+        is_hot = rank == 2 and FROM <= iteration < cool_from
+        return max(1260, 1410 - 15 * (iteration - FROM)) if is_hot else 1410
+
+    run, untuned = (training(policy, ceiling_of=ceiling_mhz) for policy in (BubbleAware(), FullSpeed()))
+    for own in (run, untuned):
+        own.run(cool_from)
+    hot_j = median(used_j for _, used_j, _ in run.history[FROM + 10 + ITERATIONS_TO_OPTIMUM :])
+    for own in (run, untuned):
+        own.run(ITERATIONS_TO_OPTIMUM + 8)
+
+    require_soon_inside_budget(run, untuned, FROM, cool_from)
+    best_j = least_energy_j(training, ceiling_mhz=lambda rank: ceiling_mhz(rank, cool_from - 1))
+    assert hot_j <= (1 + OPTIMUM_RATIO) * best_j
+    require_near(run, least_energy_j(training), cool_from)
+    changes = [line for line in said(run) if line.startswith("the job changed: ")]
+    assert [line.split(" takes ")[0] for line in changes] == ["the job changed: F of rank 2"] * 2
+
+
+@pytest.mark.fault(46)
+def test_a_stage_that_recovers_is_noticed_though_the_iteration_stays_as_long() -> None:
+    recovers_at = FROM + 26
+
+    def slowness(rank: int, iteration: int) -> float:
+        return 1.1 if rank == 2 and FROM <= iteration < recovers_at else 1.0
+
+    run, untuned = (training(policy, slowdown_of=slowness) for policy in (BubbleAware(), FullSpeed()))
+    for own in (run, untuned):
+        own.run(recovers_at + ITERATIONS_TO_OPTIMUM + 8)
+
+    require_soon_inside_budget(run, untuned, FROM, recovers_at)
+    require_near(run, least_energy_j(training), recovers_at)
+    assert any("of rank 2 takes 0.909 times as long as when the plan began" in line for line in said(run))
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize(("memory_ratio", "compute_ratio"), [(1.0, 1.4), (0.6, 1.0)])
+def test_a_batch_of_another_mix_shows_in_the_first_plan(memory_ratio: float, compute_ratio: float) -> None:
+    def with_new_batch(policy: ClockPolicy) -> VirtualTraining:
+        run = training(policy)
+        run.work = {
+            key: replace(
+                work,
+                memory_time_s=memory_ratio * work.memory_time_s,
+                compute_time_s=compute_ratio * work.compute_time_s,
+            )
+            for key, work in run.work.items()
+            if isinstance(work, A100Work)
+        }
+        return run
+
+    run, untuned = training(BubbleAware()), training(FullSpeed())
+    for own in (run, untuned):
+        own.run(FROM)
+        own.work = with_new_batch(FullSpeed()).work
+        own.run(ITERATIONS_TO_OPTIMUM + 8)
+
+    require_soon_inside_budget(run, untuned, FROM)
+    require_near(run, least_energy_j(with_new_batch), FROM)
+    assert not any((plan or "").startswith("profile") for _, _, plan in run.history[FROM:])
+
+
+@pytest.mark.fault(46)
+def test_a_straggler_is_planned_for_as_if_its_pace_had_been_known() -> None:
+    slowness = Slowness(1.2)
+
+    def replicas(policy: ClockPolicy) -> VirtualReplicas:
+        def slow(rank: int, iteration: int) -> float:
+            return slowness.of(rank, iteration) if iteration < FROM + 20 else 1.0
+
+        return VirtualReplicas((training(FullSpeed(), slowdown_of=slow), training(policy)))
+
+    ours = replicas(BubbleAware())
+    ours.run(FROM + 20 + ITERATIONS_TO_OPTIMUM + 4)
+    best_j, usual_j = [], []
+    for waiting_clock_mhz in WAITING_CLOCKS_MHZ:
+        best = replicas(Informed(true_profile(training(FullSpeed()), lambda _: 1.0, waiting_clock_mhz)))
+        best.run(FROM + 18)
+        best_j.append(best.replicas[1].history[-1][1])
+        usual_j.append(best.replicas[1].history[FROM - 1][1])
+
+    slow, fast = ours.replicas
+    untuned_s = [time_s for time_s, _, _ in slow.history]
+    usual_s, slow_s = untuned_s[FROM - 1], untuned_s[FROM]
+    owed_s = [slow_s if FROM <= k < FROM + 20 else usual_s for k in range(len(untuned_s))]
+    late = [k for k, time_s in enumerate(untuned_s) if k >= FROM and time_s > (1 + BUDGET_RATIO) * owed_s[k]]
+    assert not [k for k in late if not FROM + 20 <= k < FROM + 20 + 3]
+    assert fast.history[-1][1] <= (1 + OPTIMUM_RATIO) * min(usual_j)
+    assert fast.history[FROM + 19][1] <= (1 + OPTIMUM_RATIO) * min(best_j)
+    assert [change.reason.split(":")[0] for _, change in ours.changes] == ["straggler", "no straggler any more"]
+    assert "replica-0 takes" in (fast.job.last_notice or "")
+
+
+@pytest.mark.fault(46)
+def test_an_evaluation_every_fifty_iterations_is_left_alone() -> None:
+    run = training(BubbleAware())
+    usual_s = run.step_overhead_s
+    for _ in range(2 * 50 + 30):
+        run.step_overhead_s = usual_s + (2.5 if run.iteration_index % 50 == 49 else 0.0)
+        run.run(1)
+
+    assert run.job.num_faults == 0
+    assert run.job.baseline is not None
+    training_times_s = [time_s for k, (time_s, _, _) in enumerate(run.history) if k % 50 != 49 and k > FROM]
+    assert max(training_times_s) <= (1 + BUDGET_RATIO) * run.job.baseline.iteration_time_s
+    require_near(run, least_energy_j(training), FROM)
+    assert {o.is_regular for o in run.job.observations if o.iteration_index % 50 == 49} == {False}
+    assert [line for line in said(run) if "(evaluation" in line] == [
+        f"2.5 s passed between iterations {k} and {k + 1} (evaluation, checkpoint, waiting for others): left alone"
+        for k in (49, 99)
+    ]
+    assert "left alone" in (run.job.last_notice or "")
+
+
+class _Liar:
+    """Plans well, but its first plans are much slower than it says."""
+
+    def __init__(self, num_lies: int) -> None:
+        self._honest = BubbleAware()
+        self._num_lies = num_lies
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return a lie, as long as there are some left to tell."""
+        if self._num_lies and all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans[-1:]):
+            plan = self._honest.next_plan(view)
+            if plan.purpose is not PlanPurpose.TUNED:
+                return plan
+            self._num_lies -= 1
+            clock = view.gpus[0].supported_sm_clocks_mhz[20]
+            lies = (
+                RankClocks(r, (clock,) * len(order), constant_clock_changes(order, clock))
+                for r, order in enumerate(view.schedule.orders)
+            )
+            return replace(plan, ranks=tuple(lies))
+        return self._honest.next_plan(view)
+
+
+@pytest.mark.fault(45)
+def test_a_policy_that_lies_is_slow_for_five_iterations_and_gets_another_chance() -> None:
+    run, untuned = training(_Liar(1)), training(FullSpeed())
+    for own in (run, untuned):
+        own.run(70)
+
+    lies_from = next(k for k, (_, _, plan) in enumerate(run.history) if plan == "tuned-1")
+    require_soon_inside_budget(run, untuned, lies_from)
+    require_near(run, least_energy_j(training), lies_from)
+    assert any(line.startswith("plan 'tuned-1' takes") and "are allowed" in line for line in said(run))
+    assert "are allowed" in (run.job.last_notice or "")
+
+
+def report_in_changing_orders(run: VirtualTraining, since: int) -> None:
+    """Let every rank run two neighbours of its order the other way round, others in each iteration."""
+    usual: Callable[[Event], None] = run.tell
+    dice = random.Random(3)
+
+    def tell(event: Event) -> None:
+        if isinstance(event, RankReported) and event.report.iteration_index >= since:
+            rows = list(event.report.instructions)
+            k = dice.randrange(len(rows) - 1)
+            one, other = rows[k], rows[k + 1]
+            rows[k] = replace(one, instruction=other.instruction)
+            rows[k + 1] = replace(other, instruction=one.instruction)
+            event = RankReported(replace(event.report, instructions=tuple(rows)))
+        usual(event)
+
+    run.tell = tell  # type: ignore[method-assign]  # the shell between a training and its job
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize("since", [0, FROM])
+def test_a_job_that_never_repeats_an_order_runs_at_full_speed(since: int) -> None:
+    run, untuned = training(BubbleAware()), training(FullSpeed())
+    report_in_changing_orders(run, since)
+    for own in (run, untuned):
+        own.run(since + ITERATIONS_TO_OPTIMUM + 8)
+
+    require_soon_inside_budget(run, untuned, since)
+    require_near(run, untuned.history[-1][1], since)
+    assert run.job.phase in {JobPhase.WARMUP, JobPhase.FALLBACK}
+    assert "in another order, than were registered" in (run.job.last_notice or "")
+    assert run.job.last_notice in said(run)

@@ -1,0 +1,119 @@
+"""What a rank does after its last instruction is its own: a plan does not let it end last if it has more to do."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.model import observed_pipeline
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.virtual_training import A100Work, VirtualTraining
+
+F, I, W = InstructionKind.F, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own name
+NUM_MICROBATCHES = 4
+SCHEDULE = Schedule(
+    "split",
+    NUM_MICROBATCHES,
+    tuple(tuple(Instruction(r, kind, m) for kind in (F, I, W) for m in range(NUM_MICROBATCHES)) for r in range(2)),
+)
+"""All forwards, all input gradients, all weight gradients: each rank ends when it likes."""
+
+
+def training(after_last_s: tuple[float, float]) -> VirtualTraining:
+    """Rank 1 has three times the weight gradients of rank 0 and ends last at full speed."""
+    work = {
+        (rank, kind): A100Work(0.02 * scale, 0.06 * scale, 0.25)
+        for rank in range(2)
+        for kind, scale in ((F, 1.0), (I, 1.0), (W, 3.0 if rank else 1.0))
+    }
+    return VirtualTraining(
+        SCHEDULE,
+        work,
+        BubbleAware(),
+        after_last_s=after_last_s,
+        noise_ratio=0.001,
+        energy_noise_ratio=0.005,
+        seed=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("after_last_s", "needed_saving"), [((0.15, 0.0), 0.06), ((0.5, 0.0), None), ((0.0, 0.3), 0.06)]
+)
+def test_no_iteration_gets_longer_by_what_a_rank_does_after_its_last_instruction(
+    after_last_s: tuple[float, float], needed_saving: float | None
+) -> None:
+    """With 0.15 s left to do rank 0 has slack still; with half a second it sets the pace, and nothing is to be had."""
+    run = training(after_last_s)
+    run.run(36)
+
+    baseline, plan_id = run.job.baseline, run.job.current_plan.plan_id
+    assert run.job.phase is JobPhase.TUNED
+    assert baseline is not None
+    assert baseline.energy_j is not None
+    tuned = [(time_s, energy_j) for time_s, energy_j, own_id in run.history if own_id == plan_id][2:]
+    assert len(tuned) > 5
+    assert median(time_s for time_s, _ in tuned) < 1.005 * baseline.iteration_time_s
+    if needed_saving is not None:
+        assert 1 - median(energy_j for _, energy_j in tuned) / baseline.energy_j > needed_saving
+
+
+@pytest.fixture(scope="module")
+def view() -> JobView:
+    """Return what a policy knows after a dozen iterations: 0.15 s on rank 0, after 0.64 s of work there."""
+    run = training((0.15, 0.0))
+    run.run(16)
+    found = run.job.view()
+    assert found is not None
+    return found
+
+
+def profile() -> PipelineProfile:
+    def one(time_s: float) -> InstructionProfile:
+        return InstructionProfile((ClockOption(1410, time_s, 10.0),))
+
+    return PipelineProfile(
+        {InstructionClass(r, kind): one(0.24 if (r, kind) == (1, W) else 0.08) for r in range(2) for kind in (F, I, W)},
+        80.0,
+    )
+
+
+def tails_s(view: JobView) -> list[float]:
+    graph = observed_pipeline(view, profile()).graph
+    return [graph.tails_s[2 * 6 - 1], graph.tails_s[-1]]
+
+
+def test_a_rank_keeps_the_time_for_what_it_does_when_others_end_later_at_full_speed(view: JobView) -> None:
+    observed = observed_pipeline(view, profile())
+
+    # rank 1: 0.08 + 0.001 s of waiting and 1.6 s of work; iterations of 1.6 s, as it begins again at once
+    assert observed.bias_s == pytest.approx(view.baseline.iteration_time_s - 1.681, abs=1e-6)
+    assert tails_s(view) == [pytest.approx(0.15 - observed.bias_s, abs=0.002), 0.0]
+
+
+def test_a_tail_never_makes_full_speed_late(view: JobView) -> None:
+    """Rank 0 ends 0.559 s before rank 1 at full speed; who had more to do than that would be last already."""
+    longer = replace(view, observations=tuple(replace(o, turnarounds_s=(5.0, 5.0)) for o in view.observations))
+
+    assert tails_s(longer) == [pytest.approx(0.559, abs=0.002), 0.0]
+
+
+def test_the_least_of_many_turnarounds_counts_and_those_at_anothers_pace_do_not(view: JobView) -> None:
+    *others, first = view.observations
+    assert len(others) > 10
+    waiting = [replace(o, turnarounds_s=(0.4, 0.0)) for o in others]
+    once = (replace(first, turnarounds_s=(0.1, 0.0)), replace(first, turnarounds_s=(0.1, 0.0)), *waiting)
+    imposed = (replace(first, turnarounds_s=(0.01, 0.0), is_imposed=True), *once)
+
+    bias_s = observed_pipeline(view, profile()).bias_s
+    assert tails_s(replace(view, observations=imposed))[0] == pytest.approx(0.1 - bias_s, abs=0.001)
+
+
+def test_where_nothing_was_seen_there_is_no_tail(view: JobView) -> None:
+    blind = replace(view, observations=tuple(replace(o, turnarounds_s=(), lead_s=None) for o in view.observations))
+
+    assert tails_s(blind) == [0.0, 0.0]

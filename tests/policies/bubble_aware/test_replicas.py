@@ -1,0 +1,123 @@
+"""Replicas of one training in virtual time: the others follow a straggler's pace, and leave it at once."""
+
+import pytest
+
+from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.policy_api.policy import ClockPolicy
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
+from tests.support.virtual_replicas import ReplicasOnHosts, VirtualReplicas
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+SLOW_FROM, SLOW_UNTIL = 32, 52
+
+
+def replica(policy: ClockPolicy, *, slow_ratio: float = 1.0, scale: float = 1.0, **others: object) -> VirtualTraining:
+    """Return a pipeline that takes `slow_ratio` times as long for twenty iterations."""
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, share in enumerate((1.0, 0.93, 1.10)):
+        work[rank, F] = A100Work(0.0120 * share * scale, 0.0382 * share * scale, 0.25)
+        work[rank, B] = A100Work(0.0270 * share * scale, 0.0660 * share * scale, 0.27)
+    return VirtualTraining(
+        one_forward_one_backward(3, 6),
+        work,
+        policy,
+        slowdown_of=lambda _, iteration: slow_ratio if SLOW_FROM <= iteration < SLOW_UNTIL else 1.0,
+        rules=JobRules(proof_iterations=0),
+        **others,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
+@pytest.mark.parametrize("waits_in", ["last instruction", "time after it"])
+def test_a_straggler_is_followed_within_five_iterations_and_left_within_three(
+    together: type[VirtualReplicas], waits_in: str
+) -> None:
+    waits = {"waits_in_last_instruction": waits_in == "last instruction"}
+    slow, fast = replica(FullSpeed(), slow_ratio=1.2, **waits), replica(BubbleAware(), **waits)
+    training = together((slow, fast))
+
+    training.run(SLOW_UNTIL + 10)
+
+    plans = [plan_id for _, _, plan_id in fast.history]
+    usual_plan, slow_plan = plans[SLOW_FROM - 1], plans[SLOW_UNTIL - 1]
+    usual_s, slow_s = (slow.history[k][0] for k in (SLOW_FROM - 1, SLOW_UNTIL - 1))
+    assert slow_s == pytest.approx(1.2 * usual_s, rel=0.01)
+    assert slow_plan != usual_plan
+    assert set(plans[SLOW_FROM + 5 : SLOW_UNTIL]) == {slow_plan}
+    assert set(plans[SLOW_UNTIL + 3 :]) == {usual_plan}
+    # Nobody waits for the replica that has slowed down.
+    assert max(time_s for time_s, _, _ in fast.history[SLOW_FROM:SLOW_UNTIL]) <= 1.005 * slow_s
+    assert max(time_s for time_s, _, _ in fast.history[SLOW_UNTIL + 3 :]) <= 1.005 * usual_s
+    assert fast.job.num_faults == 0
+    waiting_j, following_j = (fast.history[k][1] for k in (SLOW_FROM + 1, SLOW_UNTIL - 1))
+    assert following_j < 0.85 * waiting_j
+
+
+def test_the_reason_for_following_a_straggler_is_said() -> None:
+    slow, fast = replica(FullSpeed(), slow_ratio=1.2), replica(FullSpeed())
+    training = VirtualReplicas((slow, fast))
+
+    training.run(SLOW_FROM + 6)
+    while_slow = fast.job.last_notice or ""
+    training.run(SLOW_UNTIL - SLOW_FROM)
+
+    assert "straggler: replica-0 takes" in while_slow
+    assert "no straggler any more: replica-0 takes" in (fast.job.last_notice or "")
+    assert [change.job_id for _, change in training.changes] == ["replica-1", "replica-1"]
+
+
+@pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
+def test_a_replica_that_a_plan_has_slowed_down_holds_up_nobody(together: type[VirtualReplicas]) -> None:
+    permitted, other = replica(BubbleAware(), max_slowdown_ratio=0.1), replica(FullSpeed())
+    training = together((permitted, other))
+
+    training.run(40)
+
+    assert permitted.history[-1][0] > 1.05 * permitted.job.baseline.iteration_time_s  # type: ignore[union-attr]
+    assert training.changes == []
+    assert other.job.target.straggler_time_s is None
+    assert other.pace.own_time_s == pytest.approx(permitted.pace.own_time_s, rel=0.005)
+
+
+def test_replicas_under_noise_impose_nothing_on_each_other() -> None:
+    training = VirtualReplicas(tuple(replica(FullSpeed(), noise_ratio=0.01, seed=seed) for seed in (1, 2, 3)))
+
+    training.run(80)
+
+    assert training.changes == []
+
+
+@pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
+def test_a_replica_that_is_slower_from_the_start_is_followed_and_its_wait_is_no_part_of_the_baseline(
+    together: type[VirtualReplicas],
+) -> None:
+    slow, fast = replica(FullSpeed(), scale=1.15), replica(FullSpeed())
+    training = together((slow, fast))
+
+    training.run(30)
+
+    assert fast.job.baseline is not None
+    assert slow.job.baseline is not None
+    ratio = slow.job.baseline.iteration_time_s / fast.job.baseline.iteration_time_s
+    assert ratio == pytest.approx(1.15, abs=0.01)
+    assert fast.job.target.straggler_time_s == pytest.approx(slow.job.baseline.iteration_time_s, rel=0.01)
+
+
+def test_what_a_straggler_imposes_is_no_fault_of_the_plan_and_no_part_of_what_it_saves() -> None:
+    slow, fast = replica(FullSpeed(), slow_ratio=1.5), replica(BubbleAware())
+    training = VirtualReplicas((slow, fast))
+
+    training.run(SLOW_UNTIL + 8)
+
+    saving = fast.job.saving()
+    assert fast.job.phase is JobPhase.TUNED
+    assert fast.job.num_faults == 0
+    assert saving is not None
+    assert saving.slowdown_ratio.high < 0.01
+    assert PROOF_PLAN_ID not in {plan_id for _, _, plan_id in fast.history}

@@ -1,0 +1,133 @@
+"""Proof blocks and late clocks, in virtual time: what is saved is measured, and late clocks cost no time."""
+
+from statistics import median
+
+import pytest
+
+from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+
+
+def training(**overrides: object) -> VirtualTraining:
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, scale in enumerate((1.0, 0.93, 1.0, 1.10)):
+        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
+        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    return VirtualTraining(one_forward_one_backward(4, 8), work, BubbleAware(), **overrides)  # type: ignore[arg-type]
+
+
+def test_a_short_full_speed_block_proves_the_saving() -> None:
+    run = training(noise_ratio=0.003, energy_noise_ratio=0.02, seed=5)
+    run.run(80)
+
+    blocks = [plan for _, _, plan in run.history if plan == PROOF_PLAN_ID]
+    saving = run.job.saving()
+    assert len(blocks) == 4
+    assert saving is not None
+    assert saving.saving_ratio is not None
+    assert 0.10 < saving.saving_ratio.low < saving.saving_ratio.estimate < saving.saving_ratio.high < 0.19
+    assert saving.slowdown_ratio.high < 0.01
+
+
+def test_full_speed_blocks_stay_within_their_budget() -> None:
+    run = training(rules=JobRules(proof_budget_ratio=0.02))
+    run.run(420)
+
+    blocks = sum(plan == PROOF_PLAN_ID for _, _, plan in run.history)
+    assert 4 < blocks <= 0.02 * 420 + 4
+
+
+def test_full_speed_blocks_can_be_off() -> None:
+    run = training(rules=JobRules(proof_iterations=0))
+    run.run(60)
+
+    assert PROOF_PLAN_ID not in {plan for _, _, plan in run.history}
+
+
+SHORT_INSTRUCTIONS_S = {F: (0.032, 0.24, 0.25), B: (0.072, 0.29, 0.27)}
+"""Time at the maximum clock, share of it that memory takes, watts per MHz."""
+
+
+def short_training(num_ranks: int, num_microbatches: int, **overrides: object) -> VirtualTraining:
+    """A pipeline of instructions of 32 to 79 ms."""
+    work: dict[tuple[int, InstructionKind], Work] = {
+        (rank, kind): A100Work(time_s * scale * memory, time_s * scale * (1 - memory), w_per_mhz)
+        for rank, scale in enumerate([1.0, 1.03, 1.0, 1.1][:num_ranks] * (num_ranks // 4))
+        for kind, (time_s, memory, w_per_mhz) in SHORT_INSTRUCTIONS_S.items()
+    }
+    schedule = one_forward_one_backward(num_ranks, num_microbatches)
+    return VirtualTraining(schedule, work, BubbleAware(), **overrides)  # type: ignore[arg-type]
+
+
+def saving_and_slowdown(run: VirtualTraining) -> tuple[float, float]:
+    """Return what the plan in force is measured to do against the baseline."""
+    assert run.job.baseline is not None
+    assert run.job.baseline.energy_j is not None
+    rows = [(t, e) for t, e, plan in run.history if plan == run.job.current_plan.plan_id][1:]
+    saving = 1 - median(e for _, e in rows) / run.job.baseline.energy_j
+    return saving, median(t for t, _ in rows) / run.job.baseline.iteration_time_s - 1
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(4, 8), (8, 16)])
+def test_clocks_25_ms_late_on_instructions_of_30_to_80_ms_cost_no_time_and_a_quarter_of_the_saving_at_most(
+    num_ranks: int, num_microbatches: int
+) -> None:
+    late = short_training(num_ranks, num_microbatches, switch_latency_s=0.025, assumed_latency_s=0.05)
+    late.run(48)
+    ideal = short_training(num_ranks, num_microbatches, switch_latency_s=0.0)
+    ideal.run(48)
+
+    saving, slowdown = saving_and_slowdown(late)
+    ideal_saving, _ = saving_and_slowdown(ideal)
+    assert slowdown < 0.0005
+    assert saving >= 0.75 * ideal_saving > 0.05
+    learned = late.calibrations[0].latency
+    assert learned.raise_s == pytest.approx(0.025, abs=0.001)
+    assert late.job.num_faults == 0
+
+
+def test_uneven_late_clocks_under_noise_cost_no_time_that_chance_does_not_explain() -> None:
+    run = short_training(
+        4, 8, switch_latency_s=0.025, assumed_latency_s=0.01, latency_spread_ratio=0.3, noise_ratio=0.003, seed=2
+    )
+    run.run(90)
+
+    saving = run.job.saving()
+    assert saving is not None
+    assert saving.saving_ratio is not None
+    assert saving.slowdown_ratio.low < 0.001
+    assert saving.slowdown_ratio.high < 0.005
+    assert saving.saving_ratio.low > 0.05
+
+
+def test_quick_reductions_save_what_slow_raises_leave() -> None:
+    slow = short_training(4, 8, switch_latency_s=0.025, assumed_latency_s=0.025)
+    slow.run(40)
+    quick = short_training(4, 8, switch_latency_s=0.025, lower_latency_s=0.004, assumed_latency_s=0.025)
+    quick.run(40)
+
+    learned = quick.calibrations[0].latency
+    assert learned.lower_s == pytest.approx(0.004, abs=0.001)
+    assert learned.raise_s == pytest.approx(0.025, abs=0.001)
+    assert saving_and_slowdown(quick)[0] > 1.05 * saving_and_slowdown(slow)[0]
+    assert saving_and_slowdown(quick)[1] < 0.0005
+
+
+def test_clock_changes_that_become_slower_are_noticed_and_led_by_more() -> None:
+    run = short_training(4, 8, switch_latency_s=0.006, assumed_latency_s=0.006)
+    run.run(50)
+    run.switch_latency_s = 0.03
+    run.run(80)
+
+    assert any("clock changes take" in plan.reason for plan in run.job.issued_plans)
+    assert run.calibrations[0].latency.raise_s == pytest.approx(0.03, abs=0.001)
+    assert run.job.phase is JobPhase.TUNED
+    saving, slowdown = saving_and_slowdown(run)
+    assert slowdown < 0.003
+    assert saving > 0.05

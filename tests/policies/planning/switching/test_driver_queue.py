@@ -1,0 +1,33 @@
+"""In which order a driver that does one thing at a time changes clocks, and how long each change waits."""
+
+import pytest
+
+from gpuenergyd_policies.planning.switching.driver_queue import DriverCall, driver_waits_s
+
+
+def lower(due_s: float, call_s: float = 4.0, gpu: int = 0) -> DriverCall:
+    return DriverCall(due_s, call_s, gpu, is_raise=False)
+
+
+def rise(due_s: float, call_s: float = 4.0, gpu: int = 0) -> DriverCall:
+    return DriverCall(due_s, call_s, gpu, is_raise=True)
+
+
+@pytest.mark.parametrize(
+    ("calls", "waits_s"),
+    [
+        ([], []),
+        ([lower(3.0)], [0.0]),
+        ([lower(0.0), lower(4.0)], [0.0, 0.0]),
+        ([lower(0.0), lower(3.0), lower(5.0)], [0.0, 1.0, 3.0]),
+        ([lower(5.0), lower(0.0), lower(3.0)], [3.0, 0.0, 1.0]),
+        ([lower(0.0), lower(1.0), rise(2.0)], [0.0, 7.0, 2.0]),  # a raise goes before what has waited longer
+        ([lower(0.0), rise(3.0), rise(1.0)], [0.0, 5.0, 3.0]),  # and of two the one that was due first
+        ([lower(0.0), lower(1.0), rise(4.0)], [0.0, 7.0, 0.0]),  # due just when the driver is free
+        ([lower(0.0), lower(1.0), rise(4.1)], [0.0, 3.0, 3.9]),  # due just after it took another
+        ([rise(1.0), rise(1.0)], [0.0, 4.0]),
+        ([lower(0.0, 1.0), lower(10.0, 1.0), lower(10.5, 1.0)], [0.0, 0.0, 0.5]),  # idle in between
+    ],
+)
+def test_raises_go_first_then_what_has_been_due_longest(calls: list[DriverCall], waits_s: list[float]) -> None:
+    assert driver_waits_s(calls) == pytest.approx(waits_s)

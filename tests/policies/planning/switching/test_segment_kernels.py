@@ -1,0 +1,307 @@
+"""What carrying out segments takes and costs, event by event, and annealing that finds the best of all small cases."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations_with_replacement, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd_policies.planning.compiled import floats, ints
+from gpuenergyd_policies.planning.switching import segments
+from gpuenergyd_policies.planning.switching.segments import _Search
+from tests.policies.planning.pipelines import B, F, Pipeline
+from tests.policies.planning.profiles import forward_backward_profile
+
+BLOCKING_W = 10.0
+
+
+@st.composite
+def _small_pipelines(draw: st.DrawFn) -> Pipeline:
+    """Return 1F1B of one to three ranks with three clocks; a lower clock need not be slower."""
+    num_ranks = draw(st.integers(1, 3))
+    classes = {}
+    for rank in range(num_ranks):
+        for kind in (F, B):
+            times_s = [draw(st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.5])) for _ in range(3)]
+            classes[InstructionClass(rank, kind)] = instruction_profile(
+                [ClockOption(mhz, t, t * w) for mhz, t, w in zip((900, 700, 500), times_s, (90, 60, 40), strict=True)],
+                where="small",
+            )
+    schedule = one_forward_one_backward(num_ranks, draw(st.integers(1, 4)))
+    graph = dependency_graph(schedule, communication_latency_s=draw(st.sampled_from([0.0, 0.25])))
+    tails_s = [draw(st.sampled_from([0.0, 0.0, 0.5])) for _ in range(num_ranks)]
+    return graph.with_tails(tails_s), PipelineProfile(classes, BLOCKING_W)
+
+
+def _slowly_run(pipeline: Pipeline, clocks_mhz: Sequence[int], lower_s: float) -> tuple[list[float], float, float]:
+    """Return when each instruction ends and the sums of energies and times; reductions come late, raises in time."""
+    graph, profile = pipeline
+    finish_s = [0.0] * len(graph.instructions)
+    energy_j = time_s = 0.0
+    active: dict[int, int] = {}
+    for v, instruction in enumerate(graph.instructions):
+        active[instruction.pp_rank] = clocks_mhz[v]  # the last of each rank, which the iteration before left
+    coming: dict[int, list[tuple[float, int]]] = {rank: [] for rank in active}
+    for v in graph.topological_order:
+        rank = graph.instructions[v].pp_rank
+        table = profile[graph.instructions[v].instruction_class]
+        begin_s = now_s = max((finish_s[u] + gap for u, gap in graph.predecessors[v]), default=0.0)
+        while coming[rank] and coming[rank][0][0] <= now_s:
+            active[rank] = coming[rank].pop(0)[1]
+        wanted = clocks_mhz[v]
+        if wanted >= active[rank]:
+            active[rank] = wanted
+            coming[rank] = []
+        else:
+            kept = [(at, mhz) for at, mhz in coming[rank] if mhz >= wanted]
+            lower = [(at, mhz) for at, mhz in coming[rank] if mhz < wanted]
+            if lower:  # what was to come lower comes as high as is wanted now
+                kept.append((lower[0][0], wanted))
+            elif not kept or kept[-1][1] != wanted:
+                kept.append((begin_s + lower_s, wanted))
+            coming[rank] = kept
+        left = 1.0
+        while left > 0.0:
+            option = table.interpolated(active[rank])
+            until_s = coming[rank][0][0] if coming[rank] else math.inf
+            if now_s + left * option.time_s <= until_s:
+                now_s += left * option.time_s
+                energy_j += left * option.energy_j
+                break
+            done = (until_s - now_s) / option.time_s
+            energy_j += done * option.energy_j
+            left -= done
+            now_s, active[rank] = coming[rank].pop(0)
+        finish_s[v] = now_s
+        time_s += now_s - begin_s
+    return finish_s, energy_j, time_s
+
+
+def _run(search: _Search, clocks: Sequence[int]) -> tuple[list[float], tuple[float, float, float]]:
+    """Run the kernel on clocks by their number, node by node."""
+    n, num_ranks = len(clocks), len(search._grids)
+    finish = floats([0.0] * n)
+    found = segments._run(
+        search._order, search._pred, search._pred_node, search._pred_latency, search._tails_s, search._rank,
+        search._table, search._times, search._energies, search._first, num_ranks, ints(clocks), search._lower_s, finish,
+        ints([7] * num_ranks), ints([7] * num_ranks), floats([7.0] * 8 * num_ranks), ints([7] * 8 * num_ranks),
+    )  # fmt: skip
+    return list(finish), found
+
+
+@settings(max_examples=50, deadline=None)
+@given(pipeline=_small_pipelines(), lower_s=st.sampled_from([0.0, 0.25, 1.0, 4.0]), data=st.data())
+def test_a_reduction_comes_late_and_a_raise_in_time(pipeline: Pipeline, lower_s: float, data: st.DataObject) -> None:
+    graph = pipeline[0]
+    clocks = [data.draw(st.integers(0, 2)) for _ in graph.instructions]
+    search = _Search(*pipeline, latency=lower_s)
+
+    finish_s, (makespan_s, energy_j, time_s) = _run(search, clocks)
+
+    known_s, known_j, spent_s = _slowly_run(pipeline, [(500, 700, 900)[k] for k in clocks], lower_s)
+    assert finish_s == pytest.approx(known_s, rel=1e-12)
+    is_over_s = max(end_s + tail_s for end_s, tail_s in zip(known_s, graph.tails_s, strict=True))
+    assert (makespan_s, energy_j, time_s) == pytest.approx((is_over_s, known_j, spent_s), rel=1e-12)
+
+
+def _many_clocks(num: int) -> Pipeline:
+    """Return one rank whose microbatches could each run at another of many clocks."""
+    table = InstructionProfile(tuple(ClockOption(100 * k, 1.0, 10.0 * k) for k in range(num, 0, -1)))
+    profile = PipelineProfile({InstructionClass(0, kind): table for kind in (F, B)}, BLOCKING_W)
+    return dependency_graph(one_forward_one_backward(1, num // 2)), profile
+
+
+def test_of_more_reductions_under_way_than_are_kept_the_last_makes_way() -> None:
+    """Twelve ever lower clocks, each due twenty seconds late: eight are remembered, the last of them the lowest."""
+    pipeline = _many_clocks(12)
+    search = _Search(*pipeline, latency=20.0)
+
+    finish_s, (_, energy_j, _) = _run(search, [11, *range(10, 0, -1), 11])
+
+    assert finish_s == [float(k + 1) for k in range(12)]
+    assert energy_j == pytest.approx(12 * 120.0)  # none has come by then
+
+
+def test_reductions_that_have_come_one_after_the_other_are_all_in_force() -> None:
+    pipeline = _many_clocks(8)
+    search = _Search(*pipeline, latency=1.5)
+
+    _, (_, energy_j, _) = _run(search, [7, 6, 5, 4, 3, 2, 1, 7])
+
+    # each comes one and a half seconds after its begin: in the middle of the instruction behind
+    watts = [8.0, 8.0, (8 + 7) / 2, (7 + 6) / 2, (6 + 5) / 2, (5 + 4) / 2, (4 + 3) / 2, 8.0]
+    assert energy_j == pytest.approx(10 * sum(watts))
+
+
+def _all_segments(n: int, num_clocks: int, max_segments: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Give every way to cut one rank's instructions into segments, and to choose their clocks."""
+    for cuts in combinations_with_replacement(range(n + 1), max_segments - 1):
+        for clocks in product(range(num_clocks), repeat=max_segments):
+            yield [0, *cuts, n], list(clocks)
+
+
+def _node_clocks(bounds: Sequence[int], clocks: Sequence[int]) -> list[int]:
+    return [clock for k, clock in enumerate(clocks) for _ in range(bounds[k], bounds[k + 1])]
+
+
+@pytest.mark.parametrize("lower_s", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("slowdown", [0.0, 0.1, 0.4, 2.0])
+@pytest.mark.parametrize("waiting_power_w", [0.0, BLOCKING_W, 45.0])
+def test_annealing_finds_the_cheapest_segments_that_keep_the_deadline(
+    lower_s: float, slowdown: float, waiting_power_w: float
+) -> None:
+    classes = {
+        InstructionClass(0, kind): instruction_profile(
+            [ClockOption(mhz, work * t, work * j) for mhz, t, j in ((900, 1.0, 90), (700, 1.2, 75), (500, 1.6, 70))],
+            where="hand",
+        )
+        for kind, work in ((F, 1.0), (B, 2.0))
+    }
+    pipeline = dependency_graph(one_forward_one_backward(1, 2)), PipelineProfile(classes, BLOCKING_W)
+    search = _Search(*pipeline, latency=lower_s)
+    deadline_s = 6.0 * (1 + slowdown)
+    costs_j = {}
+    for bounds, clocks in _all_segments(4, 3, 2):
+        _, (makespan_s, energy_j, time_s) = _run(search, _node_clocks(bounds, clocks))
+        if makespan_s <= deadline_s:
+            costs_j[tuple(bounds), tuple(clocks)] = energy_j - BLOCKING_W * time_s + waiting_power_w * makespan_s
+
+    bounds, clocks = [0, 2, 4], [2, 2]
+    is_found = search.anneal(
+        bounds,
+        clocks,
+        max_segments=2,
+        deadline_s=deadline_s,
+        waiting_power_w=waiting_power_w,
+        overtime_price_w=100.0,
+        temperature_j=60.0,
+        seed=3,
+        steps=1500,
+    )
+
+    assert is_found
+    assert costs_j[tuple(bounds), tuple(clocks)] == pytest.approx(min(costs_j.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("seed", "bounds", "clocks"),
+    [
+        (1, [0, 0, 6, 6, 0, 1, 4, 6], [7, 5, 7, 7, 5, 7]),
+        (2, [0, 1, 6, 6, 0, 1, 2, 6], [4, 4, 7, 7, 7, 6]),
+        (3, [0, 4, 4, 6, 0, 2, 2, 6], [5, 2, 3, 7, 0, 6]),
+        (4, [0, 2, 3, 6, 0, 0, 4, 6], [3, 5, 4, 4, 6, 7]),
+    ],
+)
+def test_annealing_ends_where_it_ended_before(seed: int, bounds: list[int], clocks: list[int]) -> None:
+    """Too few steps to find the best: where they end tells every one of them. New moves bring new figures here."""
+    pipeline = dependency_graph(one_forward_one_backward(2, 3)), forward_backward_profile([1.0, 1.1])
+    search = _Search(*pipeline, latency=0.1)
+    deadline_s = 1.08 * search.full_speed_plan(3).simulated.iteration_time_s
+
+    found_bounds, found_clocks = [0, 2, 4, 6] * 2, [7] * 6
+    is_found = search.anneal(
+        found_bounds, found_clocks, max_segments=3, deadline_s=deadline_s, waiting_power_w=160.0,
+        overtime_price_w=400.0, temperature_j=20.0, seed=seed, steps=300,
+    )  # fmt: skip
+
+    assert is_found
+    assert ([int(b) for b in found_bounds], [int(c) for c in found_clocks]) == (bounds, clocks)
+
+
+def test_a_deadline_that_no_segments_keep_is_told_and_leaves_the_start() -> None:
+    pipeline = _many_clocks(4)
+    search = _Search(*pipeline, latency=0.0)
+    bounds, clocks = [0, 1, 4], [3, 2]
+
+    is_found = search.anneal(
+        bounds, clocks, max_segments=2, deadline_s=3.9, waiting_power_w=0.0, overtime_price_w=1.0,
+        temperature_j=1.0, seed=1, steps=50,
+    )  # fmt: skip
+
+    assert not is_found
+    assert (bounds, clocks) == ([0, 1, 4], [3, 2])
+
+
+def test_without_any_step_the_start_itself_is_judged() -> None:
+    pipeline = _many_clocks(4)
+    search = _Search(*pipeline, latency=0.0)
+    told = []
+    for deadline_s in (4.0, 3.99):
+        bounds, clocks = [0, 1, 4], [3, 2]
+        told.append(
+            search.anneal(
+                bounds, clocks, max_segments=2, deadline_s=deadline_s, waiting_power_w=0.0, overtime_price_w=1.0,
+                temperature_j=1.0, seed=1, steps=1,
+            )
+        )  # fmt: skip
+
+    assert told == [True, False]
+
+
+def test_clocks_that_some_class_of_a_rank_lacks_are_left_out_unless_none_is_left() -> None:
+    def table(*clocks_mhz: int) -> InstructionProfile:
+        return InstructionProfile(tuple(ClockOption(mhz, 1000.0 / mhz, 1.0) for mhz in clocks_mhz))
+
+    forward, backward = InstructionClass(0, F), InstructionClass(0, B)
+    common = PipelineProfile({forward: table(900, 700, 500), backward: table(900, 500, 300)}, 0.0)
+    apart = PipelineProfile({forward: table(900), backward: table(800, 300)}, 0.0)
+
+    assert segments._rank_clocks([forward, backward], common) == [500, 900]
+    assert segments._rank_clocks([forward, backward], apart) == [300, 800, 900]
+    assert segments._rank_clocks([], apart) == []
+
+
+def test_the_start_weighs_energy_beyond_waiting_against_the_price_of_time() -> None:
+    """A second more saves 60 J and 10 W of waiting: the lower clock pays at a price of 69 W, and not at 71."""
+    options = (ClockOption(900, 1.0, 200.0), ClockOption(500, 2.0, 140.0))
+    profile = PipelineProfile({InstructionClass(0, kind): InstructionProfile(options) for kind in (F, B)}, BLOCKING_W)
+    graph = dependency_graph(one_forward_one_backward(1, 2))
+    search = _Search(graph, profile, latency=0.0)
+
+    assert search.start([69.0, 69.0, 71.0, 71.0], 2) == ([0, 2, 4], [0, 1])
+    assert search.start([71.0, 71.0, 69.0, 69.0], 2) == ([0, 2, 4], [1, 0])
+    assert search.full_speed_j == pytest.approx(4 * 200.0)
+
+
+def test_the_start_takes_each_instructions_own_times_and_energies() -> None:
+    """Forwards are cheapest at 700 MHz and backwards at 500, at the price of time that both are asked with."""
+    forward = (ClockOption(900, 1.0, 200.0), ClockOption(700, 1.5, 120.0), ClockOption(500, 3.0, 110.0))
+    backward = (ClockOption(900, 1.0, 200.0), ClockOption(700, 2.0, 190.0), ClockOption(500, 2.5, 60.0))
+    profile = PipelineProfile(
+        {InstructionClass(0, F): InstructionProfile(forward), InstructionClass(0, B): InstructionProfile(backward)},
+        BLOCKING_W,
+    )
+    search = _Search(dependency_graph(gpipe(1, 2)), profile, latency=0.0)
+
+    assert search.start([40.0] * 4, 2) == ([0, 2, 4], [1, 0])
+    assert search.start([40.0] * 4, 3) == ([0, 2, 4, 4], [1, 0, 0])
+    assert search.start([150.0, 150.0, 200.0, 200.0], 1) == ([0, 4], [2])
+
+
+def test_full_speed_is_one_segment_at_the_highest_clock_of_every_rank() -> None:
+    options = (ClockOption(900, 1.0, 200.0), ClockOption(500, 2.0, 140.0))
+    profile = PipelineProfile(
+        {InstructionClass(r, kind): InstructionProfile(options[r:]) for r in (0, 1) for kind in (F, B)}, BLOCKING_W
+    )
+    graph = dependency_graph(one_forward_one_backward(2, 2))
+
+    plan = _Search(graph, profile, latency=0.1).full_speed_plan(3)
+
+    by_rank = {i.pp_rank: mhz for i, mhz in zip(graph.instructions, plan.sm_clocks_mhz, strict=True)}
+    assert by_rank == {0: 900, 1: 500}
+    assert [plan.num_segments(r) for r in (0, 1)] == [1, 1]
+    assert [len(rank_changes) for rank_changes in plan.changes] == [1, 1]
+
+
+def test_segments_are_counted_where_the_clock_changes() -> None:
+    pipeline = _many_clocks(6)
+
+    plan = _Search(*pipeline, latency=0.0).plan([0, 2, 3, 6], [5, 1, 5], 3)
+
+    assert plan.sm_clocks_mhz == (600, 600, 200, 600, 600, 600)
+    assert plan.num_segments(0) == 3
+    assert [span.end_s for span in plan.planned.spans] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

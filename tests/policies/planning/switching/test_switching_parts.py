@@ -1,0 +1,236 @@
+"""The parts that clock changes are made of, each by hand: waits for the driver, levels, windows, and a late clock."""
+
+import pytest
+
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.pipeline.timeline import Span, timeline
+from gpuenergyd_policies.planning.switching import requests as switching
+from gpuenergyd_policies.planning.switching.requests import _Request, clock_changes, naive_changes, simulate_switching
+
+F, B = InstructionKind.F, InstructionKind.B
+LATENCY = SwitchLatency(raise_s=0.5, lower_s=0.25, call_s=0.1)
+
+
+def _table(*options: tuple[int, float]) -> InstructionProfile:
+    """Return clocks with times; each draws a watt per 10 MHz."""
+    return InstructionProfile(tuple(ClockOption(mhz, time_s, time_s * mhz / 10) for mhz, time_s in options))
+
+
+PLAIN = _table((1000, 1.0), (500, 2.0))
+ONE, TWO = dependency_graph(gpipe(1, 2)), dependency_graph(gpipe(2, 1))
+F0, F1, B0, B1 = ONE.instructions
+PROFILE = PipelineProfile({InstructionClass(r, kind): PLAIN for r in (0, 1) for kind in (F, B)}, 10.0)
+
+
+def _spans(rank: int, starts_s: list[float]) -> list[Span]:
+    return [Span(Instruction(rank, F, k), start_s, start_s + 1.0, 0.0) for k, start_s in enumerate(starts_s)]
+
+
+def _changes(rank: int, *changes: tuple[int, float, int]) -> list[ClockChange]:
+    return [ClockChange(Instruction(rank, F, k), offset_s, mhz) for k, offset_s, mhz in changes]
+
+
+def test_a_raise_waits_for_the_call_that_sets_another_gpu_and_a_reduction_is_not_counted() -> None:
+    """Rank 0 raises at 2.5; rank 1 lowers at 2.45, raises at 4 and repeats what is in force, which is no call."""
+    spans = [_spans(0, [0.0, 2.0]), _spans(1, [0.0, 2.45, 3.5])]
+    changes = [
+        _changes(0, (0, 0.0, 500), (1, 0.5, 1000)),
+        _changes(1, (0, 0.2, 900), (1, 0.0, 400), (1, 0.8, 400), (2, 0.5, 900)),
+    ]
+
+    assert switching._longest_raise_waits_s(spans, changes, [LATENCY] * 2) == pytest.approx([0.05, 0.0])
+    assert switching._longest_raise_waits_s(spans, changes, [SwitchLatency(0.5, 0.25)] * 2) == [0.0, 0.0]
+    assert switching._longest_raise_waits_s(spans, [[], changes[1]], [LATENCY] * 2) == [0.0, 0.0]
+
+
+def test_of_several_waits_the_longest_counts_and_calls_last_as_long_as_their_own_gpus_do() -> None:
+    slow = SwitchLatency(raise_s=0.5, lower_s=0.25, call_s=0.4)
+    spans = [_spans(0, [0.0, 2.0, 4.0, 6.0]), _spans(1, [0.0, 1.9, 5.7])]
+    changes = [
+        _changes(0, (0, 0.0, 500), (1, 0.0, 1000), (2, 0.0, 500), (3, 0.0, 1000)),
+        _changes(1, (0, 0.0, 500), (1, 0.0, 300), (2, 0.0, 200), (2, 5.0, 500)),
+    ]
+
+    assert switching._longest_raise_waits_s(spans, changes, [LATENCY, slow]) == pytest.approx([0.3, 0.0])
+
+
+def test_the_lead_grows_by_the_longest_wait_for_the_driver() -> None:
+    """Two ranks whose raises fall together: the second waits for one call, so it is asked for one call sooner."""
+    graph = dependency_graph(gpipe(2, 3))
+    order = {rank: [i for i in graph.instructions if i.pp_rank == rank] for rank in (0, 1)}
+    clocks = dict.fromkeys(graph.instructions, 500)
+    clocks |= {order[0][3]: 1000, order[1][2]: 1000}
+    durations_s = [2.0 if clocks[i] == 500 else 1.0 for i in graph.instructions]
+    planned = timeline(graph, durations_s)
+    spans_of = [planned.rank_spans(rank) for rank in (0, 1)]
+
+    alone = clock_changes(planned, clocks, latency=[SwitchLatency(0.5, 0.25)] * 2)
+    shared = clock_changes(planned, clocks, latency=[LATENCY] * 2)
+
+    waits_s = switching._longest_raise_waits_s(spans_of, alone, [LATENCY] * 2)
+    assert [max(own, key=lambda c: c.sm_clock_mhz).sm_clock_mhz for own in alone] == [1000, 1000]
+    for rank, wait_s in enumerate(waits_s):
+        raises_at_s = [
+            next(s.start_s for s in spans_of[rank] if s.instruction == c.instruction) + c.offset_s
+            for changes in (alone, shared)
+            for c in changes[rank]
+            if c.sm_clock_mhz == 1000
+        ]
+        assert raises_at_s[0] - raises_at_s[1] == pytest.approx(wait_s)
+
+
+def test_the_lead_is_the_longest_of_any_raise_between_the_clocks_of_a_rank() -> None:
+    assert switching._lead_s(LATENCY, {500, 700, 900}) == 0.5
+    assert switching._lead_s(LATENCY, {500}) == 0.5
+    assert switching._lead_s(LATENCY, ()) == 0.5
+    assert switching.rank_latencies([LATENCY, LATENCY], 2) == (LATENCY, LATENCY)
+    assert [own.raise_s for own in switching.rank_latencies(0.3, 3)] == [0.3] * 3
+
+
+def test_a_naive_change_stands_where_the_clock_differs_from_the_one_before() -> None:
+    clocks = {F0: 500, F1: 500, B0: 1000, B1: 500}
+
+    assert naive_changes(ONE, clocks) == (
+        (ClockChange(F0, 0.0, 500), ClockChange(B0, 0.0, 1000), ClockChange(B1, 0.0, 500)),
+    )
+    assert naive_changes(ONE, dict.fromkeys(clocks, 700)) == ((ClockChange(F0, 0.0, 700),),)
+
+
+@pytest.mark.parametrize(
+    ("first", "until_s", "window"),
+    [
+        (0, 0.0, [0]),
+        (0, 1.99, [0]),
+        (0, 2.0, [0, 1]),
+        (0, 5.0, [0, 1, 2]),
+        (2, 9.9, [2]),
+        (2, 10.0, [2, 0]),  # the next iteration begins after ten seconds
+        (2, 12.0, [2, 0, 1]),
+        (1, 99.0, [1, 2, 0]),  # each instruction once
+    ],
+)
+def test_a_window_reaches_from_a_position_to_what_begins_by_its_end_and_into_the_next_iteration(
+    first: int, until_s: float, window: list[int]
+) -> None:
+    assert switching._window(_spans(0, [0.0, 2.0, 4.0]), first, until_s, iteration_time_s=10.0) == window
+
+
+def test_a_suitable_clock_is_the_lowest_at_which_nothing_is_slower_than_planned() -> None:
+    """Backwards are throttled at 1000 MHz and fastest at 800; forwards get ever faster."""
+    tables = {
+        InstructionClass(0, F): _table((1000, 1.0), (800, 1.1), (600, 1.5), (400, 2.0)),
+        InstructionClass(0, B): _table((1000, 1.4), (800, 1.2), (600, 1.3), (400, 2.0)),
+    }
+    profile = PipelineProfile(tables, 0.0)
+
+    def suitable(clocks: dict[Instruction, int], *, known: bool = True) -> int:
+        return switching._suitable_clock(list(clocks), clocks, profile if known else None)
+
+    assert suitable({F0: 600, B0: 400}) == 600
+    assert suitable({F0: 600, B0: 800}) == 800
+    assert suitable({F0: 400, B0: 1000}) == 1000
+    assert suitable({F0: 1000, B0: 400}) == 1000
+    assert suitable({F0: 1000, B0: 800}) == 800  # none suits both: 1.17 times B at 1000, 1.1 times F at 800
+    assert suitable({F0: 1000, B0: 800}, known=False) == 1000
+    assert suitable({F0: 600, F1: 600}) == 600
+    assert suitable({F0: 600, B0: 400}, known=False) == 600
+
+
+def test_where_the_highest_planned_clock_does_not_suit_the_lowest_that_does_is_taken() -> None:
+    tables = {
+        InstructionClass(0, F): _table((1000, 1.0), (800, 1.0), (600, 1.0), (400, 1.1)),
+        InstructionClass(0, B): _table((1000, 2.0), (800, 1.0), (600, 0.9), (400, 0.9)),
+    }
+    profile = PipelineProfile(tables, 0.0)
+
+    assert switching._suitable_clock([F0, B0], {F0: 1000, B0: 800}, profile) == 600
+    assert switching._suitable_clock([F0, B0], {F0: 800, B0: 1000}, profile) == 1000
+
+
+def test_an_instruction_keeps_one_change_at_its_begin_and_one_later() -> None:
+    later = [_Request(0, 0.0, 500), _Request(0, 0.4, 700), _Request(0, 0.9, 900), _Request(1, 0.3, 1000)]
+
+    assert switching._one_now_one_later(later) == [
+        _Request(0, 0.0, 500),
+        _Request(0, 0.4, 900),
+        _Request(1, 0.0, 900),  # what is due by then is said again
+        _Request(1, 0.3, 1000),
+    ]
+    assert switching._one_now_one_later([_Request(0, 0.0, 500), _Request(2, 0.3, 900)]) == [
+        _Request(0, 0.0, 500),
+        _Request(2, 0.3, 900),
+    ]
+
+
+def test_a_clock_overtakes_what_would_come_after_it_and_is_asked_for_once() -> None:
+    clock = switching._RankClock(1000, LATENCY)
+
+    assert clock.ask(0.0, 500) == 1000  # there at 0.25
+    assert clock.ask(0.1, 500) == 500  # asked for already
+    assert clock.ask(0.2, 900) == 500  # a raise: there at 0.7
+    assert clock.ask(0.3, 700) == 900  # a reduction, there at 0.55: the raise never comes
+    assert clock.run(_table((1000, 1.0), (700, 1.0), (500, 1.0)), 0.0) == pytest.approx(
+        (1.0, 0.25 * 100 + 0.3 * 50 + 0.45 * 70)
+    )
+
+
+def test_one_that_waits_for_the_driver_comes_so_much_later_and_into_the_next_iteration() -> None:
+    clock = switching._RankClock(1000, LATENCY)
+
+    clock.ask(1.0, 500, wait_s=0.5)
+    assert clock.run(PLAIN, 0.5) == pytest.approx((1.5, 100.0))
+    clock.next_iteration(1.5)
+
+    # a quarter of a second at 1000 MHz is left, then three quarters of the work at half the speed
+    assert clock.run(PLAIN, 0.0) == pytest.approx((0.25 + 0.75 * 2.0, 0.25 * 100 + 1.5 * 50))
+
+
+def test_a_clock_that_came_before_the_begin_is_there_from_the_begin_on() -> None:
+    clock = switching._RankClock(1000, LATENCY)
+    clock.ask(0.0, 500)
+
+    assert clock.run(PLAIN, 0.25) == pytest.approx((2.25, 100.0))
+
+
+def test_the_last_of_the_iterations_counts_and_what_is_asked_late_reaches_into_the_next() -> None:
+    """Every iteration asks at its last begin for 500 MHz, and at its first for 1000; both come a second late."""
+    changes = [[ClockChange(F0, 0.0, 1000), ClockChange(B1, 0.5, 500)]]
+    latency = SwitchLatency(raise_s=1.0, lower_s=1.0)
+
+    first, second, third = (
+        simulate_switching(ONE, PROFILE, changes, latency=[latency], num_iterations=num) for num in (1, 2, 3)
+    )
+
+    assert (first.iteration_time_s, first.energy_j) == pytest.approx((4.0, 400.0))
+    # 1000 MHz until 0.5, then 500 until 1.0: half a second lost a quarter of an instruction
+    assert second.iteration_time_s == pytest.approx(4.25)
+    assert second.energy_j == pytest.approx(3.75 * 100 + 0.5 * 50)
+    assert third == second
+
+
+@pytest.mark.parametrize(
+    ("calls_s", "time_s", "energy_j"),
+    [
+        ((0.0, 0.0), 5.5, 455.0),
+        ((2.0, 0.0), 5.5, 455.0),  # a driver that one GPU alone keeps busy lets nobody wait
+        # forward 1 is over when its reduction comes; backward 1 waits a second for its raise and backward 0 two
+        ((2.0, 2.0), 6.0, 460.0),
+    ],
+)
+def test_iterations_are_run_again_with_the_waits_for_the_driver_that_the_first_run_shows(
+    calls_s: tuple[float, float], time_s: float, energy_j: float
+) -> None:
+    """Rank 0 lowers at 0.5, rank 1 at 1.5; rank 1 raises at 3.5, rank 0 at 4.5; each call takes two seconds."""
+    first, backward = ({i.pp_rank: i for i in TWO.instructions if i.kind is kind} for kind in (F, B))
+    changes = [
+        [ClockChange(first[0], 0.5, 500), ClockChange(backward[0], 0.0, 1000)],
+        [ClockChange(first[1], 0.0, 500), ClockChange(backward[1], 0.0, 1000)],
+    ]
+    latencies = [SwitchLatency(raise_s=0.0, lower_s=0.0, call_s=call_s) for call_s in calls_s]
+
+    done = simulate_switching(TWO, PROFILE, changes, latency=latencies, num_iterations=1)
+
+    assert (done.iteration_time_s, done.energy_j) == pytest.approx((time_s, energy_j))

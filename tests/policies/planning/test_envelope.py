@@ -1,0 +1,333 @@
+"""EnvPipe's planner and policy: its published rules, the figures known for it, and its flaws kept at bay."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.graph import (
+    InstructionClass,
+    InstructionKind,
+    dependency_graph,
+    gpipe,
+    one_forward_one_backward,
+)
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView, OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.errors import TargetError, UsageError
+from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
+from gpuenergyd_policies.envelope import Envelope, plan_offline
+from gpuenergyd_policies.planning.envpipe import (
+    EnvelopeMode,
+    extra_warm_up,
+    plan_envelope,
+    profiled_clocks,
+    valleys,
+)
+from gpuenergyd_policies.planning.plan_evaluation import baseline
+
+F, B = InstructionKind.F, InstructionKind.B
+CLOCKS_MHZ = tuple(range(1410, 540, -30))
+SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
+
+
+def _time_s(rank: int, kind: InstructionKind, mhz: int) -> float:
+    return (1.0, 0.9, 1.0, 1.1)[rank] * (1.0 if kind is F else 2.0) * 0.01 * (0.3 + 0.7 * 1410 / mhz)
+
+
+def _power_w(mhz: int) -> float:
+    return 120.0 + 280.0 * (mhz / 1410) ** 3
+
+
+PROFILE = PipelineProfile(
+    {
+        InstructionClass(rank, kind): instruction_profile(
+            (ClockOption(mhz, t := _time_s(rank, kind, mhz), t * _power_w(mhz)) for mhz in CLOCKS_MHZ), where="test"
+        )
+        for rank in range(4)
+        for kind in (F, B)
+    },
+    blocking_power_w=80.0,
+)
+SCHEDULE = one_forward_one_backward(4, 8)
+GRAPH = dependency_graph(SCHEDULE)
+VALLEYS_MHZ = valleys(GRAPH, PROFILE, profiled_clocks(PROFILE))
+
+
+def test_profiling_tries_multiples_of_90_mhz_and_the_highest_clock() -> None:
+    assert profiled_clocks(PROFILE) == [630, 720, 810, 900, 990, 1080, 1170, 1260, 1350, 1410]
+
+
+def test_valley_lies_between_the_ends_where_power_falls_faster_than_time_grows() -> None:
+    assert len(VALLEYS_MHZ) == 4
+    assert all(630 < mhz < 1410 for mhz in VALLEYS_MHZ)
+
+
+def test_envelope_mode_runs_the_outer_envelope_at_full_speed_and_the_rest_at_its_valley() -> None:
+    plan = plan_envelope(GRAPH, PROFILE, VALLEYS_MHZ, mode=EnvelopeMode.ENVELOPE)
+
+    for instruction, mhz in zip(GRAPH.instructions, plan.judged.sm_clocks_mhz, strict=True):
+        is_outer = (
+            instruction.pp_rank == 3
+            or (instruction.kind is F and instruction.microbatch_index == 0)
+            or (instruction.kind is B and instruction.microbatch_index == 7)
+        )
+        assert mhz == (1410 if is_outer else VALLEYS_MHZ[instruction.pp_rank])
+
+
+@pytest.mark.parametrize("mode", [EnvelopeMode.BALANCED, EnvelopeMode.GREEDY])
+def test_reconfiguration_saves_energy_in_full_speeds_time_and_only_raises_clocks(mode: EnvelopeMode) -> None:
+    full_speed = baseline(GRAPH, PROFILE)
+    envelope = plan_envelope(GRAPH, PROFILE, VALLEYS_MHZ, mode=EnvelopeMode.ENVELOPE)
+
+    plan = plan_envelope(GRAPH, PROFILE, VALLEYS_MHZ, mode=mode)
+
+    assert plan.judged.iteration_time_s <= full_speed.iteration_time_s * (1 + 1e-12)
+    assert plan.judged.energy_j < full_speed.energy_j
+    assert all(a >= b for a, b in zip(plan.judged.sm_clocks_mhz, envelope.judged.sm_clocks_mhz, strict=True))
+    assert plan.num_steps > 0
+
+
+def test_heaviest_stage_in_the_middle_ends_reconfiguration_too() -> None:
+    slow_middle = PipelineProfile(
+        {
+            key: InstructionProfile(
+                tuple(
+                    ClockOption(o.sm_clock_mhz, o.time_s * (1.5 if key.pp_rank == 1 else 1.0), o.energy_j)
+                    for o in profile.options
+                )
+            )
+            for key, profile in PROFILE.classes.items()
+        },
+        80.0,
+    )
+
+    plan = plan_envelope(GRAPH, slow_middle, VALLEYS_MHZ)
+
+    assert plan.judged.iteration_time_s <= baseline(GRAPH, slow_middle).iteration_time_s * (1 + 1e-12)
+
+
+def test_extra_warm_up_fits_memory_and_never_deadlocks() -> None:
+    for num_microbatches in (1, 4, 6, 8, 20):
+        for caps in (None, [1, 1, 1, 1], [0, 5, 5, 5]):
+            extra = extra_warm_up(PROFILE, VALLEYS_MHZ, num_microbatches=num_microbatches, caps=caps)
+
+            dependency_graph(one_forward_one_backward(4, num_microbatches, extra))
+            assert caps is None or all(k <= cap for k, cap in zip(extra, caps, strict=True))
+
+
+REQUEST = OfflineRequest("test", PROFILE, SCHEDULE, GRAPH, PerformanceTarget())
+
+
+def test_offline_envelope_plans_with_its_own_extra_microbatches() -> None:
+    plain = plan_offline(REQUEST)
+    extra = plan_offline(replace(REQUEST, extra_inflight="auto"))
+    capped = plan_offline(replace(REQUEST, extra_inflight=1, options={"memory_limit_microbatches": "4"}))
+
+    assert extra.energy_j < plain.energy_j < plain.baseline_energy_j
+    assert extra.extra_inflight == extra_warm_up(PROFILE, VALLEYS_MHZ, num_microbatches=8)
+    assert capped.extra_inflight[0] == 0
+    assert max(capped.extra_inflight) <= 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        (
+            replace(REQUEST, options={"mode": "fast"}),
+            UsageError,
+            "no mode 'fast'; known: uniform, envelope, balanced, greedy",
+        ),
+        (replace(REQUEST, options={"step_mhz": "-5"}), UsageError, "step_mhz '-5' must be"),
+        (replace(REQUEST, options={"mode": "uniform"}), TargetError, "in mode uniform takes"),
+        (
+            replace(REQUEST, schedule=gpipe(4, 8), graph=dependency_graph(gpipe(4, 8)), extra_inflight="auto"),
+            UsageError,
+            "need schedule 1f1b",
+        ),
+    ],
+)
+def test_offline_envelope_says_what_it_cannot_do(
+    request_: OfflineRequest, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        plan_offline(request_)
+
+
+class _Job:
+    """A job that runs whatever plan it gets, on the profile above, with clocks there in time."""
+
+    def __init__(self, *, late_ratio: float = 0.0) -> None:
+        self.observations: list[IterationObservation] = []
+        self.plans: list[ClockPlan] = []
+        self.late_ratio = late_ratio
+        self.full_speed = baseline(GRAPH, PROFILE)
+
+    def view(self) -> JobView:
+        return JobView(
+            job_id="job",
+            schedule=SCHEDULE,
+            gpus=tuple(GpuView(f"GPU-{r}", "simulated", CLOCKS_MHZ, 0.001) for r in range(4)),
+            target=PerformanceTarget(),
+            baseline=BaselineView(self.full_speed.iteration_time_s, self.full_speed.energy_j, 10),
+            observations=tuple(self.observations),
+            issued_plans=tuple(self.plans),
+        )
+
+    def run(self, plan: ClockPlan) -> None:
+        if not self.plans or self.plans[-1].plan_id != plan.plan_id:
+            self.plans.append(plan)
+        clocks = [mhz or CLOCKS_MHZ[0] for rank in plan.ranks for mhz in rank.sm_clocks_mhz]
+        options = [
+            PROFILE[i.instruction_class].at_clock(mhz) for i, mhz in zip(GRAPH.instructions, clocks, strict=True)
+        ]
+        time_s = timeline(GRAPH, [o.time_s for o in options]).iteration_time_s
+        if plan.purpose is PlanPurpose.TUNED:
+            time_s *= 1 + self.late_ratio
+        samples = tuple(
+            InstructionSample(i.pp_rank, i.kind, (ClockShare(mhz, o.time_s),), 1)
+            for i, mhz, o in zip(GRAPH.instructions, clocks, options, strict=True)
+        )
+        energies_j = [
+            sum(
+                o.effective_energy_j(80.0)
+                for i, o in zip(GRAPH.instructions, options, strict=True)
+                if i.pp_rank == rank
+            )
+            + 80.0 * time_s
+            for rank in range(4)
+        ]
+        self.observations.append(
+            IterationObservation(
+                iteration_index=len(self.observations),
+                plan_id=plan.plan_id,
+                iteration_time_s=time_s,
+                instruction_samples=samples,
+                ranks=tuple(RankEnergy(r, time_s, energies_j[r], ()) for r in range(4)),
+            )
+        )
+
+
+def _run(job: _Job, num_iterations: int) -> None:
+    for _ in range(num_iterations):
+        plan = Envelope().next_plan(job.view())
+        check_plan(plan, SCHEDULE, [CLOCKS_MHZ] * 4)
+        job.run(plan)
+
+
+def test_policy_profiles_each_clock_then_saves_energy_at_full_speeds_time() -> None:
+    job = _Job()
+
+    _run(job, 40)
+
+    purposes = [plan.purpose for plan in job.plans]
+    assert purposes == [PlanPurpose.PROFILE] * (len(purposes) - 1) + [PlanPurpose.TUNED]
+    last = job.observations[-1]
+    assert last.iteration_time_s <= job.full_speed.iteration_time_s * 1.001
+    assert last.energy_j is not None
+    assert last.energy_j < 0.98 * job.full_speed.energy_j
+
+
+def test_clocks_rise_while_the_job_is_slower_than_owed() -> None:
+    job = _Job(late_ratio=0.02)
+
+    _run(job, 60)
+
+    tuned = [
+        [mhz or 0 for rank in plan.ranks for mhz in rank.sm_clocks_mhz]
+        for plan in job.plans
+        if plan.purpose is PlanPurpose.TUNED
+    ]
+    assert len(tuned) > 1
+    assert sum(tuned[-1]) > sum(tuned[0])
+
+
+def _gpt3(name: str, blocking_power_w: float) -> PipelineProfile:
+    table = read_pipeline_file(SHARED / name)
+    assert isinstance(table, ProfileTable)
+    return PipelineProfile(table.classes, blocking_power_w)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+@pytest.mark.parametrize(
+    ("name", "blocking_power_w", "saving_percent"),
+    [("gpt3-175b_a100-sxm.csv", 83.64, 12.98), ("gpt3-175b_a40.csv", 70.38, 8.81)],
+)
+def test_published_emulation_of_envpipe_is_met_on_96_microbatches(
+    name: str, blocking_power_w: float, saving_percent: float
+) -> None:
+    profile = _gpt3(name, blocking_power_w)
+    graph = dependency_graph(one_forward_one_backward(8, 96))
+    full_speed = baseline(graph, profile)
+
+    plan = plan_envelope(graph, profile, valleys(graph, profile, profiled_clocks(profile, 15)), step_mhz=15)
+
+    assert plan.judged.iteration_time_s <= full_speed.iteration_time_s * (1 + 1e-12)
+    assert 100 * (1 - plan.judged.energy_j / full_speed.energy_j) == pytest.approx(saving_percent, abs=0.05)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+def test_known_figures_on_gpt3_are_reproduced() -> None:
+    profile = _gpt3("gpt3-175b_a100-sxm.csv", 83.64)
+    graph = dependency_graph(one_forward_one_backward(8, 32))
+    full_speed = baseline(graph, profile)
+    valleys_mhz = valleys(graph, profile, profiled_clocks(profile))
+    extra = extra_warm_up(profile, valleys_mhz, num_microbatches=32)
+    roomy = dependency_graph(one_forward_one_backward(8, 32, extra))
+
+    figures = {
+        name: plan_envelope(g, profile, valleys_mhz, mode=mode)
+        for name, g, mode in (
+            ("balanced", graph, EnvelopeMode.BALANCED),
+            ("greedy", graph, EnvelopeMode.GREEDY),
+            ("balanced + extra", roomy, EnvelopeMode.BALANCED),
+        )
+    }
+
+    assert extra == (10, 8, 7, 5, 4, 2, 1, 0)
+    savings = {name: 100 * (1 - p.judged.energy_j / full_speed.energy_j) for name, p in figures.items()}
+    assert savings == pytest.approx({"balanced": 13.36, "greedy": 9.88, "balanced + extra": 19.59}, abs=0.01)
+    assert [p.num_steps for p in figures.values()] == [43, 1153, 32]
+
+
+def observed_at_full_speed() -> JobView:
+    """Return the view of a job whose clocks have all been tried, without anything that was measured."""
+    clocks = (1410, 1400, 1000)
+    return JobView(
+        job_id="job",
+        schedule=gpipe(2, 2),
+        gpus=tuple(GpuView(f"GPU-{rank}", "simulated", clocks, 0.01) for rank in range(2)),
+        target=PerformanceTarget(),
+        baseline=BaselineView(1.0, None, 10),
+        observations=(),
+        issued_plans=(),
+    )
+
+
+def test_policy_tries_what_clocks_there_are_where_none_is_a_multiple_of_90_mhz() -> None:
+    view = observed_at_full_speed()
+    tried: list[int | None] = []
+    for _ in range(3):
+        plan = Envelope().next_plan(view)
+        if plan.purpose is not PlanPurpose.PROFILE:
+            break
+        tried.append(plan.ranks[0].sm_clocks_mhz[0])
+        seen = tuple(
+            IterationObservation(k, plan.plan_id, 1.0, (), tuple(RankEnergy(r, 1.0, None, ()) for r in range(2)))
+            for k in range(2)
+        )
+        view = replace(view, issued_plans=(*view.issued_plans, plan), observations=(*view.observations, *seen))
+
+    assert tried == [1410, 1400, 1000]
+    assert "no valley is known" in Envelope().next_plan(view).reason
+
+
+def test_policy_leaves_gpus_alone_that_share_no_clock() -> None:
+    view = observed_at_full_speed()
+    other = replace(view.gpus[1], supported_sm_clocks_mhz=(900,))
+
+    assert "share no clock" in Envelope().next_plan(replace(view, gpus=(view.gpus[0], other))).reason

@@ -1,0 +1,152 @@
+"""Extra microbatches in flight: within memory, never a deadlock, never slower, and worth what is known."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuenergyd.core.pipeline.graph import (
+    InstructionClass,
+    InstructionKind,
+    dependency_graph,
+    one_forward_one_backward,
+)
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.errors import ScheduleError, TargetError, UsageError
+from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
+from gpuenergyd_policies.planning.offline import plan_offline
+from gpuenergyd_policies.planning.plan_evaluation import baseline
+from tests.policies.planning.profiles import forward_backward_profile
+
+F, B = InstructionKind.F, InstructionKind.B
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.9, 1.0, 1.1]), min_size=2, max_size=5),
+    num_microbatches=st.integers(1, 10),
+    cap=st.sampled_from([0, 1, 3, None]),
+)
+def test_choice_keeps_deadline_and_caps_and_is_never_worse_than_plain_1f1b(
+    weights: list[float], num_microbatches: int, cap: int | None
+) -> None:
+    num_ranks = len(weights)
+    profile = forward_backward_profile(weights)
+    plain = dependency_graph(one_forward_one_backward(num_ranks, num_microbatches))
+    deadline_s = baseline(plain, profile).iteration_time_s
+
+    planned = plan_inflight(
+        num_ranks, num_microbatches, profile, deadline_s=deadline_s, caps=None if cap is None else [cap] * num_ranks
+    )
+
+    assert planned.solved.iteration_time_s <= deadline_s
+    assert cap is None or max(planned.extra_inflight) <= cap
+    ahead = [num_ranks - 1 - r + k for r, k in enumerate(planned.extra_inflight)]
+    assert all(left >= right for left, right in pairwise(ahead))
+    assert timeline(planned.graph, planned.solved.durations_s).iteration_time_s <= deadline_s
+    assert planned.solved.energy_j <= solve(plain, profile, deadline_s=deadline_s).energy_j * (1 + 1e-4)
+
+
+def test_extra_microbatches_turn_into_saving_at_the_same_time() -> None:
+    profile = forward_backward_profile([1.0, 1.0, 1.0, 1.05])
+    plain = dependency_graph(one_forward_one_backward(4, 16))
+    full_speed = baseline(plain, profile)
+
+    planned = plan_inflight(4, 16, profile, deadline_s=full_speed.iteration_time_s)
+
+    assert any(planned.extra_inflight)
+    plain_j = solve(plain, profile, deadline_s=full_speed.iteration_time_s).energy_j
+    assert full_speed.energy_j - planned.solved.energy_j > 1.3 * (full_speed.energy_j - plain_j)
+
+
+def test_no_room_for_more_is_plain_1f1b() -> None:
+    profile = forward_backward_profile([1.0, 1.1, 1.0])
+    plain = dependency_graph(one_forward_one_backward(3, 6))
+    deadline_s = baseline(plain, profile).iteration_time_s
+
+    planned = plan_inflight(3, 6, profile, deadline_s=deadline_s, caps=[0, 0, 0])
+
+    assert planned.extra_inflight == (0, 0, 0)
+    assert planned.solved.sm_clocks_mhz == solve(plain, profile, deadline_s=deadline_s).sm_clocks_mhz
+
+
+def test_deadline_that_no_order_meets_is_refused() -> None:
+    with pytest.raises(TargetError, match="T_min"):
+        plan_inflight(3, 6, forward_backward_profile([1.0, 1.1, 1.0]), deadline_s=1.0)
+
+
+def test_memory_limits_become_caps() -> None:
+    assert caps_from_microbatches([6, 3, 2]) == (3, 1, 1)
+    with pytest.raises(ScheduleError, match="3 microbatches in flight on rank 0, memory holds 2"):
+        caps_from_microbatches([2, 3, 2])
+
+
+def test_offline_planner_keeps_cap_and_memory_limit_together() -> None:
+    schedule = one_forward_one_backward(4, 12)
+    request = OfflineRequest(
+        "test",
+        forward_backward_profile([1.0, 1.0, 1.0, 1.05]),
+        schedule,
+        dependency_graph(schedule),
+        PerformanceTarget(),
+        extra_inflight=2,
+        options={"memory_limit_microbatches": "5,9,9,9", "extra_inflight_caps": "2,1,2,2"},
+    )
+
+    planned = plan_offline(request)
+
+    assert planned.extra_inflight[0] <= 1
+    assert planned.extra_inflight[1] <= 1
+    assert max(planned.extra_inflight) <= 2
+    assert planned.iteration_time_s <= planned.baseline_time_s
+
+
+def test_offline_planner_refuses_extra_microbatches_for_an_unknown_order() -> None:
+    graph = dependency_graph(one_forward_one_backward(2, 2))
+    request = OfflineRequest(
+        "test", forward_backward_profile([1.0, 1.0]), None, graph, PerformanceTarget(), extra_inflight="auto"
+    )
+
+    with pytest.raises(UsageError, match="need schedule 1f1b"):
+        plan_offline(request)
+
+
+SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+@pytest.mark.parametrize(
+    ("table", "blocking_power_w", "cap", "least_saving_percent"),
+    [
+        ("gpt3-175b_a100-sxm", 83.64, 1, 17.0),
+        ("gpt3-175b_a100-sxm", 83.64, 2, 18.4),
+        ("gpt3-175b_a100-sxm", 83.64, 4, 20.1),
+        ("gpt3-175b_a100-sxm", 83.64, None, 21.2),
+        ("gpt3-175b_a40", 70.38, None, 20.1),
+    ],
+)
+def test_gpt3_saves_what_is_known_to_be_possible_at_no_slowdown(
+    table: str, blocking_power_w: float, cap: int | None, least_saving_percent: float
+) -> None:
+    classes: dict[InstructionClass, list[ClockOption]] = {}
+    for row in (SHARED / f"{table}.csv").read_text().splitlines()[1:]:
+        stage, instruction, mhz, time_s, energy_j = row.split(",")
+        key = InstructionClass(int(stage), F if instruction == "forward" else B)
+        classes.setdefault(key, []).append(ClockOption(int(float(mhz)), float(time_s), float(energy_j)))
+    profile = PipelineProfile(
+        {key: instruction_profile(options, where=str(key)) for key, options in classes.items()}, blocking_power_w
+    )
+    full_speed = baseline(dependency_graph(one_forward_one_backward(8, 32)), profile)
+
+    planned = plan_inflight(
+        8, 32, profile, deadline_s=full_speed.iteration_time_s, caps=None if cap is None else [cap] * 8
+    )
+
+    assert planned.solved.iteration_time_s <= full_speed.iteration_time_s
+    assert 100 * (1 - planned.solved.energy_j / full_speed.energy_j) >= least_saving_percent

@@ -1,0 +1,215 @@
+"""What the planner's steps promise, one by one, on numbers by hand: deadlines, bounds, rounding, and sums of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
+from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_policies.planning import compression
+from gpuenergyd_policies.planning.any_order import any_order_bound_j, any_order_min_time_s
+from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
+from gpuenergyd_policies.planning.frontier import Breakpoint, Frontier, frontier
+from gpuenergyd_policies.planning.inflight import requested_caps
+from gpuenergyd_policies.planning.problem import Effort, later_deadlines_s, make_problem
+from gpuenergyd_policies.planning.replicas import Replica, add_frontiers, joint_energy_j
+from tests.policies.planning.pipelines import B, F, plain_pipeline
+
+OPTIONS = (ClockOption(900, 1.0, 100.0), ClockOption(600, 1.5, 80.0), ClockOption(300, 2.5, 70.0))
+"""On one rank that waits with 4 W: 96, 74 and 60 J beyond waiting, so slopes of 44 and 14 W."""
+HAND_MADE = (
+    dependency_graph(gpipe(1, 1), communication_latency_s=0.0),
+    PipelineProfile({InstructionClass(0, kind): InstructionProfile(OPTIONS) for kind in (F, B)}, 4.0),
+)
+
+
+def test_a_deadline_is_of_use_from_t_min_to_a_hair_beyond_t_slow() -> None:
+    problem = make_problem(*HAND_MADE)
+
+    assert (problem.min_time_s, problem.slowest_time_s) == (2.0, 5.0)
+    assert problem.useful_s(1.0) == 2.0
+    assert problem.useful_s(3.0) == 3.0
+    assert problem.useful_s(9.0) == pytest.approx(5.0 * (1 + 1e-9), rel=1e-15)
+    problem.require_possible(2.0 * (1 - 1e-13))
+    with pytest.raises(TargetError, match=r"1\.999"):
+        problem.require_possible(1.999)
+
+
+def test_the_bound_at_given_prices_is_the_cheapest_options_at_them_less_the_deadlines_price() -> None:
+    problem = make_problem(*HAND_MADE)
+    edges = len(problem.network.edge_tail)
+    prices_w = np.array([[50.0, 50.0], [20.0, 20.0], [10.0, 10.0], [0.0, 0.0], [50.0, 10.0]])
+
+    bounds_j = cost_lower_bounds_j(
+        problem.tables,
+        problem.network,
+        prices_w=prices_w,
+        edge_prices_w=np.zeros((5, edges)),
+        values_w=np.array([50.0, 20.0, 10.0, 0.0, 5.0]),
+        deadlines_s=np.array([2.0, 3.0, 5.0, 9.0, 2.0]),
+    )
+
+    fast, middle, slow = 96.0, 74.0, 60.0
+    expected = [
+        2 * (fast + 50.0 * 1.0) - 50.0 * 2.0,
+        2 * (middle + 20.0 * 1.5) - 20.0 * 3.0,
+        2 * (slow + 10.0 * 2.5) - 10.0 * 5.0,
+        2 * slow,
+        (fast + 50.0) + (slow + 25.0) - 10.0,
+    ]
+    assert bounds_j.tolist() == pytest.approx(expected)
+
+
+def test_flow_over_a_latency_adds_to_the_bound() -> None:
+    graph, profile = plain_pipeline(2, 1, latency_s=0.25)
+    problem = make_problem(graph, profile)
+    n, edges = len(graph.instructions), len(problem.network.edge_tail)
+    given = {"prices_w": np.zeros((1, n)), "values_w": np.zeros(1), "deadlines_s": np.ones(1)}
+
+    without, with_flow = (
+        cost_lower_bounds_j(problem.tables, problem.network, edge_prices_w=np.full((1, edges), price_w), **given)[0]
+        for price_w in (0.0, 3.0)
+    )
+
+    assert with_flow - without == pytest.approx(3.0 * 2 * 0.25)
+
+
+def test_energy_is_bounded_at_the_deadline_where_time_is_dear_and_at_t_min_where_waiting_is() -> None:
+    problem = make_problem(*HAND_MADE)
+    sweep = problem.sweep(np.array([2.5, 4.0]), stop_early=False)
+    dear = replace(problem, tables=replace(problem.tables, blocking_power_w=30.0))
+
+    assert sweep.snapshot_prices_w[:2].tolist() == pytest.approx([44.0, 14.0], abs=1e-5)
+    assert problem.energy_bound_j(sweep, 0, 2.5) == pytest.approx(2 * 96.0 - 0.5 * 44.0 + 4.0 * 2.5, abs=1e-4)
+    assert problem.energy_bound_j(sweep, 1, 4.0) == pytest.approx(2 * 74.0 - 1.0 * 14.0 + 4.0 * 4.0, abs=1e-4)
+    at_t_min_j = problem.cost_bounds_j(sweep, np.array([1]), np.array([2.0]))[0]
+    assert dear.energy_bound_j(sweep, 1, 4.0) == pytest.approx(at_t_min_j + 30.0 * 2.0)
+    assert not problem.is_beyond_least_energy(sweep, 1)
+    assert dear.is_beyond_least_energy(sweep, 1)
+    assert not dear.is_beyond_least_energy(sweep, 0)
+    equal = replace(problem, tables=replace(problem.tables, blocking_power_w=float(sweep.snapshot_prices_w[1]) + 5e-6))
+    assert not equal.is_beyond_least_energy(sweep, 1)
+
+
+def test_the_best_rounding_is_the_cheapest_with_waiting_unless_time_is_sunk() -> None:
+    problem = make_problem(*HAND_MADE)
+    fast_s, slow_s = np.array([1.0, 1.0]), np.array([2.5, 2.5])
+
+    sunk, owed = (
+        problem.best_rounding([fast_s, slow_s], 5.0 * (1 + 1e-9), forced=forced, effort=Effort.QUICK)
+        for forced in (True, False)
+    )
+
+    assert sunk.options.tolist() == owed.options.tolist() == [2, 5]
+    dear = replace(problem, tables=replace(problem.tables, blocking_power_w=100.0))
+    tight = dear.best_rounding([fast_s, slow_s], 3.5, forced=False, effort=Effort.FULL)
+    assert tight.makespan_s <= 3.5
+
+
+def test_a_plan_at_its_bound_is_left_as_it_is_and_one_far_above_is_improved() -> None:
+    graph, profile = plain_pipeline(3, 4, weights=(1.0, 1.2, 0.9))
+    problem = make_problem(graph, profile)
+    deadline_s = 1.08 * problem.min_time_s
+    poor = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, wish=0.0, hull_first=False)
+
+    kept = problem.improved(poor, deadline_s, cost_bound_j=poor.cost_j)
+    better = problem.improved(poor, deadline_s, cost_bound_j=0.9 * poor.cost_j)
+
+    assert kept is poor
+    assert better.cost_j < poor.cost_j
+
+
+def test_later_deadlines_begin_with_the_deadline_itself_and_end_two_percent_later() -> None:
+    deadlines_s = later_deadlines_s(10.0)
+
+    assert deadlines_s[0] == 10.0
+    assert deadlines_s.tolist() == sorted(set(deadlines_s.tolist()))
+    assert deadlines_s[-1] == pytest.approx(10.2)
+
+
+def test_breakpoints_of_two_instructions_in_a_row() -> None:
+    """At most 120 J and 5 s; 14 W down to 3 s, then 44 W down to 2 s; waiting is charged to the end, with 4 W."""
+    whole = frontier(*HAND_MADE, num_points=5)
+
+    assert [b.iteration_time_s for b in whole.breakpoints] == pytest.approx([2.0, 3.0, 5.0], abs=1e-6)
+    assert [b.energy_j for b in whole.breakpoints] == pytest.approx([200.0, 160.0, 140.0], abs=1e-3)
+    assert [b.price_w for b in whole.breakpoints[1:]] == pytest.approx([44.0, 14.0], abs=1e-5)
+    assert (whole.min_time_s, whole.slowest_time_s) == (2.0, 5.0)
+    assert whole.min_energy_time_s == pytest.approx(5.0, abs=1e-6)
+    assert whole.points[0].iteration_time_s == 2.0
+    assert whole.points[-1].energy_j == pytest.approx(140.0)
+
+
+def test_instructions_of_a_long_pipeline_stand_for_those_of_a_short_one() -> None:
+    long, short = (dependency_graph(one_forward_one_backward(2, num)) for num in (20, 12))
+
+    nodes = compression._nodes_in_short(long, short, 20, 12)
+
+    stood_for = {}
+    for instruction, node in zip(long.instructions, nodes.tolist(), strict=True):
+        other = short.instructions[node]
+        assert (other.pp_rank, other.kind) == (instruction.pp_rank, instruction.kind)
+        stood_for[instruction.microbatch_index] = other.microbatch_index
+    assert [stood_for[k] for k in range(20)] == [0, 1, 2, 3, 4, 5, *([6] * 9), 7, 8, 9, 10, 11]
+    assert compression._short_microbatches(one_forward_one_backward(2, 30)) == 12
+    assert compression._short_microbatches(one_forward_one_backward(3, 30, (2, 1, 0))) == 22
+
+
+def test_a_request_allows_the_least_of_its_number_its_caps_and_what_memory_holds() -> None:
+    schedule = one_forward_one_backward(3, 12)
+    request = OfflineRequest(
+        "test", HAND_MADE[1], schedule, dependency_graph(schedule), PerformanceTarget(), extra_inflight="auto"
+    )
+
+    def caps(extra: int | None = None, **options: str) -> tuple[int, ...] | None:
+        asked = replace(request, options=options)
+        return requested_caps(asked if extra is None else replace(asked, extra_inflight=extra), 3)
+
+    assert caps() is None
+    assert caps(2) == (2, 2, 2)
+    assert caps(memory_limit_microbatches="5") == (2, 3, 4)
+    assert caps(extra_inflight_caps="3,1,4") == (3, 1, 4)
+    assert caps(2, memory_limit_microbatches="4,4,4", extra_inflight_caps="9,1,9") == (1, 1, 2)
+    with pytest.raises(ScheduleError, match="rank 0, memory holds 2"):
+        caps(memory_limit_microbatches="2")
+    with pytest.raises(ScheduleError, match="this one is gpipe"):
+        requested_caps(replace(request, schedule=gpipe(3, 12)), 3)
+
+
+def _replica(*bends: tuple[float, float], waiting_power_w: float) -> Replica:
+    breakpoints = tuple(Breakpoint(time_s, energy_j, 0.0) for time_s, energy_j in bends)
+    return Replica(Frontier(bends[0][0], bends[-1][0], bends[-1][0], breakpoints, ()), waiting_power_w)
+
+
+def test_replicas_add_up_bend_by_bend_and_wait_beyond_their_slowest() -> None:
+    first = _replica((2.0, 100.0), (4.0, 60.0), waiting_power_w=5.0)
+    second = _replica((3.0, 90.0), (5.0, 70.0), waiting_power_w=7.0)
+
+    joint = add_frontiers([first, second])
+
+    assert [p.iteration_time_s for p in joint] == [3.0, 4.0, 5.0]
+    assert [p.energy_j for p in joint] == pytest.approx([80.0 + 90.0, 60.0 + 80.0, 60.0 + 5.0 + 70.0])
+    assert joint_energy_j([first, second], [6.0]).tolist() == pytest.approx([60.0 + 2 * 5.0 + 70.0 + 7.0])
+    assert joint_energy_j([first], [2.0 * (1 - 1e-13)])[0] == pytest.approx(100.0)
+    assert joint_energy_j([first], []).tolist() == []
+    with pytest.raises(TargetError, match=r"time 1\.9 s: a replica takes at least 2 s"):
+        joint_energy_j([first], [3.0, 1.9])
+
+
+def test_the_bound_for_any_order_takes_the_dearest_second_first_and_waits_when_nothing_is_left_to_save() -> None:
+    """One forward and one backward of 96, 74 and 60 J: 1 s at 44 W, 2 s at 14 W, and waiting with 4 W throughout."""
+    profile = HAND_MADE[1]
+    a_hundredth = InstructionProfile(tuple(replace(option, energy_j=option.energy_j / 100) for option in OPTIONS))
+    weak = PipelineProfile(dict.fromkeys(profile.classes, a_hundredth), 0.04)
+
+    for time_s, effective_j in ((2.0, 192.0), (2.5, 170.0), (3.0, 148.0), (4.0, 134.0), (5.0, 120.0), (9.0, 120.0)):
+        assert any_order_bound_j(profile, 1, 1, time_s) == pytest.approx(effective_j + 4.0 * time_s)
+        assert any_order_bound_j(weak, 1, 1, time_s) == pytest.approx((effective_j + 4.0 * time_s) / 100)
+    two = PipelineProfile({InstructionClass(r, k): InstructionProfile(OPTIONS) for r in (0, 1) for k in (F, B)}, 4.0)
+    # stage 1 has two seconds less: one forward and one backward of stage 0
+    assert any_order_bound_j(two, 2, 1, 4.5) == pytest.approx(127.0 + 170.0 + 2 * 4.0 * 4.5)
+    assert any_order_min_time_s(two, 2, 3) == pytest.approx(8.0)

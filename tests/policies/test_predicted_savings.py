@@ -1,0 +1,111 @@
+"""What a policy says of a job whose clocks nobody may set: a range that holds what the same job saves when they may."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.errors import PlanError
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
+from gpuenergyd_policies.uniform import Uniform
+from tests.support.virtual_training import A100Work, VirtualTraining, Work
+
+F, B = InstructionKind.F, InstructionKind.B
+
+
+def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
+    work: dict[tuple[int, InstructionKind], Work] = {}
+    for rank, scale in enumerate((1.0, 0.93, 1.0, 1.10)):
+        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
+        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    return VirtualTraining(one_forward_one_backward(4, 8), work, policy, **overrides)  # type: ignore[arg-type]
+
+
+def observed_view(**overrides: object) -> JobView:
+    """The view of a job that has run at full speed only and will never do anything else."""
+    run = training(FullSpeed(), **overrides)
+    run.run(16)
+    view = run.job.view()
+    assert view is not None
+    return replace(view, can_set_clocks=False, issued_plans=())
+
+
+def would_save_ratio(plan: ClockPlan) -> float:
+    assert plan.predicted is not None
+    assert plan.predicted.baseline_energy_j is not None
+    return 1 - plan.predicted.energy_j / plan.predicted.baseline_energy_j
+
+
+@pytest.mark.parametrize(("policy", "max_slowdown_ratio"), [(BubbleAware(), 0.0), (Uniform(), 0.1)])
+def test_the_predicted_range_holds_what_the_same_job_saves_under_control(
+    policy: ClockPolicy, max_slowdown_ratio: float
+) -> None:
+    plan = policy.next_plan(observed_view(max_slowdown_ratio=max_slowdown_ratio))
+    controlled = training(type(policy)(), max_slowdown_ratio=max_slowdown_ratio)
+    controlled.run(60)
+
+    saving = controlled.job.saving()
+    assert saving is not None
+    assert saving.saving_ratio is not None
+    low, high = plan.figure("saving_low_ratio"), plan.figure("saving_high_ratio")
+    assert low is not None
+    assert high is not None
+    assert plan.purpose is PlanPurpose.WOULD_BE
+    assert low <= would_save_ratio(plan) <= high
+    assert low <= saving.saving_ratio.estimate <= high
+    assert "assumed" in plan.reason
+
+
+def test_a_would_be_plan_keeps_the_owed_time() -> None:
+    view = observed_view()
+    plan = BubbleAware().next_plan(view)
+
+    assert plan.predicted is not None
+    assert plan.predicted.iteration_time_s <= view.baseline.iteration_time_s * (1 + 1e-6)
+
+
+def test_without_energy_nothing_is_said_to_be_saved() -> None:
+    view = observed_view()
+    blind = [replace(o, ranks=tuple(replace(rank, energy_j=None) for rank in o.ranks)) for o in view.observations]
+
+    plan = BubbleAware().next_plan(replace(view, observations=tuple(blind)))
+
+    assert plan.predicted is None
+    assert plan.reason == "cannot say what would be saved: no energy was measured on rank 0"
+
+
+def test_a_would_be_plan_is_never_carried_out() -> None:
+    view = observed_view()
+    plan = BubbleAware().next_plan(view)
+
+    with pytest.raises(PlanError, match="would-be plan"):
+        check_plan(plan, view.schedule, [gpu.supported_sm_clocks_mhz for gpu in view.gpus])
+
+
+@pytest.mark.parametrize("policy", [BubbleAware(), Uniform()])
+def test_nothing_is_said_of_a_job_whose_instructions_nobody_has_timed(policy: ClockPolicy) -> None:
+    view = observed_view()
+    untimed = tuple(replace(o, instruction_samples=()) for o in view.observations)
+
+    plan = policy.next_plan(replace(view, observations=untimed))
+
+    assert plan.ranks == ()
+    assert "cannot say what would be saved: some instructions have not been timed" in plan.reason
+
+
+def test_a_gpu_of_a_single_clock_is_left_as_it_is() -> None:
+    view = observed_view()
+    fixed = replace(view, gpus=tuple(replace(gpu, supported_sm_clocks_mhz=(1410,)) for gpu in view.gpus))
+    running = ClockPlan("running", PlanPurpose.TUNED)
+
+    assert "single clock" in BubbleAware().next_plan(fixed).reason
+    assert BubbleAware().next_plan(replace(fixed, issued_plans=(running,))) is running
+
+
+def test_no_frontier_is_claimed_of_a_plan_whose_profile_is_gone() -> None:
+    view = replace(observed_view(), issued_plans=(ClockPlan("tuned", PlanPurpose.TUNED),), observations=())
+
+    assert BubbleAware().frontier(view) == ()
