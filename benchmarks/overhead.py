@@ -40,9 +40,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers.gpt_pipeline import GptRank
-from gpuenergyd_trainers.handle import Handle
-from gpuenergyd_trainers.simulated_timing import SimulatedTimer
+from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
+from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
 from tests.support.processes import child_pids

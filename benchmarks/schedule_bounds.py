@@ -10,7 +10,7 @@ from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from gpuenergyd_trainers.gpt_model import simulated_works
+from gpuenergyd_trainers.demo.gpt_model import simulated_works
 
 _GPU_MODEL = "a100-sxm"
 

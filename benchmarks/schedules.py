@@ -47,9 +47,9 @@ from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.store import open_history
-from gpuenergyd_trainers.gpt_model import loss_of
-from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank
-from gpuenergyd_trainers.handle import Handle
+from gpuenergyd_trainers.demo.gpt_model import loss_of
+from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon

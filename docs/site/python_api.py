@@ -20,7 +20,7 @@ PUBLIC_MODULES = {
         "gpuenergyd_trainers.lightning",
         "gpuenergyd_trainers.huggingface",
         "gpuenergyd_trainers.loop",
-        "gpuenergyd_trainers.handle",
+        "gpuenergyd_trainers.joining.handle",
     ),
     "For policies": (
         "gpuenergyd.core.policy_api.policy",

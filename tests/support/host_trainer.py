@@ -26,10 +26,10 @@ from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers.across_hosts import PipelineMember, PipelinePlace
-from gpuenergyd_trainers.job_store import JobStore
-from gpuenergyd_trainers.replica_paces import WholeReplica
-from gpuenergyd_trainers.simulated_timing import SimulatedTimer
+from gpuenergyd_trainers.across_hosts.job_store import JobStore
+from gpuenergyd_trainers.across_hosts.pipeline_rank import PipelineMember, PipelinePlace
+from gpuenergyd_trainers.across_hosts.replica_paces import WholeReplica
+from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
 
 NUM_STAGES, NUM_REPLICAS, STAGES_PER_HOST = 4, 2, 2

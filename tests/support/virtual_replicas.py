@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
 from gpuenergyd.core.job.messages import StragglerChanged
-from gpuenergyd_trainers.replica_paces import ReplicaPaces
+from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
 from tests.support.virtual_training import VirtualTraining
 

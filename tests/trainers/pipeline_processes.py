@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuenergyd_trainers.handle import Handle
+from gpuenergyd_trainers.joining.handle import Handle
 from tests.client.fake_daemon import wait_for_report
 
 RUN_LIMIT_S = 400.0

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from gpuenergyd.core.pipeline.schedules import make_schedule, stage_of_chunk
-from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon
 from tests.trainers.executed import TracedStage, share_trace

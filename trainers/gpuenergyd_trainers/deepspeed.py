@@ -13,10 +13,10 @@ from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import UsageError
-from gpuenergyd_trainers.handle import Handle
-from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
-from gpuenergyd_trainers.replica_paces import join_replicas
-from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
+from gpuenergyd_trainers.across_hosts.replica_paces import join_replicas
+from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows, timer_for
+from gpuenergyd_trainers.joining.wrapping import Call, WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
 

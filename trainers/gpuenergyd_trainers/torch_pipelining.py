@@ -20,11 +20,11 @@ from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import NOT_RECORDED, InstructionTimer
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
-from gpuenergyd_trainers.across_hosts import PipelinePlace, find_part, spans_hosts
-from gpuenergyd_trainers.handle import Handle
-from gpuenergyd_trainers.ordered_rank import OrderedRank, order_rows, timer_for
-from gpuenergyd_trainers.replica_paces import join_replicas
-from gpuenergyd_trainers.wrapping import Call, WrappedAttribute
+from gpuenergyd_trainers.across_hosts.pipeline_rank import PipelinePlace, find_part, spans_hosts
+from gpuenergyd_trainers.across_hosts.replica_paces import join_replicas
+from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows, timer_for
+from gpuenergyd_trainers.joining.wrapping import Call, WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
 

@@ -168,7 +168,7 @@ def _run(request: DemoRequest, folder: Path, held_fds: Sequence[int], *, as_json
             training = children.start(
                 "training",
                 [
-                    "gpuenergyd_trainers.gpt_demo",
+                    "gpuenergyd_trainers.demo.gpt",
                     "--world", str(world),
                     "--stages", str(request.num_gpus),
                     "--microbatches", str(request.num_microbatches),

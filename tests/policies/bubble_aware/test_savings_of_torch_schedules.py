@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.gpu.drivers.device_model import InstructionWork, blocking_power_w, instruction_time_s, working_power_w
 from gpuenergyd.gpu.drivers.device_parameters import device_parameters
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_trainers.gpt_model import simulated_works
+from gpuenergyd_trainers.demo.gpt_model import simulated_works
 from tests.support.virtual_training import VirtualTraining
 
 pytestmark = pytest.mark.torch

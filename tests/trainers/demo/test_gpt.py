@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("torch")
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers import gpt_demo
-from gpuenergyd_trainers.gpt_model import layers_per_stage, simulated_works
+from gpuenergyd_trainers.demo import gpt as gpt_demo
+from gpuenergyd_trainers.demo.gpt_model import layers_per_stage, simulated_works
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support.processes import child_pids
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gpuenergyd_trainers.job_store import JobStore
-from gpuenergyd_trainers.replica_paces import ReplicaPaces
+from gpuenergyd_trainers.across_hosts.job_store import JobStore
+from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
 
 

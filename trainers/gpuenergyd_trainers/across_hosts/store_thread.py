@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from gpuenergyd_trainers.job_store import Store
+from gpuenergyd_trainers.across_hosts.job_store import Store
 
 logger = logging.getLogger("gpuenergyd.trainers")
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd_trainers.handle import Handle
-from gpuenergyd_trainers.job_store import JobStore, Store, find_store_address
-from gpuenergyd_trainers.own_daemon import OwnDaemon
-from gpuenergyd_trainers.store_thread import PERIOD_S, STORE_LIMIT_S, StoreThread
+from gpuenergyd_trainers.across_hosts.job_store import JobStore, Store, find_store_address
+from gpuenergyd_trainers.across_hosts.local_daemon import OwnDaemon
+from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, STORE_LIMIT_S, StoreThread
+from gpuenergyd_trainers.joining.handle import Handle
 
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024

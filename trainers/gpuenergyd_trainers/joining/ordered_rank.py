@@ -24,7 +24,7 @@ def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> Instru
     """Return a timer for instructions on a torch device, with room for any order of so many microbatches."""
     capacity = _MAX_INSTRUCTIONS_PER_MICROBATCH * num_microbatches * num_chunks + 1
     if getattr(device, "type", None) == "cuda":
-        from gpuenergyd_trainers.cuda_timing import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
+        from gpuenergyd_trainers.timing.cuda_events import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
 
         return CudaRecorder(device, capacity)
     return HostRecorder(capacity)

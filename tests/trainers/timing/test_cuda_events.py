@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpuenergyd_trainers import cuda_timing  # noqa: E402  after the skip
-from gpuenergyd_trainers.cuda_timing import CudaRecorder  # noqa: E402
+from gpuenergyd_trainers.timing import cuda_events as cuda_timing  # noqa: E402  after the skip
+from gpuenergyd_trainers.timing.cuda_events import CudaRecorder  # noqa: E402
 
 NS_PER_MS = 1_000_000
 

@@ -8,8 +8,8 @@ import torch
 from torch.distributed import pipelining
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers.gpt_model import build_stage, loss_of, make_batch, simulated_works
-from gpuenergyd_trainers.simulated_stage import SimulatedTimer, SimulationHandle, simulate
+from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch, simulated_works
+from gpuenergyd_trainers.demo.simulated_stage import SimulatedTimer, SimulationHandle, simulate
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 
 _LEARNING_RATE = 3e-3

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers.gpt_pipeline import GptRank
+from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.host_trainer import enter_namespace
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 
 from gpuenergyd.wire.messages import OrderRow
-from gpuenergyd_trainers.ordered_rank import OrderedRank
-from gpuenergyd_trainers.wrapping import WrappedAttribute
+from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
+from gpuenergyd_trainers.joining.wrapping import WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
 

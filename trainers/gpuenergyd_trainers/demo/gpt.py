@@ -1,6 +1,6 @@
 """A small GPT in a real torch pipeline over gloo, one process per stage, on simulated GPUs if a world is given.
 
-    python -m gpuenergyd_trainers.gpt_demo --world WORLD --stages 4 --job gpt-demo
+    python -m gpuenergyd_trainers.demo.gpt --world WORLD --stages 4 --job gpt-demo
 
 starts all ranks; with --rank it is one of them. Training runs for --iterations, or until --stop-file appears, or
 until SIGTERM; every rank dies with its parent.
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, ScheduleError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd_trainers.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
 
 _PR_SET_PDEATHSIG = 1
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gpuenergyd_trainers.gpt_demo", description=(__doc__ or "").partition("\n")[0]
+        prog="gpuenergyd_trainers.demo.gpt", description=(__doc__ or "").partition("\n")[0]
     )
     add = parser.add_argument
     add("--rank", type=int, help="run this rank only")

@@ -26,10 +26,10 @@ from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.distributed.plan_windows import MemberNews, Term, TermGiver
 from gpuenergyd.core.distributed.stragglers import StragglerRules
 from gpuenergyd.wire.client_codec import decode_iteration_reply
-from gpuenergyd_trainers.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
-from gpuenergyd_trainers.own_daemon import OwnDaemon
-from gpuenergyd_trainers.replica_paces import ReplicaPaces
-from gpuenergyd_trainers.store_thread import PERIOD_S, STORE_LIMIT_S, StoreThread
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
+from gpuenergyd_trainers.across_hosts.local_daemon import OwnDaemon
+from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
+from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, STORE_LIMIT_S, StoreThread
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
