@@ -51,7 +51,7 @@ lint: $(STAMP)  ## ruff: rules and format
 
 types: $(STAMP)  ## mypy and pyright
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks
+	$(BIN)/mypy benchmarks/runs
 	$(BIN)/pyright
 
 layers: $(STAMP)  ## import-linter: the arrows of the architecture
@@ -76,10 +76,10 @@ format: $(STAMP)  ## let ruff mend what it can
 
 coverage: $(STAMP)  ## the tests once more, slower, counting lines that run, in child processes and kernels too; it fails below 92 %, or 98 % in core and policies
 	-$(BIN)/python -m tests.support.framework_environments
-	$(BIN)/python benchmarks/line_coverage.py $(COVERAGE_ARGS)
+	$(BIN)/python benchmarks/runs/line_coverage.py $(COVERAGE_ARGS)
 
 mutation: $(STAMP)  ## small wrong changes to core and planning: do the tests notice? SAMPLE=200 SEED=1; it fails below 80 %
-	$(BIN)/python benchmarks/mutation.py --sample $(SAMPLE) --seed $(SEED) $(MUTATION_ARGS)
+	$(BIN)/python benchmarks/runs/mutation.py --sample $(SAMPLE) --seed $(SEED) $(MUTATION_ARGS)
 
 fuzz: $(STAMP)  ## 100,000 mutated messages over the sockets, as many in process; made-up requests from the API description
 	FUZZ_MESSAGES=100000 timeout 1500 $(BIN)/python -m pytest -q -s tests/daemon/api/test_socket_fuzz.py tests/daemon/api/test_fuzz.py tests/daemon/api/test_schemathesis.py
@@ -89,29 +89,29 @@ $(RIVAL): $(STAMP)
 	-@$(BIN)/python -m pip install --quiet --constraint constraints.txt lowtime==0.3.0 && touch $@
 
 bench: $(STAMP) $(RIVAL)  ## every benchmark, an hour at most, and docs/benchmarks.md from it; ONLY="store load" runs these alone
-	$(BIN)/python -m evidence $(if $(ONLY),--only $(ONLY)) $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.report $(if $(ONLY),--only $(ONLY)) $(BENCH_ARGS)
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
-	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/runs/planner.py
 
 bench-profiling: $(STAMP)  ## iterations, regret and slowdown of online profiling beside EnvPipe's and a full sweep
-	$(BIN)/python benchmarks/profiling.py
+	$(BIN)/python benchmarks/runs/profiling.py
 
 bench-carbon: $(STAMP)  ## forecast skill and captured share of the timing gain, per zone
-	$(BIN)/python benchmarks/carbon.py
+	$(BIN)/python benchmarks/runs/carbon.py
 
 bench-emulation: $(STAMP)  ## GPT-3 175B on up to 8,192 GPUs: EnvPipe, Perseus and ours, with and without a straggler
-	$(BIN)/python benchmarks/emulation.py
+	$(BIN)/python benchmarks/runs/emulation.py
 
 package: $(STAMP)  ## wheel, sdist, Debian package and bill of materials into dist/, the same bytes for the same commit
-	$(BIN)/python -m release dist
+	$(BIN)/python -m tools.release dist
 
 audit: $(STAMP)  ## known vulnerabilities of what constraints.txt pins; asks the index, or a copy of the PyPA's advisory database: ADVISORIES=folder
 	@test -n "$(ADVISORIES)" -o -x build/audit/bin/pip-audit || { $(BIN)/python -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
-	$(BIN)/python -m release.audit $(if $(ADVISORIES),--advisories $(ADVISORIES),build/audit/bin/pip-audit)
+	$(BIN)/python -m tools.release.audit $(if $(ADVISORIES),--advisories $(ADVISORIES),build/audit/bin/pip-audit)
 
 pythons: $(STAMP)  ## the wheel on every Python from 3.11 to 3.14 that can be had
-	.ci/pythons
+	tools/ci/pythons
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) .frameworks dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

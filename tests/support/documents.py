@@ -3,7 +3,7 @@
 With `--quick` first, without those that are slow.
 
 ```sh         runs in a test, in order, in a temporary folder, beside a simulated daemon
-```sh slow    runs for minutes or installs something: `.ci/strangers` runs it
+```sh slow    runs for minutes or installs something: `tools/ci/newcomer` runs it
 ```sh host    needs root, systemd or a GPU: its commands and options are checked, not run
 """
 

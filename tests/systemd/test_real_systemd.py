@@ -1,6 +1,6 @@
 """The installed units under a real systemd, process 1 of namespaces of its own: simulated GPUs, real everything else.
 
-Time limits here are generous; `benchmarks/systemd_faults.py` measures them.
+Time limits here are generous; `benchmarks/runs/systemd_faults.py` measures them.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What other zones taught: a forecast for any zone from its last week alone, no training needed.
 
 `prior.npz` holds a ridge over shape and local features and three small neural networks over shape features, all fitted
-by `benchmarks/carbon_prior.py TRACES --out prior.npz` as it is, on public hourly traces up to 2023 (Electricity
+by `benchmarks/runs/carbon_prior.py TRACES --out prior.npz` as it is, on public hourly traces up to 2023 (Electricity
 Maps, ODbL 1.0; EIA; ENTSO-E); it holds coefficients, no data. Their weighted mean is the forecast.
 A replay of one of those zones before LEARNED_UNTIL_AT is no test: the prior has seen those years.
 """

@@ -12,7 +12,7 @@ from tests.support.kill_rig import VICTIMS, KillRig
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
 def test_deaths_at_random_moments_leave_no_gpu_lowered(tmp_path: Path) -> None:
-    """77 clients and at least eight of each other victim; `benchmarks/kill_matrix.py` kills a thousand."""
+    """77 clients and at least eight of each other victim; `benchmarks/runs/kill_matrix.py` kills a thousand."""
     rig = KillRig(tmp_path, random.Random(24), weights=(70, 6, 6, 6, 6, 6))
     try:
         trials = list(rig.run(120))

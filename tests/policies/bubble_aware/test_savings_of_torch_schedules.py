@@ -1,6 +1,6 @@
 """What the default policy saves on the demo's pipeline under torch's simplest schedules, in virtual time.
 
-`benchmarks/schedules.py` measures all seven in real ones; those with two stages on a rank take long to plan.
+`benchmarks/runs/schedules.py` measures all seven in real ones; those with two stages on a rank take long to plan.
 """
 
 from functools import cache

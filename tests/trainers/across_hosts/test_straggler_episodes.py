@@ -33,7 +33,7 @@ def episode(*, is_followed: bool, reported: float = 0.08) -> Episode:
 
 
 def benchmark() -> ModuleType:
-    path = Path(__file__).resolve().parents[3] / "benchmarks" / "two_hosts.py"
+    path = Path(__file__).resolve().parents[3] / "benchmarks" / "runs" / "two_hosts.py"
     spec = importlib.util.spec_from_file_location("two_hosts_benchmark", path)
     assert spec is not None
     assert spec.loader is not None

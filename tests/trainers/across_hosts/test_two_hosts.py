@@ -81,7 +81,7 @@ def check(episode: Episode) -> None:
 
 @pytest.mark.fault(46)
 def test_a_straggler_is_followed_across_hosts_and_a_cut_link_ends_the_plan_on_both(tmp_path: Path) -> None:
-    """Under bubble-aware; how many iterations it takes is measured by benchmarks/two_hosts.py."""
+    """Under bubble-aware; how many iterations it takes is measured by benchmarks/runs/two_hosts.py."""
     with hosts_or_skip(tmp_path, policy="bubble-aware") as hosts:
         hosts.start_training()
         hosts.wait_for_plan(LIMIT_S)

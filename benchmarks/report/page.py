@@ -1,0 +1,112 @@
+"""Writes docs/benchmarks.md: prose from sections/, figures from results/, nothing else."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from benchmarks.report.results import RESULTS, Result, read_result
+from benchmarks.report.runs import RUNS
+
+SECTIONS = Path(__file__).with_name("sections")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+SECTION_ORDER = (
+    "introduction", "planner", "emulation", "profiling", "client", "schedules", "restores", "sampling", "hanging-call",
+    "carbon", "store", "fleet", "load", "two-hosts", "device-model", "real-gpus", "tests",
+)  # fmt: skip
+
+
+def rendered_page(results: Path = RESULTS) -> str:
+    """Return the page that these results give."""
+    kept = {run.name: read_result(run.name, results) for run in RUNS}
+    environment = Environment(
+        loader=FileSystemLoader(SECTIONS),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+        autoescape=False,
+    )
+    environment.filters.update(FILTERS)
+    environment.globals.update(
+        figures={name: result.figures for name, result in kept.items()},
+        runs=RUNS,
+        kept=kept,
+        stamp=lambda name: stamp(kept[name]),
+        table=table,
+        tables=lambda name, *headings: tables(kept[name].figures, headings),
+        earlier=earlier,
+    )
+    sections = [environment.get_template(f"{name}.md.j2").render().strip() for name in SECTION_ORDER]
+    return "\n\n".join(sections) + "\n"
+
+
+def earlier(name: str) -> str:
+    """Return what this section said before `make bench` wrote it."""
+    text = (SECTIONS / "earlier" / f"{name}.md").read_text(encoding="utf-8").strip()
+    return f"*From before `make bench` wrote this page:*\n\n{text}"
+
+
+def stamp(result: Result) -> str:
+    """Return one paragraph: when, on what and how figures were taken, and whether the last attempt failed."""
+    sentences = []
+    if (given := result.circumstances) is not None:
+        versions = ", ".join(f"{name} {number}" for name, number in sorted(given.versions.items()))
+        sentences.append(
+            f"{given.measured_at}, {given.architecture}, {given.num_cores} cores, load {given.load_before} before"
+            f" and {given.load_after} after, {given.duration_s:.0f} s; Python {given.python}, {versions}:"
+            f" `{given.command}`."
+        )
+        if not result.is_met:
+            sentences.append("**By its own exit status a target was missed.**")
+    if result.failed is not None:
+        since = "these are the last figures" if given else "there are no figures yet"
+        sentences.append(f"Tried {result.failed.at} without figures ({_quoted(result.failed.reason)}): {since}.")
+    elif given is None:
+        sentences.append(f"Not measured yet; `make bench ONLY={result.name}` does.")
+    return " ".join(sentences)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("|", "/").replace("`", "'")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines).replace("| --- ", "|---")
+
+
+def tables(figures: Mapping[str, Any], headings: Sequence[str]) -> str:
+    """Return tables that a benchmark printed, under its headings; all of them where none is named."""
+    chosen = [name for name in figures if not headings or any(name.startswith(h) for h in headings)]
+    return "\n\n".join(
+        (f"### {name}\n\n" if name else "") + table(figures[name]["columns"], figures[name]["rows"]) for name in chosen
+    )
+
+
+def _fixed(scale: float) -> Callable[..., str]:
+    def told(value: float | None, digits: int = 1) -> str:
+        return "-" if value is None else f"{scale * value:.{digits}f}"
+
+    return told
+
+
+def _signed(ratio: float | None, digits: int = 1) -> str:
+    return "-" if ratio is None else f"{100 * ratio:+.{digits}f}"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "percent": _fixed(100.0),
+    "ms": _fixed(1e3),
+    "fixed": _fixed(1.0),
+    "signed": _signed,
+    "median": median,
+    "count": _count,
+}

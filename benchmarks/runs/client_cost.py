@@ -1,0 +1,200 @@
+"""What the client costs a training process: per instruction, per clock change, per iteration.
+
+    python benchmarks/runs/client_cost.py [--rounds 400] [--instructions 64] [--json]
+
+One process plays a training thread; a scripted daemon in another answers on real sockets and gives one rank a plan that
+changes the clock at every instruction. Each round times one iteration of each kind, in turn, so that whatever else the
+machine does meets all of them alike; the empty loop beside them is the control and is subtracted. A round begins when
+the reporter has nothing left to do, as it has in training, where an iteration is far longer than its report.
+
+`instruction` is what the client's two calls cost, `wrapped` the same through the torch pipelining adapter, whose
+wrappers are around every forward and backward; `iteration` is what the training thread does at its begin and end, and
+`reporter` the CPU time that the background thread takes for its report, which the training thread may have to wait for
+when both want the interpreter at once. Needs the checkout.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd_trainers.torch_pipelining import attach
+from tests.client.fake_daemon import FakeDaemon, plan_slice, wait_for_report
+
+LIMITS_US = {"instruction": 1.0, "clock_change": 15.0, "iteration": 200.0}
+PLAIN, TUNED, WRAPPED = range(3)
+WARM_UP_ROUNDS = 20
+NS_PER_US = 1_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--instructions", type=int, default=64, help="per iteration")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        daemon = context.Process(target=serve, args=(Path(folder), theirs, options.instructions))
+        daemon.start()
+        ours.recv()
+        try:
+            result = measure(str(Path(folder) / "daemon.sock"), options.rounds, options.instructions)
+        finally:
+            ours.send("end")
+            daemon.join()
+    if options.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+    return 0 if result["holds"] else 1
+
+
+def serve(folder: Path, pipe: Connection, num_instructions: int) -> None:
+    """Be the daemon until told otherwise."""
+    with FakeDaemon(folder) as daemon:
+        changes = [(kind, m, 0, 0, 900 + 15 * (m % 20)) for m in range(num_instructions // 2) for kind in "FB"]
+        daemon.plans_by_pp_rank[TUNED] = [plan_slice(1, 0, changes)]
+        pipe.send("ready")
+        pipe.recv()
+
+
+def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[str, Any]:
+    """Return medians and spreads, in microseconds, and whether the limits hold."""
+    rows = [(kind, m) for m in range(num_instructions // 2) for kind in "FB"]
+    order = [(kind, m, 0) for kind, m in rows]
+    fields: dict[str, Any] = {"job_name": "cost", "run_key": "r", "schedule_name": "1f1b", "socket_path": socket_path}
+    fields |= {"num_microbatches": num_instructions // 2, "num_pp_ranks": 3, "order": order}
+    clients = {rank: RankClient(**fields, pp_rank=rank, gpu_uuid=f"GPU-{rank}") for rank in (PLAIN, TUNED)}
+    stage, schedule = bare_stage(), SimpleNamespace(step=lambda: None)
+    handle = attach(schedule, job="cost", gpu_uuid="GPU-2", stages=[stage], num_microbatches=num_instructions,
+                    socket_path=socket_path, run_key="r", dp_rank=0)  # fmt: skip
+    assert handle.is_attached
+    bare = bare_stage()
+
+    def mark(client: RankClient) -> Callable[[], None]:
+        def run() -> None:
+            begin, end = client.begin_instruction, client.end_instruction
+            for kind, microbatch_index in rows:
+                end(begin(kind, microbatch_index))
+
+        return run
+
+    def empty() -> None:
+        for _kind, _microbatch_index in rows:
+            pass
+
+    def forwards_of(one: Any) -> Callable[[], None]:
+        def run() -> None:
+            for _kind, microbatch_index in rows:
+                one.forward_one_chunk(microbatch_index, ())
+
+        return run
+
+    wrapped_rank: RankClient = handle._rank.client  # type: ignore[union-attr]  # noqa: SLF001  attached, as asserted
+    kinds = {
+        "control": (None, empty),
+        "instruction": (clients[PLAIN], mark(clients[PLAIN])),
+        "clock_change": (clients[TUNED], mark(clients[TUNED])),
+        "bare": (None, forwards_of(bare)),
+        "wrapped": (wrapped_rank, forwards_of(stage)),
+    }
+    samples_us: dict[str, list[float]] = {name: [] for name in (*kinds, "iteration", "reporter")}
+    epochs: list[int] = []
+    for round_index in range(WARM_UP_ROUNDS + num_rounds):
+        took_us, iterations_us = {}, []
+        cpu_before_ns, thread_before_ns = time.process_time_ns(), time.thread_time_ns()
+        for name, (client, run) in kinds.items():
+            if client is not None:
+                iterations_us.append(timed_us(client.begin_iteration))
+                wait_until_reported(client, socket_path)
+            took_us[name] = timed_us(run) / num_instructions
+            if client is not None:
+                iterations_us[-1] += timed_us(client.end_iteration)
+        if round_index < WARM_UP_ROUNDS:
+            continue
+        elsewhere_ns = (time.process_time_ns() - cpu_before_ns) - (time.thread_time_ns() - thread_before_ns)
+        samples_us["reporter"].append(elsewhere_ns / NS_PER_US / len(iterations_us))
+        samples_us["iteration"].append(statistics.mean(iterations_us))
+        samples_us["control"].append(took_us["control"])
+        samples_us["bare"].append(took_us["bare"])
+        samples_us["instruction"].append(took_us["instruction"] - took_us["control"])
+        samples_us["clock_change"].append(took_us["clock_change"] - took_us["control"])
+        samples_us["wrapped"].append(took_us["wrapped"] - took_us["bare"])
+        epochs.append(clients[TUNED].plan_epoch)
+    num_errors = sum(client.total_errors for client in (*clients.values(), wrapped_rank))
+    for client in clients.values():
+        client.release()
+    handle.detach()
+    assert set(epochs) == {1}, "the plan was not followed"
+    assert num_errors == 0, f"{num_errors} errors in the client"
+    figures = {name: summary(values) for name, values in samples_us.items()}
+    return {
+        "n": num_rounds,
+        "instructions_per_iteration": num_instructions,
+        **{f"{name}_us": figure for name, figure in figures.items()},
+        "limits_us": LIMITS_US,
+        "holds": all(figures[name]["median"] <= limit for name, limit in LIMITS_US.items()),
+    }
+
+
+def bare_stage() -> Any:
+    """Return a stage whose methods do nothing, with what the adapter looks at."""
+
+    class Stage:
+        stage_index, group_size, group_rank, is_last, has_backward, device, group = 0, 1, 0, False, True, None, None
+
+        def forward_one_chunk(self, fwd_chunk_id: int, args: Any) -> None:
+            """Do nothing."""
+
+        def backward_one_chunk(self, bwd_chunk_id: int) -> None:
+            """Do nothing."""
+
+        def backward_weight_one_chunk(self, bwd_chunk_id: int) -> None:
+            """Do nothing."""
+
+    return Stage()
+
+
+def wait_until_reported(client: RankClient, socket_path: str) -> None:
+    """Return when the report that this iteration's begin has sent off has come."""
+    if client.iteration_index > 0:
+        wait_for_report(socket_path, client.pp_rank, client.iteration_index - 1)
+
+
+def timed_us(run: Callable[[], Any]) -> float:
+    begin_ns = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - begin_ns) / NS_PER_US
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    ranked = sorted(values)
+    return {
+        "median": round(statistics.median(ranked), 3),
+        "p5": round(ranked[len(ranked) // 20], 3),
+        "p95": round(ranked[-1 - len(ranked) // 20], 3),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{'':<14}{'median':>10}{'p5':>10}{'p95':>10}{'limit':>9}   us, n = {result['n']}")
+    for name in ("control", "instruction", "bare", "wrapped", "clock_change", "iteration", "reporter"):
+        figure, limit = result[f"{name}_us"], result["limits_us"].get(name)
+        print(f"{name:<14}{figure['median']:>10.3f}{figure['p5']:>10.3f}{figure['p95']:>10.3f}{limit or '':>9}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""How quickly the daemon answers `status` while a driver call of its worker does not return.
+
+    python benchmarks/runs/hanging_call.py [--seconds 14] [--json]
+
+Eight simulated GPUs through the real NVML binding and the tests' driver library. Needs the checkout and a C compiler.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.support.daemon_process import DaemonProcess
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.fake_nvml.library import build_library
+from tests.support.waiting import wait_until
+
+STUCK_INDEX = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=14.0, help="the call is given up after 10")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures = measure(options.seconds)
+    print(json.dumps(figures) if options.json else "\n".join(f"{name:<20}{value}" for name, value in figures.items()))
+    return 0
+
+
+def measure(seconds: float) -> dict[str, float | str]:
+    """Return the times of the answers, and what the last one said of the GPU."""
+    with tempfile.TemporaryDirectory(prefix="hanging-call-") as folder:
+        daemon = DaemonProcess(Path(folder), 8, {"driver": "nvml"})
+        os.environ["LD_LIBRARY_PATH"] = str(build_library())
+        os.environ["GPUENERGYD_FAKE_NVML_WORLD"] = str(daemon.world_path)
+        with FakeNvmlControl(daemon.world_path) as control:
+            control.set_privileged(True)
+            daemon.start()
+            try:
+                wait_until(lambda: all(gpu["reading_age_s"] is not None for gpu in daemon.status()["gpus"]))
+                control.inject("nvmlDeviceGetFieldValues", gpu_index=STUCK_INDEX, num_calls=1, delay_s=60.0)
+                answered_s = []
+                until_s = time.monotonic() + seconds
+                while time.monotonic() < until_s:
+                    asked_s = time.perf_counter()
+                    status = daemon.status()
+                    answered_s.append(time.perf_counter() - asked_s)
+                    time.sleep(0.02)
+            finally:
+                daemon.stop()
+    stuck = status["gpus"][STUCK_INDEX]
+    return {
+        "num_answers": len(answered_s),
+        "median_s": round(statistics.median(answered_s), 4),
+        "p99_s": round(statistics.quantiles(answered_s, n=100)[98], 4),
+        "max_s": round(max(answered_s), 4),
+        "state": stuck["state"],
+        "reading_age_s": round(stuck["reading_age_s"], 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Kill client, core, worker, policy host or all of them at random moments: is any GPU left lowered?
+
+    python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--json]
+
+Prints how long GPUs stayed lowered after a client died (99th percentile) and after part of the daemon died (maximum:
+by whoever was left, or by `restore` when all was dead), and whether the database survived. Beside that what the machine
+and the simulated driver take by themselves in the same run: to hear of a bare process's death and make one call of the
+driver, and to start an empty interpreter. What is above that is ours. Needs the checkout.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.support.kill_rig import KillRig, Trial
+
+_OF_THE_DAEMON = ("core", "worker", "worker_and_keeper", "all")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.trials < 1:
+        parser.error(f"--trials {options.trials} must be at least 1")
+    trials: list[Trial] = []
+    bare_restores_s: list[float] = []
+    bare_starts_s: list[float] = []
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="kill-matrix-") as folder:
+        rig = KillRig(Path(folder), random.Random(options.seed))
+        try:
+            for trial in rig.run(options.trials):
+                trials.append(trial)
+                if trial.victim == "client":
+                    bare_restores_s.append(rig.time_bare_restore())
+                elif trial.victim in _OF_THE_DAEMON:
+                    bare_starts_s.append(time_bare_start())
+                if not options.json and len(trials) % 50 == 0:
+                    print(f"{len(trials)} of {options.trials}", file=sys.stderr)
+        finally:
+            rig.close()
+    result = summary(trials, bare_restores_s, bare_starts_s)
+    result["load_average"] = [round(load_before, 1), round(os.getloadavg()[0], 1)]
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:<28}{value}")
+    return 0 if result["left_lowered"] == 0 and result["database_damaged"] == 0 else 1
+
+
+def time_bare_start() -> float:
+    """Return how long an interpreter takes to start and end with nothing to do."""
+    begun_s = time.monotonic()
+    subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
+    return time.monotonic() - begun_s
+
+
+def summary(trials: list[Trial], bare_restores_s: list[float], bare_starts_s: list[float]) -> dict[str, object]:
+    client = [t.restored_after_s for t in trials if t.victim == "client" and t.num_lowered]
+    daemon = [t for t in trials if t.victim in _OF_THE_DAEMON and t.num_lowered]
+    return {
+        "trials": len(trials),
+        "trials_with_lowered_gpus": sum(t.num_lowered > 0 for t in trials),
+        "trials_by_victim": dict(Counter(t.victim for t in trials)),
+        "left_lowered": sum(t.num_left_lowered for t in trials),
+        "database_damaged": sum(t.is_database_damaged for t in trials),
+        "client_restore_p50_s": quantile(client, 0.5),
+        "client_restore_p99_s": quantile(client, 0.99),
+        "bare_restore_p50_s": quantile(bare_restores_s, 0.5),
+        "bare_restore_p99_s": quantile(bare_restores_s, 0.99),
+        "daemon_restore_max_s": quantile([t.restored_after_s for t in daemon], 1.0),
+        "daemon_restore_max_s_by_victim": {
+            victim: quantile([t.restored_after_s for t in daemon if t.victim == victim], 1.0)
+            for victim in _OF_THE_DAEMON
+        },
+        "bare_start_max_s": quantile(bare_starts_s, 1.0),
+    }
+
+
+def quantile(values_s: list[float], ratio: float) -> float | None:
+    """Return the value that this share of all does not exceed."""
+    ordered = sorted(values_s)
+    return round(ordered[min(len(ordered) - 1, int(ratio * len(ordered)))], 4) if ordered else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

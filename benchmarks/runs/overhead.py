@@ -1,0 +1,247 @@
+"""What attaching costs a training run: step times with and without it, in short segments that take turns in one run.
+
+    python benchmarks/runs/overhead.py [--pairs 40] [--steps 3] [--microbatches 8] [--compute-bound] [--json]
+
+A real torch pipeline over gloo, four ranks of the demo's GPT, under a real daemon in mode `observe`: it registers,
+records and reports as ever, and sets nothing, so the ratio is overhead and not slower clocks. Each instruction takes as
+long as a simulated GPU makes it take, so that a step is as steady as one on a GPU, and the host waits for each of them:
+whatever we add between two instructions makes the step longer, where a real GPU would still have work queued.
+With --compute-bound two ranks compute on two cores instead, which they, the daemon and whatever else runs fight for;
+such a step scatters by percents, and the null arm says by how many.
+One attachment stands for the whole run; between segments its wrappers are taken off the schedule and put on again, so
+that a plain segment runs torch's own methods and nothing else. Each pair is three segments in random order: attached,
+plain, and plain again. The third is the null arm: how far from 1 two equal segments lie is what this machine cannot
+resolve. A segment's figure is its median step on rank 0; ratios are told as their median over the pairs with a
+bootstrap 95 % interval, and `added_us` is the same of the differences, which is what a step of any length pays.
+
+Beside that, CPU time: what all ranks' processes used in attached steps over what they used in plain ones, which other
+work on the machine changes less, and what the daemon with all its processes used for one iteration of the job. The
+daemon shares the ranks' cores here, as it would not have to on a GPU host. Needs the checkout.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd_trainers.demo.gpt_pipeline import GptRank
+from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.timing.simulated import SimulatedTimer
+from gpuenergyd_trainers.torch_pipelining import attach
+from tests.support.daemon_process import running_daemon
+from tests.support.processes import child_pids
+from tests.trainers.pipeline_processes import run_ranks
+
+ATTACHED, PLAIN, NULL = "attached", "plain", "null"
+SETTLING_STEPS = 1
+"""At the begin of each segment: the first step after wrappers are put on is no iteration, and caches are cold."""
+FIRST_STEPS = 30
+"""Attached, before anything is measured: the daemon's baseline and its one prediction are over by then."""
+DURATION_SCALE = 0.5
+"""Of the demo's instructions: steps of 0.7 s; pipelines on GPUs take one and more."""
+WIDTH, TOKENS, SEQUENCES, LAYERS = 256, 64, 8, 2
+"""Compute-bound: a step of about as long on one core each."""
+NUM_RESAMPLES = 4_000
+RUN_LIMIT_S = 3_600.0
+US_PER_S = 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=3, help="in a segment, after it has settled")
+    parser.add_argument("--compute-bound", action="store_true", help="compute on the CPU, without simulated GPUs")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    settings: dict[str, Any] = {"mode": "observe", "sample_period_s": 0.1}
+    with tempfile.TemporaryDirectory() as folder, running_daemon(Path(folder) / "daemon", **settings) as daemon:
+        num_ranks = 2 if options.compute_bound else 4
+        world = None if options.compute_bound else str(daemon.world_path)
+        gpu_uuids = [str(gpu["gpu_uuid"]) for gpu in daemon.status()["gpus"]][:num_ranks]
+        sizes = (options.pairs, options.steps, options.microbatches)
+        arguments = (*sizes, world, str(daemon.socket_path), gpu_uuids, daemon.pid)
+        ranks = run_ranks(num_ranks, Path(folder), train, *arguments, limit_s=RUN_LIMIT_S)
+    steps = ranks[0]["segments"]
+    cpu = [{arm: sum(rank["cpu"][k][arm] for rank in ranks) for arm in pair} for k, pair in enumerate(ranks[0]["cpu"])]
+    plain_cores, attached_cores = (ranks[0]["daemon_cores"][arm] for arm in (PLAIN, ATTACHED))
+    step_s = statistics.median(pair[PLAIN] for pair in steps)
+    result = {
+        **told([pair[ATTACHED] / pair[PLAIN] for pair in steps], "ratio"),
+        "pairs": len(steps),
+        "null": told([pair[NULL] / pair[PLAIN] for pair in steps], "ratio"),
+        "added_us": told([US_PER_S * (pair[ATTACHED] - pair[PLAIN]) for pair in steps], "us"),
+        "cpu": told([pair[ATTACHED] / pair[PLAIN] for pair in cpu], "ratio"),
+        "cpu_null": told([pair[NULL] / pair[PLAIN] for pair in cpu], "ratio"),
+        "added_cpu_us": told([US_PER_S * (pair[ATTACHED] - pair[PLAIN]) for pair in cpu], "us"),
+        "daemon_cpu_us": round(US_PER_S * (attached_cores - plain_cores) * step_s, 1),
+        "step_s": round(step_s, 6),
+        "steps_per_segment": options.steps,
+        "ranks": num_ranks,
+        "is_simulated": world is not None,
+        "instructions_per_step": 2 * options.microbatches,
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+    if options.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+    return 0
+
+
+def train(
+    rank: int,
+    num_pairs: int,
+    num_steps: int,
+    num_microbatches: int,
+    world: str | None,
+    socket_path: str,
+    gpu_uuids: list[str],
+    daemon_pid: int,
+) -> dict[str, Any]:
+    """Run every segment of every pair on one rank; return their median step times and their CPU time per step."""
+    timer = None
+    if world is None:
+        step, schedule = computing(rank, len(gpu_uuids), num_microbatches)
+    else:
+        step, schedule, timer = simulated(rank, gpu_uuids, num_microbatches, world)
+    step()  # shapes are inferred in it
+    names: dict[str, Any] = {"job": "overhead", "run_key": "r", "gpu_uuid": gpu_uuids[rank], "socket_path": socket_path}
+    handle = attach(schedule, **names, timer=timer)
+    for _ in range(FIRST_STEPS):
+        step()
+    shuffled = random.Random(1)  # all ranks draw the same order
+    segments: list[dict[str, float]] = []
+    cpu: list[dict[str, float]] = []
+    daemon_cpu: dict[str, list[float]] = {ATTACHED: [], PLAIN: [], NULL: []}
+    switch = Switch(handle)
+    for _ in range(num_pairs):
+        segments.append({})
+        cpu.append({})
+        for arm in shuffled.sample((ATTACHED, PLAIN, NULL), 3):
+            switch.turn(is_on=arm == ATTACHED)
+            for _ in range(SETTLING_STEPS):
+                step()
+            dist.barrier()
+            began_s, cpu_began_s = time.perf_counter(), time.process_time()
+            daemon_began_s = cpu_s(daemon_pid) if rank == 0 else 0.0
+            segments[-1][arm] = statistics.median(step() for _ in range(num_steps))
+            cpu[-1][arm] = (time.process_time() - cpu_began_s) / num_steps
+            if rank == 0:
+                daemon_cpu[arm].append((cpu_s(daemon_pid) - daemon_began_s) / (time.perf_counter() - began_s))
+    switch.turn(is_on=True)
+    assert handle.is_attached, "the daemon was not followed"
+    assert handle.num_errors == 0
+    handle.detach()
+    daemon_cores = {arm: statistics.mean(shares) for arm, shares in daemon_cpu.items()} if rank == 0 else {}
+    return {"segments": segments, "cpu": cpu, "daemon_cores": daemon_cores}
+
+
+def simulated(
+    rank: int, gpu_uuids: list[str], num_microbatches: int, world: str
+) -> tuple[Callable[[], float], Any, SimulatedTimer]:
+    """Return what trains one step on a simulated GPU and how long it took, its schedule and what times instructions."""
+    training = GptRank("1f1b", rank, len(gpu_uuids), num_microbatches)
+    training.simulate_on(SimulatedHost.open(Path(world)), gpu_uuids[rank], duration_scale=DURATION_SCALE)
+    indices = itertools.count()
+
+    def step() -> float:
+        began_s = time.perf_counter()
+        training.step(next(indices))
+        return time.perf_counter() - began_s
+
+    return step, training.schedule, training.timer
+
+
+def computing(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Callable[[], float], Schedule1F1B]:
+    """Return what trains one step on the CPU and how long it took, and the schedule that runs it."""
+    torch.manual_seed(rank)
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+    stage = PipelineStage(model, rank, num_ranks, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, num_microbatches, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(num_microbatches * SEQUENCES, TOKENS, WIDTH)
+
+    def step() -> float:
+        began_s = time.perf_counter()
+        keywords: dict[str, Any] = {"target": batch, "losses": []} if rank == num_ranks - 1 else {}
+        schedule.step(*((batch,) if rank == 0 else ()), return_outputs=False, **keywords)
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - began_s
+
+    return step, schedule
+
+
+class Switch:
+    """Takes an attachment's wrappers off and puts them on again; the rank stays in its job."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._places = [(w, w._target, w._name, w._wrapper) for w in handle._wrapped]  # noqa: SLF001  nothing else has a use for it
+        self._is_on = True
+
+    def turn(self, *, is_on: bool) -> None:
+        """Have the schedule run with the wrappers, or without any."""
+        if is_on and not self._is_on:
+            for _, target, name, wrapper in self._places:
+                setattr(target, name, wrapper)
+        elif self._is_on and not is_on:
+            if self._handle._rank is not None:  # noqa: SLF001  as above
+                self._handle._rank.pause()  # noqa: SLF001  as above
+            for wrapped, *_ in reversed(self._places):
+                assert wrapped.undo()
+        self._is_on = is_on
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and its children that live, user and system."""
+    ticks = 0
+    for one in (pid, *child_pids(pid)):
+        fields = Path(f"/proc/{one}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def told(values: list[float], what: str) -> dict[str, float]:
+    """Return the median and its bootstrap 95 % interval."""
+    resampled = random.Random(2)
+    medians = sorted(statistics.median(resampled.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES))
+    low, high = medians[round(0.025 * NUM_RESAMPLES)], medians[round(0.975 * NUM_RESAMPLES) - 1]
+    digits = 5 if what == "ratio" else 1
+    median = statistics.median(values)
+    return {f"median_{what}": round(median, digits), "low": round(low, digits), "high": round(high, digits)}
+
+
+def show(result: dict[str, Any]) -> None:
+    for name, figures in ((ATTACHED, result), (NULL, result["null"]), ("cpu", result["cpu"]), ("", result["cpu_null"])):
+        print(f"{name:<9} {figures['median_ratio']:.4f}  [{figures['low']:.4f}, {figures['high']:.4f}] of plain")
+    for name in ("added_us", "added_cpu_us"):
+        figures = result[name]
+        print(f"{name:<13} {figures['median_us']:8.0f}  [{figures['low']:.0f}, {figures['high']:.0f}] per step")
+    print(
+        f"{result['pairs']} pairs of {result['steps_per_segment']} steps of {result['step_s'] * 1e3:.1f} ms,"
+        f" {result['ranks']} ranks, {result['instructions_per_step']} instructions per rank and step;"
+        f" the daemon used {result['daemon_cpu_us']:.0f} us for each; load {result['load_average']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

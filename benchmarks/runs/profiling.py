@@ -1,0 +1,426 @@
+"""How many iterations it takes to learn a job, and how far the plan then is from what perfect knowledge would give.
+
+    python benchmarks/runs/profiling.py --jobs 50 --seed 1 --json
+
+Seeded random pipelines in virtual time (simulated: no GPU), on the parameters of six GPU models: 2 % noise on each
+GPU's energy per iteration, 0.4 % on each instruction's time, thermal drift, counters that move every 100 ms, and
+times and powers that miss the fitted formulas by up to 3 %. In one run, on the same jobs: ours, EnvPipe's procedure
+(whole iterations at one clock for all, stage sums only) and a full sweep of all clocks.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import (
+    Instruction,
+    InstructionClass,
+    InstructionKind,
+    Schedule,
+    dependency_graph,
+    one_forward_one_backward,
+)
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
+from gpuenergyd.gpu.drivers.device_parameters import MODELS, DeviceParameters
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.planning.frontier import solve
+from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.switching.requests import clock_changes
+from tests.support.virtual_training import VirtualTraining
+
+F, B = InstructionKind.F, InstructionKind.B
+COMMUNICATION_LATENCY_S = 0.0015
+SWITCH_LATENCY_S = 0.006
+LOWEST_RATIO = 0.55
+
+
+@dataclass(frozen=True)
+class TrueWork:
+    """What an instruction really is: near the formulas, never on them."""
+
+    model: DeviceParameters
+    memory_time_s: float
+    compute_time_s: float
+    power_ratio: float
+    saturation: float
+    wobble_ratio: float
+    wobble_phase: float
+
+    def _actual_clock(self, sm_clock_mhz: int) -> float:
+        """Return the clock under the power cap."""
+        limit_w = self.model.default_power_limit_w * self.model.cap_settles_at_ratio
+        low, high = float(self.model.min_sm_clock_mhz), float(sm_clock_mhz)
+        if self._power_at(high) <= limit_w:
+            return high
+        for _ in range(24):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._power_at(middle) <= limit_w else (low, middle)
+        return low
+
+    def _time_at(self, clock_mhz: float) -> float:
+        scaled = self.compute_time_s * self.model.max_sm_clock_mhz / clock_mhz
+        p = self.saturation
+        return float((self.memory_time_s**p + scaled**p) ** (1 / p))
+
+    def _power_at(self, clock_mhz: float) -> float:
+        active = self.compute_time_s * self.model.max_sm_clock_mhz / clock_mhz / self._time_at(clock_mhz)
+        watts = active * self.power_ratio * self.model.typical_w_per_mhz * clock_mhz
+        wobble = 1 + self.wobble_ratio * math.sin(6 * clock_mhz / self.model.max_sm_clock_mhz + self.wobble_phase)
+        return (self.model.static_power_w + watts * voltage_ratio(self.model, clock_mhz) ** 2) * wobble
+
+    def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
+        return self._time_at(self._actual_clock(sm_clock_mhz))
+
+    def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
+        return self._power_at(self._actual_clock(sm_clock_mhz))
+
+
+@dataclass(frozen=True)
+class TrueJob:
+    """One pipeline on one model of GPU."""
+
+    model: DeviceParameters
+    schedule: Schedule
+    work: Mapping[tuple[int, InstructionKind], TrueWork]
+    clocks_mhz: tuple[int, ...]
+    seed: int
+
+    def profile(self) -> PipelineProfile:
+        """Return the tables of perfect knowledge."""
+        classes = {}
+        for (rank, kind), work in self.work.items():
+            options = [
+                ClockOption(clock, work.time_s(clock), work.time_s(clock) * work.power_w(clock))
+                for clock in self.clocks_mhz
+                if clock >= LOWEST_RATIO * self.clocks_mhz[0]
+            ]
+            classes[InstructionClass(rank, kind)] = instruction_profile(options, where="truth")
+        return PipelineProfile(classes, blocking_power_w(self.model, self.model.max_sm_clock_mhz))
+
+    def quiet_training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
+        """Return a run of this job without noise, drift or coarse counters: what is true of it."""
+        return VirtualTraining(
+            self.schedule,
+            self.work,
+            policy,
+            rules=rules,
+            switch_latency_s=SWITCH_LATENCY_S,
+            communication_latency_s=COMMUNICATION_LATENCY_S,
+            waiting_power_w=lambda clock: blocking_power_w(self.model, clock),
+            clocks_mhz=self.clocks_mhz,
+            model_name=self.model.model_name,
+        )
+
+    def training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
+        """Return a run of this job with all its noise."""
+        noise = random.Random(self.seed)
+        heat = {rank: noise.uniform(0.0, 0.004) for rank in range(self.schedule.num_ranks)}
+        return VirtualTraining(
+            self.schedule,
+            self.work,
+            policy,
+            rules=rules,
+            switch_latency_s=SWITCH_LATENCY_S,
+            latency_spread_ratio=0.5,
+            noise_ratio=0.004,
+            energy_noise_ratio=0.02,
+            counter_period_s=0.1,
+            communication_latency_s=COMMUNICATION_LATENCY_S,
+            waiting_power_w=lambda clock: blocking_power_w(self.model, clock),
+            clocks_mhz=self.clocks_mhz,
+            model_name=self.model.model_name,
+            slowdown_of=lambda rank, iteration: 1.0 + heat[rank] * (1 - math.exp(-iteration / 15)),
+            seed=self.seed,
+        )
+
+
+def random_job(seed: int) -> TrueJob:
+    """Return a pipeline drawn from a seed; GPU models take turns."""
+    draw = random.Random(seed)
+    model = sorted(MODELS.values(), key=lambda m: m.key)[seed % len(MODELS)]
+    num_ranks = draw.choice([2, 4, 4, 8])
+    num_microbatches = draw.choice([4, 8, 8, 16]) if num_ranks < 8 else draw.choice([8, 16])
+    scale_s = draw.uniform(0.03, 0.09)
+    memory_share = {F: draw.uniform(0.1, 0.45), B: draw.uniform(0.1, 0.45)}
+    work = {}
+    for rank in range(num_ranks):
+        uneven = draw.uniform(0.9, 1.12)
+        for kind in (F, B):
+            time_s = scale_s * uneven * (1.0 if kind is F else draw.uniform(1.7, 2.1))
+            work[rank, kind] = TrueWork(
+                model=model,
+                memory_time_s=time_s * memory_share[kind],
+                compute_time_s=time_s * (1 - memory_share[kind]),
+                power_ratio=draw.uniform(0.85, 1.15),
+                saturation=draw.uniform(1.0, 1.25),
+                wobble_ratio=0.03 * draw.uniform(0.3, 1.0),
+                wobble_phase=draw.uniform(0, 6.28),
+            )
+    schedule = one_forward_one_backward(num_ranks, num_microbatches)
+    return TrueJob(model, schedule, work, model.supported_sm_clocks_mhz, seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one method did on one job."""
+
+    iterations: int
+    regret_ratio: float
+    slowdown_ratio: float
+    cpu_s: float
+
+
+def judge(job: TrueJob, plan: ClockPlan) -> tuple[float, float]:
+    """Return (energy, iteration time) of a plan's clocks on the true tables."""
+    truth = job.profile()
+    graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
+    clocks: dict[Instruction, int | None] = {}
+    for rank in plan.ranks:
+        clocks.update(zip(job.schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True))
+    judged = judge_clocks(graph, truth, [clocks.get(i) or job.clocks_mhz[0] for i in graph.instructions])
+    return judged.energy_j, judged.iteration_time_s
+
+
+def perfect(job: TrueJob) -> tuple[float, float, float]:
+    """Return (energy, iteration time) of the planner that knows everything, and the time of the un-tuned run."""
+    truth = job.profile()
+    graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
+    untuned_s = baseline(graph, truth).iteration_time_s
+    solved = solve(graph, truth, deadline_s=untuned_s)
+    return solved.energy_j, solved.iteration_time_s, untuned_s
+
+
+def ours(job: TrueJob, *, num_iterations: int) -> tuple[ClockPlan, int, VirtualTraining]:
+    """Return our last plan, the iterations it took to get there (after the baseline), and the run."""
+    run = job.training(BubbleAware(), JobRules())
+    run.run(num_iterations)
+    plans = [plan_id for _, _, plan_id in run.history]
+    last = run.job.current_plan
+    begins = next((k for k, plan_id in enumerate(plans) if plan_id not in {None, "baseline"}), len(plans))
+    reached = next((k for k, plan_id in enumerate(plans) if plan_id == last.plan_id), len(plans))
+    return last, reached - begins, run
+
+
+def measure_ours(job: TrueJob, least_j: float) -> tuple[Outcome, float]:
+    """Return our outcome and the worst sustained slowdown from the first planned iteration on."""
+    begin = time.process_time()
+    plan, iterations, run = ours(job, num_iterations=12 + 60)
+    cpu_s = time.process_time() - begin
+    energy_j, _ = judge(job, plan)
+    assert run.job.baseline is not None
+    tuned = [t for t, _, p in run.history if p and p.startswith("tuned")]
+    slowdown = median(tuned[:6]) / run.job.baseline.iteration_time_s - 1 if tuned else 0.0
+    settled = median(tuned[-12:]) / run.job.baseline.iteration_time_s - 1 if tuned else 0.0
+    return Outcome(iterations, energy_j / least_j - 1, max(slowdown, settled), cpu_s), settled
+
+
+def swept_profile(job: TrueJob, clocks: Sequence[int], repeats: int, draw: random.Random) -> PipelineProfile:
+    """Return what a sweep believes: every table entry with the noise of `repeats` measurements, nothing smoothed."""
+    truth = job.profile()
+    classes = {}
+    for key, profile in truth.classes.items():
+        options = [
+            ClockOption(
+                o.sm_clock_mhz,
+                o.time_s * (1 + draw.gauss(0, 0.004) / math.sqrt(repeats * job.schedule.num_microbatches)),
+                o.energy_j * (1 + draw.gauss(0, 0.02) / math.sqrt(repeats)),
+            )
+            for o in profile.options
+            if o.sm_clock_mhz in clocks
+        ]
+        classes[key] = instruction_profile(options, where="sweep")
+    return PipelineProfile(classes, truth.blocking_power_w)
+
+
+def measure_sweep(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
+    """Every clock, five iterations each, tables taken at face value (per-instruction energy assumed to be at hand)."""
+    begin = time.process_time()
+    draw = random.Random(job.seed + 1)
+    clocks = [c for c in job.clocks_mhz if c >= LOWEST_RATIO * job.clocks_mhz[0]]
+    believed = swept_profile(job, clocks, 5, draw)
+    graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
+    owed_s = timeline(
+        graph, [believed[i.instruction_class].at_max_clock.time_s for i in graph.instructions]
+    ).iteration_time_s
+    solved = solve(graph, believed, deadline_s=owed_s)
+    plan = as_plan(job, dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)))
+    energy_j, time_s = judge(job, plan)
+    return Outcome(5 * len(clocks), energy_j / least_j - 1, time_s / untuned_s - 1, time.process_time() - begin)
+
+
+def as_plan(job: TrueJob, clocks: Mapping[Instruction, int | None]) -> ClockPlan:
+    """Return clocks as a plan."""
+    return ClockPlan(
+        "p",
+        PlanPurpose.TUNED,
+        tuple(RankClocks(r, tuple(clocks[i] for i in order)) for r, order in enumerate(job.schedule.orders)),
+    )
+
+
+def measure_envpipe(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
+    """EnvPipe (ATC'23): 90 MHz steps, six iterations each, one valley per stage, balanced reconfiguration."""
+    begin = time.process_time()
+    draw = random.Random(job.seed + 2)
+    graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
+    truth = job.profile()
+    top = job.clocks_mhz[0]
+    grid = sorted({min(job.clocks_mhz, key=lambda c: abs(c - want)) for want in range(top, int(0.57 * top), -90)})
+    valley = {}
+    for rank, order in enumerate(job.schedule.orders):
+        sums_j = {}
+        for clock in grid:
+            options = [truth[i.instruction_class].at_clock(clock) for i in order]
+            sums_j[clock] = sum(o.energy_j for o in options) * (1 + draw.gauss(0, 0.02) / math.sqrt(6))
+        valley[rank] = min(sums_j, key=lambda c: sums_j[c])
+    last, num_microbatches = job.schedule.num_ranks - 1, job.schedule.num_microbatches
+    clocks = {
+        i: top
+        if i.pp_rank == last
+        or (i.kind is F and i.microbatch_index == 0)
+        or (i.kind is B and i.microbatch_index == num_microbatches - 1)
+        else valley[i.pp_rank]
+        for i in graph.instructions
+    }
+    steps = 0
+    while steps < 400:
+        steps += 1
+        times_s = [truth[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
+        planned = timeline(graph, times_s)
+        if planned.iteration_time_s <= untuned_s * (1 + 1e-9):
+            break
+        path = [span.instruction for span in planned.critical_path() if clocks[span.instruction] < top]
+        if not path:
+            break
+        lowest = min(clocks[i] for i in path)
+        for i in path:
+            if clocks[i] == lowest:
+                clocks[i] = min(c for c in job.clocks_mhz if c >= min(top, lowest + 30))
+    energy_j, time_s = judge(job, as_plan(job, clocks))
+    return Outcome(6 * len(grid) + steps, energy_j / least_j - 1, time_s / untuned_s - 1, time.process_time() - begin)
+
+
+class OnePlan:
+    """Issues one tuned plan, so that what is judged is the measuring and not the planning."""
+
+    def __init__(self, plan: ClockPlan) -> None:
+        self._plan = plan
+
+    def next_plan(self, view: JobView) -> ClockPlan:
+        """Return the plan."""
+        return view.issued_plans[-1] if view.issued_plans else self._plan
+
+
+@dataclass(frozen=True)
+class IntervalOutcome:
+    """A measured interval of the saving and what it should contain."""
+
+    low: float
+    high: float
+    true_ratio: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it contains the truth."""
+        return self.low <= self.true_ratio <= self.high
+
+
+def measure_interval(job: TrueJob, *, num_iterations: int = 100) -> IntervalOutcome:
+    """Return the 95 % interval that a noisy run reports for the saving of a plan, and the saving without any noise."""
+    truth = job.profile()
+    graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
+    solved = solve(graph, truth, deadline_s=baseline(graph, truth).iteration_time_s)
+    clock_of = dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True))
+    changes = clock_changes(
+        timeline(graph, solved.durations_s),
+        clock_of,
+        latency=SWITCH_LATENCY_S,
+        profile=truth,
+    )
+    ranks = tuple(
+        RankClocks(r, tuple(clock_of[i] for i in order), changes[r]) for r, order in enumerate(job.schedule.orders)
+    )
+    policy = OnePlan(ClockPlan("one", PlanPurpose.TUNED, ranks))
+    quiet = job.quiet_training(policy, JobRules(proof_iterations=0))
+    quiet.run(24)
+    true_ratio = 1 - quiet.history[-1][1] / quiet.history[5][1]
+    noisy = job.training(policy, JobRules())
+    noisy.run(num_iterations)
+    saving = noisy.job.saving()
+    assert saving is not None
+    assert saving.saving_ratio is not None
+    return IntervalOutcome(saving.saving_ratio.low, saving.saving_ratio.high, true_ratio)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Return the q-quantile, the larger neighbour."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)]
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=54)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--intervals", type=int, default=100, help="runs that judge the interval of the saving")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    outcomes: dict[str, list[Outcome]] = {"ours": [], "envpipe": [], "full-sweep": []}
+    for number in range(arguments.jobs):
+        job = random_job(arguments.seed * 1000 + number)
+        least_j, _, untuned_s = perfect(job)
+        mine, settled = measure_ours(job, least_j)
+        outcomes["ours"].append(mine)
+        outcomes["envpipe"].append(measure_envpipe(job, least_j, untuned_s))
+        outcomes["full-sweep"].append(measure_sweep(job, least_j, untuned_s))
+        sweep = outcomes["full-sweep"][-1]
+        if not arguments.json:
+            print(
+                f"{number:3d} {job.model.key:10s} {job.schedule.num_ranks}x{job.schedule.num_microbatches:<3d}"
+                f" iterations {mine.iterations:3d} regret {mine.regret_ratio:+.3%} slowdown {mine.slowdown_ratio:+.3%}"
+                f" settled {settled:+.3%} | envpipe {outcomes['envpipe'][-1].regret_ratio:+.2%}"
+                f" sweep {sweep.regret_ratio:+.2%} {sweep.slowdown_ratio:+.2%}",
+                flush=True,
+            )
+    result: dict[str, dict[str, float]] = {
+        method: {
+            "iterations_p95": quantile([o.iterations for o in members], 0.95),
+            "regret_mean_ratio": mean(o.regret_ratio for o in members),
+            "regret_p95_ratio": quantile([o.regret_ratio for o in members], 0.95),
+            "slowdown_p99_ratio": quantile([o.slowdown_ratio for o in members], 0.99),
+            "cpu_s_median": median(o.cpu_s for o in members),
+            "jobs": len(members),
+        }
+        for method, members in outcomes.items()
+        if members
+    }
+    intervals = [measure_interval(random_job(arguments.seed * 1000 + k)) for k in range(arguments.intervals)]
+    saving_interval: dict[str, float] = {"runs": len(intervals)}
+    if intervals:
+        saving_interval["covered_ratio"] = mean(i.is_right for i in intervals)
+        saving_interval["width_median_ratio"] = median(i.high - i.low for i in intervals)
+    if arguments.json:
+        print(json.dumps({"simulated": True, **result, "saving_interval": saving_interval}))
+        return
+    for method, figures in {**result, "saving_interval": saving_interval}.items():
+        print(method, " ".join(f"{key}={value:.5g}" for key, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

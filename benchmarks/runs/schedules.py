@@ -1,0 +1,449 @@
+"""What each of torch's seven pipeline schedules saves on simulated GPUs, and whether it ran as it was planned.
+
+    python benchmarks/runs/schedules.py [--only NAME ...] [--rounds 2] [--microbatches 8] [--memory-limit 6] [--json]
+
+Real torch training of the demo's GPT on four gloo processes and four simulated A100s, under a real daemon, with no
+slowdown allowed. In one run blocks of iterations without us (nothing attached, GPUs as found) take turns with blocks in
+which `attach` has joined, learned and planned; saving and slowdown are of the planned iterations against the un-tuned
+blocks before and after them, by the simulated GPUs' own counters and the host's clock, not by the daemon. Each figure
+is the median over iterations with a bootstrap 95 % interval.
+
+Beside that: `bound_ratio`, the most that any clocks could save at no slowdown, proven by the planner on the GPUs' exact
+tables, with clocks that change at once and for nothing and waiting at its power at the maximum clock (GPUs that wait at
+a lower one draw less, so a measured figure may lie above it, as GPipe's does); whether every iteration on every rank
+ran in the order that was registered, by a trace in the stage's own class; whether all ranks followed one plan; and
+whether the losses equal those of a run without GPUs or daemon, bit for bit.
+
+`1f1b+inflight` is 1F1B with extra microbatches in flight, chosen by the planner where each rank's memory holds
+`--memory-limit` microbatches; its un-tuned blocks are plain 1F1B's. Its peaks, in microbatches and in the bytes that
+autograd keeps, are measured. It must save more than plain 1F1B where both were run, in the same time.
+
+An iteration takes 1.3 to 1.7 s, a schedule two to four minutes. Whatever competes for the cores makes iterations
+slower, tuned or not: read the intervals. Needs the checkout.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch.distributed as dist
+from schedule_bounds import extra_inflight_for, most_saved_ratio, schedule_of
+
+from gpuenergyd.client.connection import DaemonClient
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from gpuenergyd.store import open_history
+from gpuenergyd_trainers.demo.gpt_model import loss_of
+from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
+from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
+from gpuenergyd_trainers.torch_pipelining import attach
+from tests.support.daemon_process import running_daemon
+from tests.trainers.executed import SavedActivations, TracedStage, share_trace
+from tests.trainers.pipeline_processes import run_ranks
+
+NUM_RANKS = 4
+INFLIGHT = "1f1b+inflight"
+SEED = 5
+RUN_LIMIT_S = 3_600.0
+NUM_RESAMPLES = 2_000
+WATCH_S = 0.4
+NEEDED_SAVING_RATIO = {"1f1b": 0.08, "interleaved": 0.08}
+LEAST_SAVING_RATIO = 0.05
+MOST_SLOWDOWN_RATIO = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained, and for how long."""
+
+    name: str
+    num_microbatches: int
+    extra_inflight: tuple[int, ...] | None
+    num_rounds: int
+    block_iterations: int
+    most_iterations: int
+    duration_scale: float
+    max_slowdown_ratio: float
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule without what is added to it."""
+        return "1f1b" if self.name == INFLIGHT else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration as rank 0 saw it, from its begin to the next one's."""
+
+    round_index: int
+    is_attached: bool
+    plan_epoch: int
+    time_s: float
+    energy_j: float
+    is_settled: bool
+    """Whether it is like the one before: neither the first of a block nor of a plan, while clocks still move."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=[*PIPELINES, INFLIGHT], default=[*PIPELINES, INFLIGHT])
+    parser.add_argument("--rounds", type=int, default=2, help="attached blocks, each between two un-tuned ones")
+    parser.add_argument("--block", type=int, default=10, help="iterations of an un-tuned block, and of a settled plan")
+    parser.add_argument("--most", type=int, default=160, help="iterations that an attached block may take")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--memory-limit", type=int, default=6, help="microbatches that fit on each rank")
+    parser.add_argument("--max-slowdown", type=float, default=0.0, help="asked for; 0.005 is 0.5 %%")
+    parser.add_argument("--duration-scale", type=float, default=1.0, help="make instructions shorter or longer")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for name in options.only:
+        extra = None
+        if name == INFLIGHT:
+            extra = extra_inflight_for(NUM_RANKS, options.microbatches, memory_limit=options.memory_limit)
+        case = Case(
+            name=name,
+            num_microbatches=options.microbatches,
+            extra_inflight=extra,
+            num_rounds=options.rounds,
+            block_iterations=options.block,
+            most_iterations=options.most,
+            duration_scale=options.duration_scale,
+            max_slowdown_ratio=options.max_slowdown,
+        )
+        rows.append(row := measured(case, memory_limit=options.memory_limit))
+        if not options.json:
+            show(row)
+    by_name = {row["schedule"]: row for row in rows}
+    if by_name.keys() >= {"1f1b", INFLIGHT}:
+        plain_ratio, inflight_ratio = (by_name[name]["saving_ratio"] or 0.0 for name in ("1f1b", INFLIGHT))
+        by_name[INFLIGHT]["saves_more_than_1f1b"] = inflight_ratio > plain_ratio
+        by_name[INFLIGHT]["holds"] &= inflight_ratio > plain_ratio
+    result = {"load_average": round(os.getloadavg()[0], 1), "schedules": rows, "holds": all(r["holds"] for r in rows)}
+    if options.json:
+        print(json.dumps(result))
+    return 0 if result["holds"] else 1
+
+
+def measured(case: Case, *, memory_limit: int) -> dict[str, Any]:
+    """Train one case under a daemon of its own; return its row."""
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="schedules-") as name:
+        folder = Path(name)
+        with running_daemon(folder / "daemon", sample_period_s=0.1, baseline_iterations=10) as daemon:
+            arguments = (case, str(daemon.world_path), str(daemon.socket_path))
+            ranks = run_ranks(NUM_RANKS, folder, train, *arguments, limit_s=RUN_LIMIT_S)
+            database_path = daemon.database_path
+        figures = compared(ranks[0]["iterations"], tuned_epochs(database_path))
+        num_steps = len(ranks[0]["epochs"])
+        alone = run_alone(case, num_steps, folder / "alone", is_plain=False)
+        plain = run_alone(case, num_steps, folder / "plain", is_plain=True) if case.extra_inflight else alone
+    is_as_planned = {
+        "is_order_as_registered": all(rank["is_order_right"] and rank["num_errors"] == 0 for rank in ranks),
+        "is_plan_followed": all(rank["epochs"] == ranks[0]["epochs"] for rank in ranks),
+        "are_losses_equal": all(
+            joined["losses"] == one["losses"] == other["losses"]
+            for joined, one, other in zip(ranks, alone, plain, strict=True)
+        ),
+    }
+    needed = NEEDED_SAVING_RATIO.get(case.schedule_name, LEAST_SAVING_RATIO)
+    schedule = schedule_of(case.schedule_name, NUM_RANKS, case.num_microbatches, case.extra_inflight)
+    row = {
+        "schedule": case.name,
+        **figures,
+        "needed_saving_ratio": needed,
+        "bound_ratio": round(most_saved_ratio(schedule, case.duration_scale), 4),
+        **is_as_planned,
+        "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
+    }
+    if case.extra_inflight is not None:
+        row |= memory_figures(case, alone, plain, memory_limit)
+        is_as_planned["is_within_memory"] = row["is_within_memory"]
+    row["holds"] = (
+        figures["saving_ratio"] is not None
+        and figures["saving_ratio"] >= needed
+        and figures["slowdown_ratio"] <= MOST_SLOWDOWN_RATIO
+        and all(is_as_planned.values())
+    )
+    return row
+
+
+def memory_figures(
+    case: Case, alone: list[dict[str, Any]], plain: list[dict[str, Any]], memory_limit: int
+) -> dict[str, Any]:
+    """Return what each rank held at most; plain 1F1B tells what one microbatch takes: it holds a known number."""
+    limits_bytes = [memory_limit * one["peak_bytes"] / one["peak_inflight"] for one in plain]
+    return {
+        "extra_inflight": case.extra_inflight,
+        "memory_limit_microbatches": memory_limit,
+        "peak_inflight": [one["peak_inflight"] for one in alone],
+        "peak_saved_bytes": [one["peak_bytes"] for one in alone],
+        "memory_limit_bytes": [round(limit) for limit in limits_bytes],
+        "is_within_memory": all(one["peak_inflight"] <= memory_limit for one in alone)
+        and all(one["peak_bytes"] <= limit for one, limit in zip(alone, limits_bytes, strict=True)),
+    }
+
+
+def tuned_epochs(database_path: Path) -> list[set[int]]:
+    """Return the epochs of the last tuned plan of each attached block, in order."""
+    with open_history(database_path) as history:
+        jobs = sorted(history.job_summaries(), key=lambda job: job.started_at)
+        found = []
+        for job in jobs:
+            tuned = [row for row in history.plans(job.job_id) if row.plan.purpose is PlanPurpose.TUNED]
+            found.append({row.plan_epoch for row in tuned if row.plan.plan_id == tuned[-1].plan.plan_id})
+    return found
+
+
+def compared(iterations: Sequence[Iteration], epochs: Sequence[set[int]]) -> dict[str, Any]:
+    """Return saving and slowdown of the planned iterations against the un-tuned blocks beside theirs."""
+    settled = [iteration for iteration in iterations if iteration.is_settled]
+    rounds = []
+    for round_index, wanted in enumerate(epochs):
+        beside = (round_index, round_index + 1)
+        untuned = [i for i in settled if not i.is_attached and i.round_index in beside]
+        tuned = [i for i in settled if i.is_attached and i.round_index == round_index and i.plan_epoch in wanted]
+        if untuned and tuned:
+            rounds.append((untuned, tuned))
+    figures: dict[str, Any] = {"num_tuned": sum(len(tuned) for _, tuned in rounds), "num_iterations": len(iterations)}
+    for name, sign in (("saving", -1), ("slowdown", 1)):
+        changes = [sign * (ratio - 1) for ratio in ratios(rounds, is_energy=name == "saving")] if rounds else [None]
+        for what, value in zip(("ratio", "low", "high"), bounds(changes), strict=True):
+            figures[f"{name}_{what}"] = value
+    return figures
+
+
+def ratios(rounds: Sequence[tuple[list[Iteration], list[Iteration]]], *, is_energy: bool) -> list[float]:
+    """Return tuned over un-tuned, mean over the rounds: of all iterations first, then of resampled ones."""
+
+    def of(iterations: Sequence[Iteration]) -> float:
+        return statistics.median(i.energy_j if is_energy else i.time_s for i in iterations)
+
+    resampled = random.Random(2)
+    found = [statistics.mean(of(tuned) / of(untuned) for untuned, tuned in rounds)]
+    for _ in range(NUM_RESAMPLES):
+        drawn = [[resampled.choices(side, k=len(side)) for side in sides] for sides in rounds]
+        found.append(statistics.mean(of(tuned) / of(untuned) for untuned, tuned in drawn))
+    return found
+
+
+def bounds(changes: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
+    """Return the estimate and its 95 % interval; None for all where nothing was measured."""
+    known = [change for change in changes if change is not None]
+    if not known:
+        return None, None, None
+    ranked = sorted(known[1:])
+    low, high = ranked[round(0.025 * len(ranked))], ranked[round(0.975 * len(ranked)) - 1]
+    return round(known[0], 4), round(low, 4), round(high, 4)
+
+
+# --- one rank ---
+
+
+class Move(IntEnum):
+    """What all ranks do before the next iteration."""
+
+    GO_ON = 0
+    ATTACH = 1
+    DETACH = 2
+    STOP = 3
+
+
+class Watcher:
+    """Asks the daemon what it shows of the job, beside the training: asking takes longer than a rank has to spare."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._daemon = DaemonClient(socket_path)
+        self._jobs: list[Mapping[str, Any]] = []
+        self._over: set[str] = set()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def job(self) -> Mapping[str, Any] | None:
+        """Return the job of this block as last seen, None before it was."""
+        return next((job for job in self._jobs if job["job_id"] not in self._over), None)
+
+    def leave_out(self, job: Mapping[str, Any]) -> None:
+        """Show this job no more: its ranks are about to leave it."""
+        self._over.add(job["job_id"])
+
+    def _ask(self) -> None:
+        while True:
+            self._jobs = self._daemon.get_status()["jobs"]
+            time.sleep(WATCH_S)
+
+
+class Conductor:
+    """Rank 0's: reads clock and counters between iterations, and tells what comes next."""
+
+    def __init__(self, case: Case, host: SimulatedHost, socket_path: str) -> None:
+        self._case, self._host = case, host
+        self._gpu_uuids = [identity.gpu_uuid for identity in host.identities()]
+        self._watcher = Watcher(socket_path)
+        self._round_index, self._num_in_block, self._is_attached = 0, 0, False
+        self._last: tuple[float, float] | None = None
+        self._last_epoch = 0
+        self.iterations: list[Iteration] = []
+
+    def next_move(self, plan_epoch: int) -> Move:
+        """Write the last iteration down, which followed this plan, and decide."""
+        now_s, total_j = time.monotonic(), sum(self._host.exact_energy_j(uuid) for uuid in self._gpu_uuids)
+        if self._last is not None:
+            self.iterations.append(
+                Iteration(
+                    self._round_index,
+                    self._is_attached,
+                    plan_epoch,
+                    now_s - self._last[0],
+                    total_j - self._last[1],
+                    is_settled=self._num_in_block > 1 and plan_epoch == self._last_epoch,
+                )
+            )
+        self._last, self._last_epoch = (now_s, total_j), plan_epoch
+        job = self._watcher.job()
+        move = self._move(job)
+        if move is Move.DETACH and job is not None:
+            self._watcher.leave_out(job)
+        self._num_in_block = 1 if move in {Move.ATTACH, Move.DETACH} else self._num_in_block + 1
+        self._is_attached = move is Move.ATTACH or (self._is_attached and move is Move.GO_ON)
+        self._round_index += move is Move.DETACH
+        return move
+
+    def _move(self, job: Mapping[str, Any] | None) -> Move:
+        if not self._is_attached:
+            if self._num_in_block <= self._case.block_iterations:
+                return Move.GO_ON
+            return Move.STOP if self._round_index == self._case.num_rounds else Move.ATTACH
+        is_settled = (
+            job is not None
+            and job["plan_purpose"] == PlanPurpose.TUNED
+            and job["num_iterations_of_plan"] > self._case.block_iterations
+        )
+        return Move.DETACH if is_settled or self._num_in_block > self._case.most_iterations else Move.GO_ON
+
+
+def train(rank: int, case: Case, world: str, socket_path: str) -> dict[str, Any]:
+    """Train blocks without us and attached blocks in turn; return what this rank saw."""
+    host = SimulatedHost.open(Path(world))
+    gpu_uuid = host.identities()[rank].gpu_uuid
+    training = make_rank(case, rank)
+    trace = share_trace(training.stages)
+    plain, planned = training.schedule, planned_schedule(case, training)
+    simulated = training.simulate_on(host, gpu_uuid, duration_scale=case.duration_scale)
+    conductor = Conductor(case, host, socket_path) if rank == 0 else None
+    handle = Handle()
+    losses: list[list[str]] = []
+    epochs: list[int] = []
+    is_order_right, num_errors, num_attached = True, 0, 0
+    while (move := decided(conductor, handle.plan_epoch)) is not Move.STOP:
+        if move is Move.DETACH:
+            is_order_right &= handle.is_attached
+            handle.detach()
+            num_errors += handle.num_errors
+            handle = Handle()
+        elif move is Move.ATTACH:
+            num_attached += 1
+            handle = attach(
+                planned,
+                job=case.name,
+                run_key=f"round-{num_attached}",
+                gpu_uuid=gpu_uuid,
+                socket_path=socket_path,
+                max_slowdown_ratio=case.max_slowdown_ratio,
+                timer=training.timer,
+            )
+        training.schedule = planned if handle.is_attached else plain
+        trace.clear()
+        losses.append(exactly(training.step(len(epochs))))
+        is_order_right &= handle.order is None or list(handle.order) == trace
+        epochs.append(handle.plan_epoch)
+    for handle_of_stage in reversed(simulated):
+        handle_of_stage.detach()
+    host.close()
+    return {
+        "iterations": conductor.iterations if conductor else [],
+        "losses": losses,
+        "epochs": epochs,
+        "is_order_right": is_order_right,
+        "num_errors": num_errors,
+    }
+
+
+def decided(conductor: Conductor | None, plan_epoch: int) -> Move:
+    """Return what rank 0 has decided for all."""
+    decision = torch.tensor([int(conductor.next_move(plan_epoch)) if conductor else 0])
+    dist.broadcast(decision, src=0)
+    return Move(int(decision.item()))
+
+
+def run_alone(case: Case, num_steps: int, folder: Path, *, is_plain: bool) -> list[dict[str, Any]]:
+    """Train as often without daemon and GPUs; return each rank's losses and what it held."""
+    folder.mkdir()
+    return run_ranks(NUM_RANKS, folder, train_alone, case, num_steps, is_plain, limit_s=RUN_LIMIT_S)
+
+
+def train_alone(rank: int, case: Case, num_steps: int, is_plain: bool) -> dict[str, Any]:  # noqa: FBT001  handed on by position
+    training = make_rank(case, rank)
+    share_trace(training.stages)
+    if not is_plain:
+        training.schedule = planned_schedule(case, training)
+    saved = SavedActivations(parameter for stage in training.stages for parameter in stage.submod.parameters())
+    for stage in training.stages:
+        stage.saved = saved
+    losses = [exactly(training.step(index)) for index in range(num_steps)]
+    peak_inflight = max(stage.peak_inflight for stage in training.stages)
+    return {"losses": losses, "peak_inflight": peak_inflight, "peak_bytes": saved.peak_bytes}
+
+
+def make_rank(case: Case, rank: int) -> GptRank:
+    """Return a rank of the training, under the schedule without extra microbatches."""
+    return GptRank(case.schedule_name, rank, NUM_RANKS, case.num_microbatches, seed=SEED, stage_class=TracedStage)
+
+
+def planned_schedule(case: Case, training: GptRank) -> Any:
+    """Return the schedule that is attached: the training's own, or one with extra microbatches on the same stage."""
+    if case.extra_inflight is None:
+        return training.schedule
+    return Schedule1F1BExtraInflight(
+        training.stages[0], case.num_microbatches, extra_inflight=case.extra_inflight, loss_fn=loss_of
+    )
+
+
+def exactly(losses: Sequence[torch.Tensor]) -> list[str]:
+    """Return losses as exact hexadecimal floats."""
+    return [float(loss.detach()).hex() for loss in losses]
+
+
+# --- printing ---
+
+
+def show(row: Mapping[str, Any]) -> None:
+    if row["saving_ratio"] is None:
+        print(f"{row['schedule']:<15} no planned iterations within {row['num_iterations']}", flush=True)
+        return
+    saving, slowdown = (
+        f"{100 * row[f'{what}_ratio']:+.2f} % [{100 * row[f'{what}_low']:+.2f}, {100 * row[f'{what}_high']:+.2f}]"
+        for what in ("saving", "slowdown")
+    )
+    most, needed = 100 * row["bound_ratio"], 100 * row["needed_saving_ratio"]
+    verdict = "holds" if row["holds"] else "DOES NOT HOLD"
+    print(f"{row['schedule']:<15} saves {saving} of at most {most:.2f} %, needed {needed:.0f} %; time {slowdown};"
+          f" n = {row['num_tuned']}: {verdict}; {dict(list(row.items())[11:])}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,394 @@
+"""Does the core's memory grow? One hour of sixteen jobs in a few minutes, on a clock that this program moves.
+
+    python benchmarks/runs/soak.py [--hours 1] [--json]      # exit status 1 when it grows by 1 MiB a day or more
+
+The core's own parts in one process: HTTP server, jobs, GPUs, history with a real database. Every virtual second each of
+16 jobs reports an iteration over the socket and asks for clocks as its tuned plan says, every tenth of a second each of
+16 GPUs is sampled, now and then somebody asks for status, connections come and go, and a job ends and another begins.
+What is kept for fifteen minutes is full when measuring begins; the slope is a robust line (median of pairwise slopes,
+with its 95 % interval) through the memory after a full collection, extrapolated to a day. C's allocator gives back what
+it can before each look, so that what it has handed out is measured and not what it keeps in stock; what Python's has
+handed out, and which kinds of objects have become more, says where growth comes from.
+"""
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import json
+import math
+import os
+import resource
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+_START_NS = time.monotonic_ns()
+_WALL_NS = time.time_ns()
+_now_ns = _START_NS
+
+time.monotonic_ns = lambda: _now_ns  # before anything of ours reads it; the event loop's own timers stay real
+time.time_ns = lambda: _WALL_NS + _now_ns - _START_NS
+
+from gpuenergyd.core.job.rules import JobRules  # noqa: E402
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
+from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
+from gpuenergyd.daemon.across_hosts.pipeline_member import Parts  # noqa: E402
+from gpuenergyd.daemon.api.server import Server  # noqa: E402
+from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
+from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
+from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
+from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
+from gpuenergyd.daemon.manual_leases.leases import GpuLeases  # noqa: E402
+from gpuenergyd.daemon.ports import JobServices  # noqa: E402
+from gpuenergyd.daemon.runtime.memory import allocate_from_one_arena  # noqa: E402
+from gpuenergyd.daemon.runtime.peer_credentials import Peer  # noqa: E402
+from gpuenergyd.daemon.zeusd.requests import ZeusdWishes  # noqa: E402
+from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
+from gpuenergyd.gpu.link.client import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
+from gpuenergyd.store import HistoryWriter  # noqa: E402
+from gpuenergyd.wire.clock_record import ClockRecord  # noqa: E402
+from tests.support.registration import one_stage_registration  # noqa: E402
+
+GPUS = 16
+MICROBATCHES = 4
+CLOCKS_MHZ = (1410, 1200, 900)
+NS_PER_S = 1_000_000_000
+MAX_GROWTH_MIB_PER_DAY = 1.0
+ME = Peer(os.getpid(), os.getuid(), os.getgid())
+
+
+class Worker:
+    """A worker that does at once what it is told, and keeps nothing."""
+
+    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
+        del lease_id, gpu_uuids, owner
+
+    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+        del gpu_uuids, reason
+        return ()
+
+    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+        del lease_id, gpu_uuid, owner
+        return power_limit_w
+
+    def want(self, gpu_uuid: str, sm_clock_mhz: int, **_: object) -> None:
+        del gpu_uuid, sm_clock_mhz
+
+    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+        del gpu_uuid
+        return ()
+
+    async def look(self, gpu_uuid: str) -> GpuLook:
+        del gpu_uuid
+        return GpuLook(None, None, GpuDetails())
+
+
+class Policy:
+    """A policy that finds its plan at once and stays with it; the job itself proves now and then what it saves."""
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
+        del policy, job_id
+        clocks = [gpu.supported_sm_clocks_mhz[1:] for gpu in view.gpus]
+        slower = full_speed_plan("tuned", view.schedule, clocks, reason="for the soak")
+        return view.issued_plans[-1] if view.issued_plans else replace(slower, purpose=PlanPurpose.TUNED)
+
+    async def expect(self, policy: str) -> None:
+        del policy
+
+    async def forget(self, job_id: str) -> None:
+        del job_id
+
+
+class Connection:
+    """A client's connection, used by one coroutine."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, path: Path) -> "Connection":
+        return cls(*await asyncio.open_unix_connection(str(path)))
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+        self.writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+        return await self.reader.readexactly(int(length.split(b":")[1]))
+
+
+class Soak:
+    """The daemon's parts and what happens to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "socket"
+        self.gpus = Gpus()
+        self.gpus.learn(GpuIdentity(f"GPU-{k}", k, "A100", CLOCKS_MHZ, is_simulated=True) for k in range(GPUS))
+        self.history = HistoryWriter(f"sqlite:///{folder / 'history.sqlite3'}")
+        worker = Worker()
+        self.jobs = Jobs(
+            services=JobServices(worker, Policy(), self.history, self.gpus, observation_limit_s=1.0),
+            rules=JobRules(),
+            default_policy="same",
+            default_max_slowdown_ratio=0.0,
+            installed_policies=("same",),
+            clock_socket_path="/none",
+            max_ranks_per_user=64,
+            silence_limit_s=60.0,
+        )
+        leases = GpuLeases(worker, self.gpus, self.history)
+        self.server = Server(
+            self.jobs,
+            AdministratorLeases(leases, self.gpus),
+            Parts(self.jobs),
+            status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
+            job_detail=lambda _: None,
+            access=AccessRules(),
+            worker=worker,
+            zeusd_wishes=ZeusdWishes(leases, worker),
+            max_connections_per_user=256,
+            max_requests_per_user_per_s=1e9,
+        )
+        self.connections: list[Connection] = []
+        self.tokens: list[str] = []
+        self.indices = [0] * GPUS
+        self.plans: list[list[dict[str, Any]]] = [[] for _ in range(GPUS)]
+        """Received by each rank and not replaced by a newer one: the first is in force."""
+        self.num_records = self.num_runs = 0
+
+    async def start(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.path))
+        listener.listen(64)
+        listener.setblocking(False)
+        self.history.start()
+        await self.server.start(listener)
+        for number in range(GPUS):
+            self.connections.append(await Connection.open(self.path))
+            self.tokens.append(await self.register(number))
+
+    async def register(self, number: int) -> str:
+        self.num_runs += 1
+        registration = one_stage_registration(
+            f"GPU-{number}",
+            f"soak-{number}",
+            run_key=str(self.num_runs),
+            num_microbatches=MICROBATCHES,
+            order=[["FB"[k % 2], k // 2, 0] for k in range(2 * MICROBATCHES)],
+        )
+        answer = await self.connections[number].ask("POST", "/v1/ranks", json.dumps(registration).encode())
+        self.indices[number] = 0
+        self.plans[number] = []
+        return str(json.loads(answer)["rank_token"])
+
+    async def second(self, number: int) -> None:
+        """Let one virtual second pass."""
+        global _now_ns  # noqa: PLW0603  the clock that all parts read
+        for tenth in range(10):
+            _now_ns += NS_PER_S // 10
+            elapsed_s = (_now_ns - _START_NS) / NS_PER_S
+            self.jobs.take_samples(
+                [
+                    GpuSample(f"GPU-{k}", _now_ns, 300.0, 300.0 * elapsed_s, _now_ns - 1000, 1410, 50.0 + tenth, False)
+                    for k in range(GPUS)
+                ]
+            )
+        await asyncio.gather(*(self.report(k) for k in range(GPUS)))
+        self.jobs.look_after()
+        if number % 10 == 0:
+            visitor = await Connection.open(self.path)
+            await visitor.ask("GET", "/v1/status")
+            await visitor.ask("GET", "/discover")
+            visitor.writer.close()
+        if number % 120 == 60:
+            gone = number // 120 % GPUS
+            body = json.dumps({"rank_token": self.tokens[gone]}).encode()
+            await self.connections[gone].ask("POST", "/v1/release", body)
+            while self.gpus[f"GPU-{gone}"].claim is not None:  # noqa: ASYNC110  nobody tells when a job has ended
+                await asyncio.sleep(0)
+            self.tokens[gone] = await self.register(gone)
+
+    async def report(self, number: int) -> None:
+        plans = self.plans[number]
+        while len(plans) > 1 and plans[1]["apply_at_iteration"] <= self.indices[number]:
+            plans.pop(0)
+        is_in_force = plans and plans[0]["apply_at_iteration"] <= self.indices[number]
+        plan_epoch = plans[0]["plan_epoch"] if is_in_force else 0
+        for *_, clock_mhz in plans[0]["changes"] if is_in_force else ():
+            self.num_records += 1
+            token = bytes.fromhex(self.tokens[number])
+            self.jobs.clock_records.take(ClockRecord(self.num_records, token, plan_epoch, clock_mhz, 0, 0, _now_ns), ME)
+        end_ns = _now_ns
+        begin_ns = end_ns - NS_PER_S
+        step_ns = NS_PER_S // (2 * MICROBATCHES)
+        rows = [
+            ["FB"[k % 2], k // 2, 0, begin_ns + k * step_ns, begin_ns + (k + 1) * step_ns]
+            for k in range(2 * MICROBATCHES)
+        ]
+        body = {
+            "rank_token": self.tokens[number],
+            "iteration_index": self.indices[number],
+            "plan_epoch": plan_epoch,
+            "begin_mono_ns": begin_ns,
+            "end_mono_ns": end_ns,
+            "next_begin_mono_ns": end_ns,
+            "instructions": rows,
+        }
+        self.indices[number] += 1
+        answer = await self.connections[number].ask("POST", "/v1/iterations", json.dumps(body).encode())
+        plans += json.loads(answer)["plans"]
+
+    async def stop(self) -> None:
+        for connection in self.connections:
+            connection.writer.close()
+        await self.server.close()
+        await self.jobs.close("the soak is over")
+        await asyncio.to_thread(self.history.close, 30.0)
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc's malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+_libc = ctypes.CDLL(None)
+allocate_from_one_arena()  # as the daemon does: so C's figures are those of the whole process
+_libc.mallinfo2.restype = _MallInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Memory at one instant."""
+
+    day: float
+    resident_kib: int
+    malloc_used_kib: int
+    """Handed out by malloc, the pages of Python's own allocator not among it."""
+    python_blocks: int
+    """Handed out by Python's own allocator."""
+
+    @classmethod
+    def at(cls, day: float) -> "Point":
+        """Look after a full collection."""
+        resident = memory_kib()
+        info = _libc.mallinfo2()
+        used = (info.uordblks + info.hblkhd) // 1024
+        return cls(day, resident, used, sys.getallocatedblocks())
+
+
+def objects_by_kind() -> Counter[str]:
+    """Return how many objects of each kind the collector knows."""
+    return Counter(type(thing).__qualname__ for thing in gc.get_objects())
+
+
+def memory_kib() -> int:
+    """Return what the process holds that it could not give back: anonymous memory, after a full collection."""
+    gc.collect()
+    _libc.malloc_trim(0)
+    return int(Path("/proc/self/status").read_text(encoding="ascii").partition("RssAnon:")[2].split()[0])
+
+
+async def soak(hours: float, warmup_hours: float, folder: Path) -> dict[str, object]:
+    """Return what was measured."""
+    parts = Soak(folder)
+    await parts.start()
+    points: list[Point] = []
+    kinds: Counter[str] = Counter()
+    for number in range(round((warmup_hours + hours) * 3600)):
+        await parts.second(number)
+        if number % 60 == 0 and number >= warmup_hours * 3600:
+            while not await asyncio.to_thread(parts.history.flush, 60.0):
+                pass
+            points.append(Point.at(number / 86_400))
+            if len(points) == 1:
+                kinds = objects_by_kind()
+    grown = objects_by_kind()
+    grown.subtract(kinds)
+    num_runs, num_records = parts.num_runs, parts.num_records
+    await parts.stop()
+    days = [point.day for point in points]
+    memory = slope(days, [point.resident_kib / 1024 for point in points])
+    return {
+        "virtual_hours": hours,
+        "iterations": round(GPUS * hours * 3600),
+        "jobs": num_runs,
+        "clock_records": num_records,
+        "memory_kib_first_last": [points[0].resident_kib, points[-1].resident_kib],
+        "memory_kib_every_ten_minutes": [point.resident_kib for point in points[::10]],
+        "memory_mib_per_day": round(memory.middle, 2),
+        "memory_mib_per_day_95": [round(memory.low, 2), round(memory.high, 2)],
+        "malloc_used_mib_per_day": round(slope(days, [point.malloc_used_kib / 1024 for point in points]).middle, 2),
+        "malloc_used_kib_first_last": [points[0].malloc_used_kib, points[-1].malloc_used_kib],
+        "python_blocks_per_day": round(slope(days, [point.python_blocks for point in points]).middle),
+        "python_blocks_first_last": [points[0].python_blocks, points[-1].python_blocks],
+        "objects_grown": sum(grown.values()),
+        "objects_grown_most": dict(grown.most_common(8)),
+        "cpu_s": round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A robust slope and its 95 % interval."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
+    """Return the median of the slopes between all pairs of points (Theil and Sen): a jump or two do not move it.
+
+    The interval is Sen's, from the variance of Kendall's rank statistic; it takes the points for independent.
+    """
+    n = len(xs)
+    slopes = sorted((ys[j] - ys[i]) / (xs[j] - xs[i]) for i in range(n) for j in range(i + 1, n))
+    if not slopes:
+        return Slope(-math.inf, 0.0, math.inf)
+    half = 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18) / 2
+    low, high = (round(len(slopes) / 2 + sign * half) for sign in (-1, 1))
+    return Slope(slopes[max(0, low)], median(slopes), slopes[min(len(slopes) - 1, high)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--warmup-hours", type=float, default=2.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        result = asyncio.run(soak(options.hours, options.warmup_hours, Path(folder)))
+    is_flat = float(str(result["memory_mib_per_day"])) < MAX_GROWTH_MIB_PER_DAY
+    result["verdict"] = f"{'flat' if is_flat else 'GROWS'}: {result['memory_mib_per_day']} MiB a day"
+    print(json.dumps(result) if options.json else "\n".join(f"{key:24} {value}" for key, value in result.items()))
+    return 0 if is_flat else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

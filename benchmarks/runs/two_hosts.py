@@ -1,0 +1,157 @@
+"""PP 4 x DP 2 over two hosts in network namespaces, each with its own daemon: five ways to lose a plan, and stragglers.
+
+    python benchmarks/runs/two_hosts.py [--episodes 3] [--ratio 1.2] [--json]
+
+Ends with 0 when every fault left training as without us and no clock lowered; says how long each took to be so. Then
+one replica takes `--ratio` times as long, again and again: how many iterations the other one only waits until it has
+slowed down, what it saves from then on against waiting, and how many iterations it is slow after the straggler has
+recovered; once with both pipelines over both hosts, once with each replica whole on a host of its own. What counts is
+how long GPUs worked and what they spent, as the simulated GPUs themselves know it. Needs root, and an `ip` command that
+may make network namespaces.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.support.host_trainer import rank_index
+from tests.support.stopping import stop_between_driver_calls
+from tests.support.straggling import Episode, provoke
+from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
+from tests.support.waiting import wait_until
+
+LIMIT_S = 120.0
+VICTIM = rank_index(1, 2)
+PLAN_LIMIT_S = 400.0
+DURATION_SCALE = 4.0
+"""Iterations of half a second: a policy thinks for as long on this many stages, and words take a few tenths of it."""
+SLOW_ITERATIONS = 20
+"""For which a straggler stays slow once it is known of, and fast before the next."""
+LAYOUTS = {"pipelines over both hosts": False, "replicas whole on a host": True}
+
+
+def run_faults() -> dict[str, Any]:
+    settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "silence_limit_s": 1.5}
+    with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder), **settings) as hosts:
+        return provoke_faults(hosts)
+
+
+def run_stragglers(ratio: float, num_episodes: int, *, are_replicas_whole: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder), policy="bubble-aware") as hosts:
+        hosts.start_training(are_replicas_whole=are_replicas_whole, duration_scale=DURATION_SCALE)
+        hosts.wait_for_plan(PLAN_LIMIT_S)
+        return told([provoke(hosts, ratio, LIMIT_S, slow_iterations=SLOW_ITERATIONS) for _ in range(num_episodes)])
+
+
+def told(episodes: list[Episode]) -> dict[str, Any]:
+    """Return the figures; medians are of the stragglers that were followed, None where none was."""
+    savings = [(e.saving_ratio, e.reported_saving_ratio) for e in episodes if e.saving_ratio is not None]
+    return {
+        "iterations_until_followed": [episode.iterations_until_followed for episode in episodes],
+        "iterations_until_recovered": [episode.iterations_until_recovered for episode in episodes],
+        "num_not_followed": len(episodes) - len(savings),
+        "extrinsic_saving_ratio": median(own for own, _ in savings) if savings else None,
+        "reported_saving_ratio": median(reported for _, reported in savings) if savings else None,
+        "episodes": [asdict(episode) for episode in episodes],
+    }
+
+
+def provoke_faults(hosts: TwoHosts) -> dict[str, Any]:
+    took_s: dict[str, float] = {}
+
+    def lowered() -> None:
+        wait_until(lambda: hosts.lowered() == [4, 4], LIMIT_S)
+
+    def timed(what: str, is_so: object) -> None:
+        begun_s = time.monotonic()
+        wait_until(is_so, LIMIT_S)  # type: ignore[arg-type]  # a method without arguments
+        took_s[what] = round(time.monotonic() - begun_s, 3)
+
+    hosts.start_training(is_managed=False, microbatches=2)
+    hosts.wait_for_progress(2, LIMIT_S)
+    os.kill(hosts.pids()[VICTIM], signal.SIGKILL)
+    without_us = hosts.wait_for_end(LIMIT_S)
+    hosts.start_training(microbatches=2, max_slowdown=3.0, duration_scale=1.0)
+    lowered()
+
+    hosts.set_link("down")
+    timed("link cut", hosts.is_as_found)
+    hosts.set_link("up")
+    hosts.wait_for_progress(3, LIMIT_S)
+    lowered()
+
+    stopped = hosts.pids()[rank_index(0, 3)]
+    stop_between_driver_calls([stopped], *(daemon.world_path for daemon in hosts.daemons))
+    timed("rank stopped", hosts.is_as_found)
+    os.kill(stopped, signal.SIGCONT)
+    hosts.wait_for_progress(3, LIMIT_S)
+    lowered()
+
+    for host, what in ((1, "daemon killed"), (0, "rank 0's daemon killed")):
+        daemon = hosts.daemons[host]
+        os.kill(daemon.pid, signal.SIGKILL)
+        assert daemon.process is not None
+        daemon.process.wait(10)
+        timed(f"{what}: its own GPUs", daemon.is_as_found)
+        timed(f"{what}: all GPUs at full speed", lambda: hosts.lowered() == [0, 0])
+        hosts.wait_for_progress(3, LIMIT_S)
+        assert hosts.lowered() == [0, 0], "nobody follows a plan that a daemon of its pipeline has lost"
+        daemon.start()
+        lowered()
+
+    os.kill(hosts.pids()[VICTIM], signal.SIGKILL)
+    with_us = hosts.wait_for_end(LIMIT_S)
+    timed("rank killed", hosts.is_as_found)
+    assert with_us == without_us, f"exit statuses {with_us}, without us {without_us}"
+    return {"restored_after_s": took_s, "num_left_lowered": sum(hosts.lowered()), "exit_statuses": with_us}
+
+
+def text(found: dict[str, Any]) -> str:
+    lines = [
+        f"{fault}: all GPUs at full speed after {seconds} s" for fault, seconds in found["restored_after_s"].items()
+    ]
+    for layout, seen in found["stragglers"].items():
+        if seen["extrinsic_saving_ratio"] is None:
+            lines.append(f"{layout}: none of {seen['num_not_followed']} stragglers was followed while it was slow")
+            continue
+        saving, reported = (100 * seen[key] for key in ("extrinsic_saving_ratio", "reported_saving_ratio"))
+        lines.append(
+            f"{layout}: followed after {seen['iterations_until_followed']} iterations, left after"
+            f" {seen['iterations_until_recovered']} (None: not while it was slow); saves {saving:.1f} % against waiting"
+            f" (reported: {reported:.1f} %)"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=3, help="stragglers per layout")
+    parser.add_argument("--ratio", type=float, default=1.2, help="how many times as long the straggler takes")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    try:
+        found = run_faults()
+        found["straggler_ratio"] = options.ratio
+        found["stragglers"] = {
+            layout: run_stragglers(options.ratio, options.episodes, are_replicas_whole=is_whole)
+            for layout, is_whole in LAYOUTS.items()
+        }
+    except NoNetworkNamespaceError as error:
+        print(f"no network namespaces here: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found, indent=2) if options.json else text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

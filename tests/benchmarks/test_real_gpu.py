@@ -1,0 +1,46 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.gpu.drivers.device_parameters import A100_SXM
+from tests.gpu.conftest import NvmlWorld
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "runs" / "real_gpu.py"
+
+
+def test_it_only_reads() -> None:
+    """Whoever runs it on somebody else's GPU must be able to trust it."""
+    calls = set(re.findall(r"pynvml\.(nvml\w+)", SCRIPT.read_text()))
+
+    reading = {c for c in calls if re.match(r"nvml(Device|System)Get", c)}
+    assert calls - reading <= {"nvmlInit", "nvmlShutdown"}
+
+
+def test_it_finds_what_the_fake_driver_is_made_of(nvml_world: NvmlWorld) -> None:
+    nvml_world.simulated.attach_process(nvml_world.gpus[0], os.getpid())
+
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--seconds", "2", "--json"],
+        env=nvml_world.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    result = json.loads(done.stdout)
+    assert result["facts"]["supported_sm_clocks"] == {
+        "count": 81,
+        "min_mhz": 210,
+        "max_mhz": 1410,
+        "steps_mhz": [15],
+    }
+    idle = result["idle"]
+    assert idle["update_period_ms"]["total_energy"]["median"] == pytest.approx(1000 * A100_SXM.energy_update_s, rel=0.1)
+    assert idle["energy"]["mean_power_w"] == pytest.approx(A100_SXM.blocking_power_w, rel=0.1)
+    assert idle["energy"]["instant_power_against_counter_ratio"] == pytest.approx(1.0, abs=0.1)

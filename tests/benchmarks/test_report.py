@@ -1,0 +1,192 @@
+"""docs/benchmarks.md says what the kept results say, every benchmark is known, and a failed run loses no figure."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report.__main__ import Bench
+from benchmarks.report.page import PAGE, rendered_page, stamp
+from benchmarks.report.results import Attempt, Result, circumstances, read_result, with_failure, write_result
+from benchmarks.report.running import ROOT, Output, figures_in, last_words, measured, run_program
+from benchmarks.report.runs import PARTS, RUNS, Kind, Run, chosen_runs
+from gpuenergyd.errors import UsageError
+from tests.support.daemon_process import wait_for_death
+
+SAMPLE = Run("sample", "sample.py", (), (), 30.0, 60.0)
+
+
+def a_result(name: str = "sample", figures: object = None) -> Result:
+    given = circumstances("python benchmarks/sample.py", datetime(2026, 1, 2, 3, 4, tzinfo=UTC), 1.5, 0.25)
+    return Result(name, {"n": 1} if figures is None else figures, given)
+
+
+def test_the_page_is_what_rendering_the_kept_results_gives() -> None:
+    assert PAGE.read_text(encoding="utf-8") == rendered_page(), "python -m benchmarks.report --render writes it anew"
+
+
+def test_every_benchmark_is_run_or_said_to_be_part_of_one() -> None:
+    files = {path.name for path in (ROOT / "benchmarks" / "runs").glob("*.py")}
+
+    assert files == {run.script for run in RUNS} | set(PARTS)
+    assert not {run.script for run in RUNS} & set(PARTS)
+    assert len({run.name for run in RUNS}) == len(RUNS)
+
+
+def test_every_kept_result_is_of_a_known_run_and_tells_where_it_is_from() -> None:
+    kept = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+    assert {path.stem for path in kept} <= {run.name for run in RUNS}
+    for path in kept:
+        result = read_result(path.stem)
+        assert result.figures is None or result.circumstances is not None
+        assert result.figures is not None or result.failed is not None
+
+
+def test_a_page_without_any_result_says_so_of_each(tmp_path: Path) -> None:
+    page = rendered_page(tmp_path)
+
+    assert page.count("not measured yet") == len(RUNS)
+
+
+def test_a_result_is_kept_and_read_back(tmp_path: Path) -> None:
+    result = with_failure(a_result(), Attempt("2026-01-03 00:00 UTC", "no GPU"))
+
+    write_result(result, tmp_path)
+
+    assert read_result("sample", tmp_path) == result
+    assert [path.name for path in tmp_path.iterdir()] == ["sample.json"]
+
+
+def test_a_stamp_tells_date_machine_versions_command_and_a_failed_attempt() -> None:
+    result = a_result()
+
+    good = stamp(result)
+    missed = stamp(replace(result, is_met=False))
+    failed = stamp(with_failure(result, Attempt("2026-01-03 00:00 UTC", "no `GPU` | here")))
+
+    assert good.startswith("2026-01-02 03:04 UTC, ")
+    assert "load 0.25 before" in good
+    assert good.endswith("`python benchmarks/sample.py`.")
+    assert "missed" in missed
+    assert failed == f"{good} Tried 2026-01-03 00:00 UTC without figures (no 'GPU' / here): these are the last figures."
+
+
+def test_json_is_found_between_other_lines_and_tables_where_there_is_none() -> None:
+    table = "## Speed, s\n\n| case | time |\n|---|---|\n| a | 1 |\n| b | - |\n"
+
+    assert figures_in('{\n "a": 1\n}') == {"a": 1}
+    assert figures_in('noise\n{"a": 1}\n') == {"a": 1}
+    assert figures_in('{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
+    assert figures_in(table) == {"Speed, s": {"columns": ["case", "time"], "rows": [["a", "1"], ["b", "-"]]}}
+    assert figures_in("nothing of the kind") is None
+    assert figures_in("| case |\n|---|\n") is None
+
+
+def test_a_run_without_figures_keeps_the_last_ones_and_its_own_last_words() -> None:
+    last = a_result()
+    absent = replace(SAMPLE, script="no-such-file.py")
+
+    result = measured(absent, last, is_short=False, limit_s=60.0)
+
+    assert (result.figures, result.circumstances) == (last.figures, last.circumstances)
+    assert result.failed is not None
+    assert "no-such-file.py" in result.failed.reason
+    assert last_words(Output(1, "out\n", "\nwhy\n", is_out_of_time=False)) == "out (exit status 1)"
+
+
+def test_a_run_whose_data_is_absent_does_not_begin() -> None:
+    result = measured(replace(SAMPLE, data=("no-such-folder",)), a_result(), is_short=False, limit_s=60.0)
+
+    assert result.failed is not None
+    assert result.failed.reason == "no shared/data/no-such-folder beside the checkout"
+
+
+def test_a_program_that_outlives_its_time_is_ended_with_what_it_started_even_in_sessions_of_its_own() -> None:
+    script = "trap '' INT; setsid sleep 600 & echo $!; sleep 600; echo done"
+
+    output = run_program(["bash", "-c", script], 2.0, grace_s=0.2)
+
+    wait_for_death(int(output.stdout))
+    assert output.is_out_of_time
+    assert output.status == -signal.SIGKILL
+
+
+def test_what_a_program_leaves_behind_keeps_nobody_waiting_and_ends_with_it() -> None:
+    output = run_program(["bash", "-c", "sleep 600 & echo $!; echo why >&2; exit 3"], 500.0)
+
+    wait_for_death(int(output.stdout))
+    assert (output.status, output.stderr, output.is_out_of_time) == (3, "why\n", False)
+
+
+def test_a_run_that_would_not_be_done_in_the_time_left_keeps_its_figures_and_their_date(tmp_path: Path) -> None:
+    last = a_result("sample", {"p99_ms": 1.0})
+    write_result(last, tmp_path)
+    bench = Bench(tmp_path, 1.0, is_short=False)
+
+    bench.run_all([replace(SAMPLE, quiet_s=90.0), replace(SAMPLE, name="other", kind=Kind.COMPUTED, quiet_s=90.0)])
+
+    kept = read_result("sample", tmp_path)
+    assert (kept.figures, kept.circumstances) == (last.figures, last.circumstances)
+    assert kept.failed is not None
+    assert kept.failed.reason.startswith("no time was left for it: ")
+    assert kept.failed.reason.endswith(" s, and it takes 90")
+    assert bench.failed == ["other", "sample"]
+
+
+def test_a_run_that_the_machine_refuses_keeps_its_figures_and_the_others_have_their_turn(tmp_path: Path) -> None:
+    write_result(a_result(), tmp_path)
+    bench = Bench(tmp_path, 10.0, is_short=False)
+
+    bench.run_all([replace(SAMPLE, arguments=("x" * 1_000_000,)), replace(SAMPLE, name="other", script="absent.py")])
+
+    kept = read_result("sample", tmp_path)
+    assert kept.figures == {"n": 1}
+    assert kept.failed is not None
+    assert kept.failed.reason.startswith("it cannot be run: ")
+    assert bench.failed == ["sample", "other"]
+
+
+def test_runs_are_chosen_by_name_and_the_longest_computed_one_begins_and_the_longest_timed_one_ends() -> None:
+    usual = list(chosen_runs([]))
+    computed = [run.quiet_s for run in usual if run.kind is Kind.COMPUTED]
+    timed = [run.quiet_s for run in usual if run.kind is Kind.TIMED]
+
+    assert all(run.is_usual for run in usual)
+    assert [run.quiet_s for run in usual] == computed + timed
+    assert computed == sorted(computed, reverse=True)
+    assert timed == sorted(timed)
+    assert [run.name for run in chosen_runs(["load", "carbon"])] == ["carbon", "load"]
+    with pytest.raises(UsageError, match="no benchmark 'nope'; there are: carbon"):
+        list(chosen_runs(["nope"]))
+
+
+def test_all_usual_runs_fit_in_an_hour_with_room_to_spare_and_each_limit_lets_a_slow_machine_end() -> None:
+    lanes_s, timed_s = [0.0, 0.0], 0.0
+    for run in chosen_runs([]):
+        if run.kind is Kind.COMPUTED:
+            lanes_s[lanes_s.index(min(lanes_s))] += run.quiet_s
+        else:
+            timed_s += run.quiet_s
+
+    assert max(lanes_s) + timed_s < 50 * 60
+    assert all(run.limit_s >= 1.8 * run.quiet_s for run in RUNS)
+
+
+def test_one_short_benchmark_runs_from_the_command_to_the_page(tmp_path: Path) -> None:
+    run = next(run for run in RUNS if run.name == "device-model")
+    if not all((ROOT.parent / "shared" / "data" / name).is_dir() for name in run.data):
+        pytest.skip("no shared/data beside the checkout")
+    bench = Bench(tmp_path, 10.0, is_short=True)
+
+    bench.run(run)
+
+    page = rendered_page(tmp_path)
+    assert not bench.failed
+    assert json.loads((tmp_path / "device-model.json").read_text(encoding="utf-8"))["figures"]
+    assert "| A40 GPT-3 (Perseus) | time (fitted) |" in page
+    assert f"{os.cpu_count()} cores" in page

@@ -1,0 +1,275 @@
+"""Everything that the documents tell a reader to type works as written, and nothing public is undocumented."""
+
+import importlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from docs.site.build import reference_pages
+from docs.site.entry_points import GROUPS, offered_entry_points
+from docs.site.metrics import exported_families
+from docs.site.python_api import public_modules
+from gpuenergyd.cli.help.command_tree import described_commands
+from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.daemon.api.openapi import api_description
+from gpuenergyd.daemon.settings import Settings, load_settings
+from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.documents import blocks, inline_commands, shell_script
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md")),
+)
+OUTSIDE = re.compile(r"(?:url\(|@import)\s*[\"']?((?:https?:)?//[^\"')]+)")
+LANGUAGES = {"sh", "python", "toml", "json", "text", "{toctree}", "{raw}"}
+PRELUDE = """
+import torch
+from torch import nn
+from torch.distributed import init_process_group
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+loader, train_step, loss_fn = [1, 2, 3], print, nn.functional.mse_loss
+stage = PipelineStage(nn.Linear(2, 2), 0, 2, torch.device("cpu"))
+schedule = Schedule1F1B(stage, 8, loss_fn=loss_fn)
+"""
+"""What the reader of a Python block has already: a pipeline of two stages whose other rank is not there."""
+
+
+def with_blocks(language: str) -> list[Path]:
+    return [path for path in DOCUMENTS if any(block.language == language for block in blocks(path))]
+
+
+def with_shell() -> list[Path]:
+    """Return the documents with a shell block that tests run."""
+    return [path for path in with_blocks("sh") if any(b.language == "sh" and not b.words for b in blocks(path))]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """Run a daemon with simulated GPUs and a job in its history."""
+    with running_daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        with training(daemon, iterations=3) as run:
+            assert run.wait(60) == 0
+        wait_until(lambda: daemon.job() is None, 60)
+        yield daemon
+
+
+@pytest.fixture
+def reader(tmp_path: Path, daemon: DaemonProcess) -> tuple[Path, dict[str, str]]:
+    """Return a folder with the examples and an environment in which the commands are at hand."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
+    environ = {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers")),
+        "HOME": str(tmp_path),
+        "GPUENERGYD_SOCKET": str(daemon.socket_path),
+        "GPUENERGYD_DATABASE_URL": f"sqlite:///{daemon.database_path}",
+    }
+    return tmp_path, environ
+
+
+@pytest.mark.parametrize("document", with_shell(), ids=name_of)
+def test_shell_blocks_run_as_written(document: Path, reader: tuple[Path, dict[str, str]]) -> None:
+    folder, environ = reader
+    script = shell_script(document)
+    if "gpuenergyd serve" in script:  # it brings its own
+        del environ["GPUENERGYD_DATABASE_URL"]
+
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+    log = folder / "daemon.log"
+    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_command_in_a_document_exists_with_its_options(document: Path) -> None:
+    commands = {command.name: command for command in described_commands()}
+    wrong = []
+    for text in inline_commands(document):
+        words = text.split(" -- ")[0].split()
+        name = next((n for k in (3, 2, 1) if (n := " ".join(words[:k])) in commands), None)
+        known = " ".join(option.usage for option in commands[name].options) if name is not None else ""
+        options = {word.partition("=")[0].rstrip(",.]") for word in words if word.startswith("--") and word != "--"}
+        if name is None or (name == "gpuenergyd" and len(words) > 1 and not options):
+            wrong.append(text)
+        wrong += [f"{text}: {option}" for option in options if not re.search(rf"{option}\b", known)]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("document", with_blocks("python"), ids=name_of)
+def test_python_blocks_run_as_written(document: Path, reader: tuple[Path, dict[str, str]]) -> None:
+    folder, environ = reader
+    given = [block for block in blocks(document) if block.language == "python"]
+    program = [PRELUDE] if any("loader" in block.text for block in given) else []
+    for block in given:
+        compile(block.text, f"{document}:{block.line}", "exec")
+        for module, names in re.findall(r"^from (gpuenergyd\S*) import (.+)$", block.text, flags=re.MULTILINE):
+            imported = importlib.import_module(module)
+            assert [n for n in names.split(", ") if not hasattr(imported, n)] == []
+        needed = [word.removeprefix("needs=") for word in block.words]
+        if all(importlib.util.find_spec(name) for name in needed):
+            program.append(block.text)
+
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(program)],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", with_blocks("toml"), ids=name_of)
+def test_toml_blocks_are_read_as_settings_or_as_a_package(document: Path, tmp_path: Path) -> None:
+    for block in (block for block in blocks(document) if block.language == "toml"):
+        keys = set(tomllib.loads(block.text))
+        if keys <= set(Settings.model_fields):
+            (tmp_path / "config.toml").write_text(block.text, encoding="utf-8")
+            load_settings(tmp_path / "config.toml")
+        else:
+            assert keys <= {"build-system", "project"}, block
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_block_says_what_it_is(document: Path) -> None:
+    fences = re.findall(r"^```(.*)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    opening = fences[::2]
+
+    assert [fence for fence in opening if not fence.strip() and document.name != "README.md"] == []
+    assert {fence.split()[0] for fence in opening if fence.strip()} <= LANGUAGES
+    assert {block.words for block in blocks(document) if block.language == "sh"} <= {(), ("slow",), ("host",)}
+
+
+def test_the_example_in_the_document_is_the_one_in_the_package() -> None:
+    by_language = {block.language: block.text for block in blocks(ROOT / "docs" / "writing-a-policy.md")}
+    package = ROOT / "examples" / "one_step_down"
+
+    assert by_language["python"] == (package / "one_step_down.py").read_text(encoding="utf-8")
+    assert by_language["toml"] == (package / "pyproject.toml").read_text(encoding="utf-8")
+
+
+# --- nothing public is undocumented ---
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    modules = [module for group in public_modules().values() for module in group]
+    bare = [f"{module.name}.{name.name}" for module in modules for name in module.names if not name.docstring]
+    bare += [
+        f"{module.name}.{name.name}.{member.name}"
+        for module in modules
+        for name in module.names
+        for member in name.members
+        if member.signature.startswith(f"{member.name}(") and not member.docstring
+    ]
+
+    assert bare == []
+    assert [module.name for module in modules if not module.docstring] == []
+
+
+def test_every_setting_stands_in_the_reference() -> None:
+    page = reference_pages()["settings.md"]
+
+    assert [key for key in Settings.model_fields if f"| `{key}` |" not in page] == []
+
+
+def test_every_resource_and_message_stands_in_the_reference() -> None:
+    page, document = reference_pages()["http-api.md"], api_description()
+
+    assert [path for path in document["paths"] if f"| `{path}` |" not in page] == []
+    assert [name for name in document["components"]["schemas"] if f"### {name}\n" not in page] == []
+    assert [path for path, methods in document["paths"].items() for m in methods.values() if not m["summary"]] == []
+
+
+def test_every_exported_metric_stands_in_the_reference(daemon: DaemonProcess) -> None:
+    connection = DaemonConnection(str(daemon.socket_path))
+    try:
+        _, body = connection.request("GET", "/v1/metrics", limit_s=30)
+        exported = set(re.findall(r"^# TYPE (\S+)", body.decode(), flags=re.MULTILINE))
+    finally:
+        connection.close()
+
+    documented = {name: text for name, _, _, text in exported_families()}
+    assert exported - set(documented) == set()
+    assert [name for name, text in documented.items() if not text] == []
+    assert [name for name in documented if f"| `{name}` |" not in reference_pages()["metrics.md"]] == []
+
+
+def test_every_entry_point_group_is_explained() -> None:
+    offered, page = offered_entry_points(), reference_pages()["entry-points.md"]
+
+    assert set(offered) == set(GROUPS)
+    assert [name for offers in offered.values() for name in offers if f"| `{name}` |" not in page] == []
+
+
+# --- the site ---
+
+
+class _Resources(HTMLParser):
+    """Collects what a page loads, not what it links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.has_viewport = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.has_viewport |= tag == "meta" and given.get("name") == "viewport"
+        self.loaded += [given[key] or "" for key in ("src", "srcset", "data") if key in given]
+        if tag == "link":
+            self.loaded.append(given.get("href") or "")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as `make docs` does, a warning being an error."""
+    target = tmp_path_factory.mktemp("docs") / "site"
+    subprocess.run([sys.executable, "-m", "docs.site", str(target)], cwd=ROOT, check=True, timeout=300)
+    return target
+
+
+def test_the_site_loads_nothing_from_outside_and_fits_a_phone(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        found = _Resources()
+        found.feed(page.read_text(encoding="utf-8"))
+        assert [target for target in found.loaded if "//" in target] == [], page
+        assert found.has_viewport, page
+    outside = [
+        f"{style.name}: {target}"
+        for style in site.rglob("*.css")
+        for target in re.findall(
+            r"(?:url\(|@import)\s*[\"']?((?:https?:)?//[^\"')]+)", style.read_text(encoding="utf-8")
+        )
+    ]
+    assert outside == []
+
+
+def test_every_page_and_picture_is_in_the_site(site: Path) -> None:
+    pages = {str(path.relative_to(ROOT / "docs").with_suffix(".html")) for path in (ROOT / "docs").rglob("*.md")}
+    pages |= {f"reference/{Path(name).stem}.html" for name in reference_pages()}
+
+    assert pages - {str(path.relative_to(site)) for path in site.rglob("*.html")} == set()
+    assert (site / "how-it-works.html").read_text(encoding="utf-8").count('<div class="picture"><svg') == 3

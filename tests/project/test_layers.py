@@ -1,0 +1,103 @@
+"""The architecture is held by a tool: the arrows are kept, and breaking one fails the check."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
+
+
+def lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on a checkout as `make layers` does."""
+    sources = [str((checkout / source).parent) for source in SOURCES]
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def settings() -> dict[str, Any]:
+    """Return the project's pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def contract(contract_id: str) -> dict[str, Any]:
+    """Return one import-linter contract."""
+    contracts: list[dict[str, Any]] = settings()["tool"]["importlinter"]["contracts"]
+    return next(c for c in contracts if c["id"] == contract_id)
+
+
+def distribution(name: str) -> str:
+    """Return a distribution's name as PyPI compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a copy of the source tree that a test may spoil."""
+    for source in SOURCES:
+        shutil.copytree(ROOT / source, tmp_path / source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_every_import_follows_the_arrows() -> None:
+    result = lint_imports(ROOT)
+
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "broken"),
+    [
+        ("gpuenergyd/misplaced.py", "", "misplaced"),
+        ("gpuenergyd/core/planted.py", "import gpuenergyd.wire", "core, service_manager -> errors"),
+        ("gpuenergyd/gpu/planted.py", "import gpuenergyd.store", "store, gpu, carbon, wire"),
+        ("gpuenergyd/client/planted.py", "import msgspec", "standard library only"),
+        ("gpuenergyd/daemon/planted.py", "import gpuenergyd_policies", "by entry point"),
+        ("policies/gpuenergyd_policies/planted.py", "import gpuenergyd.daemon", "policies know the domain only"),
+        ("gpuenergyd/report/planted.py", "import sqlalchemy", "only the store"),
+    ],
+    ids=lambda value: value if value.endswith(".py") else "",
+)
+def test_an_import_against_the_arrows_or_an_unnamed_file_fails(
+    checkout: Path, path: str, line: str, broken: str
+) -> None:
+    (checkout / path).write_text(line + "\n", encoding="utf-8")
+
+    result = lint_imports(checkout)
+
+    assert result.returncode == 1
+    assert any(
+        broken in row and ("BROKEN" in row or "missing" in row or row.startswith("- "))
+        for row in result.stdout.splitlines()
+    ), result.stdout
+
+
+def test_no_dependency_escapes_the_standard_library_contract() -> None:
+    extras = settings()["project"]["optional-dependencies"]
+    declared = {
+        distribution(re.split(r"[^A-Za-z0-9._-]", requirement)[0])
+        for extra in ("daemon", "fast", "trainers")
+        for requirement in extras[extra]
+    }
+    forbidden = set(contract("standard-library")["forbidden_modules"])
+    provided_by = metadata.packages_distributions()
+
+    covered = {distribution(name) for module in forbidden for name in provided_by.get(module, ())}
+
+    assert declared <= covered
+    assert forbidden - {"pynvml"} == set(contract("gpu")["forbidden_modules"])

@@ -1,0 +1,142 @@
+"""The wheel works outside the checkout, and importing the package costs a training process nothing."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("gpuenergyd", "gpuenergyd_policies", "gpuenergyd_trainers")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel alone into a folder of its own."""
+    target = tmp_path_factory.mktemp("installed")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(target),
+        str(wheel),
+    ]
+    subprocess.run(pip, check=True, capture_output=True)
+    return target
+
+
+def run_installed(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python outside the checkout, with the installed wheel in front of it."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=installed,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def files(source: Path) -> set[str]:
+    """Return what of a package's folder belongs into a wheel."""
+    return {
+        str(path.relative_to(source.parent))
+        for path in source.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    sources = (ROOT / "gpuenergyd", ROOT / "policies/gpuenergyd_policies", ROOT / "trainers/gpuenergyd_trainers")
+
+    units = {f"gpuenergyd/{name}" for name in files(ROOT / "systemd")}
+    assert names == units.union(*(files(source) for source in sources))
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+
+
+def test_the_wheel_works_outside_the_checkout(installed: Path) -> None:
+    program = "import json; " + "; ".join(f"import {package}" for package in PACKAGES)
+    program += f"; print(json.dumps([p.__file__ for p in ({', '.join(PACKAGES)})]))"
+
+    where = run_installed(installed, "-c", program)
+    version = run_installed(installed, "-m", "gpuenergyd.cli.main", "--version")
+    listed = run_installed(installed, "-m", "gpuenergyd.cli.main", "policies", "--json")
+
+    assert where.returncode == 0, where.stderr
+    assert all(file.startswith(str(installed)) for file in json.loads(where.stdout))
+    assert version.stdout.startswith("gpuenergyd ")
+    assert all(row["is_usable"] for row in json.loads(listed.stdout)["policies"]), listed.stdout
+
+
+def test_the_pages_are_drawn_from_the_wheel_alone(installed: Path) -> None:
+    program = "from jinja2 import PackageLoader; print(*PackageLoader('gpuenergyd.report').list_templates())"
+
+    result = run_installed(installed, "-c", program)
+
+    assert result.stdout.split() == ["live.html.j2", "report.html.j2"], result.stderr
+
+
+@pytest.mark.parametrize("module", ["gpuenergyd", "gpuenergyd.client.rank", "gpuenergyd.gpu.restore.command"])
+def test_importing_the_client_loads_the_standard_library_only(module: str) -> None:
+    program = (
+        f"import sys; before = set(sys.modules); import {module}\n"
+        "names = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(name for name in names - sys.stdlib_module_names if not name.startswith('gpuenergyd')))"
+    )
+
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_plain_install_brings_no_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert project["dependencies"] == []
+
+
+def test_every_pinned_version_is_exact_and_torch_among_them() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*", pin) for pin in pins)
+    assert "torch==2.13.0" in pins
+
+
+def test_ci_runs_the_command_that_the_readme_names() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+    assert re.search(r"^make test\b", readme, flags=re.MULTILINE)
+    assert re.search(r"^make test\b", ci, flags=re.MULTILINE)
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_licence_is_the_one_that_the_metadata_names(wheel: Path) -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+
+    assert "Apache License\n                           Version 2.0, January 2004" in text
+    assert "License-Expression: Apache-2.0" in archive.read(metadata).decode()

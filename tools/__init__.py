@@ -1,0 +1,1 @@
+"""What builds, checks and releases the project; no part of the wheel."""

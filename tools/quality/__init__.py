@@ -1,0 +1,1 @@
+"""How good the tests are: lines that they run, and small wrong changes that they notice."""
