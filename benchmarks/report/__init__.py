@@ -1,5 +1,7 @@
-"""Runs the benchmarks, keeps what they measured, writes docs/benchmarks.md from it: see `python -m benchmarks.report --help`.
+"""Runs the benchmarks, stores their results and renders docs/benchmarks.md (`python -m benchmarks.report --help`).
 
-`runs` lists them, `running` lets one run within its time, `results` is what is kept of it, `page` writes the page;
-`line_counts` is what `make coverage` tells.
+runs     which benchmarks there are, with their arguments and time limits
+running  runs one within its time limit
+results  what is stored of a run
+page     renders the page
 """

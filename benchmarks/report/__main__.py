@@ -1,4 +1,6 @@
-"""`python -m benchmarks.report [--only NAME ...] [--render] [--short] [--minutes 58]`: run benchmarks, write docs/benchmarks.md.
+"""Run benchmarks and write docs/benchmarks.md.
+
+    python -m benchmarks.report [--only NAME ...] [--render] [--short] [--minutes 58]
 
 Each has its own time limit, and none begins that takes longer on a quiet machine than is left of the minutes for all.
 What fails, lacks its data or finds no time keeps its last figures, with their date. Computed figures come first, two at

@@ -1,6 +1,7 @@
 """Print what forecasts are worth, per zone: skill against naive ones, and the captured share of the timing gain.
 
-    python benchmarks/runs/carbon.py [TRACES_FOLDER] [--zones GB,DE] [--frontier FILE | --instances FILE] [--cold] [--json]
+    python benchmarks/runs/carbon.py [TRACES_FOLDER] [--zones GB,DE] [--frontier FILE | --instances FILE]
+                                      [--cold] [--json]
 
 TRACES_FOLDER holds `ZONE_electricitymaps24_YEAR.csv`, hourly; models see up to 2023 before the first forecast of 2024,
 and each day of 2024 once it is over. With --cold they never see more than the last 8 days; the prior that ships was

@@ -1,7 +1,7 @@
 """Instruments that run inside a measured core: how long turns and requests take.
 
-`benchmarks/runs/load.py` imports this first in the core's process. It keeps histograms by powers of 2^(1/4) and writes them
-as JSON, named by LOAD_INSTRUMENTS, whenever the process gets SIGUSR2, which also begins them anew. A turn of the loop
+`benchmarks/runs/load.py` imports this first in the daemon. It keeps histograms by powers of 2^(1/4) and writes them as
+JSON, named by LOAD_INSTRUMENTS, whenever the process gets SIGUSR2, which also begins them anew. A turn of the loop
 is what happens between two waits for something to happen: nothing else is answered meanwhile. Its wall time beyond its
 CPU time is what other threads (the interpreter's lock) and other processes took from it. So the CPU time that the loop
 spent between a request and its answer is what the request would have waited on a machine of its own, but for the rest

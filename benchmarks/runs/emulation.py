@@ -1,6 +1,7 @@
 """GPT-3 175B on up to 8,192 GPUs, emulated as in Perseus section 6: EnvPipe, Perseus and ours on the same tables.
 
-Usage: python benchmarks/runs/emulation.py [--profiles FOLDER] [--gpus a100-sxm a40] [--microbatches 12 24 48 96] [--json]
+Usage: python benchmarks/runs/emulation.py [--profiles FOLDER] [--gpus a100-sxm a40] [--microbatches 12 24 48 96]
+                                                [--json]
 
 FOLDER holds the measured stage tables of the Perseus artifact, its planner's own frontiers (paper_frontiers/) and what
 it gives for EnvPipe. Eight stages, tensor parallel 8, and as many pipelines as share 1,536 microbatches: all of one

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, text
 
 from gpuenergyd.store.encoding.blobs import encode_clocks
 from gpuenergyd.store.maintenance.kept_summaries import keep_summaries
+from gpuenergyd.store.readers.sqlite import micros_of
 from gpuenergyd.store.reading.kept_figures import FIGURES_VERSION
-from gpuenergyd.store.reading.sqlite_reader import micros_of
 
 JOB_S = 12 * 3600
 _KEPT_AT_EACH_END = 64

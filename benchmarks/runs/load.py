@@ -2,7 +2,7 @@
 
     python benchmarks/runs/load.py                 # 60 s: 16 ranks report iterations, 48 clients watch
     python benchmarks/runs/load.py --gpus 64       # all 64 clients are ranks
-    python benchmarks/runs/load.py --flood requests|connections|visits    # another user asks as fast as it can (needs root)
+    python benchmarks/runs/load.py --flood requests|connections|visits  # another user floods the daemon (needs root)
     python benchmarks/runs/load.py --compare       # such floods with and without fair turns, in alternation
     python benchmarks/runs/load.py --profile       # CPU time by callback of the core's event loop
 

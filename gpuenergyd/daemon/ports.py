@@ -11,8 +11,8 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.previous_run import RememberedModel
-from gpuenergyd.daemon.carbon.policy_queries import TargetQuestion, TargetReply
 from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.processes.carbon_queries import TargetQuestion, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner, RestoreOutcome
 from gpuenergyd.store.writing.records import Record

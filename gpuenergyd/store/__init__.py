@@ -4,6 +4,7 @@ database     opens and migrates the database, sets a corrupt one aside
 encoding     packed columns of the history
 maintenance  keeping the history bounded: compaction, retention, stored summaries, disk space
 migrations   schema revisions (Alembic)
+readers      readers of the history: SQLite without SQLAlchemy, anything else through it
 reading      reading the history: queries, summaries, and readers for SQLite and SQLAlchemy
 schema       the tables
 writing      writing the history: records, rows and the writer thread

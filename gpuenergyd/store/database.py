@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.reading.sqlite_reader import APPLICATION_ID, SCHEMA_REVISION, connect_read_only, one_line
+from gpuenergyd.store.readers.sqlite import APPLICATION_ID, SCHEMA_REVISION, connect_read_only, one_line
 from gpuenergyd.store.schema import metadata
 
 MIGRATIONS = Path(__file__).with_name("migrations")

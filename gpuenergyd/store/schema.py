@@ -19,7 +19,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-from gpuenergyd.store.reading.sqlite_reader import instant_of, micros_of
+from gpuenergyd.store.readers.sqlite import instant_of, micros_of
 
 
 class UtcInstant(TypeDecorator[datetime]):

@@ -7,6 +7,7 @@ carbon_target      follows the grid within the job's slowdown budget
 constant_slowdown  the default target: the same slowdown at every hour
 envelope           envPipe's policy
 full_speed         leaves every GPU as it is
+observed_pipeline  the dependency graph of a job as its iterations show it
 planning           the planner: the exact time-energy frontier of a pipeline, rounded to real clocks
 predicted_savings  predicted savings where clocks may not be set
 profiling          online profiling: from a running job to time and energy of each instruction at every clock

@@ -14,7 +14,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, un
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError, UsageError
-from gpuenergyd_policies.bubble_aware.model import observed_graph
+from gpuenergyd_policies.observed_pipeline import observed_graph
 from gpuenergyd_policies.planning.envpipe import (
     BALANCED_STEP_MHZ,
     VALLEY_STEP_MHZ,

@@ -21,7 +21,7 @@ from gpuenergyd_policies.assumed_curves import (
     NothingToAssumeFromError,
     assumed_profile,
 )
-from gpuenergyd_policies.bubble_aware.model import observed_pipeline
+from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
 from gpuenergyd_policies.planning.problem import Effort

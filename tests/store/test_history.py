@@ -8,7 +8,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.reading.sqlite_reader import SCHEMA_REVISION
+from gpuenergyd.store.readers.sqlite import SCHEMA_REVISION
 from gpuenergyd.store.writing.records import (
     ControlEventRecord,
     IterationRecord,

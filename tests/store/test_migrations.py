@@ -11,8 +11,8 @@ from sqlalchemy import Connection, MetaData, insert, inspect
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.database import MIGRATIONS, create, reading_engine, upgrade, writing_engine
-from gpuenergyd.store.reading.sqlalchemy_reader import EngineReader
-from gpuenergyd.store.reading.sqlite_reader import SCHEMA_REVISION, Contents, contents, micros_of
+from gpuenergyd.store.readers.sqlalchemy import EngineReader
+from gpuenergyd.store.readers.sqlite import SCHEMA_REVISION, Contents, contents, micros_of
 from gpuenergyd.store.schema import metadata
 from tests.store.test_history import job
 

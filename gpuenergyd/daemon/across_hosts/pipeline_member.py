@@ -8,7 +8,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks, check_plan
 from gpuenergyd.daemon.across_hosts.pipeline_leader import WholePipeline, spoken_of
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.registration.sessions import RankSession
+from gpuenergyd.daemon.jobs.sessions import RankSession
 from gpuenergyd.daemon.runtime.peer_credentials import Peer
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS

@@ -5,7 +5,7 @@ accounts         slowdown accounts of the jobs that follow the grid
 budget           how much slowdown a job may still spend
 feed             hourly intensities from the fetcher's or a signal file
 fetcher_process  the fetcher as a child process
-policy_queries   forecasts and targets, asked of the policy host
+fetcher_unit     the carbon fetcher as a systemd unit
 service          fetcher, values, forecasts and targets, put together
 status           carbon fields of a job's status
 target_view      what a target policy is shown of a job

@@ -22,10 +22,10 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.fetcher_process import CarbonFetcher
-from gpuenergyd.daemon.carbon.policy_queries import ForecastQuestion, SentSeries, WorthQuestion
 from gpuenergyd.daemon.carbon.targets import CarbonTargets
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob
+from gpuenergyd.daemon.processes.carbon_queries import ForecastQuestion, SentSeries, WorthQuestion
 from gpuenergyd.daemon.processes.launch import StartPolicyHost
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure, PolicyLink
 from gpuenergyd.daemon.settings import Processes, Settings

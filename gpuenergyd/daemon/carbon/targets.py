@@ -23,10 +23,10 @@ from gpuenergyd.daemon.carbon.account_file import CarbonMemory
 from gpuenergyd.daemon.carbon.accounts import FollowingJob, FollowingJobs
 from gpuenergyd.daemon.carbon.budget import JobBudget, is_overdrawing, is_unaffordable, job_budget, profiling_refusal
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
-from gpuenergyd.daemon.carbon.policy_queries import SentSeries, TargetQuestion, TargetReply
 from gpuenergyd.daemon.carbon.status import carbon_figures, carbon_of, target_figures
 from gpuenergyd.daemon.carbon.target_view import target_view
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
+from gpuenergyd.daemon.processes.carbon_queries import SentSeries, TargetQuestion, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.store.writing.records import TargetRecord

@@ -11,4 +11,5 @@ previous_runs       earlier runs of a job, looked up in the history
 registry            registration, reports, and how jobs end
 replicas            replicas of one training among this daemon's jobs
 runner              feeds one job's state machine and executes its commands
+sessions            registered training processes, by token and pidfd
 """

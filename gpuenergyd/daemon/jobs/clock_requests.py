@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuenergyd.daemon.jobs.sessions import RankSessions
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.registration.sessions import RankSessions
 from gpuenergyd.daemon.registration.validation import CLOCK_SKEW_NS, OLDEST_INSTANT_NS
 from gpuenergyd.daemon.runtime.peer_credentials import Peer
 from gpuenergyd.wire.clock_record import ClockRecord

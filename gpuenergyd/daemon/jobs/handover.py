@@ -10,7 +10,7 @@ from gpuenergyd.daemon.gpus.inventory import Claim
 from gpuenergyd.daemon.jobs.handover_file import HandedJob, HandedSession, memory_of, recalled
 from gpuenergyd.daemon.jobs.registry import LAST_COMMANDS_LIMIT_S, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
-from gpuenergyd.daemon.registration.sessions import RankSession
+from gpuenergyd.daemon.jobs.sessions import RankSession
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.store.writing.records import JobResumedRecord

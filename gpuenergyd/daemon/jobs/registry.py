@@ -20,9 +20,9 @@ from gpuenergyd.daemon.gpus.inventory import Claim, Gpu, utc_at
 from gpuenergyd.daemon.jobs.clock_requests import ClockRecords
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.registration.length import checked_length
-from gpuenergyd.daemon.registration.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.registration.tags import checked_tags
 from gpuenergyd.daemon.registration.validation import checked_iteration, checked_order, require_agreement
 from gpuenergyd.daemon.runtime.peer_credentials import Peer

@@ -1,6 +1,6 @@
 """The daemon's child processes: GPU worker, policy host, carbon fetcher.
 
-fetcher_unit     the carbon fetcher as a systemd unit
+carbon_queries   forecasts and targets, asked of the policy host
 gpu_worker       starts, watches and replaces the GPU worker
 launch           starts child processes or connects to their units
 plugins          installed policies, by entry point

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.carbon.policy_queries import ForecastQuestion, ForecastReply, TargetQuestion, TargetReply
+from gpuenergyd.daemon.processes.carbon_queries import ForecastQuestion, ForecastReply, TargetQuestion, TargetReply
 from gpuenergyd.daemon.processes.launch import PolicyChannel, StartPolicyHost
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
 from gpuenergyd.daemon.processes.view_delta import ViewSender

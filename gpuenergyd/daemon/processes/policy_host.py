@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
-from gpuenergyd.daemon.carbon.policy_queries import (
+from gpuenergyd.daemon.processes.carbon_queries import (
     ForecastQuestion,
     ForecastReply,
     TargetQuestion,

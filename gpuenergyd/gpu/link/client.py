@@ -28,10 +28,10 @@ from gpuenergyd.gpu.link.messages import (
     encode,
     identity_from_row,
 )
+from gpuenergyd.gpu.link.queries import GpuLook, look_from_answer
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
 from gpuenergyd.gpu.restore.policy import RestoreRules
-from gpuenergyd.gpu.worker.threads.queries import GpuLook, look_from_answer
 
 __all__ = [
     "ClockSet",

@@ -4,5 +4,4 @@ command   `gpuenergyd restore` without a worker
 executor  restores GPUs from the journal
 journal   the original state of each changed GPU, fsynced before the first change
 policy    what an administrator configured about restores
-requests  restore requests for several GPUs, answered when the last is done
 """

@@ -9,9 +9,9 @@ from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, why_kept
 from gpuenergyd.gpu.restore.journal import Journal
-from gpuenergyd.gpu.restore.requests import RestoreOrders, Restoring
 from gpuenergyd.gpu.worker.daemon_connection import log
 from gpuenergyd.gpu.worker.health import GpuStates
+from gpuenergyd.gpu.worker.restore_requests import RestoreOrders, Restoring
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 
 _FIRST_RETRY_S = 0.5

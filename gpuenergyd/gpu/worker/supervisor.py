@@ -22,6 +22,7 @@ from gpuenergyd.gpu.link.messages import (
     identity_row,
     sample_row,
 )
+from gpuenergyd.gpu.link.queries import QUESTIONS, answer
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from gpuenergyd.gpu.worker.daemon_connection import CoreConnection, log
@@ -33,7 +34,6 @@ from gpuenergyd.gpu.worker.restore_service import GivingBack
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 from gpuenergyd.gpu.worker.threads.foreign_locks import ForeignLocks
 from gpuenergyd.gpu.worker.threads.journalled_changes import JournalledChanges
-from gpuenergyd.gpu.worker.threads.queries import QUESTIONS, answer
 from gpuenergyd.gpu.worker.threads.xid_watch import XidSource, watch_xids
 from gpuenergyd.service_manager import Watchdog, notify
 

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, delete, insert, select
 
 from gpuenergyd.store import schema
+from gpuenergyd.store.readers.sqlalchemy import EngineReader
 from gpuenergyd.store.reading.job_inputs import parts_of_jobs
 from gpuenergyd.store.reading.kept_figures import FIGURES_VERSION, encoded_figures
-from gpuenergyd.store.reading.sqlalchemy_reader import EngineReader
 from gpuenergyd.store.reading.summaries import job_summary
 
 _SETTLED = timedelta(minutes=1)

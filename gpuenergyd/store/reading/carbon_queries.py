@@ -13,7 +13,7 @@ from gpuenergyd.core.carbon.intensity import (
     SignalKind,
 )
 from gpuenergyd.store.encoding.blobs import decode_hours, decode_points
-from gpuenergyd.store.reading.sqlite_reader import Reader
+from gpuenergyd.store.readers.sqlite import Reader
 
 
 @dataclass(frozen=True, slots=True)

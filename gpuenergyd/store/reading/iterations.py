@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.reading.sqlite_reader import Reader, names_of
+from gpuenergyd.store.readers.sqlite import Reader, names_of
 
 _PURPOSES: Mapping[str | None, PlanPurpose | None] = {None: None, "": None, **{str(word): word for word in PlanPurpose}}
 OF_ITERATIONS = ("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.store.readers.sqlite import Reader, Row, micros_of
 from gpuenergyd.store.reading.iterations import OF_BLOCKS, OF_ITERATIONS, Iterations, block_of, single_of
-from gpuenergyd.store.reading.sqlite_reader import Reader, Row, micros_of
 
 _AT_ONCE = 250
 """Jobs of one question: what is in hand at a time stays bounded."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from gpuenergyd.store.encoding.blobs import decode_tags
+from gpuenergyd.store.readers.sqlite import Reader, Row
 from gpuenergyd.store.reading.job_inputs import parts_of_jobs
-from gpuenergyd.store.reading.sqlite_reader import Reader, Row
 from gpuenergyd.store.reading.summaries import WHOLE, Counted, JobSummary, job_summary
 
 FIGURES_VERSION = 1

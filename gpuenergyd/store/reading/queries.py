@@ -15,12 +15,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.encoding.blobs import decode_clocks, decode_spans
 from gpuenergyd.store.encoding.series import RAW_TIER, SECOND_TIER, series_points
-from gpuenergyd.store.reading import carbon_queries
-from gpuenergyd.store.reading.carbon_queries import StoredIntensity, TargetRow
-from gpuenergyd.store.reading.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
-from gpuenergyd.store.reading.iterations import IterationRow, Iterations, all_iterations, iteration_rows
-from gpuenergyd.store.reading.kept_figures import summaries_of
-from gpuenergyd.store.reading.sqlite_reader import (
+from gpuenergyd.store.readers.sqlite import (
     Contents,
     Reader,
     Row,
@@ -29,6 +24,11 @@ from gpuenergyd.store.reading.sqlite_reader import (
     contents,
     plain_sqlite_path,
 )
+from gpuenergyd.store.reading import carbon_queries
+from gpuenergyd.store.reading.carbon_queries import StoredIntensity, TargetRow
+from gpuenergyd.store.reading.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
+from gpuenergyd.store.reading.iterations import IterationRow, Iterations, all_iterations, iteration_rows
+from gpuenergyd.store.reading.kept_figures import summaries_of
 from gpuenergyd.store.reading.summaries import (
     WHOLE,
     Counted,
@@ -356,7 +356,7 @@ def _source(path_or_url: str | Path, *, nobody_writes: bool) -> Source:
     path = plain_sqlite_path(path_or_url)
     if path is None:
         from gpuenergyd.store.database import reading_engine, sqlite_path  # noqa: PLC0415  SQLAlchemy is slow to load
-        from gpuenergyd.store.reading.sqlalchemy_reader import EngineSource  # noqa: PLC0415  as above
+        from gpuenergyd.store.readers.sqlalchemy import EngineSource  # noqa: PLC0415  as above
 
         path = sqlite_path(path_or_url)
         if path is None:

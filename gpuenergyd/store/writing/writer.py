@@ -34,8 +34,8 @@ from gpuenergyd.store.database import (
 from gpuenergyd.store.maintenance.advisory_locks import await_turn, takes_turn
 from gpuenergyd.store.maintenance.retention import Retention, forget_old, give_back_space
 from gpuenergyd.store.maintenance.space import SpaceWatch
-from gpuenergyd.store.reading.sqlalchemy_reader import EngineReader
-from gpuenergyd.store.reading.sqlite_reader import Contents, contents, one_line
+from gpuenergyd.store.readers.sqlalchemy import EngineReader
+from gpuenergyd.store.readers.sqlite import Contents, contents, one_line
 from gpuenergyd.store.writing.records import HostRollupRecord, IterationRecord, Record, RollupRecord, SampleRecord
 from gpuenergyd.store.writing.rows import close_abandoned_jobs, insert_records, note_gpus, replace_series
 from gpuenergyd.store.writing.series_buffer import SeriesBuffer, is_packed

@@ -26,7 +26,7 @@ from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.core.policy_api.previous_run import REMEMBERED_PROFILE
-from gpuenergyd_policies.bubble_aware.model import observed_pipeline
+from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort

@@ -23,9 +23,9 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
-from gpuenergyd.daemon.carbon.policy_queries import TargetQuestion, TargetReply, answer_target
 from gpuenergyd.daemon.carbon.targets import CarbonTargets
 from gpuenergyd.daemon.ports import RunningJob
+from gpuenergyd.daemon.processes.carbon_queries import TargetQuestion, TargetReply, answer_target
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import carbon_report

@@ -9,7 +9,7 @@ from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.carbon.policy_queries import ForecastQuestion, SentSeries, TargetQuestion, WorthQuestion
+from gpuenergyd.daemon.processes.carbon_queries import ForecastQuestion, SentSeries, TargetQuestion, WorthQuestion
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, PolicyHost, run
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.wire.daemon_codec import decode, encode

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.daemon.processes import fetcher_unit, worker_unit
+from gpuenergyd.daemon.carbon import fetcher_unit
+from gpuenergyd.daemon.processes import worker_unit
 from gpuenergyd.daemon.processes.launch import worker_command
 from gpuenergyd.daemon.settings import Processes, Settings, load_settings
 from gpuenergyd.errors import UsageError

@@ -9,8 +9,8 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd_policies.bubble_aware.model import observed_pipeline
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from tests.support.virtual_training import A100Work, VirtualTraining
 
 F, I, W = InstructionKind.F, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own name

@@ -8,7 +8,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.reading.sqlite_reader import INSTANTS, instant_of, micros_of
+from gpuenergyd.store.readers.sqlite import INSTANTS, instant_of, micros_of
 from gpuenergyd.store.schema import UtcInstant, metadata
 from gpuenergyd.store.writing.records import IterationRecord
 from tests.store.test_history import START, job

@@ -7,7 +7,6 @@ driver_thread       a watched thread whose driver call may never return
 driver_threads      the setting and the reading thread, replaced when stuck
 foreign_locks       detects clock locks that another program released
 journalled_changes  journals a GPU's state right before its first change
-queries             the driver queries that the daemon may send
 sampler             the thread that reads GPUs
 xid_watch           the thread that waits for critical GPU errors (Xid)
 """

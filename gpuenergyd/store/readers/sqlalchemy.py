@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.reading.sqlite_reader import Reader, one_line
+from gpuenergyd.store.readers.sqlite import Reader, one_line
 
 
 class EngineReader(Reader):
