@@ -27,7 +27,7 @@ def rendered_page(results: Path = RESULTS) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=False,
-        autoescape=False,
+        autoescape=False,  # noqa: S701  Markdown
     )
     environment.filters.update(FILTERS)
     environment.globals.update(

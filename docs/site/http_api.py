@@ -58,7 +58,7 @@ def _fields(schema: dict[str, Any]) -> str:
     )
 
 
-def type_text(schema: dict[str, Any]) -> str:
+def type_text(schema: dict[str, Any]) -> str:  # noqa: PLR0911  one return per kind of schema
     """Return a JSON schema as a few words."""
     match schema:
         case {"$ref": reference}:

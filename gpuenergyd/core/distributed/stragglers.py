@@ -3,8 +3,8 @@
 Replicas meet once per iteration, so whoever is faster than the slowest waits for it, and may as well run slower and
 save energy: at once when a straggler shows, and at full speed again at once when it has recovered. What is compared is
 what each replica would take by itself at full speed (`core/distributed/pace.py`): one that our own plans
-have slowed down, or that waits, imposes nothing. Without that, two replicas that have slowed down for a third would hold each other there
-for ever.
+have slowed down, or that waits, imposes nothing. Without that, two replicas that have slowed down for a third would
+hold each other there for ever.
 
 Paces come from jobs of this daemon, and from clients that know of replicas elsewhere. Time is an argument, in host
 monotonic seconds: whoever falls silent stops to count.
