@@ -50,8 +50,8 @@ from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import GpuLeases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
-from gpuenergyd.daemon.runtime.memory import allocate_from_one_arena  # noqa: E402
-from gpuenergyd.daemon.runtime.peer_credentials import Peer  # noqa: E402
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: E402
+from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
 from gpuenergyd.daemon.zeusd.requests import ZeusdWishes  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.client import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
@@ -64,7 +64,7 @@ MICROBATCHES = 4
 CLOCKS_MHZ = (1410, 1200, 900)
 NS_PER_S = 1_000_000_000
 MAX_GROWTH_MIB_PER_DAY = 1.0
-ME = Peer(os.getpid(), os.getuid(), os.getgid())
+ME = PeerCredentials(os.getpid(), os.getuid(), os.getgid())
 
 
 class Worker:
@@ -277,7 +277,7 @@ class _MallInfo(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None)
-allocate_from_one_arena()  # as the daemon does: so C's figures are those of the whole process
+limit_malloc_to_one_arena()  # as the daemon does: so C's figures are those of the whole process
 _libc.mallinfo2.restype = _MallInfo
 
 

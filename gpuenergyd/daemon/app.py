@@ -34,8 +34,7 @@ from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, check_policy_name,
 from gpuenergyd.daemon.processes.policy_client import PolicyLink
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import FloodGuard
-from gpuenergyd.daemon.runtime.memory import allocate_from_one_arena
-from gpuenergyd.daemon.runtime.pauses import keep_pauses_short
+from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdWishes
@@ -158,7 +157,7 @@ class Daemon:
                 await self.carbon.start()
             self._looking_after = asyncio.create_task(self._look_after(), name="look after")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
-            keep_pauses_short()
+            shorten_event_loop_pauses()
             notify("READY=1")
             await stop.wait()
             log.info("stopping")
@@ -282,7 +281,7 @@ def serve(settings: Settings) -> int:
         UsageError: a group or user of the settings does not exist.
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be made.
     """
-    allocate_from_one_arena()
+    limit_malloc_to_one_arena()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(FloodGuard())

@@ -9,7 +9,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks, ch
 from gpuenergyd.daemon.across_hosts.pipeline_leader import WholePipeline, spoken_of
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.sessions import RankSession
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS
 from gpuenergyd.wire.messages import IterationReply
@@ -29,7 +29,7 @@ class Parts:
     _wholes: dict[str, WholePipeline] = field(default_factory=dict)
     """By the job id of the part that leads."""
 
-    def state(self, question: PartQuestion, peer: Peer) -> PartState | None:
+    def state(self, question: PartQuestion, peer: PeerCredentials) -> PartState | None:
         """Return how a part is; None for an unknown token.
 
         Raises:
@@ -47,7 +47,7 @@ class Parts:
             phase=job.phase,
         )
 
-    async def post(self, message: PartPlan, peer: Peer) -> IterationReply | None:
+    async def post(self, message: PartPlan, peer: PeerCredentials) -> IterationReply | None:
         """Have a part follow a plan once its leader's term for it begins; None for an unknown token.
 
         What is answered holds the plan's slice if it is installed by now, so that nobody waits for the next report.
@@ -76,7 +76,7 @@ class Parts:
         session.runner.post(plan)
         return IterationReply(await session.runner.slices_soon(_INSTALL_LIMIT_S))
 
-    def plan(self, report: PipelineReport, peer: Peer) -> PipelineReply | None:
+    def plan(self, report: PipelineReport, peer: PeerCredentials) -> PipelineReply | None:
         """Take what all parts have observed and return what is decided; None for an unknown token.
 
         Raises:
@@ -112,7 +112,7 @@ class Parts:
             spawn=self.jobs.spawn,
         )
 
-    def _part(self, rank_token: str, peer: Peer) -> RankSession | None:
+    def _part(self, rank_token: str, peer: PeerCredentials) -> RankSession | None:
         session = self.jobs.sessions.of_text(rank_token, peer)
         if session is not None and not session.runner.is_part:
             raise JobError(f"job {session.runner.job_id} is planned here as a whole; it is no part of another pipeline")

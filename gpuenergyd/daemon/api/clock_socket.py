@@ -7,7 +7,7 @@ import socket
 from collections import Counter
 
 from gpuenergyd.daemon.jobs.clock_requests import ClockRecords, Wish
-from gpuenergyd.daemon.runtime.peer_credentials import Peer, peer_of
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, peer_credentials
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.clock_record import RECORD_BYTES, decode_record
 
@@ -24,7 +24,7 @@ class ClockSocket:
         self._listener = listener
         self._records = records
         self._max_connections_per_user = max_connections_per_user
-        self._connections: dict[socket.socket, Peer] = {}
+        self._connections: dict[socket.socket, PeerCredentials] = {}
         self._loop = asyncio.get_running_loop()
         self._resumption: asyncio.TimerHandle | None = None
         self._loop.add_reader(listener, self._accept)
@@ -50,7 +50,7 @@ class ClockSocket:
             self._resumption = self._loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
             return
         connection.setblocking(False)
-        peer = peer_of(connection)
+        peer = peer_credentials(connection)
         if Counter(p.uid for p in self._connections.values())[peer.uid] >= self._max_connections_per_user:
             log.warning("clock socket: uid %d has %d connections, the limit", peer.uid, self._max_connections_per_user)
             connection.close()
@@ -62,7 +62,7 @@ class ClockSocket:
         self._resumption = None
         self._loop.add_reader(self._listener, self._accept)
 
-    def _read(self, connection: socket.socket, peer: Peer) -> None:
+    def _read(self, connection: socket.socket, peer: PeerCredentials) -> None:
         for _ in range(_RECORDS_PER_TURN):
             try:
                 data = connection.recv(RECORD_BYTES + 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuenergyd.daemon.api.limits import ConnectionCounts
-from gpuenergyd.daemon.runtime.peer_credentials import Peer, peer_of
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, peer_credentials
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ class GuardedProtocol(asyncio.Protocol):
         self._unread: asyncio.TimerHandle | None = None
         self._is_in_request = False
         self._is_counted = False
-        self.peer = Peer(0, 0, 0)
+        self.peer = PeerCredentials(0, 0, 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Learn who connects, and refuse one too many."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.peer = peer_of(transport.get_extra_info("socket"))
+        self.peer = peer_credentials(transport.get_extra_info("socket"))
         self._is_counted = self._guards.counts.take(self.peer.uid)
         self._guards.add(transport, self)
         self._inner.connection_made(transport)

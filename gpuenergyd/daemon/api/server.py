@@ -29,7 +29,7 @@ from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.ports import AskableWorker
-from gpuenergyd.daemon.runtime.peer_credentials import Peer, open_pidfd, require_alive
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.zeusd.requests import ZeusdWishes
 from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
@@ -268,14 +268,14 @@ class Server:
             log.exception("%s %s failed", request.method, request.path)
             return _error(500, "the daemon failed to answer; its log says why")
 
-    def _administrator(self, request: web.Request) -> Peer:
+    def _administrator(self, request: web.Request) -> PeerCredentials:
         with self._living_peer(request) as (peer, pidfd):
             self._access.require_administrator(peer)
             require_alive(peer, pidfd)
             return peer
 
     @contextmanager
-    def _living_peer(self, request: web.Request) -> Iterator[tuple[Peer, int]]:
+    def _living_peer(self, request: web.Request) -> Iterator[tuple[PeerCredentials, int]]:
         """Yield who asks and a pidfd of that process."""
         peer = self._peer(request)
         connection = request.transport.get_extra_info("socket") if request.transport is not None else None
@@ -287,7 +287,7 @@ class Server:
         finally:
             os.close(pidfd)
 
-    def _peer(self, request: web.Request) -> Peer:
+    def _peer(self, request: web.Request) -> PeerCredentials:
         guard = self._guards.of(request.transport)
         if guard is None:
             raise JobError("the client left")

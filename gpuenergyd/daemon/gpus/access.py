@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
-from gpuenergyd.daemon.runtime.peer_credentials import Peer, is_host_root, is_in_our_namespaces, is_unmapped
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, is_host_root, is_in_our_namespaces, is_unmapped
 from gpuenergyd.errors import AccessError, UsageError
 
 
@@ -84,7 +84,7 @@ class AccessRules:
             requires_gpu_use,
         )
 
-    def is_administrator(self, peer: Peer) -> bool:
+    def is_administrator(self, peer: PeerCredentials) -> bool:
         """Return whether a peer may change any GPU: host root, this daemon's own user, or an administrators' group."""
         daemon_uid = os.geteuid()
         if is_host_root(peer) or (peer.uid == daemon_uid and daemon_uid != 0):
@@ -92,7 +92,7 @@ class AccessRules:
         # Root of a container can give itself any group, so groups count only where the peer lives beside us.
         return not self.admin_groups.ids.isdisjoint({peer.gid, *peer.groups}) and is_in_our_namespaces(peer)
 
-    def require_control(self, peer: Peer) -> None:
+    def require_control(self, peer: PeerCredentials) -> None:
         """Check that a peer may have clocks changed for what it runs.
 
         Raises:
@@ -116,7 +116,7 @@ class AccessRules:
             remedy = "; root of a container is not root of this host: run the container as such a user"
         raise AccessError(f"{peer} may not have clocks changed; {self._those_who_control()} may{remedy}")
 
-    def require_administrator(self, peer: Peer) -> None:
+    def require_administrator(self, peer: PeerCredentials) -> None:
         """Check that a peer may change GPUs outside any job.
 
         Raises:

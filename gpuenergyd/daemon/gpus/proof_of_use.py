@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.daemon.gpus.access import AccessRules
-from gpuenergyd.daemon.runtime.peer_credentials import Peer, namespaces_of
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, namespaces_of
 from gpuenergyd.errors import AccessError
 
 _MAX_ANCESTORS = 64
@@ -37,7 +37,7 @@ class ProofOfUse:
     rules: AccessRules
     users_of: Callable[[str], Awaitable[Sequence[int]]]
 
-    async def require(self, peer: Peer, gpu_uuid: str) -> None:
+    async def require(self, peer: PeerCredentials, gpu_uuid: str) -> None:
         """Check that a peer's job runs on a GPU, unless the peer administers.
 
         Raises:
@@ -56,7 +56,7 @@ class ProofOfUse:
         )
 
 
-def is_of_same_job(peer: Peer, pid: int) -> bool:
+def is_of_same_job(peer: PeerCredentials, pid: int) -> bool:
     """Return whether a process is the peer, or belongs to its job."""
     if pid == peer.pid:
         return True

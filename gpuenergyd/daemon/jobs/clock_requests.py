@@ -7,7 +7,7 @@ from enum import StrEnum
 from gpuenergyd.daemon.jobs.sessions import RankSessions
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.registration.validation import CLOCK_SKEW_NS, OLDEST_INSTANT_NS
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.wire.clock_record import ClockRecord
 
 _MAX_LATER_NS = 3600 * 1_000_000_000
@@ -32,7 +32,7 @@ class ClockRecords:
     num_hostile: int = 0
     num_stale: int = 0
 
-    def take(self, record: ClockRecord, peer: Peer) -> Wish:
+    def take(self, record: ClockRecord, peer: PeerCredentials) -> Wish:
         """Check a clock record and pass its wish on to the worker."""
         session = self.sessions.of_token(record.token, peer)
         if session is None:

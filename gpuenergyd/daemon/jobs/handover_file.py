@@ -25,7 +25,7 @@ from gpuenergyd.core.job.rank_reports import RankReports
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.gpu.link.client import LeaseOwner
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
@@ -49,7 +49,7 @@ class HandedSession:
     token: bytes
     pp_rank: int
     gpu_uuid: str
-    peer: Peer
+    peer: PeerCredentials
     start_ticks: int
     """When the process began: a pid alone is reused."""
     last_sequence: int

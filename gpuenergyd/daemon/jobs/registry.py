@@ -25,7 +25,7 @@ from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.registration.length import checked_length
 from gpuenergyd.daemon.registration.tags import checked_tags
 from gpuenergyd.daemon.registration.validation import checked_iteration, checked_order, require_agreement
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UnknownPolicyError
 from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
 from gpuenergyd.store.writing.records import ControlEventRecord, JobRecord, RankRecord
@@ -85,7 +85,7 @@ class Jobs:
 
     # --- joining ---
 
-    def register(self, registration: RankRegistration, peer: Peer, pidfd: int) -> RankRegistered:
+    def register(self, registration: RankRegistration, peer: PeerCredentials, pidfd: int) -> RankRegistered:
         """Take a training process into its job; on success the pidfd is ours.
 
         Raises:
@@ -165,7 +165,7 @@ class Jobs:
 
     # --- what ranks say ---
 
-    def report(self, report: IterationReport, peer: Peer) -> IterationReply | None:
+    def report(self, report: IterationReport, peer: PeerCredentials) -> IterationReply | None:
         """Take an iteration and return the plans that the rank does not have; None for an unknown token.
 
         Raises:
@@ -183,7 +183,7 @@ class Jobs:
                 self.spawn(runner.resume())
         return IterationReply(runner.slices.for_reply_to(iteration))
 
-    def take_pace(self, report: PaceReport, peer: Peer) -> PaceReply | None:
+    def take_pace(self, report: PaceReport, peer: PeerCredentials) -> PaceReply | None:
         """Take what replicas elsewhere need, and return what this one needs; None for an unknown token.
 
         Raises:
@@ -192,7 +192,7 @@ class Jobs:
         session = self.sessions.of_text(report.rank_token, peer)
         return None if session is None else self.replicas.told(session.runner, report)
 
-    def release(self, rank_token: str, peer: Peer) -> bool:
+    def release(self, rank_token: str, peer: PeerCredentials) -> bool:
         """Let a rank go; return whether the token was known."""
         session = self.sessions.of_text(rank_token, peer)
         if session is None:
@@ -295,7 +295,9 @@ class Jobs:
         if any(runner.observe_one_if_covered() for runner in self):
             self._observe_soon()
 
-    def _same_process(self, runner: JobRunner, registration: RankRegistration, peer: Peer) -> RankSession | None:
+    def _same_process(
+        self, runner: JobRunner, registration: RankRegistration, peer: PeerCredentials
+    ) -> RankSession | None:
         """Return the session of a process that registers again because the first answer did not reach it."""
         for session in self.sessions.of_job(runner.job_id):
             if session.pp_rank == registration.pp_rank and session.peer == peer:
@@ -305,7 +307,7 @@ class Jobs:
     def _registered(self, session: RankSession) -> RankRegistered:
         return RankRegistered(session.runner.job_id, session.token.hex(), self.clock_socket_path, PROTOCOL_VERSION)
 
-    def _new_runner(self, registration: RankRegistration, peer: Peer) -> JobRunner:
+    def _new_runner(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:
         policy = registration.policy or self.default_policy
         if policy not in self.installed_policies:
             installed = ", ".join(self.installed_policies) or "none"
@@ -330,7 +332,7 @@ class Jobs:
         """Return what sets a job of such ranks in motion."""
         return JobRunner(job, self.services, owner, self._job_ended, is_part=registration.is_part)
 
-    def _record_job(self, runner: JobRunner, registration: RankRegistration, peer: Peer) -> None:
+    def _record_job(self, runner: JobRunner, registration: RankRegistration, peer: PeerCredentials) -> None:
         description = runner.job.description
         self.services.history.write(
             JobRecord(

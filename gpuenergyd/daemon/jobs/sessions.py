@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gpuenergyd.daemon.jobs.runner import JobRunner
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class RankSession:
     runner: JobRunner
     pp_rank: int
     gpu_uuid: str
-    peer: Peer
+    peer: PeerCredentials
     pidfd: int
     supported_sm_clocks_mhz: frozenset[int]
     last_sequence: int = 0
@@ -62,14 +62,14 @@ class RankSessions:
         """Return how many processes of a user are registered."""
         return sum(s.peer.uid == uid for s in self._by_token.values())
 
-    def of_token(self, token: bytes, peer: Peer) -> RankSession | None:
+    def of_token(self, token: bytes, peer: PeerCredentials) -> RankSession | None:
         """Return the session of a token that belongs to its sender; None for any other."""
         session = self._by_token.get(token)
         if session is None or not hmac.compare_digest(session.token, token) or session.peer.uid != peer.uid:
             return None
         return session
 
-    def of_text(self, rank_token: str, peer: Peer) -> RankSession | None:
+    def of_text(self, rank_token: str, peer: PeerCredentials) -> RankSession | None:
         """Return the same for a token as messages carry it."""
         try:
             token = bytes.fromhex(rank_token)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpus
 from gpuenergyd.daemon.manual_leases.leases import GpuLeases, Holder, supported_no_slower_than
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.wire.messages import LeaseGranted, LeaseRelease, LeaseReleased, LeaseRequest
 
@@ -23,7 +23,7 @@ class AdministratorLeases:
     gpus: Gpus
     is_observing: bool = False
 
-    async def grant(self, request: LeaseRequest, peer: Peer) -> LeaseGranted:
+    async def grant(self, request: LeaseRequest, peer: PeerCredentials) -> LeaseGranted:
         """Lock a clock, limit the power, or both; a lease the GPU is under already is extended.
 
         Raises:
@@ -62,7 +62,7 @@ class AdministratorLeases:
                 is_dry_run=False,
             )
 
-    async def release(self, request: LeaseRelease, peer: Peer) -> LeaseReleased:
+    async def release(self, request: LeaseRelease, peer: PeerCredentials) -> LeaseReleased:
         """Put a GPU back and end its lease, an administrator's or a process's.
 
         Raises:

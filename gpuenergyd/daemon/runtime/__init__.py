@@ -1,9 +1,8 @@
-"""The daemon as a process: sockets, peers, memory, log limits.
+"""Operating system services of the daemon process: sockets, client identity, memory, suspend detection, log limits.
 
-listening         unix sockets to listen on
+listening         listening Unix sockets and the lock against a second daemon
 log_rate_limit    a rate limit per kind of log line
-memory            one malloc arena for all threads
-pauses            short pauses of the event loop
-peer_credentials  the process at the other end of a Unix socket
-sleep_watch       detects that the host was suspended
+peer_credentials  identity of the process at the other end of a Unix socket
+process_tuning    garbage collection pauses and malloc arenas
+sleep_watch       detection of a suspended host
 """

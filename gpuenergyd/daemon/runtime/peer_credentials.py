@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel says, and a handle that tells when that process dies."""
+"""Kernel credentials (SO_PEERCRED) and pidfds of the processes that connect to a Unix socket."""
 
 import errno
 import functools
@@ -15,16 +15,16 @@ from gpuenergyd.errors import JobError
 _UCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
-"""Linux 6.5. Python 3.11 has no name for either."""
+"""Since Linux 6.5. Python 3.11 defines neither constant."""
 _GROUPS_BYTES = (256, 65_536 * 4)
 _START_TIME_FIELD = 19
-"""Of /proc/PID/stat, counted after the process name's closing parenthesis."""
-_WHOLE_UID_MAP = [b"0", b"0", b"4294967295"]
+"""Index of the start time in /proc/PID/stat, counted after the process name's closing parenthesis."""
+_IDENTITY_UID_MAP = [b"0", b"0", b"4294967295"]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A process as it was when it connected."""
+class PeerCredentials:
+    """Ids of a client process at the time it connected."""
 
     pid: int
     uid: int
@@ -36,73 +36,73 @@ class Peer:
         return f"uid {self.uid} pid {self.pid}"
 
 
-def peer_of(connection: socket.socket | TransportSocket) -> Peer:
-    """Return who connected."""
+def peer_credentials(connection: socket.socket | TransportSocket) -> PeerCredentials:
+    """Return the credentials of the process that connected."""
     pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return Peer(pid, uid, gid, _groups_of(connection))
+    return PeerCredentials(pid, uid, gid, _groups_of(connection))
 
 
-def is_host_root(peer: Peer) -> bool:
-    """Return whether the peer is root here: root of a container, or of a user namespace, is not.
+def is_host_root(peer: PeerCredentials) -> bool:
+    """Return whether the peer is root of this host; root of a container or of another user namespace is not.
 
-    What is read of a process by its number counts only while its pidfd says that it lives: check that afterwards.
+    Facts read from /proc by pid are valid only while the process lives: check its pidfd afterwards.
     """
     return peer.uid == 0 and is_in_our_namespaces(peer)
 
 
-def is_in_our_namespaces(peer: Peer) -> bool:
-    """Return whether the peer lives in the user and pid namespaces of this daemon, and not in a container."""
+def is_in_our_namespaces(peer: PeerCredentials) -> bool:
+    """Return whether the peer shares the user and pid namespaces of this daemon (it runs in no container)."""
     return peer.pid > 0 and namespaces_of(peer.pid) == _our_namespaces()
 
 
 def namespaces_of(pid: int) -> tuple[bytes, int] | None:
-    """Return what tells the user and pid namespaces of a process from ours, None when it cannot be looked at."""
+    """Return the uid map and pid namespace depth of a process, None when they cannot be read."""
     process = Path(f"/proc/{pid}")
     try:
-        # The namespace links of another user's process cannot be read, these can.
+        # /proc/PID/ns of another user's process is unreadable; these files are readable.
         return (process / "uid_map").read_bytes(), _pid_depth(process)
     except OSError:
         return None
 
 
-def is_unmapped(peer: Peer) -> bool:
-    """Return whether the uid is the one that the kernel shows for all whom our user namespace does not map."""
-    return peer.uid == _overflow_uid() and _our_namespaces()[0].split() != _WHOLE_UID_MAP
+def is_unmapped(peer: PeerCredentials) -> bool:
+    """Return whether the uid is the overflow uid: the kernel shows it for users outside our user namespace."""
+    return peer.uid == _overflow_uid() and _our_namespaces()[0].split() != _IDENTITY_UID_MAP
 
 
-def open_pidfd(connection: socket.socket | TransportSocket, peer: Peer) -> int:
-    """Return a pidfd of the peer; readable once the process is dead, whoever else holds the socket.
+def open_pidfd(connection: socket.socket | TransportSocket, peer: PeerCredentials) -> int:
+    """Return a pidfd of the peer; it becomes readable when the process ends, even if a child still holds the socket.
 
     Raises:
-        JobError: the process is gone, or lives where this daemon cannot see it.
+        JobError: the process has ended, or is in a pid namespace that this daemon cannot see.
     """
     try:
-        # The kernel hands out a handle of the very process that connected: no pid can be mistaken for another.
+        # The kernel returns a handle of the process that connected: pid reuse cannot confuse it.
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
         if error.errno == errno.ENOPROTOOPT:
             return open_pidfd_by_number(peer)
-        # The kernel knows the call and has no such process any more; whoever has its number now is another.
-        raise JobError(f"process {peer.pid} is gone") from None
+        # The kernel supports the option, so the process has ended; its pid may belong to another process by now.
+        raise JobError(f"process {peer.pid} has ended") from None
 
 
-def open_pidfd_by_number(peer: Peer) -> int:
-    """Return a pidfd of the process that has the peer's number now, as kernels before 6.5 need it.
+def open_pidfd_by_number(peer: PeerCredentials) -> int:
+    """Return a pidfd of the process that has the peer's pid now; the fallback for kernels before 6.5.
 
-    The number may have passed to another process since the peer connected: one that began at another time while this
-    looked, or that runs as another user, is told apart; one of the same user that began before is not.
+    The pid may have been reused since the peer connected. A process that started during this call or that runs as
+    another user is recognised and refused; one of the same user that started earlier is not recognised.
 
     Raises:
-        JobError: the process is gone, or lives where this daemon cannot see it.
+        JobError: the process has ended, or is in a pid namespace that this daemon cannot see.
     """
     started = _start_time(peer.pid)
     try:
         pidfd = os.pidfd_open(peer.pid)
     except (OSError, ValueError, OverflowError):
-        raise JobError(f"process {peer.pid} is gone, or in a namespace that this daemon cannot see") from None
+        raise JobError(f"process {peer.pid} has ended or is in a pid namespace that the daemon cannot see") from None
     if started is None or _start_time(peer.pid) != started or not _runs_as(peer.pid, peer.uid):
         os.close(pidfd)
-        raise JobError(f"process {peer.pid} is gone")
+        raise JobError(f"process {peer.pid} has ended")
     return pidfd
 
 
@@ -113,8 +113,8 @@ def is_dead(pidfd: int) -> bool:
     return bool(poller.poll(0))
 
 
-def require_alive(peer: Peer, pidfd: int) -> None:
-    """Check that what was just read of a process by its number was read of this one, and of no heir of the number.
+def require_alive(peer: PeerCredentials, pidfd: int) -> None:
+    """Check that the process still lives, so that facts just read by pid are about it and not about a reused pid.
 
     Raises:
         JobError: the process has ended.
@@ -160,7 +160,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _runs_as(pid: int, uid: int) -> bool:
-    """Return whether any of a process's uids is this one: it may have changed some since it connected."""
+    """Return whether any of the process's uids is `uid`; it may have changed some of them since it connected."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -22,7 +22,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.manual_leases.leases import Holder
 from gpuenergyd.daemon.ports import AskableWorker
-from gpuenergyd.daemon.runtime.peer_credentials import Peer, require_alive
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, require_alive
 from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd.requests import Wish, ZeusdWishes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
@@ -36,7 +36,7 @@ _KEEP_ALIVE_S = 10.0
 _WRITE_LIMIT_S = 5.0
 _MJ_PER_J = _MW_PER_W = 1000.0
 
-LivingPeer = Callable[[web.Request], AbstractContextManager[tuple[Peer, int]]]
+LivingPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
 """Who asks, with a pidfd of that process."""
 
 

@@ -18,12 +18,12 @@ from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.runtime import peer_credentials as peers
 from gpuenergyd.daemon.runtime.peer_credentials import (
-    Peer,
+    PeerCredentials,
     is_dead,
     is_host_root,
     open_pidfd,
     open_pidfd_by_number,
-    peer_of,
+    peer_credentials,
 )
 from gpuenergyd.errors import AccessError, JobError, UsageError
 from tests.support.client_process import client_process, daemon_for_everybody, needs_root
@@ -194,29 +194,29 @@ def test_a_rule_names_only_groups_and_users_that_exist() -> None:
 
 
 def test_without_names_everyone_who_can_connect_may() -> None:
-    AccessRules().require_control(Peer(1, NOBODY, NOBODY))
+    AccessRules().require_control(PeerCredentials(1, NOBODY, NOBODY))
 
 
 def test_a_user_by_name_may_and_another_may_not() -> None:
     rules = AccessRules.named(control_users=("nobody",))
 
-    rules.require_control(Peer(os.getpid(), NOBODY, 1))
+    rules.require_control(PeerCredentials(os.getpid(), NOBODY, 1))
     with pytest.raises(AccessError, match=r"user nobody may$"):
-        rules.require_control(Peer(os.getpid(), NOBODY - 1, 1))
+        rules.require_control(PeerCredentials(os.getpid(), NOBODY - 1, 1))
 
 
 def test_a_user_that_our_user_namespace_does_not_map_is_nobody_in_particular(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_our_namespaces", lambda: (b"0 100000 65536", 1))
     rules = AccessRules()
 
-    rules.require_control(Peer(os.getpid(), NOBODY - 1, 1))
+    rules.require_control(PeerCredentials(os.getpid(), NOBODY - 1, 1))
     with pytest.raises(AccessError, match="looks like that one"):
-        rules.require_control(Peer(os.getpid(), 65_534, 1))
+        rules.require_control(PeerCredentials(os.getpid(), 65_534, 1))
 
 
 def test_a_uid_0_that_cannot_be_looked_at_is_not_root_of_this_host() -> None:
-    assert not is_host_root(Peer(0, 0, 0))
-    assert not is_host_root(Peer(2**22 + 1, 0, 0))
+    assert not is_host_root(PeerCredentials(0, 0, 0))
+    assert not is_host_root(PeerCredentials(2**22 + 1, 0, 0))
 
 
 @pytest.mark.fault(2)
@@ -242,7 +242,7 @@ def test_a_dead_client_is_known_by_its_pidfd_though_a_child_keeps_its_socket_ope
     connection, _ = listener.accept()
     assert process.stdout is not None
     assert process.stdout.readline() == "connected\n"
-    peer = peer_of(connection)
+    peer = peer_credentials(connection)
     pidfd = open_pidfd(connection, peer)
 
     was_dead = is_dead(pidfd)
@@ -264,12 +264,12 @@ def test_a_dead_client_is_known_by_its_pidfd_though_a_child_keeps_its_socket_ope
 
 @pytest.mark.fault(38)
 def test_a_kernel_without_peer_pidfds_is_served_by_number_start_time_and_user() -> None:
-    pidfd = open_pidfd_by_number(Peer(os.getpid(), os.getuid(), os.getgid()))
+    pidfd = open_pidfd_by_number(PeerCredentials(os.getpid(), os.getuid(), os.getgid()))
     was_dead = is_dead(pidfd)
     os.close(pidfd)
 
     assert not was_dead
-    with pytest.raises(JobError, match=f"process {os.getpid()} is gone"):
-        open_pidfd_by_number(Peer(os.getpid(), NOBODY - 1, NOBODY))
-    with pytest.raises(JobError, match="is gone, or in a namespace"):
-        open_pidfd_by_number(Peer(0, 0, 0))
+    with pytest.raises(JobError, match=f"process {os.getpid()} has ended"):
+        open_pidfd_by_number(PeerCredentials(os.getpid(), NOBODY - 1, NOBODY))
+    with pytest.raises(JobError, match="has ended or is in a pid namespace"):
+        open_pidfd_by_number(PeerCredentials(0, 0, 0))

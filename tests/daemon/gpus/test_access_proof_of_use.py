@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.daemon.gpus.proof_of_use import is_of_same_job
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.client_process import (
     ClientProcess,
@@ -196,16 +196,16 @@ def test_a_process_of_the_host_is_no_part_of_a_containers_job(tmp_path: Path) ->
     path = tmp_path / "socket"
     listener.bind(str(path))
     listener.listen(2)
-    me = Peer(os.getpid(), 0, 0)
+    me = PeerCredentials(os.getpid(), 0, 0)
     with (
         client_process(path, uid=0, gid=0, has_own_session=False) as beside,
         client_process(path, uid=0, gid=0, unshare=("--pid", "--fork"), has_own_session=False) as inside,
     ):
         judged = [
             is_of_same_job(me, beside.pid),
-            is_of_same_job(Peer(beside.pid, 0, 0), me.pid),
+            is_of_same_job(PeerCredentials(beside.pid, 0, 0), me.pid),
             is_of_same_job(me, inside.pid),
-            is_of_same_job(Peer(inside.pid, 0, 0), me.pid),
+            is_of_same_job(PeerCredentials(inside.pid, 0, 0), me.pid),
         ]
     listener.close()
 

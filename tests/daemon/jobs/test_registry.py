@@ -17,7 +17,7 @@ from gpuenergyd.daemon.jobs.clock_requests import Wish
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import (
@@ -43,7 +43,7 @@ from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistratio
 
 CLOCKS_MHZ = (1410, 1200, 900)
 SCHEDULE = one_forward_one_backward(2, 2)
-ME = Peer(os.getpid(), os.geteuid(), os.getegid())
+ME = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
 
 
 @dataclass
@@ -645,7 +645,7 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
 
 def test_a_peer_cannot_speak_for_another_uid() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stranger = Peer(ME.pid, ME.uid + 1, ME.gid)
+    stranger = PeerCredentials(ME.pid, ME.uid + 1, ME.gid)
 
     async def scenario() -> None:
         stage.join()

@@ -14,7 +14,7 @@ import pytest
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.gpus.access import AccessRules
-from gpuenergyd.daemon.runtime.peer_credentials import Peer
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import AccessError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.journal import Journal
@@ -270,10 +270,10 @@ def test_another_user_who_may_connect_is_refused(daemon: DaemonProcess, route: s
 def test_only_root_and_the_daemons_own_user_are_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     rules = AccessRules()
-    rules.require_administrator(Peer(os.getpid(), NOBODY, NOBODY))
+    rules.require_administrator(PeerCredentials(os.getpid(), NOBODY, NOBODY))
 
     with pytest.raises(AccessError, match=rf"root of this host and uid {NOBODY}, who runs this daemon may"):
-        rules.require_administrator(Peer(os.getpid(), NOBODY - 1, NOBODY))
+        rules.require_administrator(PeerCredentials(os.getpid(), NOBODY - 1, NOBODY))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(AccessError, match=r"outside a job; root of this host may"):
-        rules.require_administrator(Peer(os.getpid(), NOBODY, NOBODY))
+        rules.require_administrator(PeerCredentials(os.getpid(), NOBODY, NOBODY))

@@ -12,7 +12,7 @@ from tests.support.daemon_process import ROOT
 REUSE = """
 import os, signal, socket, tempfile
 from pathlib import Path
-from gpuenergyd.daemon.runtime.peer_credentials import is_dead, open_pidfd, peer_of
+from gpuenergyd.daemon.runtime.peer_credentials import is_dead, open_pidfd, peer_credentials
 from gpuenergyd.errors import JobError
 
 folder = tempfile.mkdtemp()
@@ -27,7 +27,7 @@ if client == 0:
         held.detach()
     signal.pause()
 first, second = listener.accept()[0], listener.accept()[0]
-peer = peer_of(first)
+peer = peer_credentials(first)
 assert peer.pid == client
 known = open_pidfd(first, peer)
 assert not is_dead(known)
@@ -40,7 +40,7 @@ if another == 0:
 assert another == client, (another, client)
 told_apart = is_dead(known)
 try:
-    late = open_pidfd(second, peer_of(second))
+    late = open_pidfd(second, peer_credentials(second))
     refused_late = is_dead(late)
 except JobError:
     refused_late = True
