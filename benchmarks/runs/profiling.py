@@ -255,10 +255,10 @@ def measure_sweep(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
     clocks = [c for c in job.clocks_mhz if c >= LOWEST_RATIO * job.clocks_mhz[0]]
     believed = swept_profile(job, clocks, 5, draw)
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
-    owed_s = timeline(
+    target_s = timeline(
         graph, [believed[i.instruction_class].at_max_clock.time_s for i in graph.instructions]
     ).iteration_time_s
-    solved = solve(graph, believed, deadline_s=owed_s)
+    solved = solve(graph, believed, deadline_s=target_s)
     plan = as_plan(job, dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)))
     energy_j, time_s = judge(job, plan)
     return Outcome(5 * len(clocks), energy_j / least_j - 1, time_s / untuned_s - 1, time.process_time() - begin)

@@ -84,14 +84,14 @@ def _tuned_plan(
     tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
     num_issued = view.num_issued(PlanPurpose.TUNED)
     num_raises = max(0, num_issued - 1)
-    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     why = "envelope at full speed, the rest as slowly as fits"
     if tuned:
         times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == tuned[-1].plan_id]
-        if len(times_s) < ITERATIONS_TO_JUDGE or median(times_s) <= owed_s * (1 + TOLERATED_SLOWDOWN_RATIO):
+        if len(times_s) < ITERATIONS_TO_JUDGE or median(times_s) <= target_s * (1 + TOLERATED_SLOWDOWN_RATIO):
             return tuned[-1]
         num_raises += 1
-        why = f"measured {median(times_s):.4g} s, owed {owed_s:.4g} s: clocks rise"
+        why = f"measured {median(times_s):.4g} s, owed {target_s:.4g} s: clocks rise"
     graph = observed_graph(view)
     profile = _time_profile(tried, clocks_mhz)
     if any(i.instruction_class not in profile.classes for i in graph.instructions):
@@ -160,10 +160,10 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
             communication_latency_s=float(request.options.get("communication_latency_s", "0")),
         )
     planned: EnvelopePlan = plan_envelope(graph, profile, valleys_mhz, mode=mode, step_mhz=step_mhz)
-    owed_s = request.target.iteration_time_s(reference.iteration_time_s)
-    if planned.judged.iteration_time_s > owed_s:
+    target_s = request.target.iteration_time_s(reference.iteration_time_s)
+    if planned.judged.iteration_time_s > target_s:
         raise TargetError(
-            f"target {owed_s:.6g} s: policy envelope in mode {mode} takes {planned.judged.iteration_time_s:.6g} s"
+            f"target {target_s:.6g} s: policy envelope in mode {mode} takes {planned.judged.iteration_time_s:.6g} s"
         )
     return OfflinePlan(
         orders=rank_orders(graph),

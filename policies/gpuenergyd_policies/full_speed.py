@@ -24,7 +24,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """
     started_cpu_s = time.process_time()
     full_speed = baseline(request.graph, request.profile)
-    owed_s = request.target.iteration_time_s(full_speed.iteration_time_s)
-    if full_speed.iteration_time_s > owed_s:
-        raise TargetError(f"target {owed_s:.6g} s: policy full-speed takes {full_speed.iteration_time_s:.6g} s")
+    target_s = request.target.iteration_time_s(full_speed.iteration_time_s)
+    if full_speed.iteration_time_s > target_s:
+        raise TargetError(f"target {target_s:.6g} s: policy full-speed takes {full_speed.iteration_time_s:.6g} s")
     return unproven_plan(request, full_speed, solve_cpu_s=time.process_time() - started_cpu_s)

@@ -4,12 +4,12 @@ Theory of operation. An iteration is what passes from one begin of rank 0 to its
 than the graph of its instructions, by what the rank that ends last does before it begins again: optimizer, next batch.
 So much is charged to every plan (`bias_s`). Another rank may have more to do after its last instruction, which does not
 show while it ends early; a plan that lets it end with the others would make each iteration longer by the difference. So
-that rank gets the difference as a tail of its own in the graph.
+that rank gets the difference as its epilogue in the graph.
 
-A rank's first instruction waits for input from the ranks before it: so much of its tail costs nothing. And what a rank
+A rank's first instruction waits for input from the ranks before it: so much of its epilogue costs nothing. And what a rank
 does before it begins again may hold a wait for the others (gradients clipped together): the least of many iterations
-counts, in some of which it was itself the last. No tail is longer than what the rank has left at full speed, so that a
-tail does nothing but forbid to end later than there.
+counts, in some of which it was itself the last. No epilogue is longer than what the rank has left at full speed, so
+that an epilogue only forbids to end later than there.
 """
 
 from collections.abc import Sequence
@@ -45,23 +45,23 @@ def observed_pipeline(view: JobView, profile: PipelineProfile) -> ObservedPipeli
     graph = observed_graph(view)
     full_speed = timeline(graph, [profile[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
     bias_s = view.baseline.iteration_time_s - full_speed.iteration_time_s
-    return ObservedPipeline(graph.with_tails(_rank_tails_s(view, full_speed, bias_s)), bias_s)
+    return ObservedPipeline(graph.with_epilogues(_rank_epilogues_s(view, full_speed, bias_s)), bias_s)
 
 
-def _rank_tails_s(view: JobView, full_speed: Timeline, bias_s: float) -> list[float]:
+def _rank_epilogues_s(view: JobView, full_speed: Timeline, bias_s: float) -> list[float]:
     leads_s = [o.lead_s for o in view.observations if o.is_own and o.lead_s is not None]
     lead_s = median(leads_s) if leads_s else 0.0
-    tails_s = []
+    epilogues_s = []
     for pp_rank in range(full_speed.num_ranks):
         spans = full_speed.rank_spans(pp_rank)
         turnaround_s = _turnaround_s(view, pp_rank)
         if not spans or turnaround_s is None:
-            tails_s.append(0.0)
+            epilogues_s.append(0.0)
             continue
         own_s = turnaround_s + lead_s - spans[0].start_s
         left_s = full_speed.iteration_time_s - spans[-1].end_s
-        tails_s.append(max(0.0, min(own_s - bias_s, left_s)))
-    return tails_s
+        epilogues_s.append(max(0.0, min(own_s - bias_s, left_s)))
+    return epilogues_s
 
 
 def _turnaround_s(view: JobView, pp_rank: int) -> float | None:

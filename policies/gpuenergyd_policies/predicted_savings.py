@@ -65,8 +65,8 @@ def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPl
     observed = observed_pipeline(view, profile)
     graph, bias_s = observed.graph, observed.bias_s
     full_speed = baseline(graph, profile)
-    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    clocks = planner(graph, profile, max(owed_s - bias_s, min_iteration_time_s(graph, profile)))
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    clocks = planner(graph, profile, max(target_s - bias_s, min_iteration_time_s(graph, profile)))
     durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
     latencies = tuple(gpu.switch_latency for gpu in view.gpus)
     changes = clock_changes(timeline(graph, durations_s), clocks, latency=latencies, profile=profile)

@@ -99,7 +99,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """
     started_cpu_s = time.process_time()
     graph, profile = request.graph, request.profile
-    owed_s = request.target.iteration_time_s(baseline(graph, profile).iteration_time_s)
+    target_s = request.target.iteration_time_s(baseline(graph, profile).iteration_time_s)
     used = [profile[key] for key in {i.instruction_class for i in graph.instructions}]
     clocks_mhz = sorted({option.sm_clock_mhz for options in used for option in options.options}, reverse=True)
     fitting: list[tuple[float, JudgedClocks]] = []
@@ -107,11 +107,11 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     for clock in clocks_mhz:
         judged = judge(graph, profile, (_option_up_to(profile[i.instruction_class], clock) for i in graph.instructions))
         fastest_s = min(fastest_s, judged.iteration_time_s)
-        if judged.iteration_time_s <= owed_s:
-            waited_s = owed_s - judged.iteration_time_s if request.target.is_forced else 0.0
+        if judged.iteration_time_s <= target_s:
+            waited_s = target_s - judged.iteration_time_s if request.target.is_forced else 0.0
             fitting.append((judged.energy_j + profile.blocking_power_w * graph.num_ranks * waited_s, judged))
     if not fitting:
-        raise TargetError(f"target {owed_s:.6g} s: policy uniform needs at least {fastest_s:.6g} s")
+        raise TargetError(f"target {target_s:.6g} s: policy uniform needs at least {fastest_s:.6g} s")
     best = min(fitting, key=lambda costed: costed[0])[1]
     return unproven_plan(request, best, solve_cpu_s=time.process_time() - started_cpu_s)
 

@@ -123,11 +123,11 @@ def losses_of(gpu: str, believed: PipelineProfile) -> list[Loss]:
     untuned_s = baseline(graph, truth).iteration_time_s
     losses = []
     for slowdown in SLOWDOWNS:
-        owed_s = slowdown * untuned_s
-        solved = solve(graph, believed, deadline_s=max(owed_s, min_iteration_time_s(graph, believed)))
+        target_s = slowdown * untuned_s
+        solved = solve(graph, believed, deadline_s=max(target_s, min_iteration_time_s(graph, believed)))
         judged = judge_clocks(graph, truth, solved.sm_clocks_mhz)
         best = solve(graph, truth, deadline_s=max(judged.iteration_time_s, min_iteration_time_s(graph, truth)))
-        losses.append(Loss(judged.energy_j / best.energy_j - 1, judged.iteration_time_s / owed_s - 1))
+        losses.append(Loss(judged.energy_j / best.energy_j - 1, judged.iteration_time_s / target_s - 1))
     return losses
 
 

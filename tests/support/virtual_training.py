@@ -214,7 +214,7 @@ class VirtualTraining:
                         observation,
                         self.job.purpose_of(observation.plan_id),
                         self.pure_graph,
-                        is_imposed=self.job.target.is_forced,
+                        is_at_straggler_pace=self.job.target.is_forced,
                         least_overhead_s=self.least_overhead_s,
                     )
                     queue += self.job.handle(IterationObserved(observation))

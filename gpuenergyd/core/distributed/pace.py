@@ -65,7 +65,7 @@ class PaceGauge:
         purpose: PlanPurpose | None,
         graph: DependencyGraph,
         *,
-        is_imposed: bool = False,
+        is_at_straggler_pace: bool = False,
         least_overhead_s: float | None = None,
     ) -> IterationObservation:
         """Take an iteration; return it with what it waited for other replicas.
@@ -74,7 +74,7 @@ class PaceGauge:
             observation: the iteration; of one without `busy_s` only clocks are learned, and it comes back as it is.
             purpose: what it was for.
             graph: the pipeline's, without latencies.
-            is_imposed: whether a straggler is known to set the pace.
+            is_at_straggler_pace: whether a straggler is known to set the pace.
             least_overhead_s: the least overhead among the other replicas, where that is known: what is beyond it has
                 been a wait from the start.
         """
@@ -84,13 +84,15 @@ class PaceGauge:
         noted = observation
         if observation.busy_s is not None:
             overhead_s = observation.iteration_time_s - observation.busy_s
-            if not is_imposed:
+            if not is_at_straggler_pace:
                 self._overheads_s.append(overhead_s)
             # Less than none would be an error of `busy_s`, which need not be exact.
             usual_s = max(0.0, min(o for o in (self.overhead_s, least_overhead_s, overhead_s) if o is not None))
             waited_s = overhead_s - usual_s
             is_wait = waited_s > _WAIT_RATIO * observation.iteration_time_s
-            noted = replace(observation, waited_s=waited_s if is_wait else 0.0, is_imposed=is_imposed)
+            noted = replace(
+                observation, waited_s=waited_s if is_wait else 0.0, is_at_straggler_pace=is_at_straggler_pace
+            )
             if purpose is not PlanPurpose.PROFILE:  # what its clocks cost is only being learned
                 self._read(samples, graph, usual_s)
         if purpose is PlanPurpose.PROFILE:

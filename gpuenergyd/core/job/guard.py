@@ -49,13 +49,13 @@ def judge(
     rules: GuardRules,
 ) -> tuple[Finding, str] | None:
     """Return what is wrong with a plan and a line that says so; `recent` are its regular iterations, newest last."""
-    owed_s = target.iteration_time_s(baseline.iteration_time_s)
+    target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
     checks = [(min(times_s[-rules.gross_iterations :], default=0.0), rules.gross_iterations, rules.gross_ratio)]
     checks += [(median(times_s[-n:]) if times_s else 0.0, n, rules.budget_ratio) for n in rules.windows]
     for measured_s, num_iterations, budget_ratio in checks:
         chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
-        allowed_s = owed_s * (1 + budget_ratio)
+        allowed_s = target_s * (1 + budget_ratio)
         if len(times_s) >= num_iterations and measured_s > allowed_s + chance_s:
             line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
             return Finding.TOO_SLOW, line

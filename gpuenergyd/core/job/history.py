@@ -61,6 +61,6 @@ class RememberedIterations:
 
     def saving(self, purposes: Purposes) -> MeasuredSaving | None:
         """Return what the tuned iterations are measured to save, None before there is enough to say so."""
-        full_speed = [o for o in self.at_full_speed(purposes) if not o.is_imposed and not o.waited_s]
+        full_speed = [o for o in self.at_full_speed(purposes) if not o.is_at_straggler_pace and not o.waited_s]
         own = [o for o in self.kept if o.is_own and not o.waited_s]
         return measured_saving(full_speed, [o for o in own if purposes.get(o.plan_id) is PlanPurpose.TUNED])

@@ -43,7 +43,7 @@ class IssuedPlans:
     last_apply_at: int = 0
     """The iteration from which on the plan sent last is followed."""
     _id_of_epoch: dict[int, str] = field(default_factory=lambda: {0: BASELINE_PLAN_ID})
-    _owed_when_made_s: dict[str, float] = field(default_factory=dict)
+    _target_when_made_s: dict[str, float] = field(default_factory=dict)
     """The iteration time that each tuned plan was made for."""
     _for_straggler: set[str] = field(default_factory=set)
 
@@ -78,9 +78,9 @@ class IssuedPlans:
         if len(self.kept) > MAX_PLANS_KEPT:
             self._drop_one(set(remembered_ids))
 
-    def note_owed(self, plan_id: str, owed_s: float, *, is_forced: bool) -> None:
+    def record_target(self, plan_id: str, target_s: float, *, is_forced: bool) -> None:
         """Note which iteration time a plan was made for, and whether a straggler asked for it."""
-        self._owed_when_made_s[plan_id] = owed_s
+        self._target_when_made_s[plan_id] = target_s
         if is_forced:
             self._for_straggler.add(plan_id)
 
@@ -97,15 +97,15 @@ class IssuedPlans:
         """Return whether a straggler set the pace that a plan was made for."""
         return plan_id in self._for_straggler
 
-    def is_fast_enough(self, plan: ClockPlan, owed_s: float) -> bool:
+    def is_fast_enough(self, plan: ClockPlan, target_s: float) -> bool:
         """Return whether a plan was made for no more than this iteration time."""
-        made_for_s = self._owed_when_made_s.get(plan.plan_id)
-        return made_for_s is not None and made_for_s <= owed_s * (1 + _SAME_TIME_RATIO)
+        made_for_s = self._target_when_made_s.get(plan.plan_id)
+        return made_for_s is not None and made_for_s <= target_s * (1 + _SAME_TIME_RATIO)
 
-    def newest_fast_enough(self, owed_s: float) -> ClockPlan | None:
+    def newest_fast_enough(self, target_s: float) -> ClockPlan | None:
         """Return the tuned plan made last that is fast enough, None when none is."""
         tuned = (plan for plan in reversed(self.kept) if plan.purpose is PlanPurpose.TUNED)
-        return next((plan for plan in tuned if self.is_fast_enough(plan, owed_s)), None)
+        return next((plan for plan in tuned if self.is_fast_enough(plan, target_s)), None)
 
     def proven_or_first_tuned(self) -> ClockPlan | None:
         """Return the plan that speaks for what the job showed: the later ones chase what has changed since."""
@@ -118,7 +118,7 @@ class IssuedPlans:
         self.kept = [plan for plan in self.kept if plan.purpose is PlanPurpose.BASELINE]
         at_full_speed = self.num_dropped.get(PlanPurpose.BASELINE, 0)
         self.num_dropped = {PlanPurpose.BASELINE: at_full_speed} if at_full_speed else {}
-        self._owed_when_made_s.clear()
+        self._target_when_made_s.clear()
         self._for_straggler.clear()
 
     def _drop_one(self, remembered_ids: set[str | None]) -> None:
@@ -134,5 +134,5 @@ class IssuedPlans:
         dropped = self.kept.pop(profiled_last[0])
         self.num_dropped[dropped.purpose] = self.num_dropped.get(dropped.purpose, 0) + 1
         if num_times[dropped.plan_id] == 1:
-            self._owed_when_made_s.pop(dropped.plan_id, None)
+            self._target_when_made_s.pop(dropped.plan_id, None)
             self._for_straggler.discard(dropped.plan_id)

@@ -282,7 +282,7 @@ class Job:
 
     def _iteration_observed(self, observation: IterationObservation) -> tuple[Command, ...]:
         if self.plans.is_for_straggler(observation.plan_id):
-            observation = replace(observation, is_imposed=True)
+            observation = replace(observation, is_at_straggler_pace=True)
         self.iterations.add(observation, self.plans.purposes())
         match self.phase:
             case JobPhase.WARMUP:
@@ -446,8 +446,8 @@ class Job:
             before = (LeaseGpus(self._gpu_uuids()),)
         self._add(plan)
         if (asked := self._asked_target) is not None and self.baseline is not None:
-            owed_s = asked.iteration_time_s(self.baseline.iteration_time_s)
-            self.plans.note_owed(plan.plan_id, owed_s, is_forced=asked.is_forced)
+            target_s = asked.iteration_time_s(self.baseline.iteration_time_s)
+            self.plans.record_target(plan.plan_id, target_s, is_forced=asked.is_forced)
         send = self._issue(plan)
         if not plan.ranks and self._has_lease:
             after = (self._give_back(plan),)
@@ -518,24 +518,24 @@ class Job:
 
     def _straggler_changed(self, event: StragglerChanged) -> tuple[Command, ...]:
         """Follow the pace of the slowest replica: ask for a plan at once, and until it comes be never too slow."""
-        before_s, self.target = self._owed_s(), replace(self.target, straggler_time_s=event.straggler_time_s)
-        owed_s = self._owed_s()
+        before_s, self.target = self._target_s(), replace(self.target, straggler_time_s=event.straggler_time_s)
+        target_s = self._target_s()
         self._notice(event.reason)
-        if self.phase is not JobPhase.TUNED or before_s is None or owed_s is None:
+        if self.phase is not JobPhase.TUNED or before_s is None or target_s is None:
             return ()
-        hurry = self._hurry(owed_s) if owed_s < before_s else ()
+        hurry = self._hurry(target_s) if target_s < before_s else ()
         return (*hurry, *self._ask())
 
-    def _owed_s(self) -> float | None:
+    def _target_s(self) -> float | None:
         return None if self.baseline is None else self.target.iteration_time_s(self.baseline.iteration_time_s)
 
-    def _hurry(self, owed_s: float) -> tuple[Command, ...]:
+    def _hurry(self, target_s: float) -> tuple[Command, ...]:
         """Go back to the newest plan that is fast enough, or to full speed: nobody waits for a policy to think."""
         self._is_answer_outdated = self._is_policy_asked
         plan = self.current_plan
-        if plan.purpose is not PlanPurpose.TUNED or self.plans.is_fast_enough(plan, owed_s):
+        if plan.purpose is not PlanPurpose.TUNED or self.plans.is_fast_enough(plan, target_s):
             return ()
-        earlier = self.plans.newest_fast_enough(owed_s)
+        earlier = self.plans.newest_fast_enough(target_s)
         if earlier is None:
             self._is_relieved = True
             return (self._issue(self._full_speed_block("a straggler has recovered")),)

@@ -32,8 +32,10 @@ def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
     times_s = [o.own_time_s for o in newest]
     if older and not _differ(times_s, [o.own_time_s for o in older]):
         times_s += [o.own_time_s for o in older]
-    measured = [(energy_j, o.is_imposed) for o in full_speed if (energy_j := o.energy_j) is not None]
-    energies_j = [energy_j for energy_j, is_imposed in measured if not is_imposed] or [j for j, _ in measured]
+    measured = [(energy_j, o.is_at_straggler_pace) for o in full_speed if (energy_j := o.energy_j) is not None]
+    energies_j = [energy_j for energy_j, is_at_straggler_pace in measured if not is_at_straggler_pace] or [
+        j for j, _ in measured
+    ]
     iteration_time_s = median(times_s)
     return BaselineView(
         iteration_time_s=iteration_time_s,

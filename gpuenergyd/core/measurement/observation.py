@@ -94,13 +94,13 @@ class IterationObservation:
     for a job that has none."""
     waited_s: float = 0.0
     """Time in which the job waited for other replicas of its training."""
-    is_imposed: bool = False
+    is_at_straggler_pace: bool = False
     """Whether a straggler among the replicas set the pace: no measure of what the job takes or saves by itself."""
 
     @property
     def is_own(self) -> bool:
         """Whether its time is the job's own: nothing else ran in it, and no straggler set its pace."""
-        return self.is_regular and not self.is_imposed
+        return self.is_regular and not self.is_at_straggler_pace
 
     @property
     def own_time_s(self) -> float:

@@ -163,24 +163,24 @@ class DependencyGraph:
     successors: tuple[tuple[tuple[int, float], ...], ...]
     topological_order: tuple[int, ...]
     num_ranks: int
-    tails_s: tuple[float, ...]
-    """What comes after each node before the iteration may end: after a rank's last instruction its optimizer, say."""
+    epilogues_s: tuple[float, ...]
+    """Time from the end of each node to the earliest end of the iteration: for a rank's last instruction, its epilogue."""
 
-    def with_tails(self, rank_tails_s: Sequence[float]) -> "DependencyGraph":
-        """Return the same graph in which rank r has `rank_tails_s[r]` to do after its last instruction.
+    def with_epilogues(self, rank_epilogues_s: Sequence[float]) -> "DependencyGraph":
+        """Return the same graph in which rank r needs `rank_epilogues_s[r]` after its last instruction (optimizer step).
 
         Raises:
-            ScheduleError: one is negative, or there is not one for each rank.
+            ScheduleError: an epilogue is negative or not a number, or their count is not the number of ranks.
         """
-        if len(rank_tails_s) != self.num_ranks or not all(tail_s >= 0 for tail_s in rank_tails_s):
+        if len(rank_epilogues_s) != self.num_ranks or not all(epilogue_s >= 0 for epilogue_s in rank_epilogues_s):
             raise ScheduleError(
-                f"tails {list(rank_tails_s)} s: must be one for each of {self.num_ranks} ranks, and >= 0"
+                f"epilogues {list(rank_epilogues_s)} s: expected {self.num_ranks} values >= 0, one per rank"
             )
         last_of = {instruction.pp_rank: node for node, instruction in enumerate(self.instructions)}
-        tails_s = [0.0] * len(self.instructions)
+        epilogues_s = [0.0] * len(self.instructions)
         for pp_rank, node in last_of.items():
-            tails_s[node] = rank_tails_s[pp_rank]
-        return replace(self, tails_s=tuple(tails_s))
+            epilogues_s[node] = rank_epilogues_s[pp_rank]
+        return replace(self, epilogues_s=tuple(epilogues_s))
 
     @property
     def num_edges(self) -> int:
@@ -295,7 +295,7 @@ def graph_from_edges(
         successors=tuple(tuple(after) for after in successors),
         topological_order=tuple(order),
         num_ranks=num_ranks,
-        tails_s=(0.0,) * n,
+        epilogues_s=(0.0,) * n,
     )
 
 

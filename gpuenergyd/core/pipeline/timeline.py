@@ -62,8 +62,8 @@ def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
             at = max(at, finish[u] + latency_s)
         start[v] = at
         finish[v] = at + durations_s[v]
-    makespan = max(map(add, finish, graph.tails_s), default=0.0)
-    latest_finish = [makespan - tail_s for tail_s in graph.tails_s]
+    makespan = max(map(add, finish, graph.epilogues_s), default=0.0)
+    latest_finish = [makespan - epilogue_s for epilogue_s in graph.epilogues_s]
     for u in reversed(graph.topological_order):
         for v, latency_s in graph.successors[u]:
             latest_finish[u] = min(latest_finish[u], latest_finish[v] - durations_s[v] - latency_s)
@@ -81,7 +81,7 @@ def makespan_s(graph: DependencyGraph, durations_s: Sequence[float]) -> float:
     finish = [0.0] * len(graph.instructions)
     for v in graph.topological_order:
         finish[v] = max((finish[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0) + durations_s[v]
-    return max(map(add, finish, graph.tails_s), default=0.0)
+    return max(map(add, finish, graph.epilogues_s), default=0.0)
 
 
 def iteration_energy_j(

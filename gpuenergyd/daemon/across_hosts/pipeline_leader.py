@@ -166,7 +166,7 @@ class WholePipeline:
         purpose = self.job.purpose_of(self.job.plan_id_of(epoch))
         is_forced = self.job.target.is_forced
         whole = replace(whole, busy_s=busy_s(whole, self._graph, self._planned_mhz(epoch)))
-        whole = self._pace.note(whole, purpose, self._graph, is_imposed=is_forced)
+        whole = self._pace.note(whole, purpose, self._graph, is_at_straggler_pace=is_forced)
         self._newest_epoch = epoch
         is_for_straggler = self.job.plans.is_for_straggler(self.job.plan_id_of(epoch))
         self.extrinsic.note(whole, purpose, is_plan_for_straggler=is_for_straggler)

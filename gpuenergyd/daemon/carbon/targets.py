@@ -189,7 +189,7 @@ class CarbonTargets:
                 job_id=runner.job_id,
                 decided_at=job.decided_at,
                 policy=self._settings.target,
-                permitted_time_s=_owed_s(target, runner.job.baseline),
+                permitted_time_s=_target_s(target, runner.job.baseline),
                 reason=decision.reason,
                 rung=decision.rung,
                 intensity=decision.intensity,
@@ -270,7 +270,7 @@ def _frontier_of(answer: TargetReply | PolicyFailure) -> tuple[tuple[float, floa
     return () if isinstance(answer, PolicyFailure) else answer.frontier
 
 
-def _owed_s(target: PerformanceTarget, baseline: BaselineView | None) -> float | None:
+def _target_s(target: PerformanceTarget, baseline: BaselineView | None) -> float | None:
     """Return the iteration time that the job itself may take, None for full speed."""
     if baseline is None or (target.permitted_time_s is None and not target.max_slowdown_ratio):
         return None

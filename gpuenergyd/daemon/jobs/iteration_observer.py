@@ -110,7 +110,7 @@ class ObservedIterations:
             observation,
             job.purpose_of(observation.plan_id),
             self._graph,
-            is_imposed=job.target.is_forced,
+            is_at_straggler_pace=job.target.is_forced,
             least_overhead_s=self.replicas.least_overhead_s(runner) if self.replicas is not None else None,
         )
         runner.take(IterationObserved(observation))
@@ -134,7 +134,7 @@ class ObservedIterations:
         self.timeline = (observation.iteration_index, spans)
         if observation.is_regular and purpose is not None:
             self.num_iterations_for[purpose] += 1
-            if purpose is PlanPurpose.TUNED and not observation.is_imposed:
+            if purpose is PlanPurpose.TUNED and not observation.is_at_straggler_pace:
                 self.tuned_figures.append((observation.iteration_time_s, observation.energy_j))
         self.services.history.write(
             IterationRecord(

@@ -152,8 +152,8 @@ def _knowledge(view: JobView) -> Knowledge:
     except NotEnoughDataError:
         return Knowledge(regret_ratio=math.inf, doubtful=frozenset())
     model = PipelineModel.of(view, fitted.profile)
-    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=owed_s - model.bias_s)
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=target_s - model.bias_s)
     return Knowledge(regret_ratio, fitted.doubtful)
 
 
@@ -240,13 +240,13 @@ def plan_from(
 
     `unverified_ratio` is caution on top of it, until the plan's own iterations have shown whether the model holds.
     """
-    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     if caution_ratio is None:
         slower_s = max(0.0, _profiling_excess_s(view, model)) + CHANCE_MARGIN * view.baseline.iteration_sigma_s
-        caution_ratio = slower_s / owed_s
+        caution_ratio = slower_s / target_s
     caution_ratio = min(max(caution_ratio, 0.0), MAX_CAUTION_RATIO)
     cautious = _with_caution(model.profile, caution_ratio + unverified_ratio)
-    deadline_s = max(owed_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
+    deadline_s = max(target_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
     solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
     bound = solve(
         model.graph,
@@ -276,7 +276,7 @@ def plan_from(
             (CAUTION, caution_ratio),
             (UNVERIFIED, unverified_ratio),
             (SWITCH_LATENCY, _raise_latency_s(view)),
-            (OWED, owed_s / view.baseline.iteration_time_s),
+            (OWED, target_s / view.baseline.iteration_time_s),
         ),
     )
 
@@ -391,15 +391,15 @@ def _chosen(view: JobView, model: PipelineModel, cautious: PipelineProfile, solv
 
 def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     plan, number = tuned[-1], view.num_issued(PlanPurpose.TUNED) + 1
-    owed_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     measured = _settled_times_s(view.observations, plan.plan_id)
     is_in_force = view.issued_plans[-1].plan_id == plan.plan_id
     caution_ratio = plan.figure(CAUTION) or 0.0
     assert plan.predicted is not None
     planned_for = plan.figure(OWED)
-    if planned_for is not None and abs(owed_s / view.baseline.iteration_time_s - planned_for) > TARGET_MOVED_RATIO:
+    if planned_for is not None and abs(target_s / view.baseline.iteration_time_s - planned_for) > TARGET_MOVED_RATIO:
         # What was measured under another target says nothing of caution.
-        why = f"another target: {owed_s:.4g} s owed"
+        why = f"another target: {target_s:.4g} s owed"
         return _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
     if is_in_force and len(measured) < MIN_ITERATIONS_TO_TIGHTEN:
         return plan
@@ -408,21 +408,21 @@ def _correction(view: JobView, tuned: list[ClockPlan]) -> ClockPlan:
     if plan.figure(UNVERIFIED):
         why = "the job is, below the maximum clock, as its first planned iterations show"
         return _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
-    off_s = median(measured) - owed_s
+    off_s = median(measured) - target_s
     chance_s = view.baseline.iteration_sigma_s / math.sqrt(len(measured)) if measured else 0.0
     patience = 1 if number == 2 else 2
-    is_slow = off_s > patience * TIGHTEN_ABOVE_RATIO * owed_s + chance_s
-    is_fast = off_s < -patience * LOOSEN_BELOW_RATIO * owed_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
+    is_slow = off_s > patience * TIGHTEN_ABOVE_RATIO * target_s + chance_s
+    is_fast = off_s < -patience * LOOSEN_BELOW_RATIO * target_s - chance_s and len(measured) >= MIN_ITERATIONS_TO_LOOSEN
     planned_s, latency_s = plan.figure(SWITCH_LATENCY) or 0.0, _raise_latency_s(view)
     has_new_latency = abs(latency_s - planned_s) > NEW_LATENCY_RATIO * planned_s
     if is_in_force and not is_slow and not is_fast and not has_new_latency:
         return plan
-    why = f"measured {median(measured):.4g} s, owed {owed_s:.4g} s"
+    why = f"measured {median(measured):.4g} s, owed {target_s:.4g} s"
     if has_new_latency:
         # What was slow may have been late: the new leads are tried before more caution is.
         why += f", clock changes take {1000 * latency_s:.3g} ms, not {1000 * planned_s:.3g} ms"
         return _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
-    caution_ratio += CAUTION_GAIN * off_s / owed_s if off_s < GROSS_RATIO * owed_s else GROSS_CAUTION_RATIO
+    caution_ratio += CAUTION_GAIN * off_s / target_s if off_s < GROSS_RATIO * target_s else GROSS_CAUTION_RATIO
     candidate = _tuned_plan(view, caution_ratio=caution_ratio, number=number, why=why)
     is_worth_it = (
         candidate.predicted is not None

@@ -32,8 +32,8 @@ def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, dea
     for _ in range(NUM_DRAWS):
         truth = fitted.drawn(random)
         judged = judge_clocks(graph, truth, plan.sm_clocks_mhz)
-        owed_s = max(deadline_s, min_iteration_time_s(graph, truth))
-        best = solve(graph, truth, deadline_s=owed_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
-        late_j = best.price_w * max(0.0, judged.iteration_time_s - owed_s)
+        target_s = max(deadline_s, min_iteration_time_s(graph, truth))
+        best = solve(graph, truth, deadline_s=target_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+        late_j = best.price_w * max(0.0, judged.iteration_time_s - target_s)
         losses.append((judged.energy_j + late_j) / best.energy_j - 1)
     return max(0.0, median(losses))

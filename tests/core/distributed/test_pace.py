@@ -95,9 +95,9 @@ def test_the_usual_time_between_is_the_lower_fifth_of_those_seen() -> None:
 def test_while_a_straggler_sets_the_pace_nothing_is_learned_of_the_time_between() -> None:
     made = gauge()
 
-    noted = made.note(iteration(at_clock(TOP), overhead_s=0.02), PlanPurpose.TUNED, GRAPH, is_imposed=True)
+    noted = made.note(iteration(at_clock(TOP), overhead_s=0.02), PlanPurpose.TUNED, GRAPH, is_at_straggler_pace=True)
 
-    assert noted.is_imposed
+    assert noted.is_at_straggler_pace
     assert noted.waited_s == 0.0
     assert made.overhead_s == pytest.approx(OVERHEAD_S)
 

@@ -100,7 +100,7 @@ def test_a_saving_is_told_from_iterations_whose_time_is_the_jobs_own() -> None:
         waited_s = 0.5 if index in {6, 7} else 0.0
         run.add(
             IterationObservation(index, plan_id, 1.0 + index % 2 / 100, (), (), waited_s=waited_s,
-                                 is_imposed=index in {14, 15}),
+                                 is_at_straggler_pace=index in {14, 15}),
             PURPOSES,
         )  # fmt: skip
 

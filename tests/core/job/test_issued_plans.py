@@ -28,7 +28,7 @@ def test_what_is_kept_of_any_number_of_plans_is_bounded_and_all_that_is_needed()
         again = issued and rng.random() < 0.2
         plan = rng.choice(issued[-50:]) if again else ClockPlan(f"{purpose}-{number}", purpose)
         plans.add(plan, remembered)
-        plans.note_owed(plan.plan_id, 1.0, is_forced=rng.random() < 0.5)
+        plans.record_target(plan.plan_id, 1.0, is_forced=rng.random() < 0.5)
         issued.append(plan)
         if plan.purpose is PlanPurpose.TUNED and rng.random() < 0.1:
             plans.proven_id = plan.plan_id
@@ -41,7 +41,7 @@ def test_what_is_kept_of_any_number_of_plans_is_bounded_and_all_that_is_needed()
         assert all(known[plan_id] is plans.purpose_of(plan_id) for plan_id in remembered[-3:])
         assert set(remembered) | {own.plan_id for own in issued[-NEWEST:]} <= known.keys()
         assert plans.proven_id is None or plans.by_id(plans.proven_id) is not None
-        assert len(plans._owed_when_made_s) <= MAX_PLANS_KEPT
+        assert len(plans._target_when_made_s) <= MAX_PLANS_KEPT
         assert len(plans._for_straggler) <= MAX_PLANS_KEPT
 
 
@@ -141,25 +141,30 @@ def test_the_last_sixty_four_epochs_are_known() -> None:
 
 def test_a_plan_is_fast_enough_up_to_a_thousandth() -> None:
     plans = IssuedPlans()
-    plans.note_owed("tuned-1", 1.0, is_forced=False)
+    plans.record_target("tuned-1", 1.0, is_forced=False)
 
     assert plans.is_fast_enough(tuned(1), 0.9992)
     assert not plans.is_fast_enough(tuned(1), 0.9989)
     assert not plans.is_fast_enough(tuned(2), 99.0)  # nobody knows what that one was made for
     assert not plans.is_for_straggler("tuned-1")
-    plans.note_owed("tuned-2", 1.0, is_forced=True)
+    plans.record_target("tuned-2", 1.0, is_forced=True)
     assert plans.is_for_straggler("tuned-2")
 
 
 def test_the_newest_tuned_plan_that_is_fast_enough_is_found() -> None:
     plans = IssuedPlans()
-    for number, owed_s in ((1, 1.0), (2, 1.1), (3, 1.3)):
+    for number, target_s in ((1, 1.0), (2, 1.1), (3, 1.3)):
         plans.add(tuned(number), ())
-        plans.note_owed(f"tuned-{number}", owed_s, is_forced=False)
+        plans.record_target(f"tuned-{number}", target_s, is_forced=False)
     plans.add(ClockPlan("probe", PlanPurpose.PROFILE), ())
-    plans.note_owed("probe", 0.5, is_forced=False)
+    plans.record_target("probe", 0.5, is_forced=False)
 
-    assert [plans.newest_fast_enough(owed_s) for owed_s in (0.9, 1.0, 1.2, 1.3)] == [None, tuned(1), tuned(2), tuned(3)]
+    assert [plans.newest_fast_enough(target_s) for target_s in (0.9, 1.0, 1.2, 1.3)] == [
+        None,
+        tuned(1),
+        tuned(2),
+        tuned(3),
+    ]
 
 
 def test_the_proven_plan_speaks_for_the_job_and_else_the_first_tuned_one() -> None:
@@ -177,7 +182,7 @@ def test_the_proven_plan_speaks_for_the_job_and_else_the_first_tuned_one() -> No
 
 def test_beginning_anew_counts_what_was_dropped_at_full_speed_only() -> None:
     plans = IssuedPlans(num_dropped={PlanPurpose.BASELINE: 2, PlanPurpose.TUNED: 5})
-    plans.note_owed("tuned-1", 1.0, is_forced=True)
+    plans.record_target("tuned-1", 1.0, is_forced=True)
 
     plans.begin_anew()
 
@@ -194,7 +199,7 @@ def test_the_oldest_that_nobody_needs_goes_first() -> None:
     for number in range(MAX_PLANS_KEPT):
         plans.add(tuned(number), ())
     assert len(plans.kept) == MAX_PLANS_KEPT
-    plans.note_owed("tuned-2", 1.0, is_forced=True)
+    plans.record_target("tuned-2", 1.0, is_forced=True)
 
     plans.add(tuned(MAX_PLANS_KEPT), ("tuned-1",))
 
@@ -209,7 +214,7 @@ def test_a_plan_that_was_issued_again_goes_before_one_that_was_not_and_is_still_
     plans = IssuedPlans()
     for number in (*range(300), *[299] * 84):
         plans.add(tuned(number), ())
-    plans.note_owed("tuned-299", 1.0, is_forced=True)
+    plans.record_target("tuned-299", 1.0, is_forced=True)
 
     plans.add(tuned(299), [f"tuned-{number}" for number in range(300)])
 

@@ -100,7 +100,7 @@ def test_iterations_that_a_straggler_imposed_are_marked() -> None:
     run = straggled()
     run.pass_until(25)
 
-    imposed = {o.plan_id: o.is_imposed for o in run.job.observations}
+    imposed = {o.plan_id: o.is_at_straggler_pace for o in run.job.observations}
 
     assert imposed == {"baseline": False, "tuned-1": False, "for-1.4": True}
 

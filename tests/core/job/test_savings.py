@@ -203,7 +203,7 @@ def test_a_gap_of_two_iterations_parts_a_block() -> None:
 
 def test_energy_of_iterations_that_a_straggler_imposed_counts_only_where_there_is_no_other() -> None:
     own = [iteration(k, 1.0, 100.0) for k in range(3)]
-    imposed = [replace(iteration(3 + k, 1.0, 50.0), is_imposed=True) for k in range(5)]
+    imposed = [replace(iteration(3 + k, 1.0, 50.0), is_at_straggler_pace=True) for k in range(5)]
 
     assert baseline_view([*own, *imposed]).energy_j == 100.0
     assert baseline_view(imposed).energy_j == 50.0

@@ -86,10 +86,10 @@ def test_activations_flow_forward_and_gradients_back_with_latency_between_ranks_
     assert graph.successors == (((1, 0.0), (2, 0.5)), (), ((3, 0.0),), ((1, 0.5),))
 
 
-def test_tails_belong_to_the_last_instruction_of_each_rank() -> None:
-    graph = dependency_graph(gpipe(2, 1)).with_tails([0.25, 0.0])
+def test_epilogues_belong_to_the_last_instruction_of_each_rank() -> None:
+    graph = dependency_graph(gpipe(2, 1)).with_epilogues([0.25, 0.0])
 
-    assert dict(zip(map(str, graph.instructions), graph.tails_s, strict=True)) == {
+    assert dict(zip(map(str, graph.instructions), graph.epilogues_s, strict=True)) == {
         "F0@0": 0.0,
         "B0@0": 0.25,
         "F0@1": 0.0,
@@ -97,10 +97,10 @@ def test_tails_belong_to_the_last_instruction_of_each_rank() -> None:
     }
 
 
-@pytest.mark.parametrize("rank_tails_s", [[0.0], [0.0, -0.1], [0.0, float("nan")], [0.0, 0.0, 0.0]])
-def test_a_tail_is_owed_for_each_rank_and_never_negative(rank_tails_s: list[float]) -> None:
-    with pytest.raises(ScheduleError, match="one for each of 2 ranks, and >= 0"):
-        dependency_graph(gpipe(2, 1)).with_tails(rank_tails_s)
+@pytest.mark.parametrize("rank_epilogues_s", [[0.0], [0.0, -0.1], [0.0, float("nan")], [0.0, 0.0, 0.0]])
+def test_epilogues_must_be_non_negative_and_one_per_rank(rank_epilogues_s: list[float]) -> None:
+    with pytest.raises(ScheduleError, match="expected 2 values >= 0"):
+        dependency_graph(gpipe(2, 1)).with_epilogues(rank_epilogues_s)
 
 
 def test_latency_may_depend_on_the_two_ranks() -> None:

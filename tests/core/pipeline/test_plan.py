@@ -90,7 +90,7 @@ def test_a_policys_figure_is_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "owed_s"),
+    ("target", "target_s"),
     [
         (PerformanceTarget(), 2.0),
         (PerformanceTarget(0.05), 2.1),
@@ -100,10 +100,10 @@ def test_a_policys_figure_is_found_by_name() -> None:
         (PerformanceTarget(straggler_time_s=2.5, permitted_time_s=2.2), 2.5),
     ],
 )
-def test_the_time_owed_is_what_is_permitted_or_waited_for_whichever_is_longer(
-    target: PerformanceTarget, owed_s: float
+def test_the_target_time_is_the_longer_of_permitted_time_and_straggler_time(
+    target: PerformanceTarget, target_s: float
 ) -> None:
-    assert target.iteration_time_s(2.0) == pytest.approx(owed_s)
+    assert target.iteration_time_s(2.0) == pytest.approx(target_s)
     assert target.is_forced is (target.straggler_time_s is not None)
 
 

@@ -44,7 +44,7 @@ def test_latency_delays_the_receiver_and_counts_into_slack() -> None:
 
 
 def test_what_a_rank_does_after_its_last_instruction_counts_into_the_iteration_and_into_slack() -> None:
-    graph = dependency_graph(gpipe(2, 1)).with_tails([0.0, 1.5])
+    graph = dependency_graph(gpipe(2, 1)).with_epilogues([0.0, 1.5])
 
     planned = timeline(graph, [1.0] * 4)
 
@@ -68,7 +68,7 @@ def test_using_up_the_slack_of_one_instruction_never_lengthens_the_iteration_and
 ) -> None:
     num_ranks = data.draw(st.integers(1, 4))
     graph = dependency_graph(one_forward_one_backward(num_ranks, data.draw(st.integers(1, 5))))
-    graph = graph.with_tails([data.draw(st.sampled_from([0.0, 0.5, 9.0])) for _ in range(num_ranks)])
+    graph = graph.with_epilogues([data.draw(st.sampled_from([0.0, 0.5, 9.0])) for _ in range(num_ranks)])
     durations_s = [data.draw(st.floats(0.1, 3.0)) for _ in graph.instructions]
     planned = timeline(graph, durations_s)
     node = data.draw(st.integers(0, len(durations_s) - 1))

@@ -433,7 +433,7 @@ def test_report_and_account_say_the_same_of_a_job_with_disturbed_iterations(tmp_
             if seen.iteration_index % 9 == 2:  # a checkpoint fell into it
                 seen = replace(seen, is_regular=False, iteration_time_s=3.0 * own_s)
             elif seen.iteration_index % 9 == 5:  # a straggler set its pace
-                seen = replace(seen, is_imposed=True, iteration_time_s=1.5 * own_s)
+                seen = replace(seen, is_at_straggler_pace=True, iteration_time_s=1.5 * own_s)
             elif seen.iteration_index % 9 == 7:  # disturbed, yet no slower
                 seen = replace(seen, is_regular=False)
             super().iteration_done(runner, seen, purpose, begun_at)

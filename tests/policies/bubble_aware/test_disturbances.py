@@ -192,8 +192,8 @@ def test_a_straggler_is_planned_for_as_if_its_pace_had_been_known() -> None:
     slow, fast = ours.replicas
     untuned_s = [time_s for time_s, _, _ in slow.history]
     usual_s, slow_s = untuned_s[FROM - 1], untuned_s[FROM]
-    owed_s = [slow_s if FROM <= k < FROM + 20 else usual_s for k in range(len(untuned_s))]
-    late = [k for k, time_s in enumerate(untuned_s) if k >= FROM and time_s > (1 + BUDGET_RATIO) * owed_s[k]]
+    target_s = [slow_s if FROM <= k < FROM + 20 else usual_s for k in range(len(untuned_s))]
+    late = [k for k, time_s in enumerate(untuned_s) if k >= FROM and time_s > (1 + BUDGET_RATIO) * target_s[k]]
     assert not [k for k in late if not FROM + 20 <= k < FROM + 20 + 3]
     assert fast.history[-1][1] <= (1 + OPTIMUM_RATIO) * min(usual_j)
     assert fast.history[FROM + 19][1] <= (1 + OPTIMUM_RATIO) * min(best_j)

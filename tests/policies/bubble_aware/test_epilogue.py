@@ -82,9 +82,9 @@ def profile() -> PipelineProfile:
     )
 
 
-def tails_s(view: JobView) -> list[float]:
+def epilogues_s(view: JobView) -> list[float]:
     graph = observed_pipeline(view, profile()).graph
-    return [graph.tails_s[2 * 6 - 1], graph.tails_s[-1]]
+    return [graph.epilogues_s[2 * 6 - 1], graph.epilogues_s[-1]]
 
 
 def test_a_rank_keeps_the_time_for_what_it_does_when_others_end_later_at_full_speed(view: JobView) -> None:
@@ -92,14 +92,14 @@ def test_a_rank_keeps_the_time_for_what_it_does_when_others_end_later_at_full_sp
 
     # rank 1: 0.08 + 0.001 s of waiting and 1.6 s of work; iterations of 1.6 s, as it begins again at once
     assert observed.bias_s == pytest.approx(view.baseline.iteration_time_s - 1.681, abs=1e-6)
-    assert tails_s(view) == [pytest.approx(0.15 - observed.bias_s, abs=0.002), 0.0]
+    assert epilogues_s(view) == [pytest.approx(0.15 - observed.bias_s, abs=0.002), 0.0]
 
 
-def test_a_tail_never_makes_full_speed_late(view: JobView) -> None:
+def test_an_epilogue_never_makes_full_speed_late(view: JobView) -> None:
     """Rank 0 ends 0.559 s before rank 1 at full speed; who had more to do than that would be last already."""
     longer = replace(view, observations=tuple(replace(o, turnarounds_s=(5.0, 5.0)) for o in view.observations))
 
-    assert tails_s(longer) == [pytest.approx(0.559, abs=0.002), 0.0]
+    assert epilogues_s(longer) == [pytest.approx(0.559, abs=0.002), 0.0]
 
 
 def test_the_least_of_many_turnarounds_counts_and_those_at_anothers_pace_do_not(view: JobView) -> None:
@@ -107,13 +107,13 @@ def test_the_least_of_many_turnarounds_counts_and_those_at_anothers_pace_do_not(
     assert len(others) > 10
     waiting = [replace(o, turnarounds_s=(0.4, 0.0)) for o in others]
     once = (replace(first, turnarounds_s=(0.1, 0.0)), replace(first, turnarounds_s=(0.1, 0.0)), *waiting)
-    imposed = (replace(first, turnarounds_s=(0.01, 0.0), is_imposed=True), *once)
+    imposed = (replace(first, turnarounds_s=(0.01, 0.0), is_at_straggler_pace=True), *once)
 
     bias_s = observed_pipeline(view, profile()).bias_s
-    assert tails_s(replace(view, observations=imposed))[0] == pytest.approx(0.1 - bias_s, abs=0.001)
+    assert epilogues_s(replace(view, observations=imposed))[0] == pytest.approx(0.1 - bias_s, abs=0.001)
 
 
-def test_where_nothing_was_seen_there_is_no_tail(view: JobView) -> None:
+def test_without_observations_there_is_no_epilogue(view: JobView) -> None:
     blind = replace(view, observations=tuple(replace(o, turnarounds_s=(), lead_s=None) for o in view.observations))
 
-    assert tails_s(blind) == [0.0, 0.0]
+    assert epilogues_s(blind) == [0.0, 0.0]

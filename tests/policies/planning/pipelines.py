@@ -40,7 +40,7 @@ def tables(draw: st.DrawFn) -> InstructionProfile:
 
 @st.composite
 def random_pipelines(draw: st.DrawFn) -> Pipeline:
-    """Return any small graph of ranks with order edges, any further edges, latencies, tails, and shared classes."""
+    """Return any small graph of ranks with order edges, any further edges, latencies, epilogues, and shared classes."""
     num_ranks = draw(st.integers(1, 4))
     lengths = [draw(st.integers(1, 5)) for _ in range(num_ranks)]
     instructions = [
@@ -58,8 +58,8 @@ def random_pipelines(draw: st.DrawFn) -> Pipeline:
         j = draw(st.integers(0, len(nodes) - 1))
         if i < j and instructions[nodes[i]].pp_rank != instructions[nodes[j]].pp_rank:
             edges.append((nodes[i], nodes[j], draw(st.sampled_from([0.0, 0.0, 0.0005, 0.01]))))
-    tails_s = [draw(st.sampled_from([0.0, 0.0, 0.003, 0.05])) for _ in range(num_ranks)]
-    graph = graph_from_edges(instructions, edges, num_ranks=num_ranks).with_tails(tails_s)
+    epilogues_s = [draw(st.sampled_from([0.0, 0.0, 0.003, 0.05])) for _ in range(num_ranks)]
+    graph = graph_from_edges(instructions, edges, num_ranks=num_ranks).with_epilogues(epilogues_s)
     shared = draw(st.booleans())
     classes = {}
     for kind in (F, B):
@@ -110,7 +110,7 @@ def least_energy_j(graph: DependencyGraph, profile: PipelineProfile, deadline_s:
         span = {int(first[v]) + k: o.time_s for k, o in enumerate(options[v])}
         for k, option in enumerate(options[v]):
             cost[first[v] + k] = option.energy_j - power_w * option.time_s
-        add({v: 1.0, **span}, deadline_s - graph.tails_s[v])
+        add({v: 1.0, **span}, deadline_s - graph.epilogues_s[v])
         for w, latency_s in graph.successors[v]:
             add({v: 1.0, w: -1.0, **span}, -latency_s)
     equal_rows = np.repeat(np.arange(n), [len(o) for o in options])

@@ -106,7 +106,7 @@ class Rounder:
             times=floats(tables.times_s),
             costs=floats(tables.costs_j),
         )
-        self._tails_s: FloatArray = np.array(graph.tails_s)[self.order]
+        self._epilogues_s: FloatArray = np.array(graph.epilogues_s)[self.order]
         self._latest = floats(np.zeros(n))
         self._latest_fast = floats(np.zeros(n))
         self._finish = floats(np.zeros(n))
@@ -115,11 +115,11 @@ class Rounder:
     def due_by(self, deadline_s: float) -> KernelGraph:
         """Return the graph with this deadline, less what adding up floating-point times along a path can err."""
         shortened_s = deadline_s * (1.0 - (self.num_operations + 8) * 2.0**-52)
-        return self.graph._replace(due=floats(shortened_s - self._tails_s))
+        return self.graph._replace(due=floats(shortened_s - self._epilogues_s))
 
     def makespan_s(self, finish_s: Sequence[float]) -> float:
         """Return when the iteration is over if its operations end then, in this graph's order."""
-        return float((np.asarray(finish_s) + self._tails_s).max())
+        return float((np.asarray(finish_s) + self._epilogues_s).max())
 
     def round_plan(self, durations_s: FloatArray, deadline_s: float, *, wish: float, hull_first: bool) -> RoundedPlan:
         """Return clocks near these durations with makespan <= deadline; `hull_first` starts on hull vertices only."""

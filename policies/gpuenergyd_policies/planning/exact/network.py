@@ -51,7 +51,7 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
     n = len(graph.instructions)
     edges = [(u, v, latency) for v in range(n) for u, latency in graph.predecessors[v]]
     edges += [(n, v, 0.0) for v in range(n) if not graph.predecessors[v]]
-    edges += [(u, n + 1, graph.tails_s[u]) for u in range(n) if graph.tails_s[u] or not graph.successors[u]]
+    edges += [(u, n + 1, graph.epilogues_s[u]) for u in range(n) if graph.epilogues_s[u] or not graph.successors[u]]
     edges.sort()
     tail = np.array([e[0] for e in edges], dtype=np.int64)
     head = np.array([e[1] for e in edges], dtype=np.int64)

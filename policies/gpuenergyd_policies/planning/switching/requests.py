@@ -331,7 +331,7 @@ def _simulated(
                     calls.append((key, DriverCall(due_s, call_s, instruction.pp_rank, is_raise)))
             finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
             durations_s[v] = finish_s[v] - start_s
-        iteration_time_s = max(map(add, finish_s, graph.tails_s))
+        iteration_time_s = max(map(add, finish_s, graph.epilogues_s))
         result = SimulatedIteration(
             iteration_time_s,
             iteration_energy_j(

@@ -137,7 +137,7 @@ class _Search:
         self._pred = ints(np.cumsum([0] + [len(p) for p in graph.predecessors]))
         self._pred_node = ints([u for before in graph.predecessors for u, _ in before])
         self._pred_latency = floats([latency for before in graph.predecessors for _, latency in before])
-        self._tails_s = floats(graph.tails_s)
+        self._epilogues_s = floats(graph.epilogues_s)
         self._rank = ints([i.pp_rank for i in graph.instructions])
         counts = np.bincount(np.asarray(self._rank), minlength=graph.num_ranks)
         self._first = ints(np.cumsum([0, *counts]))
@@ -199,7 +199,7 @@ class _Search:
             self._pred,
             self._pred_node,
             self._pred_latency,
-            self._tails_s,
+            self._epilogues_s,
             self._rank,
             self._table,
             self._times,
@@ -242,7 +242,7 @@ class _Search:
             self._pred,
             self._pred_node,
             self._pred_latency,
-            self._tails_s,
+            self._epilogues_s,
             self._rank,
             self._table,
             self._times,
@@ -310,7 +310,7 @@ def _run(
     pred: list[int],
     pred_node: list[int],
     pred_latency: list[float],
-    tails_s: list[float],
+    epilogues_s: list[float],
     rank: list[int],
     table: list[int],
     times: list[float],
@@ -387,7 +387,7 @@ def _run(
         finish[v] = end
         energy_sum += energy
         time_sum += end - begin
-        makespan = max(makespan, end + tails_s[v])
+        makespan = max(makespan, end + epilogues_s[v])
     return makespan, energy_sum, time_sum
 
 
@@ -406,7 +406,7 @@ def _anneal(
     pred: list[int],
     pred_node: list[int],
     pred_latency: list[float],
-    tails_s: list[float],
+    epilogues_s: list[float],
     rank: list[int],
     table: list[int],
     times: list[float],
@@ -490,7 +490,7 @@ def _anneal(
             pred,
             pred_node,
             pred_latency,
-            tails_s,
+            epilogues_s,
             rank,
             table,
             times,

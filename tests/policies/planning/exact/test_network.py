@@ -97,8 +97,8 @@ def test_every_edge_is_found_from_both_its_ends(pipeline: Pipeline) -> None:
         v for v in range(n) if not graph.predecessors[v]
     ]
     latencies_s = network.edge_latency_s.tolist()
-    ends = [(u, tail_s) for u, v, tail_s in zip(tails, heads, latencies_s, strict=True) if v == n + 1]
-    assert ends == [(u, graph.tails_s[u]) for u in range(n) if graph.tails_s[u] or not graph.successors[u]]
+    ends = [(u, epilogue_s) for u, v, epilogue_s in zip(tails, heads, latencies_s, strict=True) if v == n + 1]
+    assert ends == [(u, graph.epilogues_s[u]) for u in range(n) if graph.epilogues_s[u] or not graph.successors[u]]
     scatter = network.edge_ticks - np.rint(network.edge_latency_s / network.tick_s)
     assert scatter.min() >= 0
     assert scatter.max() < JITTER_TICKS

@@ -33,8 +33,8 @@ def _small_pipelines(draw: st.DrawFn) -> Pipeline:
             )
     schedule = one_forward_one_backward(num_ranks, draw(st.integers(1, 4)))
     graph = dependency_graph(schedule, communication_latency_s=draw(st.sampled_from([0.0, 0.25])))
-    tails_s = [draw(st.sampled_from([0.0, 0.0, 0.5])) for _ in range(num_ranks)]
-    return graph.with_tails(tails_s), PipelineProfile(classes, BLOCKING_W)
+    epilogues_s = [draw(st.sampled_from([0.0, 0.0, 0.5])) for _ in range(num_ranks)]
+    return graph.with_epilogues(epilogues_s), PipelineProfile(classes, BLOCKING_W)
 
 
 def _slowly_run(pipeline: Pipeline, clocks_mhz: Sequence[int], lower_s: float) -> tuple[list[float], float, float]:
@@ -86,7 +86,7 @@ def _run(search: _Search, clocks: Sequence[int]) -> tuple[list[float], tuple[flo
     n, num_ranks = len(clocks), len(search._grids)
     finish = floats([0.0] * n)
     found = segments._run(
-        search._order, search._pred, search._pred_node, search._pred_latency, search._tails_s, search._rank,
+        search._order, search._pred, search._pred_node, search._pred_latency, search._epilogues_s, search._rank,
         search._table, search._times, search._energies, search._first, num_ranks, ints(clocks), search._lower_s, finish,
         ints([7] * num_ranks), ints([7] * num_ranks), floats([7.0] * 8 * num_ranks), ints([7] * 8 * num_ranks),
     )  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_reduction_comes_late_and_a_raise_in_time(pipeline: Pipeline, lower_s:
 
     known_s, known_j, spent_s = _slowly_run(pipeline, [(500, 700, 900)[k] for k in clocks], lower_s)
     assert finish_s == pytest.approx(known_s, rel=1e-12)
-    is_over_s = max(end_s + tail_s for end_s, tail_s in zip(known_s, graph.tails_s, strict=True))
+    is_over_s = max(end_s + epilogue_s for end_s, epilogue_s in zip(known_s, graph.epilogues_s, strict=True))
     assert (makespan_s, energy_j, time_s) == pytest.approx((is_over_s, known_j, spent_s), rel=1e-12)
 
 

@@ -28,7 +28,7 @@ SHARED = Path(__file__).parents[4].parent / "shared" / "data"
     max_segments=st.integers(1, 5),
     switch_latency_s=st.sampled_from([0.0, 0.05, 0.5, 3.0]),
     slowdown=st.sampled_from([0.0, 0.05]),
-    tail_s=st.sampled_from([0.0, 0.4]),
+    epilogue_s=st.sampled_from([0.0, 0.4]),
 )
 def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
     weights: list[float],
@@ -36,11 +36,11 @@ def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
     max_segments: int,
     switch_latency_s: float,
     slowdown: float,
-    tail_s: float,
+    epilogue_s: float,
 ) -> None:
     profile = forward_backward_profile(weights)
     graph = dependency_graph(one_forward_one_backward(len(weights), num_microbatches))
-    graph = graph.with_tails([0.0] * (len(weights) - 1) + [tail_s])
+    graph = graph.with_epilogues([0.0] * (len(weights) - 1) + [epilogue_s])
     full_speed = baseline(graph, profile)
     deadline_s = full_speed.iteration_time_s * (1 + slowdown)
 

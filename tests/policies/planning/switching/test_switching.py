@@ -115,7 +115,7 @@ def _planned_pipelines(
     graph = dependency_graph(
         make(num_ranks, num_microbatches), communication_latency_s=draw(st.sampled_from([0.0, 0.1]))
     )
-    graph = graph.with_tails([draw(st.sampled_from([0.0, 0.7])) for _ in range(num_ranks)])
+    graph = graph.with_epilogues([draw(st.sampled_from([0.0, 0.7])) for _ in range(num_ranks)])
     options = {}
     for key in sorted({i.instruction_class for i in graph.instructions}):
         times_s = sorted(draw(st.lists(st.floats(0.2, 3.0), min_size=3, max_size=3)))
