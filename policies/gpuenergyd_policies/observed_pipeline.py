@@ -6,8 +6,8 @@ So much is charged to every plan (`bias_s`). Another rank may have more to do af
 show while it ends early; a plan that lets it end with the others would make each iteration longer by the difference. So
 that rank gets the difference as its epilogue in the graph.
 
-A rank's first instruction waits for input from the ranks before it: so much of its epilogue costs nothing. And what a rank
-does before it begins again may hold a wait for the others (gradients clipped together): the least of many iterations
+A rank's first instruction waits for input from the ranks before it: that part of its epilogue costs nothing. And what a
+rank does before it begins again may hold a wait for the others (gradients clipped together): the least of many iterations
 counts, in some of which it was itself the last. No epilogue is longer than what the rank has left at full speed, so
 that an epilogue only forbids to end later than there.
 """

@@ -164,10 +164,10 @@ class DependencyGraph:
     topological_order: tuple[int, ...]
     num_ranks: int
     epilogues_s: tuple[float, ...]
-    """Time from the end of each node to the earliest end of the iteration: for a rank's last instruction, its epilogue."""
+    """Time that each node needs after its end: the epilogue of a rank's last instruction, 0 for all others."""
 
     def with_epilogues(self, rank_epilogues_s: Sequence[float]) -> "DependencyGraph":
-        """Return the same graph in which rank r needs `rank_epilogues_s[r]` after its last instruction (optimizer step).
+        """Return the same graph in which rank r needs `rank_epilogues_s[r]` after its last instruction.
 
         Raises:
             ScheduleError: an epilogue is negative or not a number, or their count is not the number of ranks.
