@@ -5,7 +5,7 @@ Usage: python benchmarks/runs/planner.py [--lowtime-budget-s 60] [--instance-bud
 
 CPU is process time of one thread, medians with their spread; ours covers the frontier with 64 rounded and certified
 plans, kernels loaded beforehand. An unfinished lowtime run counts as the time it had. Savings are against every
-instruction at its highest clock, at no slowdown, judged on un-quantised times. FOLDER holds measured stage tables
+instruction at its highest clock, at no slowdown, evaluated on un-quantised times. FOLDER holds measured stage tables
 (gpt3-175b_a100-sxm.csv, gpt3-175b_a40.csv); without them a table from a formula stands in. The instances' folder is
 for planner_against_lowtime.py, which runs at the end. lowtime is optional: pip install lowtime==0.3.0.
 """
@@ -216,8 +216,8 @@ def _print_savings(cases: list[Case]) -> None:
         extra = extra_warm_up(profile, valleys_mhz, num_microbatches=case.num_microbatches)
         roomy = dependency_graph(one_forward_one_backward(case.num_stages, case.num_microbatches, extra))
         modes = (EnvelopeMode.BALANCED, EnvelopeMode.GREEDY)
-        theirs = min(plan_envelope(graph, profile, valleys_mhz, mode=m).judged.energy_j for m in modes)
-        theirs_extra = min(plan_envelope(roomy, profile, valleys_mhz, mode=m).judged.energy_j for m in modes)
+        theirs = min(plan_envelope(graph, profile, valleys_mhz, mode=m).evaluation.energy_j for m in modes)
+        theirs_extra = min(plan_envelope(roomy, profile, valleys_mhz, mode=m).evaluation.energy_j for m in modes)
         ours = solve(graph, profile, deadline_s=deadline_s)
         on_theirs = solve(roomy, profile, deadline_s=deadline_s)
         chosen = plan_inflight(case.num_stages, case.num_microbatches, profile, deadline_s=deadline_s)

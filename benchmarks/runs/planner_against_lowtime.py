@@ -22,7 +22,7 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.wire.profile_files import PlannerInstance, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import Effort, min_iteration_time_s, solve, warm_up
-from gpuenergyd_policies.planning.plan_evaluation import judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 
 INSTANCES = Path(__file__).parents[3] / "shared" / "data" / "instances"
 UNIT_MS = 1
@@ -107,7 +107,7 @@ def _differences(
     sample = min(len(plans), LARGE_SAMPLE if len(graph.instructions) >= LARGE else SAMPLE)
     result = []
     for at in np.linspace(0, len(plans) - 1, sample):
-        theirs = judge_clocks(graph, profile, plans[round(at)])
+        theirs = evaluate_clocks(graph, profile, plans[round(at)])
         time_s = theirs.iteration_time_s
         is_forced = time_s > least_s
         ours = solve(graph, profile, deadline_s=time_s, forced=is_forced)

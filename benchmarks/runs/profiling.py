@@ -38,7 +38,7 @@ from gpuenergyd.gpu.drivers.device_model import blocking_power_w, voltage_ratio
 from gpuenergyd.gpu.drivers.device_parameters import MODELS, DeviceParameters
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from tests.support.virtual_training import VirtualTraining
 
@@ -193,8 +193,8 @@ def judge(job: TrueJob, plan: ClockPlan) -> tuple[float, float]:
     clocks: dict[Instruction, int | None] = {}
     for rank in plan.ranks:
         clocks.update(zip(job.schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True))
-    judged = judge_clocks(graph, truth, [clocks.get(i) or job.clocks_mhz[0] for i in graph.instructions])
-    return judged.energy_j, judged.iteration_time_s
+    evaluated = evaluate_clocks(graph, truth, [clocks.get(i) or job.clocks_mhz[0] for i in graph.instructions])
+    return evaluated.energy_j, evaluated.iteration_time_s
 
 
 def perfect(job: TrueJob) -> tuple[float, float, float]:

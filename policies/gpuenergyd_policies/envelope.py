@@ -98,10 +98,10 @@ def _tuned_plan(
         return untuned_plan(reason="some instructions were not timed at any clock")
     raised = [min(mhz + num_raises * BALANCED_STEP_MHZ, clocks_mhz[0]) for mhz in valleys_mhz]
     raised = [min(mhz for mhz in clocks_mhz if mhz >= wanted) for wanted in raised]
-    judged = plan_envelope(graph, profile, raised).judged
-    clocks = dict(zip(graph.instructions, judged.sm_clocks_mhz, strict=True))
+    evaluated = plan_envelope(graph, profile, raised).evaluation
+    clocks = dict(zip(graph.instructions, evaluated.sm_clocks_mhz, strict=True))
     changes = clock_changes(
-        judged.timeline,
+        evaluated.timeline,
         clocks,
         latency=tuple(gpu.switch_latency for gpu in view.gpus),
     )
@@ -161,17 +161,17 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         )
     planned: EnvelopePlan = plan_envelope(graph, profile, valleys_mhz, mode=mode, step_mhz=step_mhz)
     target_s = request.target.iteration_time_s(reference.iteration_time_s)
-    if planned.judged.iteration_time_s > target_s:
+    if planned.evaluation.iteration_time_s > target_s:
         raise TargetError(
-            f"target {target_s:.6g} s: policy envelope in mode {mode} takes {planned.judged.iteration_time_s:.6g} s"
+            f"target {target_s:.6g} s: policy envelope in mode {mode} takes {planned.evaluation.iteration_time_s:.6g} s"
         )
     return OfflinePlan(
         orders=rank_orders(graph),
-        sm_clocks_mhz=dict(zip(graph.instructions, planned.judged.sm_clocks_mhz, strict=True)),
+        sm_clocks_mhz=dict(zip(graph.instructions, planned.evaluation.sm_clocks_mhz, strict=True)),
         baseline_time_s=reference.iteration_time_s,
         baseline_energy_j=reference.energy_j,
-        iteration_time_s=planned.judged.iteration_time_s,
-        energy_j=planned.judged.energy_j,
+        iteration_time_s=planned.evaluation.iteration_time_s,
+        energy_j=planned.evaluation.energy_j,
         lower_bound_j=None,
         solve_cpu_s=time.process_time() - began_cpu_s,
         extra_inflight=extra_inflight,

@@ -23,7 +23,7 @@ from gpuenergyd_policies.assumed_curves import (
 )
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import clock_changes, simulate_switching
 
@@ -54,9 +54,9 @@ def cheapest_common_clock(
 ) -> dict[Instruction, int]:
     """Return the one clock for all that costs least and keeps the time; the highest when only that does."""
     common = set.intersection(*({o.sm_clock_mhz for o in own.options} for own in profile.classes.values()))
-    judged = {mhz: judge_clocks(graph, profile, [mhz] * len(graph.instructions)) for mhz in common}
-    fitting = [mhz for mhz in judged if judged[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
-    chosen: int = min(fitting, key=lambda mhz: judged[mhz].energy_j)
+    evaluated = {mhz: evaluate_clocks(graph, profile, [mhz] * len(graph.instructions)) for mhz in common}
+    fitting = [mhz for mhz in evaluated if evaluated[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
+    chosen: int = min(fitting, key=lambda mhz: evaluated[mhz].energy_j)
     return dict(zip(graph.instructions, [chosen] * len(graph.instructions), strict=True))
 
 

@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.plan_evaluation import JudgedClocks, baseline, judge, unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, would_be_plan
 from gpuenergyd_policies.uniform_probe import Trial, common_clocks_mhz, trials, uniform_plan
 
@@ -102,14 +102,16 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     target_s = request.target.iteration_time_s(baseline(graph, profile).iteration_time_s)
     used = [profile[key] for key in {i.instruction_class for i in graph.instructions}]
     clocks_mhz = sorted({option.sm_clock_mhz for options in used for option in options.options}, reverse=True)
-    fitting: list[tuple[float, JudgedClocks]] = []
+    fitting: list[tuple[float, PlanEvaluation]] = []
     fastest_s = float("inf")
     for clock in clocks_mhz:
-        judged = judge(graph, profile, (_option_up_to(profile[i.instruction_class], clock) for i in graph.instructions))
-        fastest_s = min(fastest_s, judged.iteration_time_s)
-        if judged.iteration_time_s <= target_s:
-            waited_s = target_s - judged.iteration_time_s if request.target.is_forced else 0.0
-            fitting.append((judged.energy_j + profile.blocking_power_w * graph.num_ranks * waited_s, judged))
+        evaluated = evaluate_options(
+            graph, profile, (_option_up_to(profile[i.instruction_class], clock) for i in graph.instructions)
+        )
+        fastest_s = min(fastest_s, evaluated.iteration_time_s)
+        if evaluated.iteration_time_s <= target_s:
+            waited_s = target_s - evaluated.iteration_time_s if request.target.is_forced else 0.0
+            fitting.append((evaluated.energy_j + profile.blocking_power_w * graph.num_ranks * waited_s, evaluated))
     if not fitting:
         raise TargetError(f"target {target_s:.6g} s: policy uniform needs at least {fastest_s:.6g} s")
     best = min(fitting, key=lambda costed: costed[0])[1]

@@ -22,7 +22,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, de
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.profiling.design import LOWEST_RATIO, design_points, next_clock
 from gpuenergyd_policies.profiling.fit import FittedProfile, fit_profile
 from gpuenergyd_policies.profiling.times import fit_times
@@ -117,7 +117,7 @@ class Loss:
 
 
 def losses_of(gpu: str, believed: PipelineProfile) -> list[Loss]:
-    """Return the loss at each of `SLOWDOWNS`, judged on the whole table."""
+    """Return the loss at each of `SLOWDOWNS`, evaluated on the whole table."""
     graph = dependency_graph(one_forward_one_backward(NUM_RANKS, NUM_MICROBATCHES))
     truth = full_table(gpu)
     untuned_s = baseline(graph, truth).iteration_time_s
@@ -125,9 +125,9 @@ def losses_of(gpu: str, believed: PipelineProfile) -> list[Loss]:
     for slowdown in SLOWDOWNS:
         target_s = slowdown * untuned_s
         solved = solve(graph, believed, deadline_s=max(target_s, min_iteration_time_s(graph, believed)))
-        judged = judge_clocks(graph, truth, solved.sm_clocks_mhz)
-        best = solve(graph, truth, deadline_s=max(judged.iteration_time_s, min_iteration_time_s(graph, truth)))
-        losses.append(Loss(judged.energy_j / best.energy_j - 1, judged.iteration_time_s / target_s - 1))
+        evaluated = evaluate_clocks(graph, truth, solved.sm_clocks_mhz)
+        best = solve(graph, truth, deadline_s=max(evaluated.iteration_time_s, min_iteration_time_s(graph, truth)))
+        losses.append(Loss(evaluated.energy_j / best.energy_j - 1, evaluated.iteration_time_s / target_s - 1))
     return losses
 
 

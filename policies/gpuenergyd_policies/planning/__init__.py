@@ -11,6 +11,5 @@ inflight         how far each stage of 1F1B runs ahead, chosen together with the
 offline          the planner behind `gpuenergyd plan`
 plan_evaluation  time and energy of given clocks on a graph
 problem          one pipeline made ready for planning, and the steps of solving it
-replicas         unequal replicas' frontiers, added up
 switching        clock changes: when to request them, few of them, and what late ones cost
 """

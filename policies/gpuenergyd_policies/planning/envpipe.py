@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
-from gpuenergyd_policies.planning.plan_evaluation import JudgedClocks, judge
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, evaluate_options
 
 VALLEY_STEP_MHZ = 90
 """Valleys are looked for at multiples of this."""
@@ -41,7 +41,7 @@ class EnvelopeMode(StrEnum):
 class EnvelopePlan:
     """Clocks with what they take and cost, and how many reconfigurations (iterations, on a real job) they took."""
 
-    judged: JudgedClocks
+    evaluation: PlanEvaluation
     num_steps: int
 
 
@@ -56,8 +56,8 @@ def valleys(graph: DependencyGraph, profile: PipelineProfile, clocks_mhz: Iterab
     best: list[tuple[float, int]] = [(float("inf"), 0)] * graph.num_ranks
     for mhz in clocks_mhz:
         options = [profile[i.instruction_class].interpolated(mhz) for i in graph.instructions]
-        judged = judge(graph, profile, options)
-        energies_j = [profile.blocking_power_w * judged.iteration_time_s] * graph.num_ranks
+        evaluated = evaluate_options(graph, profile, options)
+        energies_j = [profile.blocking_power_w * evaluated.iteration_time_s] * graph.num_ranks
         for instruction, option in zip(graph.instructions, options, strict=True):
             energies_j[instruction.pp_rank] += option.effective_energy_j(profile.blocking_power_w)
         best = [min(known, (energy_j, mhz)) for known, energy_j in zip(best, energies_j, strict=True)]
@@ -114,7 +114,9 @@ def plan_envelope(
             for v in choose(path, clocks, top):
                 clocks[v] = options_at.next_clock(v, clocks[v] + step)
             num_steps += 1
-    return EnvelopePlan(judge(graph, profile, [options_at(v, clocks[v]) for v in range(len(clocks))]), num_steps)
+    return EnvelopePlan(
+        evaluate_options(graph, profile, [options_at(v, clocks[v]) for v in range(len(clocks))]), num_steps
+    )
 
 
 def _on_envelope(graph: DependencyGraph) -> list[bool]:

@@ -20,7 +20,13 @@ from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
-from gpuenergyd_policies.planning.problem import LARGE_PIPELINE, Effort, Problem, later_deadlines_s, make_problem
+from gpuenergyd_policies.planning.problem import (
+    LARGE_PIPELINE,
+    Effort,
+    PlanningProblem,
+    later_deadlines_s,
+    make_problem,
+)
 
 __all__ = (
     "Breakpoint",
@@ -177,7 +183,7 @@ def warm_up() -> None:
 
 
 def solved_plan(
-    problem: Problem,
+    problem: PlanningProblem,
     sweep: Sweep,
     deadlines_s: FloatArray,
     *,
@@ -227,7 +233,7 @@ def solved_plan(
     )
 
 
-def _spread_deadlines_s(problem: Problem, num_points: int, *, until_slowest: bool) -> FloatArray:
+def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slowest: bool) -> FloatArray:
     """Return deadlines for a frontier's plans, closest where it bends most: next to T_min."""
     roughly = problem.thinned(ROUGH_TOLERANCE).sweep(np.array([problem.slowest_time_s]), stop_early=True)
     least_s = max(problem.min_time_s, roughly.min_energy_time_s)
@@ -237,7 +243,7 @@ def _spread_deadlines_s(problem: Problem, num_points: int, *, until_slowest: boo
     return np.concatenate([fast, slow])
 
 
-def _frontier(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, until_slowest: bool) -> Frontier:
+def _frontier(problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *, until_slowest: bool) -> Frontier:
     """Return the frontier whose plans lie at these deadlines, the sweep's rows, and at T*."""
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
     idle_w = problem.tables.idle_power_w
@@ -282,7 +288,7 @@ def _frontier(problem: Problem, sweep: Sweep, deadlines_s: FloatArray, *, until_
     )
 
 
-def _breakpoints(problem: Problem, sweep: Sweep) -> tuple[Breakpoint, ...]:
+def _breakpoints(problem: PlanningProblem, sweep: Sweep) -> tuple[Breakpoint, ...]:
     """Return the breakpoints, fast to slow; between them energy is linear, so it adds up from the slow end."""
     times_s, prices_w = sweep.breakpoint_times_s, sweep.breakpoint_prices_w
     tables = problem.tables

@@ -10,7 +10,7 @@ from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedClocks:
+class PlanEvaluation:
     """Clocks for every node of a graph with their timeline and their energy, waiting charged up to its end."""
 
     sm_clocks_mhz: tuple[int, ...]
@@ -23,12 +23,14 @@ class JudgedClocks:
         return self.timeline.iteration_time_s
 
 
-def judge(graph: DependencyGraph, profile: PipelineProfile, options: Iterable[ClockOption]) -> JudgedClocks:
+def evaluate_options(
+    graph: DependencyGraph, profile: PipelineProfile, options: Iterable[ClockOption]
+) -> PlanEvaluation:
     """Return what an iteration takes and costs when node i runs with the i-th option."""
     chosen = tuple(options)
     durations_s = [option.time_s for option in chosen]
     planned = timeline(graph, durations_s)
-    return JudgedClocks(
+    return PlanEvaluation(
         sm_clocks_mhz=tuple(option.sm_clock_mhz for option in chosen),
         timeline=planned,
         energy_j=iteration_energy_j(
@@ -41,9 +43,9 @@ def judge(graph: DependencyGraph, profile: PipelineProfile, options: Iterable[Cl
     )
 
 
-def judge_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Sequence[int]) -> JudgedClocks:
+def evaluate_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Sequence[int]) -> PlanEvaluation:
     """Return what an iteration takes and costs at these clocks, node by node; each must have been measured."""
-    return judge(
+    return evaluate_options(
         graph,
         profile,
         (
@@ -53,9 +55,9 @@ def judge_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz
     )
 
 
-def baseline(graph: DependencyGraph, profile: PipelineProfile) -> JudgedClocks:
+def baseline(graph: DependencyGraph, profile: PipelineProfile) -> PlanEvaluation:
     """Return what the pipeline takes and costs when nobody tunes anything."""
-    return judge(graph, profile, (profile[i.instruction_class].at_max_clock for i in graph.instructions))
+    return evaluate_options(graph, profile, (profile[i.instruction_class].at_max_clock for i in graph.instructions))
 
 
 def rank_orders(graph: DependencyGraph) -> tuple[tuple[Instruction, ...], ...]:
@@ -66,7 +68,7 @@ def rank_orders(graph: DependencyGraph) -> tuple[tuple[Instruction, ...], ...]:
     return tuple(tuple(order) for order in orders)
 
 
-def unproven_plan(request: OfflineRequest, chosen: JudgedClocks, *, solve_cpu_s: float) -> OfflinePlan:
+def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_s: float) -> OfflinePlan:
     """Return clocks for a request's own graph as its answer, without a bound."""
     reference = baseline(request.graph, request.profile)
     return OfflinePlan(

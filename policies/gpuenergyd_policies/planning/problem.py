@@ -43,7 +43,7 @@ class Effort(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PlanningProblem:
     """A graph with its tables in all the forms that the planner's steps need."""
 
     graph: DependencyGraph
@@ -53,7 +53,7 @@ class Problem:
     min_time_s: float
     slowest_time_s: float
 
-    def thinned(self, tolerance_ratio: float) -> "Problem":
+    def thinned(self, tolerance_ratio: float) -> "PlanningProblem":
         """Return the same problem with hulls thinned for the sweep; bounds and rounding keep all options."""
         return replace(self, network=flow_network(self.graph, self.tables, thin_tolerance=tolerance_ratio))
 
@@ -140,7 +140,9 @@ class Problem:
         )
 
 
-def make_problem(graph: DependencyGraph, profile: PipelineProfile, thin_tolerance: float | None = None) -> Problem:
+def make_problem(
+    graph: DependencyGraph, profile: PipelineProfile, thin_tolerance: float | None = None
+) -> PlanningProblem:
     """Return a pipeline ready for planning; `thin_tolerance` None thins hulls only where pipelines are large.
 
     Raises:
@@ -149,7 +151,7 @@ def make_problem(graph: DependencyGraph, profile: PipelineProfile, thin_toleranc
     if thin_tolerance is None:
         thin_tolerance = WINDOW_TOLERANCE if len(graph.instructions) >= LARGE_PIPELINE else 0.0
     tables = planning_tables(graph, profile)
-    return Problem(
+    return PlanningProblem(
         graph=graph,
         tables=tables,
         network=flow_network(graph, tables, thin_tolerance=thin_tolerance),

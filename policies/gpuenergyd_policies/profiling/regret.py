@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.profiling.fit import FittedProfile
 
@@ -31,9 +31,9 @@ def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, dea
     losses = []
     for _ in range(NUM_DRAWS):
         truth = fitted.drawn(random)
-        judged = judge_clocks(graph, truth, plan.sm_clocks_mhz)
+        evaluated = evaluate_clocks(graph, truth, plan.sm_clocks_mhz)
         target_s = max(deadline_s, min_iteration_time_s(graph, truth))
         best = solve(graph, truth, deadline_s=target_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
-        late_j = best.price_w * max(0.0, judged.iteration_time_s - target_s)
-        losses.append((judged.energy_j + late_j) / best.energy_j - 1)
+        late_j = best.price_w * max(0.0, evaluated.iteration_time_s - target_s)
+        losses.append((evaluated.energy_j + late_j) / best.energy_j - 1)
     return max(0.0, median(losses))

@@ -6,7 +6,7 @@ from gpuenergyd.core.pipeline.graph import dependency_graph, gpipe, one_forward_
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.compression import LONG_PIPELINE, is_periodic, solve_periodic
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 from tests.policies.planning.pipelines import plain_pipeline
 
 
@@ -23,9 +23,9 @@ def test_repeated_plan_keeps_the_deadline_and_is_nearly_as_good_as_the_whole_one
 
     repeated = solve_periodic(schedule, graph, profile, deadline_s=deadline_s, communication_latency_s=0.001)
 
-    judged = judge_clocks(graph, profile, repeated.sm_clocks_mhz)
-    assert judged.iteration_time_s == repeated.iteration_time_s <= deadline_s
-    assert repeated.energy_j == pytest.approx(judged.energy_j, rel=1e-12)
+    evaluated = evaluate_clocks(graph, profile, repeated.sm_clocks_mhz)
+    assert evaluated.iteration_time_s == repeated.iteration_time_s <= deadline_s
+    assert repeated.energy_j == pytest.approx(evaluated.energy_j, rel=1e-12)
     assert repeated.lower_bound_j <= whole.energy_j
     assert repeated.energy_j <= whole.energy_j * (1 + 4e-3)
 

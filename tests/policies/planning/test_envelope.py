@@ -70,7 +70,7 @@ def test_valley_lies_between_the_ends_where_power_falls_faster_than_time_grows()
 def test_envelope_mode_runs_the_outer_envelope_at_full_speed_and_the_rest_at_its_valley() -> None:
     plan = plan_envelope(GRAPH, PROFILE, VALLEYS_MHZ, mode=EnvelopeMode.ENVELOPE)
 
-    for instruction, mhz in zip(GRAPH.instructions, plan.judged.sm_clocks_mhz, strict=True):
+    for instruction, mhz in zip(GRAPH.instructions, plan.evaluation.sm_clocks_mhz, strict=True):
         is_outer = (
             instruction.pp_rank == 3
             or (instruction.kind is F and instruction.microbatch_index == 0)
@@ -86,9 +86,9 @@ def test_reconfiguration_saves_energy_in_full_speeds_time_and_only_raises_clocks
 
     plan = plan_envelope(GRAPH, PROFILE, VALLEYS_MHZ, mode=mode)
 
-    assert plan.judged.iteration_time_s <= full_speed.iteration_time_s * (1 + 1e-12)
-    assert plan.judged.energy_j < full_speed.energy_j
-    assert all(a >= b for a, b in zip(plan.judged.sm_clocks_mhz, envelope.judged.sm_clocks_mhz, strict=True))
+    assert plan.evaluation.iteration_time_s <= full_speed.iteration_time_s * (1 + 1e-12)
+    assert plan.evaluation.energy_j < full_speed.energy_j
+    assert all(a >= b for a, b in zip(plan.evaluation.sm_clocks_mhz, envelope.evaluation.sm_clocks_mhz, strict=True))
     assert plan.num_steps > 0
 
 
@@ -108,7 +108,7 @@ def test_heaviest_stage_in_the_middle_ends_reconfiguration_too() -> None:
 
     plan = plan_envelope(GRAPH, slow_middle, VALLEYS_MHZ)
 
-    assert plan.judged.iteration_time_s <= baseline(GRAPH, slow_middle).iteration_time_s * (1 + 1e-12)
+    assert plan.evaluation.iteration_time_s <= baseline(GRAPH, slow_middle).iteration_time_s * (1 + 1e-12)
 
 
 def test_extra_warm_up_fits_memory_and_never_deadlocks() -> None:
@@ -266,8 +266,8 @@ def test_published_emulation_of_envpipe_is_met_on_96_microbatches(
 
     plan = plan_envelope(graph, profile, valleys(graph, profile, profiled_clocks(profile, 15)), step_mhz=15)
 
-    assert plan.judged.iteration_time_s <= full_speed.iteration_time_s * (1 + 1e-12)
-    assert 100 * (1 - plan.judged.energy_j / full_speed.energy_j) == pytest.approx(saving_percent, abs=0.05)
+    assert plan.evaluation.iteration_time_s <= full_speed.iteration_time_s * (1 + 1e-12)
+    assert 100 * (1 - plan.evaluation.energy_j / full_speed.energy_j) == pytest.approx(saving_percent, abs=0.05)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
@@ -289,7 +289,7 @@ def test_known_figures_on_gpt3_are_reproduced() -> None:
     }
 
     assert extra == (10, 8, 7, 5, 4, 2, 1, 0)
-    savings = {name: 100 * (1 - p.judged.energy_j / full_speed.energy_j) for name, p in figures.items()}
+    savings = {name: 100 * (1 - p.evaluation.energy_j / full_speed.energy_j) for name, p in figures.items()}
     assert savings == pytest.approx({"balanced": 13.36, "greedy": 9.88, "balanced + extra": 19.59}, abs=0.01)
     assert [p.num_steps for p in figures.values()] == [43, 1153, 32]
 

@@ -8,7 +8,7 @@ from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.planning import envpipe
 from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
-from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks, rank_orders, unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks, rank_orders, unproven_plan
 from tests.policies.planning.pipelines import B, F
 
 
@@ -126,9 +126,9 @@ def test_modes_without_reconfiguration_take_no_steps_and_uniform_spares_nobody()
     )
 
     assert uniform.num_steps == envelope.num_steps == 0
-    assert uniform.judged.sm_clocks_mhz == tuple(720 if i.pp_rank == 0 else 540 for i in graph.instructions)
+    assert uniform.evaluation.sm_clocks_mhz == tuple(720 if i.pp_rank == 0 else 540 for i in graph.instructions)
     on_envelope = envpipe._on_envelope(graph)
-    assert envelope.judged.sm_clocks_mhz == tuple(900 if is_on else 720 for is_on in on_envelope)
+    assert envelope.evaluation.sm_clocks_mhz == tuple(900 if is_on else 720 for is_on in on_envelope)
 
 
 def test_what_given_clocks_cost_is_their_energy_and_waiting() -> None:
@@ -137,15 +137,15 @@ def test_what_given_clocks_cost_is_their_energy_and_waiting() -> None:
     graph = dependency_graph(gpipe(2, 1))
     clocks = [900 if i.kind is F else 720 for i in graph.instructions]
 
-    judged = judge_clocks(graph, profile, clocks)
+    evaluated = evaluate_clocks(graph, profile, clocks)
 
-    assert judged.iteration_time_s == pytest.approx(2 * 1.0 + 2 * 2.4)
-    assert judged.energy_j == pytest.approx(2 * 90.0 + 2 * 168.0 + 10.0 * judged.iteration_time_s)
+    assert evaluated.iteration_time_s == pytest.approx(2 * 1.0 + 2 * 2.4)
+    assert evaluated.energy_j == pytest.approx(2 * 90.0 + 2 * 168.0 + 10.0 * evaluated.iteration_time_s)
     assert baseline(graph, profile).sm_clocks_mhz == (900,) * 4
     assert [[str(i) for i in order] for order in rank_orders(graph)] == [["F0@0", "B0@0"], ["F0@1", "B0@1"]]
     request = OfflineRequest("test", profile, None, graph, PerformanceTarget())
-    plan = unproven_plan(request, judged, solve_cpu_s=1.5)
+    plan = unproven_plan(request, evaluated, solve_cpu_s=1.5)
     assert (plan.baseline_time_s, plan.iteration_time_s) == pytest.approx((6.0, 6.8))
-    assert (plan.baseline_energy_j, plan.energy_j) == pytest.approx((600.0, judged.energy_j))
+    assert (plan.baseline_energy_j, plan.energy_j) == pytest.approx((600.0, evaluated.energy_j))
     assert (plan.solve_cpu_s, plan.lower_bound_j) == (1.5, None)
     assert list(plan.sm_clocks_mhz.values()) == clocks

@@ -26,7 +26,7 @@ from gpuenergyd_policies.planning.frontier import (
     solve,
     solve_with_frontier,
 )
-from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.problem import make_problem
 from tests.policies.planning.pipelines import (
     SHARED,
@@ -57,10 +57,10 @@ def _idle_w(pipeline: Pipeline) -> float:
 
 def _check_plan(pipeline: Pipeline, solved: SolvedPlan, deadline_s: float) -> None:
     graph, profile = pipeline
-    judged = judge_clocks(graph, profile, solved.sm_clocks_mhz)
-    assert judged.iteration_time_s <= deadline_s
-    assert solved.iteration_time_s == judged.iteration_time_s
-    assert solved.energy_j == pytest.approx(judged.energy_j, rel=1e-12)
+    evaluated = evaluate_clocks(graph, profile, solved.sm_clocks_mhz)
+    assert evaluated.iteration_time_s <= deadline_s
+    assert solved.iteration_time_s == evaluated.iteration_time_s
+    assert solved.energy_j == pytest.approx(evaluated.energy_j, rel=1e-12)
     assert solved.lower_bound_j <= solved.energy_j * (1 + 1e-12)
 
 

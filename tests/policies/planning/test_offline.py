@@ -6,7 +6,7 @@ from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.offline import plan_offline
-from gpuenergyd_policies.planning.plan_evaluation import baseline, judge_clocks
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from tests.policies.planning.pipelines import plain_pipeline
 
 
@@ -23,11 +23,13 @@ def test_zero_slowdown_plan_saves_energy_and_takes_no_longer_than_full_speed() -
 
     plan = plan_offline(request)
 
-    judged = judge_clocks(request.graph, request.profile, [plan.sm_clocks_mhz[i] for i in request.graph.instructions])
+    evaluated = evaluate_clocks(
+        request.graph, request.profile, [plan.sm_clocks_mhz[i] for i in request.graph.instructions]
+    )
     assert plan.baseline_time_s == full_speed.iteration_time_s
     assert plan.baseline_energy_j == full_speed.energy_j
-    assert plan.iteration_time_s == judged.iteration_time_s <= full_speed.iteration_time_s
-    assert plan.energy_j == pytest.approx(judged.energy_j, rel=1e-12)
+    assert plan.iteration_time_s == evaluated.iteration_time_s <= full_speed.iteration_time_s
+    assert plan.energy_j == pytest.approx(evaluated.energy_j, rel=1e-12)
     assert plan.lower_bound_j is not None
     assert plan.lower_bound_j <= plan.energy_j < plan.baseline_energy_j
     assert [i for order in plan.orders for i in order] == list(request.graph.instructions)

@@ -13,10 +13,9 @@ from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning import compression
 from gpuenergyd_policies.planning.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
-from gpuenergyd_policies.planning.frontier import Breakpoint, Frontier, frontier
+from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.inflight import requested_caps
 from gpuenergyd_policies.planning.problem import Effort, later_deadlines_s, make_problem
-from gpuenergyd_policies.planning.replicas import Replica, add_frontiers, joint_energy_j
 from tests.policies.planning.pipelines import B, F, plain_pipeline
 
 OPTIONS = (ClockOption(900, 1.0, 100.0), ClockOption(600, 1.5, 80.0), ClockOption(300, 2.5, 70.0))
@@ -178,26 +177,6 @@ def test_a_request_allows_the_least_of_its_number_its_caps_and_what_memory_holds
         caps(memory_limit_microbatches="2")
     with pytest.raises(ScheduleError, match="this one is gpipe"):
         requested_caps(replace(request, schedule=gpipe(3, 12)), 3)
-
-
-def _replica(*bends: tuple[float, float], waiting_power_w: float) -> Replica:
-    breakpoints = tuple(Breakpoint(time_s, energy_j, 0.0) for time_s, energy_j in bends)
-    return Replica(Frontier(bends[0][0], bends[-1][0], bends[-1][0], breakpoints, ()), waiting_power_w)
-
-
-def test_replicas_add_up_bend_by_bend_and_wait_beyond_their_slowest() -> None:
-    first = _replica((2.0, 100.0), (4.0, 60.0), waiting_power_w=5.0)
-    second = _replica((3.0, 90.0), (5.0, 70.0), waiting_power_w=7.0)
-
-    joint = add_frontiers([first, second])
-
-    assert [p.iteration_time_s for p in joint] == [3.0, 4.0, 5.0]
-    assert [p.energy_j for p in joint] == pytest.approx([80.0 + 90.0, 60.0 + 80.0, 60.0 + 5.0 + 70.0])
-    assert joint_energy_j([first, second], [6.0]).tolist() == pytest.approx([60.0 + 2 * 5.0 + 70.0 + 7.0])
-    assert joint_energy_j([first], [2.0 * (1 - 1e-13)])[0] == pytest.approx(100.0)
-    assert joint_energy_j([first], []).tolist() == []
-    with pytest.raises(TargetError, match=r"time 1\.9 s: a replica takes at least 2 s"):
-        joint_energy_j([first], [3.0, 1.9])
 
 
 def test_the_bound_for_any_order_takes_the_dearest_second_first_and_waits_when_nothing_is_left_to_save() -> None:

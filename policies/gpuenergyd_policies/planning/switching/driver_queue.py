@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class DriverCall:
+class QueuedClockCall:
     """A call that sets a clock of one GPU: due then, taking so long once the driver is free."""
 
     due_s: float
@@ -14,7 +14,7 @@ class DriverCall:
     is_raise: bool
 
 
-def driver_waits_s(calls: Sequence[DriverCall]) -> list[float]:
+def driver_waits_s(calls: Sequence[QueuedClockCall]) -> list[float]:
     """Return how long each call waits for the driver: raises go first, then what has been due longest.
 
     A change that comes while an older one of the same GPU still waits would replace it; here both are carried out,

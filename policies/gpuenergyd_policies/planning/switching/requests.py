@@ -35,7 +35,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
 from gpuenergyd.core.pipeline.timeline import Span, Timeline, iteration_energy_j
-from gpuenergyd_policies.planning.switching.driver_queue import DriverCall, driver_waits_s
+from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s
 
 Latency = float | Sequence[SwitchLatency]
 """Seconds from asking for any clock until it is effective, or what is known of each rank's GPU."""
@@ -106,7 +106,7 @@ def _longest_raise_waits_s(
     longest_s = [0.0] * len(changes)
     if not any(latency.call_s for latency in latencies):
         return longest_s
-    calls: list[DriverCall] = []
+    calls: list[QueuedClockCall] = []
     for rank, (spans, own) in enumerate(zip(spans_of, changes, strict=True)):
         start_s = {span.instruction: span.start_s for span in spans}
         in_force = own[-1].sm_clock_mhz if own else 0
@@ -114,7 +114,7 @@ def _longest_raise_waits_s(
             if change.sm_clock_mhz != in_force:
                 due_s = start_s[change.instruction] + change.offset_s
                 is_raise = change.sm_clock_mhz > in_force
-                calls.append(DriverCall(due_s, latencies[rank].call_s, rank, is_raise))
+                calls.append(QueuedClockCall(due_s, latencies[rank].call_s, rank, is_raise))
             in_force = change.sm_clock_mhz
     for call, wait_s in zip(calls, driver_waits_s(calls), strict=True):
         if call.is_raise:
@@ -296,7 +296,7 @@ def _simulated(
     latencies: Sequence[SwitchLatency],
     wait_of: Mapping[_ChangeKey, float],
     num_iterations: int,
-) -> tuple[SimulatedIteration, list[tuple[_ChangeKey, DriverCall]]]:
+) -> tuple[SimulatedIteration, list[tuple[_ChangeKey, QueuedClockCall]]]:
     """Return the last iteration, and the calls for clocks made in it."""
     order: list[list[int]] = [[] for _ in range(graph.num_ranks)]
     for node, instruction in enumerate(graph.instructions):
@@ -311,7 +311,7 @@ def _simulated(
         for nodes, latency in zip(order, latencies, strict=True)
     ]
     result = SimulatedIteration(0.0, 0.0)
-    calls: list[tuple[_ChangeKey, DriverCall]] = []
+    calls: list[tuple[_ChangeKey, QueuedClockCall]] = []
     for _ in range(num_iterations):
         calls.clear()
         finish_s = [0.0] * len(graph.instructions)
@@ -328,7 +328,7 @@ def _simulated(
                 if change.sm_clock_mhz != before_mhz:
                     is_raise = change.sm_clock_mhz > before_mhz
                     call_s = latencies[instruction.pp_rank].call_s
-                    calls.append((key, DriverCall(due_s, call_s, instruction.pp_rank, is_raise)))
+                    calls.append((key, QueuedClockCall(due_s, call_s, instruction.pp_rank, is_raise)))
             finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
             durations_s[v] = finish_s[v] - start_s
         iteration_time_s = max(map(add, finish_s, graph.epilogues_s))

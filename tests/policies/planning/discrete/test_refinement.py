@@ -14,7 +14,7 @@ from gpuenergyd_policies.planning.discrete.refinement import BY_MICROBATCH, BY_T
 from gpuenergyd_policies.planning.discrete.rounding import LATE, KernelGraph, KernelOptions, RoundedPlan
 from gpuenergyd_policies.planning.exact.network import JITTER_TICKS
 from gpuenergyd_policies.planning.exact.sweep import KernelNetwork
-from gpuenergyd_policies.planning.problem import Problem, make_problem
+from gpuenergyd_policies.planning.problem import PlanningProblem, make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 
 
@@ -63,7 +63,7 @@ class _Window:
 
     def __init__(self, pipeline: Pipeline, seed: int, share_free: float) -> None:
         self.graph, profile = pipeline
-        self.problem: Problem = make_problem(self.graph, profile)
+        self.problem: PlanningProblem = make_problem(self.graph, profile)
         problem, rng = self.problem, np.random.default_rng(seed)
         rounder, tables, network = problem.rounder, problem.tables, problem.network
         self.n = n = rounder.num_operations
@@ -250,7 +250,7 @@ def test_a_climb_saves_what_it_saved_before_by_the_same_moves(seed: int, saved_j
     assert after == state
 
 
-def _cheapest_j(problem: Problem, deadline_s: float) -> float:
+def _cheapest_j(problem: PlanningProblem, deadline_s: float) -> float:
     """Return the least effective energy of any choice of clocks, by trying the undominated ones of each prefix."""
     tables, graph = problem.tables, problem.graph
     assert graph.num_ranks == 1

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from gpuenergyd_policies.planning.exact.network import FlowNetwork
 from gpuenergyd_policies.planning.exact.sweep import Sweep
 from gpuenergyd_policies.planning.exact.tables import FloatArray
-from gpuenergyd_policies.planning.problem import Problem, make_problem
+from gpuenergyd_policies.planning.problem import PlanningProblem, make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 
 UNLIMITED = float("inf")
 UNEVEN = plain_pipeline(2, 3, weights=(1.0, 1.2), latency_s=0.002)
 
 
-def _deadlines_s(problem: Problem, fractions: list[float]) -> FloatArray:
+def _deadlines_s(problem: PlanningProblem, fractions: list[float]) -> FloatArray:
     """Return times from T_min (0) to T_slow (1), and outside."""
     return problem.min_time_s + np.array(fractions) * (problem.slowest_time_s - problem.min_time_s)
 
@@ -61,7 +61,7 @@ def _cost_j(network: FlowNetwork, ticks: list[int]) -> float:
     return total_uw_ticks * network.tick_s / 1e6
 
 
-def _check_snapshot(problem: Problem, sweep: Sweep, row: int) -> int:
+def _check_snapshot(problem: PlanningProblem, sweep: Sweep, row: int) -> int:
     """Check that a snapshot is the cheapest for its makespan, which is returned in ticks."""
     network = problem.network
     n = network.num_operations
@@ -88,7 +88,7 @@ def _check_snapshot(problem: Problem, sweep: Sweep, row: int) -> int:
     return makespan
 
 
-def _shift_ticks(problem: Problem) -> int:
+def _shift_ticks(problem: PlanningProblem) -> int:
     """Return how much longer T_min is in the network than in the tables."""
     network = problem.network
     fastest = network.level_ticks[network.first_level].tolist()

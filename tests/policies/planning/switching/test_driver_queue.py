@@ -2,15 +2,15 @@
 
 import pytest
 
-from gpuenergyd_policies.planning.switching.driver_queue import DriverCall, driver_waits_s
+from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s
 
 
-def lower(due_s: float, call_s: float = 4.0, gpu: int = 0) -> DriverCall:
-    return DriverCall(due_s, call_s, gpu, is_raise=False)
+def lower(due_s: float, call_s: float = 4.0, gpu: int = 0) -> QueuedClockCall:
+    return QueuedClockCall(due_s, call_s, gpu, is_raise=False)
 
 
-def rise(due_s: float, call_s: float = 4.0, gpu: int = 0) -> DriverCall:
-    return DriverCall(due_s, call_s, gpu, is_raise=True)
+def rise(due_s: float, call_s: float = 4.0, gpu: int = 0) -> QueuedClockCall:
+    return QueuedClockCall(due_s, call_s, gpu, is_raise=True)
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def rise(due_s: float, call_s: float = 4.0, gpu: int = 0) -> DriverCall:
         ([lower(0.0, 1.0), lower(10.0, 1.0), lower(10.5, 1.0)], [0.0, 0.0, 0.5]),  # idle in between
     ],
 )
-def test_raises_go_first_then_what_has_been_due_longest(calls: list[DriverCall], waits_s: list[float]) -> None:
+def test_raises_go_first_then_what_has_been_due_longest(calls: list[QueuedClockCall], waits_s: list[float]) -> None:
     assert driver_waits_s(calls) == pytest.approx(waits_s)
