@@ -12,10 +12,10 @@ from typing import Any
 from fleet_hosts import DOMAINS, ITERATION_S, NUM_GPUS
 from sqlalchemy import Connection, text
 
-from gpuenergyd.store.encoding.blobs import encode_clocks
-from gpuenergyd.store.maintenance.kept_summaries import keep_summaries
+from gpuenergyd.store.encoding.compressed_json import encode_clocks
+from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
 from gpuenergyd.store.readers.sqlite import micros_of
-from gpuenergyd.store.reading.kept_figures import FIGURES_VERSION
+from gpuenergyd.store.reading.stored_summaries import FIGURES_VERSION
 
 JOB_S = 12 * 3600
 _KEPT_AT_EACH_END = 64

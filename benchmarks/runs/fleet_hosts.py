@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.records import (
     HostRollupRecord,
     IterationRecord,
     JobRecord,

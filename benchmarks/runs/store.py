@@ -28,9 +28,9 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.store import History, HistoryWriter, open_history
 from gpuenergyd.store.database import upgrade, writing_engine
 from gpuenergyd.store.maintenance.compaction import compact_iterations
-from gpuenergyd.store.maintenance.kept_summaries import keep_summaries
 from gpuenergyd.store.maintenance.retention import Retention, used_bytes
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
+from gpuenergyd.store.records import (
     IterationRecord,
     JobEndRecord,
     JobRecord,

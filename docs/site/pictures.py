@@ -10,8 +10,9 @@ from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_gra
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.report.charts.axes import Axis
-from gpuenergyd.report.charts.timeline import ObservedIteration, timelines_svg
+from gpuenergyd.report.charts.timeline import timelines_svg
 from gpuenergyd.report.formatting import energy_text, time_text
+from gpuenergyd.report.observed_iteration import ObservedIteration
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline.csv"
 _POLICY = "bubble-aware"

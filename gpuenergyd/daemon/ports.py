@@ -15,7 +15,7 @@ from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuestion, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner, RestoreOutcome
-from gpuenergyd.store.writing.records import Record
+from gpuenergyd.store.records import Record
 
 
 class WorkerPort(Protocol):

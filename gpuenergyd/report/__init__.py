@@ -1,14 +1,14 @@
-"""Reports on the history: tables, JSON, CSV and one HTML page.
+"""Reports on the history: tables, JSON, CSV and an HTML page.
 
-carbon         a job's emissions and what was saved
-charts         charts of the HTML report, as inline SVG
-critical_path  the observed critical path of an iteration
-csv_table      jobs and groups as CSV
-energy_use     energy measured, estimated and missing, and its cost
-formatting     numbers and units as text
-groups         energy by user, tag, host, GPU or day
-job            everything a report shows of one job
-page           the HTML page
-tariff         electricity prices by hour
-terminal       reports and the live view for a terminal
+carbon              emissions and carbon savings of a job
+charts              charts of the HTML page, as inline SVG
+csv_table           jobs and groups as CSV
+energy_use          measured and estimated energy, unmeasured time and cost
+formatting          numbers with units as text
+groups              energy by user, tag, host, GPU or day
+job                 the report data of one job
+observed_iteration  one measured iteration and its critical path
+page                the HTML page
+tariff              electricity prices by hour and weekday
+terminal            reports and the live view in a terminal
 """

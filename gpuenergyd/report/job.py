@@ -10,8 +10,8 @@ from typing import Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.carbon import NO_CARBON, CarbonReport, carbon_report
-from gpuenergyd.report.charts.timeline import ObservedIteration
 from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse
+from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
 from gpuenergyd.store.reading.summaries import WHOLE, Counted

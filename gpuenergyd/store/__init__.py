@@ -1,13 +1,14 @@
-"""The history: what jobs ran, what each iteration took and cost, which plans were in force.
+"""The history database: jobs, iterations, plans, energy, carbon intensities and the audit log.
 
-database     opens and migrates the database, sets a corrupt one aside
-encoding     packed columns of the history
-maintenance  keeping the history bounded: compaction, retention, stored summaries, disk space
+database     opens, creates and migrates the database; moves a corrupt file aside
+encoding     formats of binary columns
+maintenance  compaction, retention, stored summaries, disk space
 migrations   schema revisions (Alembic)
-readers      readers of the history: SQLite without SQLAlchemy, anything else through it
-reading      reading the history: queries, summaries, and readers for SQLite and SQLAlchemy
+readers      database access for queries: SQLite without SQLAlchemy, other databases through it
+reading      queries and job summaries
+records      the values that are written to the history
 schema       the tables
-writing      writing the history: records, rows and the writer thread
+writing      the writer thread and how records become rows
 """
 
 from importlib import import_module
@@ -35,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the writer when somebody writes: who only reads starts without it."""
+    """Import the writer on first use: reading the history must not load SQLAlchemy."""
     if name in {"HistoryWriter", "WriterStatus"}:
         return getattr(import_module("gpuenergyd.store.writing.writer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ import pytest
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.report.carbon import CarbonReport, carbon_report
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.writing.records import IntensityRecord
+from gpuenergyd.store.records import IntensityRecord
 from tests.store.maintenance.test_compaction import NOW, compact, write_long_job
 
 NUM_ITERATIONS = 6000

@@ -21,7 +21,7 @@ from gpuenergyd.report.job import job_reports
 from gpuenergyd.report.tariff import Tariff, TariffPeriod
 from gpuenergyd.store import History, HistoryWriter, open_history
 from gpuenergyd.store.reading.energy_sums import EnergySum
-from gpuenergyd.store.writing.records import RollupRecord
+from gpuenergyd.store.records import RollupRecord
 from tests.support.sample_history import NUM_RANKS, START, write_sample_history
 
 ALL_J = sum(14 * (50.0 + rank) + 2 * 60.0 for rank in range(NUM_RANKS))

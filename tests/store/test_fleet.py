@@ -15,7 +15,7 @@ from gpuenergyd.store import History, HistoryWriter, JobSummary, open_history, s
 from gpuenergyd.store.database import create, writing_engine
 from gpuenergyd.store.maintenance.advisory_locks import takes_turn
 from gpuenergyd.store.maintenance.retention import Retention, forget_old
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.records import (
     HostRollupRecord,
     IterationRecord,
     JobEndRecord,

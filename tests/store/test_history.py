@@ -9,7 +9,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.readers.sqlite import SCHEMA_REVISION
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
     JobEndRecord,

@@ -11,7 +11,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, depende
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.records import (
     IntensityRecord,
     IterationRecord,
     JobEndRecord,

@@ -42,7 +42,7 @@ from gpuenergyd.daemon.jobs.replicas import extrinsic_spoken_of
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.errors import JobError, ProtocolError
-from gpuenergyd.store.writing.records import ControlEventRecord
+from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.messages import ChangeRow
 from gpuenergyd.wire.part_messages import PartState, PipelinePart, PipelineReply, PipelineReport, PostedPlan
 

@@ -28,7 +28,7 @@ from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, StoreError
 from gpuenergyd.store import open_history
-from gpuenergyd.store.writing.records import IntensityRecord
+from gpuenergyd.store.records import IntensityRecord
 
 CSV_SOURCE = "csv"
 KEPT = timedelta(days=2 * 366)

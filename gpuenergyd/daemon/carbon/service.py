@@ -31,7 +31,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyFailure, PolicyLink
 from gpuenergyd.daemon.settings import Processes, Settings
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store import open_history
-from gpuenergyd.store.writing.records import ForecastRecord
+from gpuenergyd.store.records import ForecastRecord
 
 _READS_PER_HOUR = 12
 _READ_PERIOD_S = (0.5, 15.0)

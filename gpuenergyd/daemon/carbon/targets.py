@@ -29,7 +29,7 @@ from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.processes.carbon_queries import SentSeries, TargetQuestion, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import Settings
-from gpuenergyd.store.writing.records import TargetRecord
+from gpuenergyd.store.records import TargetRecord
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from gpuenergyd.core.measurement.attribution import GpuLedger, LedgerPiece
 from gpuenergyd.core.measurement.telemetry import EnergyCounter
 from gpuenergyd.gpu.link.messages import GpuSample
-from gpuenergyd.store.writing.records import Record, RollupRecord, SampleRecord
+from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
 
 BUCKETS_S = (1, 60, 3600)
 

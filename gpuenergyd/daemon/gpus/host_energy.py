@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.store.writing.records import HostRollupRecord
+from gpuenergyd.store.records import HostRollupRecord
 
 POWERCAP = Path("/sys/class/powercap")
 PERIOD_S = 10.0

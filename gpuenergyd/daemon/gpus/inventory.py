@@ -13,7 +13,7 @@ from gpuenergyd.daemon.gpus.history import GpuHistory
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockSet, GpuHealth, GpuSample
-from gpuenergyd.store.writing.records import Record
+from gpuenergyd.store.records import Record
 
 _NS_PER_S = 1_000_000_000
 _KEPT_S = 900

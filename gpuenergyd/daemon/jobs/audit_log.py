@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.ports import HistoryPort
-from gpuenergyd.store.writing.records import ControlEventRecord
+from gpuenergyd.store.records import ControlEventRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.process_identity import process_start_ticks
-from gpuenergyd.store.writing.records import JobResumedRecord
+from gpuenergyd.store.records import JobResumedRecord
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort, RunningJob
-from gpuenergyd.store.writing.records import IterationRecord
+from gpuenergyd.store.records import IterationRecord
 
 _MAX_PENDING = 64
 _TIMELINES_PER_PLAN = 12

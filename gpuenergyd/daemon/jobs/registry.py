@@ -28,7 +28,7 @@ from gpuenergyd.daemon.registration.validation import checked_iteration, checked
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UnknownPolicyError
 from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
-from gpuenergyd.store.writing.records import ControlEventRecord, JobRecord, RankRecord
+from gpuenergyd.store.records import ControlEventRecord, JobRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_record import TOKEN_BYTES
 from gpuenergyd.wire.messages import (

@@ -41,7 +41,7 @@ from gpuenergyd.daemon.jobs.previous_runs import packed, signature_of
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.link.client import GpuHealth, LeaseOwner
-from gpuenergyd.store.writing.records import JobEndRecord, ModelRecord, PlanRecord
+from gpuenergyd.store.records import JobEndRecord, ModelRecord, PlanRecord
 from gpuenergyd.wire.messages import PlanSlice
 
 log = logging.getLogger(__name__)

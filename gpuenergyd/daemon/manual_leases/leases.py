@@ -21,7 +21,7 @@ from gpuenergyd.daemon.ports import HistoryPort, LimitingWorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
 from gpuenergyd.errors import GpuError, UsageError
 from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuStateChange, LeaseOwner
-from gpuenergyd.store.writing.records import ControlEventRecord
+from gpuenergyd.store.records import ControlEventRecord
 
 log = logging.getLogger(__name__)
 

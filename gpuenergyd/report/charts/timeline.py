@@ -1,14 +1,13 @@
 """The pipeline before and after, drawn to one time scale as inline SVG: one row per stage, colour is the SM clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.report.charts.axes import round_step
 from gpuenergyd.report.charts.colours import ClockScale
-from gpuenergyd.report.critical_path import instruction_of, observed_critical_path
 from gpuenergyd.report.formatting import clock_text, time_text
+from gpuenergyd.report.observed_iteration import ObservedIteration, instruction_of, observed_critical_path
 
 _WIDTH = 1000.0
 _LEFT = 64.0
@@ -18,17 +17,6 @@ _TITLE_HEIGHT = 26.0
 _AXIS_HEIGHT = 30.0
 _MIN_LABEL_WIDTH = 13.0
 _KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedIteration:
-    """One iteration to draw: a title and what ran when."""
-
-    title: str
-    iteration_time_s: float
-    spans: tuple[ObservedSpan, ...]
-    schedule_name: str = ""
-    """Which schedule it was: it tells which stages a rank's chunks are."""
 
 
 def clock_scale(iterations: Sequence[ObservedIteration]) -> ClockScale | None:

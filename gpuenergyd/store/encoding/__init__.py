@@ -1,5 +1,5 @@
-"""Packed columns of the history.
+"""Formats of binary columns.
 
-blobs   spans and plans as compressed JSON
-series  samples and seconds of one GPU, packed a minute at a time
+compressed_json  timelines, plans, forecasts and frontiers as compressed JSON
+series           samples and one-second rollups of one GPU, packed by minute
 """

@@ -1,8 +1,8 @@
-"""Keeping the history bounded: compaction, retention, stored summaries, disk space.
+"""Maintenance of the history: compaction, retention, stored summaries, disk space.
 
-advisory_locks  one host at a time creates tables or deletes old rows
-compaction      iterations of long jobs become blocks
-kept_summaries  summaries of ended jobs, computed once
-retention       what is deleted, and when
-space           disk space that the history takes and needs
+advisory_locks    PostgreSQL locks between the hosts that share a history
+compaction        merges the iterations of long jobs into blocks
+retention         deletes expired rows
+space             watches free disk space and the size of the write-ahead log
+stored_summaries  stores the summaries of ended jobs
 """

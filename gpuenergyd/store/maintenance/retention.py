@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, func, s
 from gpuenergyd.store import schema
 from gpuenergyd.store.encoding.series import RAW_TIER, SECOND_TIER
 from gpuenergyd.store.maintenance.compaction import compact_iterations
-from gpuenergyd.store.maintenance.kept_summaries import keep_summaries
+from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
 
 FORECASTS_KEPT = timedelta(days=60)
 """Forecasts as they were issued: the skill shown looks back for 28 days."""

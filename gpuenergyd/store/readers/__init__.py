@@ -1,5 +1,6 @@
-"""Readers of the history: SQLite without SQLAlchemy, anything else through it.
+"""Database access for queries: SQLite without SQLAlchemy, other databases through it.
 
-sqlalchemy  reads any other history through SQLAlchemy
-sqlite      reads an SQLite history without SQLAlchemy
+reader      the interface, `SELECT` statements and value conversion
+sqlalchemy  databases that SQLAlchemy supports
+sqlite      SQLite files, with the standard library only
 """

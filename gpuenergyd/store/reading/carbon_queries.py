@@ -12,7 +12,7 @@ from gpuenergyd.core.carbon.intensity import (
     SampleStatus,
     SignalKind,
 )
-from gpuenergyd.store.encoding.blobs import decode_hours, decode_points
+from gpuenergyd.store.encoding.compressed_json import decode_hours, decode_points
 from gpuenergyd.store.readers.sqlite import Reader
 
 

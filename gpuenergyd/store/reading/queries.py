@@ -13,7 +13,7 @@ from gpuenergyd.core.carbon.intensity import CarbonForecast
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.encoding.blobs import decode_clocks, decode_spans
+from gpuenergyd.store.encoding.compressed_json import decode_clocks, decode_spans
 from gpuenergyd.store.encoding.series import RAW_TIER, SECOND_TIER, series_points
 from gpuenergyd.store.readers.sqlite import (
     Contents,
@@ -28,7 +28,7 @@ from gpuenergyd.store.reading import carbon_queries
 from gpuenergyd.store.reading.carbon_queries import StoredIntensity, TargetRow
 from gpuenergyd.store.reading.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
 from gpuenergyd.store.reading.iterations import IterationRow, Iterations, all_iterations, iteration_rows
-from gpuenergyd.store.reading.kept_figures import summaries_of
+from gpuenergyd.store.reading.stored_summaries import summaries_of
 from gpuenergyd.store.reading.summaries import (
     WHOLE,
     Counted,

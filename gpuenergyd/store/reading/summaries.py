@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.encoding.blobs import decode_tags
+from gpuenergyd.store.encoding.compressed_json import decode_tags
 from gpuenergyd.store.readers.sqlite import Reader, Row
 from gpuenergyd.store.reading.iterations import Iterations, all_iterations
-from gpuenergyd.store.reading.job_inputs import JobParts
+from gpuenergyd.store.reading.summary_inputs import JobParts
 
 if TYPE_CHECKING:
     from gpuenergyd.core.job.savings import Interval

@@ -1,7 +1,8 @@
-"""Writing the history: records, rows and the writer thread.
+"""The writer thread and how records become rows.
 
-records        what is written, as frozen values
-rows           records to rows, one statement per table
-series_buffer  samples and seconds until a minute is full
-writer         the thread that writes the history
+connection     opens the database for writing, replaces a corrupt file
+record_queue   the bounded queue between the daemon and the writer thread
+rows           converts records to rows, one statement per table
+series_buffer  collects samples and one-second rollups until their minute is packed
+writer         the writer thread
 """

@@ -9,9 +9,15 @@ from sqlalchemy import Connection, Table, bindparam, case, func, insert, select,
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from gpuenergyd.store import schema
-from gpuenergyd.store.encoding.blobs import encode_clocks, encode_hours, encode_points, encode_spans, encode_tags
-from gpuenergyd.store.maintenance.kept_summaries import forget_summaries
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.encoding.compressed_json import (
+    encode_clocks,
+    encode_hours,
+    encode_points,
+    encode_spans,
+    encode_tags,
+)
+from gpuenergyd.store.maintenance.stored_summaries import forget_summaries
+from gpuenergyd.store.records import (
     MAX_REASON_CHARS,
     ControlEventRecord,
     ForecastRecord,

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 
 from gpuenergyd.store import schema
 from gpuenergyd.store.encoding.series import RAW_TIER, SECOND_TIER, SERIES_UNITS, Value, pack_series, series_points
-from gpuenergyd.store.writing.records import Record, RollupRecord, SampleRecord
+from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
 
 _MINUTE_S = 60
 

@@ -36,7 +36,7 @@ from gpuenergyd.store.maintenance.retention import Retention, forget_old, give_b
 from gpuenergyd.store.maintenance.space import SpaceWatch
 from gpuenergyd.store.readers.sqlalchemy import EngineReader
 from gpuenergyd.store.readers.sqlite import Contents, contents, one_line
-from gpuenergyd.store.writing.records import HostRollupRecord, IterationRecord, Record, RollupRecord, SampleRecord
+from gpuenergyd.store.records import HostRollupRecord, IterationRecord, Record, RollupRecord, SampleRecord
 from gpuenergyd.store.writing.rows import close_abandoned_jobs, insert_records, note_gpus, replace_series
 from gpuenergyd.store.writing.series_buffer import SeriesBuffer, is_packed
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
     JobEndRecord,

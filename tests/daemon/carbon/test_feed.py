@@ -23,7 +23,7 @@ from gpuenergyd.core.carbon.intensity import (
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.writing.records import IntensityRecord, Record
+from gpuenergyd.store.records import IntensityRecord, Record
 
 NOW_AT = datetime(2026, 3, 2, 12, 20, tzinfo=UTC)
 THIS_HOUR_AT = datetime(2026, 3, 2, 12, tzinfo=UTC)

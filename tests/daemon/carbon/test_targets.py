@@ -30,7 +30,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import carbon_report
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.writing.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
+from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.carbon_target import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform

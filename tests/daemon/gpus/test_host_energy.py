@@ -8,7 +8,7 @@ import pytest
 
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.writing.records import HostRollupRecord
+from gpuenergyd.store.records import HostRollupRecord
 
 START = datetime(2026, 3, 1, 10, 59, 30, tzinfo=UTC)
 RANGE_UJ = 262_143_328_850

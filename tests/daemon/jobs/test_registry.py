@@ -30,7 +30,7 @@ from gpuenergyd.gpu.link.client import (
     RestoreResult,
 )
 from gpuenergyd.gpu.restore.journal import Control
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
     JobEndRecord,

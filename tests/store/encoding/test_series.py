@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.encoding.series import Value, pack_series, unpack_series
-from gpuenergyd.store.writing.records import RollupRecord, SampleRecord
+from gpuenergyd.store.records import RollupRecord, SampleRecord
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 VALUE = st.none() | st.floats(-1e9, 1e9, allow_nan=False)

@@ -15,8 +15,8 @@ from gpuenergyd.store import HistoryWriter, JobSummary, open_history
 from gpuenergyd.store.database import writing_engine
 from gpuenergyd.store.maintenance.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations
 from gpuenergyd.store.reading.summaries import weighted_median
+from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord
 from gpuenergyd.store.schema import iteration_blocks, iterations
-from gpuenergyd.store.writing.records import IterationRecord, JobEndRecord, JobRecord
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)

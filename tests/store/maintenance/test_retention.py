@@ -11,7 +11,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.database import writing_engine
 from gpuenergyd.store.maintenance.retention import Retention, forget_old, used_bytes
-from gpuenergyd.store.writing.records import (
+from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
     JobEndRecord,

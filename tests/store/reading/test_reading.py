@@ -9,8 +9,8 @@ import pytest
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.readers.sqlite import INSTANTS, instant_of, micros_of
+from gpuenergyd.store.records import IterationRecord
 from gpuenergyd.store.schema import UtcInstant, metadata
-from gpuenergyd.store.writing.records import IterationRecord
 from tests.store.test_history import START, job
 
 

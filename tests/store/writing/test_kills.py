@@ -16,7 +16,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.writing.records import IterationRecord, JobRecord, RollupRecord, SampleRecord
+from gpuenergyd.store.records import IterationRecord, JobRecord, RollupRecord, SampleRecord
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 NUM_KILLS = 500

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from gpuenergyd.store.writing.records import SampleRecord
+from gpuenergyd.store.records import SampleRecord
 from gpuenergyd.store.writing.series_buffer import SeriesBuffer
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.writing.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
+from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
 from tests.support.small_disk import fill, small_disk
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ WRITE_FOREVER = """
 import sys
 from datetime import UTC, datetime, timedelta
 from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.writing.records import ControlEventRecord
+from gpuenergyd.store.records import ControlEventRecord
 
 writer = HistoryWriter(sys.argv[1], batch_s=0.0)
 writer.start()

@@ -6,7 +6,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd.report.critical_path import observed_critical_path
+from gpuenergyd.report.observed_iteration import observed_critical_path
 from tests.support.sample_history import spans
 
 

@@ -1,7 +1,7 @@
-"""Which of the observed instructions an iteration waited for: the chain that ends last, walked back."""
+"""One measured iteration of a pipeline and its critical path."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
@@ -9,17 +9,28 @@ from gpuenergyd.core.pipeline.schedules import sent_after, stage_of_chunk
 from gpuenergyd.errors import ScheduleError
 
 
+@dataclass(frozen=True, slots=True)
+class ObservedIteration:
+    """The measured timeline of one iteration, with a title for charts."""
+
+    title: str
+    iteration_time_s: float
+    spans: tuple[ObservedSpan, ...]
+    schedule_name: str = ""
+    """Determines which stages the chunks of a rank are."""
+
+
 def instruction_of(span: ObservedSpan) -> Instruction:
-    """Return the instruction that a span shows."""
+    """Return the instruction that a span measured."""
     return Instruction(span.pp_rank, span.kind, span.microbatch_index, span.chunk_index)
 
 
 def observed_critical_path(spans: Sequence[ObservedSpan], schedule_name: str = "") -> tuple[Instruction, ...]:
-    """Return the chain of instructions that the iteration waited for, first to last.
+    """Return the critical path, first to last; empty if the spans are not a complete pipeline.
 
-    From the span that ended last, each step goes to the predecessor that ended last: what the later one had to
-    wait for. Measured times need no tolerance this way. Empty when the spans are no complete pipeline. The name of the
-    schedule tells which stages a rank's chunks are, and what is sent late.
+    Starting at the span that ended last, each step goes back to the predecessor that ended last: the one the later
+    instruction had to wait for. Measured times need no tolerance this way. The schedule name determines which stages
+    the chunks of a rank are and which activations are sent late.
     """
     if not spans:
         return ()

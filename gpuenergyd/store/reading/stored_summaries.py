@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 
-from gpuenergyd.store.encoding.blobs import decode_tags
+from gpuenergyd.store.encoding.compressed_json import decode_tags
 from gpuenergyd.store.readers.sqlite import Reader, Row
-from gpuenergyd.store.reading.job_inputs import parts_of_jobs
 from gpuenergyd.store.reading.summaries import WHOLE, Counted, JobSummary, job_summary
+from gpuenergyd.store.reading.summary_inputs import parts_of_jobs
 
 FIGURES_VERSION = 1
 """Raised when a figure gets another meaning; figures with other names are noticed by their names."""

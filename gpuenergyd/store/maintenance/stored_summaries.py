@@ -11,9 +11,9 @@ from sqlalchemy import Connection, delete, insert, select
 
 from gpuenergyd.store import schema
 from gpuenergyd.store.readers.sqlalchemy import EngineReader
-from gpuenergyd.store.reading.job_inputs import parts_of_jobs
-from gpuenergyd.store.reading.kept_figures import FIGURES_VERSION, encoded_figures
+from gpuenergyd.store.reading.stored_summaries import FIGURES_VERSION, encoded_figures
 from gpuenergyd.store.reading.summaries import job_summary
+from gpuenergyd.store.reading.summary_inputs import parts_of_jobs
 
 _SETTLED = timedelta(minutes=1)
 """How long after a job's end its last records may still come."""

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, func, select, update
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import open_history, schema
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.maintenance.kept_summaries import keep_summaries
+from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
 from gpuenergyd.store.reading.summaries import JobSummary
-from gpuenergyd.store.writing.records import IterationRecord, JobResumedRecord
+from gpuenergyd.store.records import IterationRecord, JobResumedRecord
 from gpuenergyd.store.writing.rows import insert_records
 from tests.support.sample_history import START, write_sample_history
 
