@@ -1,9 +1,14 @@
-"""What all tests share: the same examples on every run, and fault numbers in the ids of tests that provoke faults."""
+"""Shared by all tests: fixed hypothesis examples, fault numbers in test ids, and a check for leaked resources."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.faults import fault_id
+from tests.support.leaks import PendingTasks, leaked_since, open_resources
 
 # A busy machine must not fail what is right: no deadlines, and the same examples each time.
 settings.register_profile(
@@ -25,3 +30,19 @@ def _fault(request: pytest.FixtureRequest) -> list[int]:
     """Return the numbers of the faults that this test provokes."""
     numbers: list[int] = request.param
     return numbers
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that leaves a child process, a thread, a socket or a pending asyncio task behind."""
+    pending = PendingTasks()
+    run = asyncio.run
+
+    def watched_run(main: Coroutine[Any, Any, Any], **options: Any) -> Any:
+        return run(pending.watched(main), **options)
+
+    monkeypatch.setattr(asyncio, "run", watched_run)
+    before = open_resources()
+    yield
+    leaked = [*leaked_since(before), *pending.names]
+    assert not leaked, f"this test leaked: {leaked}"

@@ -1,13 +1,9 @@
-"""What the daemon's tests share: a distribution of hostile policies, and a guard against processes left behind."""
+"""Shared by the daemon's tests: an installed distribution of hostile policies."""
 
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.support.processes import child_pids
 
 HOSTILE_POLICIES = '''
 """Policies that misbehave in every way a plugin can."""
@@ -115,19 +111,3 @@ def host_command(hostile_distribution: Path) -> tuple[str, ...]:
         " from gpuenergyd.daemon.processes.policy_host import main; main()"
     )
     return (sys.executable, "-I", "-c", program)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left_behind() -> Iterator[None]:
-    before = set(child_pids(os.getpid()))
-    yield
-    left = set(child_pids(os.getpid())) - before
-    described = [f"{pid}: {_command_line(pid)}" for pid in sorted(left)]
-    assert not described, f"this test left processes behind: {described}"
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return os.strerror(3)

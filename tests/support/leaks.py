@@ -1,0 +1,76 @@
+"""Finds what a test leaves behind: child processes, threads, sockets and asyncio tasks."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.support.processes import child_pids
+
+T = TypeVar("T")
+GRACE_S = 5.0
+"""How long a resource that is being released may take until it counts as leaked."""
+_SHARED_COMMANDS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Helper processes that Python itself starts once and keeps for the whole session."""
+
+
+@dataclass(slots=True)
+class PendingTasks:
+    """Tasks that were still pending when the coroutine given to `asyncio.run` had returned."""
+
+    names: list[str] = field(default_factory=list)
+
+    async def watched(self, main: Coroutine[Any, Any, T]) -> T:
+        """Await `main`, then record every other task that is still pending."""
+        try:
+            return await main
+        finally:
+            # A task that was cancelled, or has just got its last result, needs a few turns of the loop to end.
+            for _ in range(10):
+                await asyncio.sleep(0)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            self.names += [repr(task) for task in left]
+
+
+def open_resources() -> dict[str, str]:
+    """Return this process's children, threads and open sockets: a unique key and a description for each."""
+    children = {f"process {pid}": _command_line(pid) for pid in child_pids(os.getpid())}
+    threads = {f"thread {thread.ident}": repr(thread) for thread in threading.enumerate()}
+    return {**children, **threads, **_sockets()}
+
+
+def leaked_since(before: Mapping[str, str]) -> list[str]:
+    """Return what has been opened since `before` and is not closed within the grace period."""
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        left = [
+            f"{key}: {what}"
+            for key, what in open_resources().items()
+            if key not in before and not any(command in what for command in _SHARED_COMMANDS)
+        ]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.002)
+
+
+def _sockets() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("socket:"):
+            found[target] = f"file descriptor {descriptor.name}"
+    return found
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "ended"
