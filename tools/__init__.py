@@ -1,1 +1,1 @@
-"""What builds, checks and releases the project; no part of the wheel."""
+"""Programs that release the project and measure its tests; not part of the wheel."""

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report.running import ROOT
 from tests.support import framework_environments
-from tools.quality.line_counts import PytestRun, pytest_run, summary, told
+from tools.quality.line_counts import PytestRun, pytest_run, summary, summary_lines
 from tools.quality.twin import make_twin
 
 FOLDER = ROOT / "build" / "coverage"
-WITHOUT_NUMBA = ("tests/planning",)
+WITHOUT_NUMBA = ("tests/policies/planning",)
 PARALLEL = ("-n", "2", "--dist", "worksteal")
 SOURCES = ("", "policies", "trainers")
 PACKAGE_FOLDERS = ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
@@ -55,7 +55,7 @@ def main() -> int:
         print(json.dumps(result))
     else:
         coverage(python, "report", "--ignore-errors")
-        print("\n".join(told(result)))
+        print("\n".join(summary_lines(result)))
     return 0 if result["is_met"] else 1
 
 

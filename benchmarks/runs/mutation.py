@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.report.running import ROOT
 from tools.quality.mutation.equivalent import reason_for
 from tools.quality.mutation.sample import Mutant, interval, shuffled_places
-from tools.quality.mutation.workbench import KERNEL_FILES, Verdict, Watched, Workbench, together
+from tools.quality.mutation.workbench import KERNEL_FILES, Verdict, Watched, Workbench, merged_records
 from tools.quality.twin import install
 
 SOURCES = {"core": "gpuenergyd/core", "planning": "policies/gpuenergyd_policies/planning"}
-TESTS = ("tests/core", "tests/planning", "tests/policies", "tests/carbon", "tests/report", "tests/wire")
+TESTS = ("tests/core", "tests/policies", "tests/carbon", "tests/report", "tests/wire")
 PLAIN_TESTS = (
     "tests/policies/planning/test_compiled.py",
     "tests/policies/planning/test_known_plans.py",
@@ -46,7 +46,7 @@ FOLDER = ROOT / "build" / "mutation"
 BUDGET_S = 40.0
 """Of tests asked about one mutant, by their usual time."""
 COSMIC_RAY = "cosmic-ray"
-OWED = 0.8
+REQUIRED_SCORE = 0.8
 
 
 def main() -> int:
@@ -71,15 +71,15 @@ def main() -> int:
         chosen = shuffled_places(all_mutants(maker, options.only), options.seed)
         asked = list(first_valid(maker, chosen, options.sample))
     print(f"{len(asked)} mutants; watching the tests first", file=sys.stderr)
-    told = ask_all(maker, asked, options.tests, options.workers, until_s)
-    result = summary(merged(before, told), options.seed, commits(before), options.tests)
+    tested = ask_all(maker, asked, options.tests, options.workers, until_s)
+    result = summary(merged(before, tested), options.seed, commits(before), options.tests)
     (FOLDER / "last.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.json:
-        told = [one for one in result["mutants"] if one["verdict"] not in {Verdict.NOTICED, Verdict.HUNG}]
-        print(json.dumps({**result, "mutants": told}))
+        tested = [one for one in result["mutants"] if one["verdict"] not in {Verdict.DETECTED, Verdict.HUNG}]
+        print(json.dumps({**result, "mutants": tested}))
     else:
         show(result)
-    return 0 if all(part["score"] >= OWED for part in result["scores"].values()) else 1
+    return 0 if all(part["score"] >= REQUIRED_SCORE for part in result["scores"].values()) else 1
 
 
 def mutant_maker() -> Path:
@@ -95,7 +95,7 @@ def mutant_maker() -> Path:
 def all_mutants(maker: Path, only: str | None) -> list[Mutant]:
     """Return every mutant of what is mutated, or of one package of it."""
     folders = [folder for name, folder in SOURCES.items() if only in (None, name)]
-    files = [str(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
+    files = [str(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     lines = run_maker(maker, files, "")
     return [as_mutant(line) for line in lines]
 
@@ -159,9 +159,9 @@ def ask_all(
         pending: list[Future[dict[str, Any] | None]] = [
             pool.submit(ask, line, one["text"]) for line, one in zip(to_ask, made(maker, to_ask), strict=True)
         ]
-        told = [one for one in (future.result() for future in pending) if one is not None]
+        tested = [one for one in (future.result() for future in pending) if one is not None]
     left_out = [line for line in lines if line not in to_ask]
-    return told + [
+    return tested + [
         {**line, "verdict": "equivalent", "reason": reason_for(line["path"], line["before"], line["after"])}
         for line in left_out
     ]
@@ -184,7 +184,7 @@ def watched(benches: Sequence[Workbench], tests: Sequence[str], plain_tests: Seq
     parts = [*((one, False) for one in plain_tests), *((folder, True) for folder in tests)]
     with ThreadPoolExecutor(len(benches)) as pool:
         known = list(pool.map(watch, parts))
-    return together(known[len(plain_tests) :]), together(known[: len(plain_tests)])
+    return merged_records(known[len(plain_tests) :]), merged_records(known[: len(plain_tests)])
 
 
 def asked(bench: Workbench, line: dict[str, Any], text: str, known: Watched) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def asked(bench: Workbench, line: dict[str, Any], text: str, known: Watched) -> 
     tests = known.tests_for(mutant, BUDGET_S)
     begun_s = time.monotonic()
     if tests:
-        verdict, by = bench.ask(mutant, text, known.seconds_of(tests))
+        verdict, by = bench.test(mutant, text, known.seconds_of(tests))
     else:
         verdict, by = Verdict.SURVIVED, "no test runs it"
     took_s = time.monotonic() - begun_s
@@ -206,11 +206,11 @@ def asked(bench: Workbench, line: dict[str, Any], text: str, known: Watched) -> 
     return {**line, "verdict": str(verdict), "by": by, "num_tests": len(tests)}
 
 
-def merged(before: Mapping[str, Any] | None, told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(before: Mapping[str, Any] | None, tested: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Put new verdicts into an earlier result."""
     if before is None:
-        return list(told)
-    new = {place_of(one): one for one in told}
+        return list(tested)
+    new = {place_of(one): one for one in tested}
     earlier: list[dict[str, Any]] = before["mutants"]
     return [new.get(place_of(one), one) for one in earlier]
 
@@ -254,11 +254,11 @@ def summary(
 def score(mutants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what share of mutants the tests notice, with Wilson's 95 % interval."""
     verdicts = Counter(one["verdict"] for one in mutants)
-    noticed = verdicts[Verdict.NOTICED] + verdicts[Verdict.HUNG]
-    low, high = interval(noticed, len(mutants))
+    detected = verdicts[Verdict.DETECTED] + verdicts[Verdict.HUNG]
+    low, high = interval(detected, len(mutants))
     return {
-        "num": len(mutants), "num_noticed": noticed, "num_hung": verdicts[Verdict.HUNG],
-        "score": noticed / len(mutants) if mutants else 0.0, "low": low, "high": high,
+        "num": len(mutants), "num_detected": detected, "num_hung": verdicts[Verdict.HUNG],
+        "score": detected / len(mutants) if mutants else 0.0, "low": low, "high": high,
     }  # fmt: skip
 
 
@@ -268,7 +268,7 @@ def show(result: Mapping[str, Any]) -> None:
             print(f"{one['verdict']}: {one['path']}:{one['start'][0]}\n  - {one['before']}\n  + {one['after']}")
     for name, part in result["scores"].items():
         print(
-            f"{name:<10}{100 * part['score']:5.1f} % of {part['num']} mutants noticed,"
+            f"{name:<10}{100 * part['score']:5.1f} % of {part['num']} mutants detected,"
             f" 95 % interval {100 * part['low']:.1f} to {100 * part['high']:.1f} %"
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.report.page import rendered_page
 from benchmarks.report.results import Result, circumstances, write_result
-from tools.quality.line_counts import NUM_LEAST_COVERED, PytestRun, pytest_run, summary, told
+from tools.quality.line_counts import NUM_LEAST_COVERED, PytestRun, pytest_run, summary, summary_lines
 
 FINE = PytestRun("tests", num_passed=3, num_failed=0, num_skipped=1, duration_s=2.0)
 
@@ -62,10 +62,10 @@ def test_least_covered_files_come_first_and_those_without_a_miss_not_at_all() ->
     assert [one["num_missed"] for one in least] == list(range(50, 50 - NUM_LEAST_COVERED, -1))
 
 
-def test_what_is_told_names_packages_files_runs_and_failures() -> None:
+def test_summary_names_packages_files_runs_and_failures() -> None:
     broken = PytestRun("tests", num_passed=1, num_failed=1, num_skipped=0, duration_s=7.4, failed=("tests/a.py::b",))
 
-    lines = told(summary({"gpuenergyd/core/a.py": counted(200, 150)}, [broken], num_processes=4))
+    lines = summary_lines(summary({"gpuenergyd/core/a.py": counted(200, 150)}, [broken], num_processes=4))
 
     assert "core               75.00 % of 200 lines" in lines
     assert "all                75.00 % of 200 lines, 92 % are owed" in lines

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.report.running import ROOT
 from gpuenergyd_policies.planning.compiled import KERNEL_SOURCES
-from tools.quality.mutation.choice import kind_of, left_alone, statement_lines
+from tools.quality.mutation.choice import excluded_spans, kind_of, statement_lines
 from tools.quality.mutation.equivalent import EQUIVALENT, reason_for
 from tools.quality.mutation.sample import Mutant, interval, shuffled_places
 from tools.quality.mutation.workbench import KERNEL_FILES, Verdict, Watched, Workbench
@@ -60,10 +60,10 @@ def test_a_change_that_any_test_notices_is_not_asked_about(operator: str, kind: 
     assert kind_of(operator) == kind
 
 
-def test_annotations_assertions_and_messages_are_left_alone() -> None:
+def test_annotations_assertions_and_messages_are_excluded() -> None:
     lines = CODE.splitlines()
 
-    alone = {lines[a - 1][b:d] if a == c else lines[a - 1][b:] for a, b, c, d in left_alone(ast.parse(CODE))}
+    alone = {lines[a - 1][b:d] if a == c else lines[a - 1][b:] for a, b, c, d in excluded_spans(ast.parse(CODE))}
 
     message = 'raise ValueError(f"{len(values) - 1} are too many")'
     assert alone == {"list[int | None]", "int", "int | None", "assert limit > 0", message}
@@ -135,26 +135,26 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     tests = {"tests/core/job/test_savings.py": 10.0}
     changed = text.replace("CONFIDENCE / 2", "CONFIDENCE * 2")
 
-    same = bench.ask(mutant, text, tests)
-    noticed, by = bench.ask(mutant, changed, tests)
-    again = bench.ask(mutant, text, tests)
+    same = bench.test(mutant, text, tests)
+    detected, by = bench.test(mutant, changed, tests)
+    again = bench.test(mutant, text, tests)
     monkeypatch.setattr("tools.quality.mutation.workbench.START_S", 3.0)
-    hung = bench.ask(mutant, text + "\nwhile True:\n    pass\n", dict.fromkeys(tests, 0.0))
+    hung = bench.test(mutant, text + "\nwhile True:\n    pass\n", dict.fromkeys(tests, 0.0))
     monkeypatch.setattr("tools.quality.mutation.workbench.START_S", 300.0)
     monkeypatch.setattr("tools.quality.mutation.workbench.SPIN_S", 0.5)
-    spun = bench.ask(mutant, text.replace("CONFIDENCE / 2", "next(n for n in iter(int, 1) if n)"), {by: 0.0})
+    spun = bench.test(mutant, text.replace("CONFIDENCE / 2", "next(n for n in iter(int, 1) if n)"), {by: 0.0})
 
     assert changed != text
     assert same == again == (Verdict.SURVIVED, "")
-    assert noticed is Verdict.NOTICED
+    assert detected is Verdict.DETECTED
     assert by.startswith("tests/core/job/test_savings.py::test_")
     assert hung == spun == (Verdict.HUNG, "")
     assert (tmp_path / "tree" / "gpuenergyd" / "core" / "job" / "savings.py").read_text(encoding="utf-8") == text
     assert source.read_text(encoding="utf-8") == text
 
 
-def test_a_protocol_is_left_alone_and_a_class_is_not() -> None:
-    told = "class {name}:\n    def ask(self, hours: int = 24) -> None: ...\n"
+def test_protocol_bodies_are_excluded_and_class_bodies_are_not() -> None:
+    source = "class {name}:\n    def ask(self, hours: int = 24) -> None: ...\n"
 
-    assert (1, 0, 2, 47) in left_alone(ast.parse(told.format(name="A(Protocol)")))
-    assert not [span for span in left_alone(ast.parse(told.format(name="A(Base)"))) if span[0] < span[2]]
+    assert (1, 0, 2, 47) in excluded_spans(ast.parse(source.format(name="A(Protocol)")))
+    assert not [span for span in excluded_spans(ast.parse(source.format(name="A(Base)"))) if span[0] < span[2]]

@@ -1,1 +1,1 @@
-"""How good the tests are: lines that they run, and small wrong changes that they notice."""
+"""Test quality: line coverage and mutation testing."""

@@ -1,10 +1,11 @@
-"""`pytest -p tools.quality.impatience`: skip a test that has used TEST_CPU_S seconds of processor time, wherever it is.
+"""A pytest plugin that limits each test's CPU time: `pytest -p tools.quality.impatience`.
 
-Without numba some of the planner's tests would take hours. What such a test ran until then counts as run; it has not
-been judged. Processor time, because a busy machine must not choose what is skipped.
+A test that uses more than TEST_CPU_S seconds is skipped: without numba some planner tests would take hours. The lines
+that it ran still count for coverage. The limit is CPU time, so that load on the machine does not decide what is
+skipped.
 
-TEST_LIMITS names a file with a limit for each test by its name: who exceeds its own does not end, and all ends with the
-status SPINS. No exception: what runs then might catch it, or be tried again.
+TEST_LIMITS names a JSON file with a limit per test. A test that exceeds its own limit is assumed to loop without end,
+and the process exits with status SPINS; an exception might be caught by the code under test.
 """
 
 import json
@@ -26,9 +27,9 @@ SPINS = 86
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Give a test so much time."""
+    """Run a test under its CPU time limit."""
     own_s = LIMITS_S.get(item.nodeid)
-    signal.signal(signal.SIGVTALRM, _give_up if own_s is None else _end)
+    signal.signal(signal.SIGVTALRM, _skip if own_s is None else _exit)
     signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S if own_s is None else own_s)
     try:
         yield
@@ -36,11 +37,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
-def _give_up(number: int, frame: FrameType | None) -> None:
+def _skip(number: int, frame: FrameType | None) -> None:
     del number, frame
-    pytest.skip(f"it takes more than {LIMIT_S:g} s of processor time here")
+    pytest.skip(f"needs more than {LIMIT_S:g} s of CPU time")
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     del number, frame
     os._exit(SPINS)

@@ -1,4 +1,4 @@
-"""What `make coverage` tells: shares of lines that ran, the files that are covered least, how the tests went."""
+"""Summary of `make coverage`: line coverage by package, the least covered files, test results."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ PACKAGES = {
     "trainers": ("trainers/gpuenergyd_trainers/",),
     "all": ("",),
 }
-OWED = {"all": 0.92, "core and policies": 0.98}
+REQUIRED_RATIOS = {"all": 0.92, "core and policies": 0.98}
 NUM_LEAST_COVERED = 15
 _RESULT = re.compile(r"(?:FAILED|ERROR) (\S+)")
 _TOTALS = re.compile(r"=+ (.*) in ([\d.]+)s\b.*=+$")
@@ -29,32 +29,32 @@ _TOTAL = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 @dataclass(frozen=True, slots=True)
 class PytestRun:
-    """How one run of pytest went."""
+    """Result of one run of pytest."""
 
     name: str
     num_passed: int
     num_failed: int
-    """Errors of fixtures and of collection included."""
+    """Includes errors in fixtures and during collection."""
     num_skipped: int
     duration_s: float
     failed: tuple[str, ...] = ()
-    """What failed, by name; a run that did not end by itself is one of them."""
+    """Names of failed tests; a run that was cut short is listed too."""
 
 
 def pytest_run(name: str, lines: Sequence[str], *, status: int, duration_s: float) -> PytestRun:
-    """Return what pytest told in its last lines and by its exit status.
+    """Parse pytest's summary lines and exit status.
 
-    A run that was cut short has no totals: its tests count as neither passed nor failed, the run itself as failed.
+    A run that was cut short prints no totals: its tests count as neither passed nor failed, the run itself as failed.
     """
     totals: dict[str, int] = {}
     for line in lines:
-        if told := _TOTALS.match(line):
-            totals = {word: int(number) for number, word in _TOTAL.findall(told[1])}
+        if match := _TOTALS.match(line):
+            totals = {word: int(number) for number, word in _TOTAL.findall(match[1])}
     failed = [found[1] for line in lines if (found := _RESULT.match(line))]
     if status not in {0, 1}:
         failed.append(f"pytest itself, with exit status {status}")
     elif status == 1 and not failed:
-        failed.append("something that pytest does not name")
+        failed.append("an unnamed failure")
     return PytestRun(
         name,
         num_passed=totals.get("passed", 0),
@@ -66,12 +66,12 @@ def pytest_run(name: str, lines: Sequence[str], *, status: int, duration_s: floa
 
 
 def summary(files: Mapping[str, Any], runs: Sequence[PytestRun], *, num_processes: int) -> dict[str, Any]:
-    """Return the share of lines that ran, by package, the files covered least, and how the tests went.
+    """Return line coverage by package, the least covered files and the test results.
 
     Args:
         files: by path, as `coverage json` writes them.
-        runs: every run of pytest that was counted; a failure in one of them misses the target as well.
-        num_processes: how many processes have left counts.
+        runs: all runs of pytest; a failed test misses the target too.
+        num_processes: number of processes that recorded coverage.
     """
     packages = {}
     for name, folders in PACKAGES.items():
@@ -88,7 +88,7 @@ def summary(files: Mapping[str, Any], runs: Sequence[PytestRun], *, num_processe
     failed = [name for run in runs for name in run.failed]
     return {
         "packages": packages,
-        "owed": OWED,
+        "required_ratios": REQUIRED_RATIOS,
         "least_covered": least[:NUM_LEAST_COVERED],
         "num_processes": num_processes,
         "test_runs": [
@@ -102,17 +102,17 @@ def summary(files: Mapping[str, Any], runs: Sequence[PytestRun], *, num_processe
             for run in runs
         ],
         "failed_tests": failed,
-        "is_met": not failed and all(packages[name]["ratio"] >= ratio for name, ratio in OWED.items()),
+        "is_met": not failed and all(packages[name]["ratio"] >= ratio for name, ratio in REQUIRED_RATIOS.items()),
     }
 
 
-def told(result: Mapping[str, Any]) -> list[str]:
-    """Return what a summary says, line by line."""
+def summary_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return a summary as text, line by line."""
     lines = []
     for name, one in result["packages"].items():
-        owed = f", {100 * OWED[name]:.0f} % are owed" if name in OWED else ""
-        lines.append(f"{name:<18}{100 * one['ratio']:6.2f} % of {one['num_lines']} lines{owed}")
-    lines.append("covered least:")
+        required = f", at least {100 * REQUIRED_RATIOS[name]:.0f} % required" if name in REQUIRED_RATIOS else ""
+        lines.append(f"{name:<18}{100 * one['ratio']:6.2f} % of {one['num_lines']} lines{required}")
+    lines.append("least covered:")
     for one in result["least_covered"]:
         ratio = 1.0 - one["num_missed"] / one["num_lines"]
         lines.append(f"  {100 * ratio:6.2f} % of {one['num_lines']:>4} lines  {one['path']}")

@@ -1,7 +1,7 @@
-"""Makes an environment beside the one in use: the same packages, a tree of its own, and what it alone has installed.
+"""Creates a second virtual environment with the packages of the current one and another source tree.
 
-Tools that change how everything runs (coverage: numba loads it wherever it finds it) must not stay in `.venv`. Daemons
-and trainers that tests start with `python -I` ignore PYTHONPATH; a twin's interpreter finds its tree all the same.
+Tools that change how everything runs do not belong into `.venv`: numba imports coverage wherever it is installed, for
+example. An environment of its own is needed because daemons and trainers started with `python -I` ignore PYTHONPATH.
 """
 
 import os
@@ -18,15 +18,15 @@ _SOURCES = ("", "policies", "trainers")
 
 
 def make_twin(folder: Path, tree: Path, requirements: Sequence[str] = ()) -> Path:
-    """Return the interpreter of an environment in which `tree` is installed, made anew unless it is there already.
+    """Return the interpreter of an environment in which `tree` is installed; create it unless it exists.
 
     Raises:
-        subprocess.CalledProcessError: the requirements cannot be installed; pip has said why.
+        subprocess.CalledProcessError: pip cannot install the requirements.
     """
     python = folder / "bin" / "python"
-    told = "\n".join([sys.prefix, sys.version, str(tree), *requirements])
+    description = "\n".join([sys.prefix, sys.version, str(tree), *requirements])
     complete = folder / "complete"
-    if complete.exists() and complete.read_text(encoding="utf-8") == told:
+    if complete.exists() and complete.read_text(encoding="utf-8") == description:
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
@@ -35,15 +35,15 @@ def make_twin(folder: Path, tree: Path, requirements: Sequence[str] = ()) -> Pat
     if requirements:
         install(python, requirements)
     _copy_programs(folder / "bin")
-    complete.write_text(told, encoding="utf-8")
+    complete.write_text(description, encoding="utf-8")
     return python
 
 
 def install(python: Path, requirements: Sequence[str]) -> None:
-    """Install packages into another environment, in the versions that constraints.txt names.
+    """Install packages into another environment, in the versions of constraints.txt.
 
     Raises:
-        subprocess.CalledProcessError: they cannot be installed; pip has said why.
+        subprocess.CalledProcessError: pip cannot install them.
     """
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
     command = [*pip, "--ignore-installed", "--constraint", str(ROOT / "constraints.txt"), *requirements]
@@ -51,12 +51,12 @@ def install(python: Path, requirements: Sequence[str]) -> None:
 
 
 def _packages() -> list[str]:
-    """Return where this interpreter finds installed packages."""
+    """Return the site-packages folders of this interpreter."""
     return [path for path in sys.path if Path(path).name == "site-packages"]
 
 
 def _copy_programs(folder: Path) -> None:
-    """Give the twin the commands of this environment, run by its own interpreter."""
+    """Copy this environment's commands, run by the new interpreter."""
     here = Path(sys.executable).parent
     shebang = f"#!{folder / 'python'}\n"
     for program in sorted(here.iterdir()):

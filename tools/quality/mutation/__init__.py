@@ -1,9 +1,9 @@
-"""How many small wrong changes to the code do the tests notice?
+"""Mutation testing: the share of small wrong changes that the tests detect.
 
-choice      which changes are worth asking about
-places      every mutant of a file, by cosmic-ray's operators (a program of its own)
-sample      a seeded sample, and what its score says about all
-watching    which test runs which line, and how long it takes (a plugin of pytest)
-workbench   a copy of the tree, in which mutants are made and tests are asked
-equivalent  mutants that no test can tell from the code, with the reason
+choice      which mutants are worth testing
+places      all mutants of a file, from cosmic-ray's operators (a separate program)
+sample      a seeded sample and the confidence interval of its score
+watching    records which test runs which line and how long it takes (a pytest plugin)
+workbench   applies mutants to a copy of the tree and runs tests on them
+equivalent  mutants that no test can distinguish from the code, with the reason
 """

@@ -1,8 +1,8 @@
-"""Which changes are mutants worth asking about, and which lines must run for anybody to notice them.
+"""Selects the mutants worth testing, and the lines that a test must run to detect one.
 
-Left alone: annotations, decorators, `assert` (it states what the reader and the type checker may rely on), `raise` with
-its message, the body of `if TYPE_CHECKING`, protocols (nothing in them runs: no test can notice), names for types, and
-changes that no number survives (`+` to `<<`): any test notices those, so they would raise the score and tell nothing.
+Excluded: annotations, decorators, `assert` statements (invariants for the reader and the type checker), `raise` with
+its message, bodies of `if TYPE_CHECKING`, Protocols (their bodies never run), type aliases, and changes that any test
+detects (`+` to `<<`), which would only raise the score.
 """
 
 import ast
@@ -30,7 +30,7 @@ PREFIXES = {
 
 
 def kind_of(operator: str) -> str | None:
-    """Return what an operator changes, None where it is not asked."""
+    """Return what kind of change an operator makes; None if its mutants are excluded."""
     if operator in KINDS:
         return KINDS[operator]
     prefix, _, change = operator.partition("_")
@@ -46,8 +46,8 @@ def kind_of(operator: str) -> str | None:
     return PREFIXES[prefix]
 
 
-def left_alone(tree: ast.Module) -> list[tuple[int, int, int, int]]:
-    """Return the spans that are not mutated: first line, column, last line, column."""
+def excluded_spans(tree: ast.Module) -> list[tuple[int, int, int, int]]:
+    """Return the excluded spans: first line, column, last line, column."""
     nodes: list[ast.AST] = []
     for node in ast.walk(tree):
         match node:
@@ -67,7 +67,7 @@ def left_alone(tree: ast.Module) -> list[tuple[int, int, int, int]]:
                 nodes.append(node)
             case ast.Assign(targets=[ast.Name() as target]) if is_alias(target.id, node.value):
                 nodes.append(node)
-    return [(n.lineno, n.col_offset, n.end_lineno or 0, n.end_col_offset or 0) for n in nodes]  # type: ignore[attr-defined]  # each has a place
+    return [(n.lineno, n.col_offset, n.end_lineno or 0, n.end_col_offset or 0) for n in nodes]  # type: ignore[attr-defined]  # every node has a position
 
 
 def is_alias(name: str, value: ast.expr) -> bool:
@@ -78,7 +78,7 @@ def is_alias(name: str, value: ast.expr) -> bool:
 
 
 def statement_lines(tree: ast.Module, line: int) -> tuple[int, int]:
-    """Return the first and last line of the innermost statement's own text; (0, 0) where importing the file runs it."""
+    """Return first and last line of the innermost statement; (0, 0) for a statement that runs on import."""
     best: ast.stmt | None = None
     depth_of_function = False
     for node in ast.walk(tree):

@@ -1,7 +1,7 @@
-"""`ENVIRONMENT/bin/python -m tools.quality.mutation.places FILE ...`: every mutant of these files, as JSON lines.
+"""Lists all mutants of source files as JSON lines: `python -m tools.quality.mutation.places FILE ...`.
 
-With `--mutate` it reads such lines and adds what each file says then. Mutants are made by cosmic-ray's operators, and
-cosmic-ray lives in an environment of its own.
+With `--mutate` it reads such lines and adds the mutated source text. It uses cosmic-ray's operators and runs in the
+virtual environment in which cosmic-ray is installed.
 """
 
 import ast
@@ -15,14 +15,14 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import MutationVisitor
 from cosmic_ray.operators.provider import OperatorProvider
 
-from tools.quality.mutation.choice import kind_of, left_alone, statement_lines
+from tools.quality.mutation.choice import excluded_spans, kind_of, statement_lines
 
 
 def mutants(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield each mutant of a file: where it is, which lines must run to meet it, and how to make it."""
+    """Yield each mutant of a file: its position, the lines that must run to detect it, and the operator."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
-    spans = left_alone(tree)
+    spans = excluded_spans(tree)
     nodes = list(ast_nodes(get_ast(source)))
     provider = OperatorProvider()
     for name in provider:
@@ -42,7 +42,7 @@ def mutants(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def mutate(mutant: dict[str, Any]) -> dict[str, Any]:
-    """Return a mutant with its file's text and the line before and after; text is None where nothing changes."""
+    """Return a mutant with the mutated text and the changed line before and after; text is None if nothing changes."""
     source = Path(mutant["path"]).read_text(encoding="utf-8")
     operator = OperatorProvider()[mutant["operator"]]()
     text = MutationVisitor.mutate_code(source, operator, mutant["occurrence"])
@@ -51,12 +51,12 @@ def mutate(mutant: dict[str, Any]) -> dict[str, Any]:
     before, after = source.splitlines(), text.splitlines()
     changed = [i for i, (old, new) in enumerate(zip(before, after, strict=False)) if old != new]
     first, last = changed[0], (changed[-1] if len(before) == len(after) else changed[0])
-    told = (" ".join(line.strip() for line in lines[first : last + 1]) for lines in (before, after))
-    return {**mutant, "text": text, **dict(zip(("before", "after"), told, strict=True))}
+    changed_lines = (" ".join(line.strip() for line in lines[first : last + 1]) for lines in (before, after))
+    return {**mutant, "text": text, **dict(zip(("before", "after"), changed_lines, strict=True))}
 
 
 def is_another_program(text: str, source: str) -> bool:
-    """Whether a mutant is a program, and not the one it was made of."""
+    """Whether the mutant is valid Python and differs from the original."""
     try:
         return ast.dump(ast.parse(text)) != ast.dump(ast.parse(source))
     except SyntaxError:
@@ -64,7 +64,7 @@ def is_another_program(text: str, source: str) -> bool:
 
 
 def main() -> None:
-    """Print mutants, or what they look like."""
+    """Print mutants, or with --mutate their source text."""
     if sys.argv[1:] == ["--mutate"]:
         for line in sys.stdin:
             sys.stdout.write(json.dumps(mutate(json.loads(line))) + "\n")

@@ -1,4 +1,4 @@
-"""A seeded sample of mutants, and what its score says about all of them."""
+"""A seeded sample of mutants and the confidence interval of its score."""
 
 import math
 import random
@@ -17,19 +17,19 @@ class Mutant:
     kind: str
     operator: str
     occurrence: int
-    """Of what cosmic-ray's operator finds in the file, from 0."""
+    """Index among the positions that cosmic-ray's operator finds in the file."""
     start: tuple[int, int]
     end: tuple[int, int]
     first_line: int
-    """Of the statement's own lines; 0 where importing the file runs it."""
+    """First line of the statement; 0 if it runs on import."""
     last_line: int
 
 
 def shuffled_places(mutants: Sequence[Mutant], seed: int) -> Iterator[Mutant]:
-    """Yield one mutant of every place, places in random order, each place's own mutant drawn at random.
+    """Yield one random mutant per place, in random order.
 
-    A place is an expression and a kind of change. Without this the six ways to change one comparison would count six
-    times, and most mutants would be of files that compare much.
+    A place is an expression and a kind of change. Otherwise one comparison, which can be changed in six ways, would
+    count six times.
     """
     rng = random.Random(seed)  # noqa: S311  a sample, not a secret
     of_place: dict[tuple[str, tuple[int, int], tuple[int, int], str], list[Mutant]] = defaultdict(list)
@@ -41,12 +41,12 @@ def shuffled_places(mutants: Sequence[Mutant], seed: int) -> Iterator[Mutant]:
         yield rng.choice(sorted(of_place[place], key=lambda mutant: (mutant.operator, mutant.occurrence)))
 
 
-def interval(num_noticed: int, num_asked: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share; (0, 1) where nothing was asked."""
-    if num_asked == 0:
+def interval(num_detected: int, num_tested: int) -> tuple[float, float]:
+    """Return the Wilson 95 % confidence interval of a proportion; (0, 1) for an empty sample."""
+    if num_tested == 0:
         return 0.0, 1.0
-    share, z2 = num_noticed / num_asked, Z_95**2
-    centre = share + z2 / (2 * num_asked)
-    spread = Z_95 * math.sqrt(share * (1 - share) / num_asked + z2 / (4 * num_asked**2))
-    whole = 1 + z2 / num_asked
+    share, z2 = num_detected / num_tested, Z_95**2
+    centre = share + z2 / (2 * num_tested)
+    spread = Z_95 * math.sqrt(share * (1 - share) / num_tested + z2 / (4 * num_tested**2))
+    whole = 1 + z2 / num_tested
     return (centre - spread) / whole, (centre + spread) / whole
