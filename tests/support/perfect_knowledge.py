@@ -9,7 +9,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.bubble_aware.policy import PipelineModel, plan_from
+from gpuenergyd_policies.bubble_aware.model import PipelineModel
+from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_waiting_power_w
 
 LOWEST_CLOCK_RATIO = 0.5
@@ -51,7 +52,9 @@ class Informed:
             return view.issued_plans[-1]
         self.target = view.target
         model = PipelineModel.of(view, self.profile)
-        return plan_from(view, model, caution_ratio=0.0, number=view.num_issued() + 1, why="told the truth")
+        return plan_from_model(
+            view, model, caution_ratio=0.0, number=view.num_issued() + 1, why="planned from the true profile"
+        )
 
 
 def least_energy_j(

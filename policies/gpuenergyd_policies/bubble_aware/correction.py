@@ -1,0 +1,182 @@
+"""Corrections of a tuned plan: what to run next, given the iterations measured under it.
+
+`CORRECTIONS` is an ordered table of conditions and actions; the first condition that holds decides.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s, tuned_plan
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.profiling.previous_run import with_memory
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutcome:
+    """A tuned plan and what its iterations measured."""
+
+    view: JobView
+    plan: ClockPlan
+    """The newest tuned plan; at full speed after it, no longer the one in force."""
+    target_s: float
+    measured_s: tuple[float, ...]
+    """Times of its undisturbed iterations without the first, in which clocks were still changing."""
+
+    @classmethod
+    def of(cls, view: JobView, plan: ClockPlan) -> "PlanOutcome":
+        """Return the outcome of a plan in the iterations of a view."""
+        times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == plan.plan_id]
+        return cls(view, plan, view.target.iteration_time_s(view.baseline.iteration_time_s), tuple(times_s[1:]))
+
+    @property
+    def number(self) -> int:
+        """The number of the next tuned plan, counted from 1."""
+        return self.view.num_issued(PlanPurpose.TUNED) + 1
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether the plan is the newest of all issued plans."""
+        return self.view.issued_plans[-1].plan_id == self.plan.plan_id
+
+    @property
+    def caution_ratio(self) -> float:
+        """The caution that the plan was made with."""
+        return self.plan.figure(Figure.CAUTION) or 0.0
+
+    @property
+    def has_new_target(self) -> bool:
+        """Whether the target has moved since the plan was made: its times then say nothing about caution."""
+        planned_ratio = self.plan.figure(Figure.TARGET)
+        ratio = self.target_s / self.view.baseline.iteration_time_s
+        return planned_ratio is not None and abs(ratio - planned_ratio) > TUNING.target_moved_ratio
+
+    @property
+    def is_too_new(self) -> bool:
+        """Whether the plan has run for too few iterations to be judged."""
+        return self.is_in_force and len(self.measured_s) < TUNING.min_iterations_to_tighten
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether no iteration of the plan was measured."""
+        return not self.measured_s
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether the plan carries extra caution because the job had just changed."""
+        return bool(self.plan.figure(Figure.UNVERIFIED))
+
+    @property
+    def late_s(self) -> float:
+        """Median measured time minus the target."""
+        return median(self.measured_s) - self.target_s
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the plan is later than its target, beyond noise."""
+        return self.late_s > self._patience * TUNING.tighten_above_ratio * self.target_s + self._noise_s
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the plan leaves slack unused, beyond noise."""
+        is_early = self.late_s < -self._patience * TUNING.loosen_below_ratio * self.target_s - self._noise_s
+        return is_early and len(self.measured_s) >= TUNING.min_iterations_to_loosen
+
+    @property
+    def has_new_latency(self) -> bool:
+        """Whether clock changes take clearly more or less time than the plan assumed."""
+        assumed_s = self.plan.figure(Figure.SWITCH_LATENCY) or 0.0
+        return abs(raise_latency_s(self.view) - assumed_s) > TUNING.new_latency_ratio * assumed_s
+
+    @property
+    def is_as_planned(self) -> bool:
+        """Whether the plan is in force and needs no change."""
+        return self.is_in_force and not (self.is_slow or self.is_fast or self.has_new_latency)
+
+    @property
+    def must_change(self) -> bool:
+        """Whether another plan is needed whatever it saves."""
+        return self.is_slow or not self.is_in_force
+
+    @property
+    def deviation(self) -> str:
+        """The deviation from the target as text."""
+        return f"{abs(1000 * self.late_s):.3g} ms {'over' if self.late_s >= 0 else 'under'} the target"
+
+    @property
+    def _patience(self) -> int:
+        return 1 if self.number == 2 else TUNING.settled_patience
+
+    @property
+    def _noise_s(self) -> float:
+        return self.view.baseline.iteration_sigma_s / math.sqrt(len(self.measured_s))
+
+
+def corrected_plan(view: JobView, plan: ClockPlan) -> ClockPlan:
+    """Return the plan that follows a tuned plan; the same plan while it needs no correction."""
+    outcome = PlanOutcome.of(view, plan)
+    return next(act(outcome) for condition, act in CORRECTIONS if condition(outcome))
+
+
+def _keep(outcome: PlanOutcome) -> ClockPlan:
+    return outcome.plan
+
+
+def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
+    return tuned_plan(
+        with_memory(outcome.view),
+        caution_ratio=outcome.caution_ratio if caution_ratio is None else caution_ratio,
+        number=outcome.number,
+        why=why,
+    )
+
+
+def _replan_for_target(outcome: PlanOutcome) -> ClockPlan:
+    return _replan(outcome, f"replanned: the target is {outcome.target_s:.4g} s now")
+
+
+def _resume(outcome: PlanOutcome) -> ClockPlan:
+    return _replan(outcome, "replanned after full speed")
+
+
+def _drop_extra_caution(outcome: PlanOutcome) -> ClockPlan:
+    return _replan(outcome, "replanned: the first tuned iterations show the changed job below the maximum clock")
+
+
+def _replan_for_latency(outcome: PlanOutcome) -> ClockPlan:
+    """Return a plan with new lead times and the same caution: late iterations may come from late clock changes."""
+    assumed_s = outcome.plan.figure(Figure.SWITCH_LATENCY) or 0.0
+    latency = f"switch latency {1000 * raise_latency_s(outcome.view):.3g} ms (assumed {1000 * assumed_s:.3g})"
+    return _replan(outcome, f"replanned: {outcome.deviation}; {latency}")
+
+
+def _adjust_caution(outcome: PlanOutcome) -> ClockPlan:
+    late_ratio = outcome.late_s / outcome.target_s
+    is_outlier = outcome.late_s >= TUNING.outlier_ratio * outcome.target_s
+    extra_ratio = TUNING.outlier_caution_ratio if is_outlier else TUNING.caution_gain * late_ratio
+    return _replan(outcome, f"replanned: {outcome.deviation}", caution_ratio=outcome.caution_ratio + extra_ratio)
+
+
+def _loosen_if_worthwhile(outcome: PlanOutcome) -> ClockPlan:
+    candidate = _adjust_caution(outcome)
+    assert outcome.plan.predicted is not None
+    max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * outcome.plan.predicted.energy_j
+    is_worthwhile = candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j
+    return candidate if is_worthwhile else outcome.plan
+
+
+CORRECTIONS: tuple[tuple[Callable[[PlanOutcome], bool], Callable[[PlanOutcome], ClockPlan]], ...] = (
+    (lambda outcome: outcome.has_new_target, _replan_for_target),
+    (lambda outcome: outcome.is_too_new, _keep),
+    (lambda outcome: outcome.is_unmeasured, _resume),
+    (lambda outcome: outcome.is_unverified, _drop_extra_caution),
+    (lambda outcome: outcome.is_as_planned, _keep),
+    (lambda outcome: outcome.has_new_latency, _replan_for_latency),
+    (lambda outcome: outcome.must_change, _adjust_caution),
+    (lambda outcome: outcome.is_fast, _loosen_if_worthwhile),
+)
+"""Conditions and actions, in order of precedence. One always holds: a plan in force without any of the causes for
+change is as planned."""

@@ -1,0 +1,118 @@
+"""The model that a job's pipeline is planned with: fitted profile, dependency graph, and time outside the graph."""
+
+import math
+from dataclasses import dataclass
+from statistics import median
+
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j
+from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
+from gpuenergyd.core.policy_api.previous_run import REMEMBERED_PROFILE
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.observed_pipeline import observed_pipeline
+from gpuenergyd_policies.planning.frontier import frontier
+from gpuenergyd_policies.planning.switching.requests import simulate_switching
+from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
+from gpuenergyd_policies.profiling.procedure import Knowledge
+from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
+from gpuenergyd_policies.profiling.rescaling import under_ceilings
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineModel:
+    """Profile and dependency graph of a pipeline, with its baseline."""
+
+    profile: PipelineProfile
+    graph: DependencyGraph
+    baseline_energy_j: float
+    bias_s: float
+    """Measured iteration time at full speed minus that of the graph."""
+
+    @classmethod
+    def of(cls, view: JobView, profile: PipelineProfile) -> "PipelineModel":
+        """Return the model of a job whose profile is known."""
+        observed = observed_pipeline(view, profile)
+        options = [profile[i.instruction_class].at_max_clock for i in observed.graph.instructions]
+        energy_j = iteration_energy_j(
+            energies_j=[option.energy_j for option in options],
+            durations_s=[option.time_s for option in options],
+            iteration_time_s=view.baseline.iteration_time_s,
+            num_ranks=observed.graph.num_ranks,
+            blocking_power_w=profile.blocking_power_w,
+        )
+        return cls(profile, observed.graph, energy_j, observed.bias_s)
+
+    @property
+    def bias_energy_j(self) -> float:
+        """Energy of all GPUs waiting during `bias_s`."""
+        return self.profile.blocking_power_w * self.graph.num_ranks * self.bias_s
+
+    def frontier(self) -> tuple[FrontierPoint, ...]:
+        """Return the time-energy frontier as real iterations would measure it, `bias_s` included."""
+        return tuple(
+            FrontierPoint(
+                point.iteration_time_s + self.bias_s,
+                point.energy_j + self.bias_energy_j,
+                None if point.lower_bound_j is None else point.lower_bound_j + self.bias_energy_j,
+            )
+            for point in frontier(self.graph, self.profile, until_slowest=False).points
+        )
+
+    def profiling_excess_s(self, view: JobView) -> float:
+        """Return the median time by which profiling iterations exceed the model.
+
+        A graph of instructions misses other couplings of the ranks (sends that wait for their receiver, bursts of clock
+        changes). At full speed little of that shows; in a plan that uses all slack, all of it does.
+        """
+        profiling_plans = {p.plan_id: p for p in view.issued_plans if p.purpose is PlanPurpose.PROFILE}
+        latencies = tuple(gpu.switch_latency for gpu in view.gpus)
+        excesses_s = []
+        for observation in view.observations:
+            plan = profiling_plans.get(observation.plan_id or "")
+            if plan is None or not observation.is_regular:
+                continue
+            changes = tuple(plan.changes_of(r) for r in range(self.graph.num_ranks))
+            simulated = simulate_switching(self.graph, self.profile, changes, latency=latencies)
+            excesses_s.append(observation.own_time_s - simulated.iteration_time_s - self.bias_s)
+        return median(excesses_s) if excesses_s else 0.0
+
+
+def fit_model(view: JobView) -> PipelineModel:
+    """Return the model fitted to a job's iterations.
+
+    Raises:
+        NotEnoughDataError: the iterations do not determine a profile.
+    """
+    profile = fit_profile(_iterations_to_fit(view), view.gpus).profile
+    return PipelineModel.of(view, under_ceilings(profile, view))
+
+
+def profiling_knowledge(view: JobView) -> Knowledge:
+    """Return the expected loss of a plan made from the iterations so far, and the measurements to repeat."""
+    try:
+        fitted = fit_profile(_iterations_to_fit(view), view.gpus)
+    except NotEnoughDataError:
+        return Knowledge(regret_ratio=math.inf, doubtful=frozenset())
+    model = PipelineModel.of(view, fitted.profile)
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=target_s - model.bias_s)
+    return Knowledge(regret_ratio, fitted.doubtful)
+
+
+def _iterations_to_fit(view: JobView) -> list[IterationObservation]:
+    """Return profiling iterations, and some at full speed from the first to the last.
+
+    Tuned iterations are left out: they would add clocks measured once or twice, which the planner would pick for errors
+    in their favour.
+    """
+    purpose_of = {plan.plan_id: plan.purpose for plan in view.issued_plans}
+    purpose_of[REMEMBERED_PROFILE] = PlanPurpose.PROFILE
+    regular = [o for o in view.observations if o.is_regular]
+    profiling = [o for o in regular if purpose_of.get(o.plan_id or "") is PlanPurpose.PROFILE]
+    full_speed = [o for o in regular if purpose_of.get(o.plan_id or "", PlanPurpose.BASELINE) is PlanPurpose.BASELINE]
+    step = max(1, math.ceil(len(full_speed) / TUNING.max_fitted_full_speed_iterations))
+    fitted = profiling[-TUNING.max_fitted_profiling_iterations :] + full_speed[::step]
+    return sorted(fitted, key=lambda o: o.iteration_index)

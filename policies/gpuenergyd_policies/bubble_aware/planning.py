@@ -1,0 +1,177 @@
+"""Tuned plans: clocks on the exact frontier at the target, switched early and seldom, with a margin for model errors.
+
+Caution is that margin: the planner assumes that every instruction below its maximum clock takes a little longer than
+its profile says, and so leaves that much slack.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.plan import (
+    ClockChange,
+    ClockPlan,
+    PlanPrediction,
+    PlanPurpose,
+    RankClocks,
+    untuned_plan,
+)
+from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd_policies.bubble_aware.model import PipelineModel, fit_model
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
+from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.switching.requests import SimulatedIteration, clock_changes, simulate_switching
+from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.profiling.fit import NotEnoughDataError
+
+
+class Figure(StrEnum):
+    """Figures of a tuned plan, from which its successors start."""
+
+    CAUTION = "caution_ratio"
+    UNVERIFIED = "unverified_ratio"
+    """Extra caution of a plan for a job that has just changed, until its own iterations are measured."""
+    SWITCH_LATENCY = "switch_latency_s"
+    """The longest latency of a change to a faster clock that the plan was made with."""
+    TARGET = "target_time_ratio"
+    """The target that the plan was made for, in baseline iteration times."""
+
+
+def tuned_plan(
+    view: JobView, *, caution_ratio: float | None, number: int, why: str, unverified_ratio: float = 0.0
+) -> ClockPlan:
+    """Return a plan for the target from the iterations of the view; the baseline plan where they are too few.
+
+    The caution is `caution_ratio` plus `unverified_ratio`. Without a `caution_ratio` it follows from profiling: by how
+    much its iterations exceed the model, plus a share of the noise, all of which a plan without slack suffers.
+    """
+    try:
+        model = fit_model(view)
+    except NotEnoughDataError as error:
+        return untuned_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
+    return plan_from_model(
+        view, model, caution_ratio=caution_ratio, number=number, why=why, unverified_ratio=unverified_ratio
+    )
+
+
+def plan_from_model(
+    view: JobView,
+    model: PipelineModel,
+    *,
+    caution_ratio: float | None,
+    number: int,
+    why: str,
+    unverified_ratio: float = 0.0,
+) -> ClockPlan:
+    """Return the plan for a known model of the pipeline; for caution see `tuned_plan`."""
+    target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
+    if caution_ratio is None:
+        noise_s = TUNING.caution_of_noise * view.baseline.iteration_sigma_s
+        caution_ratio = (max(0.0, model.profiling_excess_s(view)) + noise_s) / target_s
+    caution_ratio = min(max(caution_ratio, 0.0), TUNING.max_caution_ratio)
+    cautious = _with_caution(model.profile, caution_ratio + unverified_ratio)
+    deadline_s = max(target_s - model.bias_s, min_iteration_time_s(model.graph, cautious))
+    solved = solve(model.graph, cautious, deadline_s=deadline_s, forced=view.target.is_forced)
+    bound = solve(model.graph, model.profile, deadline_s=deadline_s, forced=view.target.is_forced, effort=Effort.QUICK)
+    chosen = _choose_candidate(view, model, cautious, solved)
+    return ClockPlan(
+        plan_id=view.plan_id(f"tuned-{number}"),
+        purpose=PlanPurpose.TUNED,
+        ranks=tuple(
+            RankClocks(pp_rank, tuple(chosen.clock_of[i] for i in order), chosen.changes[pp_rank])
+            for pp_rank, order in enumerate(view.schedule.orders)
+        ),
+        predicted=PlanPrediction(
+            iteration_time_s=chosen.simulated.iteration_time_s + model.bias_s,
+            energy_j=chosen.simulated.energy_j + model.bias_energy_j,
+            lower_bound_j=bound.lower_bound_j + model.bias_energy_j,
+            baseline_time_s=view.baseline.iteration_time_s,
+            baseline_energy_j=model.baseline_energy_j,
+        ),
+        reason=why,
+        figures=(
+            (Figure.CAUTION, caution_ratio),
+            (Figure.UNVERIFIED, unverified_ratio),
+            (Figure.SWITCH_LATENCY, raise_latency_s(view)),
+            (Figure.TARGET, target_s / view.baseline.iteration_time_s),
+        ),
+    )
+
+
+def raise_latency_s(view: JobView) -> float:
+    """Return the longest latency of a change to a faster clock among the job's GPUs."""
+    return max(gpu.switch_latency.raise_s for gpu in view.gpus)
+
+
+def _with_caution(profile: PipelineProfile, caution_ratio: float) -> PipelineProfile:
+    """Return a profile with longer times below the maximum clock; times at full speed are well known."""
+    classes = {
+        key: InstructionProfile(
+            (
+                own.at_max_clock,
+                *(replace(option, time_s=option.time_s * (1 + caution_ratio)) for option in own.options[1:]),
+            )
+        )
+        for key, own in profile.classes.items()
+    }
+    return PipelineProfile(classes, profile.blocking_power_w)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Clocks, the clock changes that set them, and the simulated iteration with switch latencies."""
+
+    clock_of: dict[Instruction, int]
+    changes: tuple[tuple[ClockChange, ...], ...]
+    simulated: SimulatedIteration
+
+    @property
+    def num_changes(self) -> int:
+        """Clock changes in one iteration, all ranks."""
+        return sum(len(own) for own in self.changes)
+
+
+def _choose_candidate(view: JobView, model: PipelineModel, cautious: PipelineProfile, solved: SolvedPlan) -> _Candidate:
+    """Return the candidate with the fewest clock changes among those of nearly least energy."""
+    latencies = tuple(gpu.switch_latency for gpu in view.gpus)
+    candidates = _candidates(view, model, cautious, solved, latencies=latencies)
+    least_j = min(c.simulated.energy_j for c in candidates)
+    return min(
+        (c for c in candidates if c.simulated.energy_j <= (1 + TUNING.fewer_switches_ratio) * least_j),
+        key=lambda c: (c.num_changes, c.simulated.energy_j),
+    )
+
+
+def _candidates(
+    view: JobView,
+    model: PipelineModel,
+    cautious: PipelineProfile,
+    solved: SolvedPlan,
+    *,
+    latencies: tuple[SwitchLatency, ...],
+) -> list[_Candidate]:
+    """Return the plan that may switch at every instruction, and plans with few switches."""
+    free = dict(zip(model.graph.instructions, solved.sm_clocks_mhz, strict=True))
+    planned = timeline(model.graph, solved.durations_s)
+    found = [(free, clock_changes(planned, free, latency=latencies, profile=cautious))]
+    for max_segments in TUNING.max_segments:
+        plan = plan_segments(
+            model.graph,
+            cautious,
+            solved,
+            deadline_s=solved.iteration_time_s,
+            max_segments=max_segments,
+            latency=latencies,
+            forced=view.target.is_forced,
+            steps=TUNING.segment_search_steps,
+        )
+        if plan is not None:
+            found.append((dict(zip(model.graph.instructions, plan.sm_clocks_mhz, strict=True)), plan.changes))
+    return [
+        _Candidate(clock_of, changes, simulate_switching(model.graph, model.profile, changes, latency=latencies))
+        for clock_of, changes in found
+    ]

@@ -1,0 +1,63 @@
+"""Constants of the bubble-aware policy, with their units and the reason for each value."""
+
+from dataclasses import dataclass
+
+from gpuenergyd_policies.planning.compiled import IS_COMPILED
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Constants of fitting, planning and correcting; a ratio refers to the quantity named in its description."""
+
+    max_fitted_full_speed_iterations: int = 24
+    """The cost of a fit grows with the cube of its iterations; these are spread evenly over the job."""
+    max_fitted_profiling_iterations: int = 60
+    """More than a complete profiling run needs, repetitions of disturbed points included."""
+
+    max_segments: tuple[int, ...] = (4, 8, 12)
+    """Clock segments per rank and iteration: limits that are tried beside a plan without a limit."""
+    segment_search_steps: int = 30_000 if IS_COMPILED else 800
+    """Steps of the local search for segments; without numba, as many as fit into the same time."""
+    fewer_switches_ratio: float = 0.002
+    """Energy worth paying for fewer clock changes: each may be late, and changes on one host queue up."""
+
+    caution_of_noise: float = 0.5
+    """Share of the standard deviation of one iteration time that a first plan keeps as margin."""
+    max_caution_ratio: float = 0.2
+    """Upper limit of caution, as a share of instruction time: beyond it, a plan hardly saves anything."""
+    caution_gain: float = 1.5
+    """Extra caution per missing share of the target: above 1, as only part of an iteration is below the maximum clock."""
+    outlier_ratio: float = 0.04
+    """Beyond this share of the target, lateness comes from a passing disturbance or a wrong profile, which is measured
+    again when the next plan is late too. A plan without slack never looks fast, so full caution would stay for good."""
+    outlier_caution_ratio: float = 0.005
+    """Extra caution after such an outlier."""
+
+    caution_of_change: float = 0.1
+    """Caution per relative change of time at full speed: the more a job has changed, the less is known of its times at
+    lower clocks. It applies until the first iterations of the new plan are measured."""
+    min_change_caution_ratio: float = 0.003
+    """Lower limit of that caution, as a share of instruction time."""
+    max_change_caution_ratio: float = 0.03
+    """Upper limit of that caution, as a share of instruction time."""
+
+    target_moved_ratio: float = 1e-3
+    """A target that moves by more, in baseline iteration times, needs a new plan."""
+    new_latency_ratio: float = 0.25
+    """A switch latency that changes by more of itself needs a new plan: lead times are too short or waste energy."""
+    min_iterations_to_tighten: int = 4
+    """Iterations of a plan measured before it may be judged slow."""
+    min_iterations_to_loosen: int = 8
+    """Iterations of a plan measured before it may be judged fast: twice as many, as only energy is lost meanwhile."""
+    tighten_above_ratio: float = 0.003
+    """Lateness that is corrected, as a share of the target; see `settled_patience`."""
+    loosen_below_ratio: float = 0.004
+    """Earliness that is corrected, as a share of the target; see `settled_patience`."""
+    settled_patience: int = 2
+    """Factor on both thresholds once a plan has been corrected: the rest is drift and noise, and following them costs
+    more than it saves."""
+    min_loosening_gain_ratio: float = 0.001
+    """Energy that a looser plan must be predicted to save to replace the present one."""
+
+
+TUNING = Tuning()
