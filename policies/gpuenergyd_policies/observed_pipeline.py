@@ -1,15 +1,15 @@
-"""The pipeline as a job's own iterations show it: waits between instructions, and what comes after a rank's last one.
+"""The dependency graph of a job with its measured latencies, and the time that an iteration takes beyond that graph.
 
-Theory of operation. An iteration is what passes from one begin of rank 0 to its next. At full speed it takes longer
-than the graph of its instructions, by what the rank that ends last does before it begins again: optimizer, next batch.
-So much is charged to every plan (`bias_s`). Another rank may have more to do after its last instruction, which does not
-show while it ends early; a plan that lets it end with the others would make each iteration longer by the difference. So
-that rank gets the difference as its epilogue in the graph.
+Theory of operation. An iteration is the time between two iteration starts of rank 0. At full speed it is longer than
+the graph of its instructions by the time that the last rank to finish needs until its next start: optimizer step, next
+batch. That time is added to every plan (`bias_s`). Another rank may need more time after its last instruction, which
+does not show while that rank finishes early; a plan that lets it finish with the others would make each iteration
+longer by the difference. The graph therefore gives that rank the difference as its epilogue.
 
-A rank's first instruction waits for input from the ranks before it: that part of its epilogue costs nothing. And what a
-rank does before it begins again may hold a wait for the others (gradients clipped together): the least of many iterations
-counts, in some of which it was itself the last. No epilogue is longer than what the rank has left at full speed, so
-that an epilogue only forbids to end later than there.
+A rank's first instruction waits for input from earlier ranks, so that part of its epilogue costs nothing. The time
+before the next start may include a wait for other ranks (as in gradient clipping), so a low quantile over many
+iterations counts, in some of which the rank was itself the last. An epilogue is never longer than the time the rank has
+left at full speed: its only effect is that the rank finishes no later than at full speed.
 """
 
 from collections.abc import Sequence
@@ -22,26 +22,26 @@ from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd.core.policy_api.policy import JobView
 
 LEAST_SHARE = 0.1
-"""Which of the turnarounds seen counts, the shortest first: not the very shortest, which chance has made."""
+"""The quantile of measured turnarounds that counts: the minimum itself would be an outlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPipeline:
-    """A dependency graph, and what an iteration at full speed takes beyond it."""
+    """A dependency graph, and the time by which an iteration at full speed exceeds it."""
 
     graph: DependencyGraph
     bias_s: float
 
 
 def observed_graph(view: JobView) -> DependencyGraph:
-    """Return the instructions of a job's schedule, with the waits between them that its iterations showed."""
+    """Return the graph of a job's schedule with its measured communication latency and launch gap."""
     return dependency_graph(
         view.schedule, communication_latency_s=view.communication_latency_s, launch_gap_s=view.launch_gap_s
     )
 
 
 def observed_pipeline(view: JobView, profile: PipelineProfile) -> ObservedPipeline:
-    """Return the pipeline whose instructions take what this profile says."""
+    """Return a job's graph with epilogues for a given profile, and its bias."""
     graph = observed_graph(view)
     full_speed = timeline(graph, [profile[i.instruction_class].at_max_clock.time_s for i in graph.instructions])
     bias_s = view.baseline.iteration_time_s - full_speed.iteration_time_s
@@ -65,7 +65,7 @@ def _rank_epilogues_s(view: JobView, full_speed: Timeline, bias_s: float) -> lis
 
 
 def _turnaround_s(view: JobView, pp_rank: int) -> float | None:
-    """Return how soon after its last instruction a rank begins again, None where no iteration showed that."""
+    """Return the time from a rank's last instruction to its next iteration start; None where it was never measured."""
     seen_s = sorted(
         turnaround_s
         for o in view.observations

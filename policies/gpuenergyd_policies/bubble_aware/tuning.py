@@ -26,7 +26,7 @@ class Tuning:
     max_caution_ratio: float = 0.2
     """Upper limit of caution, as a share of instruction time: beyond it, a plan hardly saves anything."""
     caution_gain: float = 1.5
-    """Extra caution per missing share of the target: above 1, as only part of an iteration is below the maximum clock."""
+    """Extra caution per missing share of the target; above 1, as only part of an iteration is below maximum clock."""
     outlier_ratio: float = 0.04
     """Beyond this share of the target, lateness comes from a passing disturbance or a wrong profile, which is measured
     again when the next plan is late too. A plan without slack never looks fast, so full caution would stay for good."""
