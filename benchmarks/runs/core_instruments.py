@@ -157,11 +157,11 @@ def install() -> None:
 
 
 def without_fair_turns() -> None:
-    """Let every user begin as many requests per turn as have come: what `FairTurns` is compared with."""
+    """Let every user begin as many requests per turn as have come: what `FairQueue` is compared with."""
     from gpuenergyd.daemon.api import fair_queue as fair_turns  # noqa: PLC0415  as above
 
     fair_turns.REQUESTS_PER_TURN = sys.maxsize
-    fair_turns.FairTurns.__init__.__defaults__ = (sys.maxsize, *fair_turns.FairTurns.__init__.__defaults__[1:])  # type: ignore[index]
+    fair_turns.FairQueue.__init__.__defaults__ = (sys.maxsize, *fair_turns.FairQueue.__init__.__defaults__[1:])  # type: ignore[index]
 
 
 def profile_callbacks() -> None:

@@ -48,11 +48,11 @@ from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
-from gpuenergyd.daemon.manual_leases.leases import GpuLeases  # noqa: E402
+from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: E402
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
-from gpuenergyd.daemon.zeusd.requests import ZeusdWishes  # noqa: E402
+from gpuenergyd.daemon.zeusd.requests import ZeusdChanges  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.client import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
@@ -102,10 +102,10 @@ class Policy:
         slower = full_speed_plan("tuned", view.schedule, clocks, reason="for the soak")
         return view.issued_plans[-1] if view.issued_plans else replace(slower, purpose=PlanPurpose.TUNED)
 
-    async def expect(self, policy: str) -> None:
+    async def preload(self, policy: str) -> None:
         del policy
 
-    async def forget(self, job_id: str) -> None:
+    async def drop_job(self, job_id: str) -> None:
         del job_id
 
 
@@ -133,7 +133,7 @@ class Soak:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "socket"
         self.gpus = Gpus()
-        self.gpus.learn(GpuIdentity(f"GPU-{k}", k, "A100", CLOCKS_MHZ, is_simulated=True) for k in range(GPUS))
+        self.gpus.update(GpuIdentity(f"GPU-{k}", k, "A100", CLOCKS_MHZ, is_simulated=True) for k in range(GPUS))
         self.history = HistoryWriter(f"sqlite:///{folder / 'history.sqlite3'}")
         worker = Worker()
         self.jobs = Jobs(
@@ -146,7 +146,7 @@ class Soak:
             max_ranks_per_user=64,
             silence_limit_s=60.0,
         )
-        leases = GpuLeases(worker, self.gpus, self.history)
+        leases = ManualLeases(worker, self.gpus, self.history)
         self.server = Server(
             self.jobs,
             AdministratorLeases(leases, self.gpus),
@@ -155,7 +155,7 @@ class Soak:
             job_detail=lambda _: None,
             access=AccessRules(),
             worker=worker,
-            zeusd_wishes=ZeusdWishes(leases, worker),
+            zeusd_changes=ZeusdChanges(leases, worker),
             max_connections_per_user=256,
             max_requests_per_user_per_s=1e9,
         )
@@ -197,7 +197,7 @@ class Soak:
         for tenth in range(10):
             _now_ns += NS_PER_S // 10
             elapsed_s = (_now_ns - _START_NS) / NS_PER_S
-            self.jobs.take_samples(
+            self.jobs.handle_samples(
                 [
                     GpuSample(f"GPU-{k}", _now_ns, 300.0, 300.0 * elapsed_s, _now_ns - 1000, 1410, 50.0 + tenth, False)
                     for k in range(GPUS)

@@ -26,18 +26,18 @@ from gpuenergyd.daemon.jobs.handover_file import take_hand_over, write_hand_over
 from gpuenergyd.daemon.jobs.previous_runs import ModelMemory
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
-from gpuenergyd.daemon.manual_leases.leases import GpuLeases
+from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
-from gpuenergyd.daemon.processes.launch import starters
+from gpuenergyd.daemon.processes.launch import process_launchers
 from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, check_policy_name, policy_names
-from gpuenergyd.daemon.processes.policy_client import PolicyLink
+from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
-from gpuenergyd.daemon.runtime.log_rate_limit import FloodGuard
+from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
-from gpuenergyd.daemon.zeusd.requests import ZeusdWishes
+from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import ClockSet, GpuSample, GpuStateChange
@@ -60,9 +60,9 @@ class Daemon:
         self.settings = settings
         self.started_mono_s = time.monotonic()
         self.gpus = Gpus()
-        start = starters(settings)
+        start = process_launchers(settings)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
-        self.policy = PolicyLink(
+        self.policy = PolicyClient(
             start.policy_host,
             time_limit_s=settings.policy_time_limit_s,
             first_time_limit_s=settings.policy_first_time_limit_s,
@@ -107,7 +107,7 @@ class Daemon:
             silence_limit_s=settings.silence_limit_s,
         )
         self.parts = Parts(self.jobs)
-        self.leases = GpuLeases(self.worker, self.gpus, self._history)
+        self.leases = ManualLeases(self.worker, self.gpus, self._history)
         self._server = Server(
             self.jobs,
             AdministratorLeases(self.leases, self.gpus, is_observing=settings.mode is Mode.OBSERVE),
@@ -116,7 +116,7 @@ class Daemon:
             job_detail=lambda job_id: job_detail(self, job_id),
             access=_access_rules(settings),
             worker=self.worker,
-            zeusd_wishes=ZeusdWishes(self.leases, self.worker),
+            zeusd_changes=ZeusdChanges(self.leases, self.worker),
             max_connections_per_user=settings.max_connections_per_user,
             max_requests_per_user_per_s=settings.max_requests_per_user_per_s,
         )
@@ -249,28 +249,28 @@ class Daemon:
 
     # --- what the worker says ---
 
-    def worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
+    def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
         """Take the GPUs that a new worker found."""
-        self.gpus.learn(identities)
-        self.leases.worker_ready()
+        self.gpus.update(identities)
+        self.leases.handle_worker_ready()
 
-    def take_samples(self, samples: Sequence[GpuSample]) -> None:
+    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Pass readings on."""
-        self.jobs.take_samples(samples)
+        self.jobs.handle_samples(samples)
 
-    def take_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_set(self, change: ClockSet) -> None:
         """Pass a clock change on."""
-        self.jobs.take_clock_set(change)
-        self.leases.take_clock_set(change)
+        self.jobs.handle_clock_set(change)
+        self.leases.handle_clock_set(change)
 
-    def take_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_state(self, change: GpuStateChange) -> None:
         """Pass on how a GPU is."""
-        self.jobs.take_gpu_state(change)
-        self.leases.take_gpu_state(change)
+        self.jobs.handle_gpu_state(change)
+        self.leases.handle_gpu_state(change)
 
-    def worker_lost(self, reason: str) -> None:
+    def handle_worker_lost(self, reason: str) -> None:
         """Pass it on."""
-        self.jobs.worker_lost(reason)
+        self.jobs.handle_worker_lost(reason)
 
 
 def serve(settings: Settings) -> int:
@@ -284,7 +284,7 @@ def serve(settings: Settings) -> int:
     limit_malloc_to_one_arena()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")
     for handler in logging.getLogger().handlers:
-        handler.addFilter(FloodGuard())
+        handler.addFilter(LogRateLimit())
     check_policy_name(settings.policy)
     check_policy_name(settings.target, TARGET_GROUP)
     _access_rules(settings)

@@ -12,7 +12,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.previous_run import RememberedModel
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.processes.carbon_queries import TargetQuestion, TargetReply
+from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner, RestoreOutcome
 from gpuenergyd.store.records import Record
@@ -86,7 +86,7 @@ class AskableWorker(Protocol):
 class TargetPort(Protocol):
     """The policy host, asked what a job owes."""
 
-    async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
+    async def next_target(self, job_id: str, question: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or why there is none."""
         ...
 
@@ -98,11 +98,11 @@ class PolicyPort(Protocol):
         """Return the policy's plan, or why there is none."""
         ...
 
-    async def expect(self, policy: str) -> None:
+    async def preload(self, policy: str) -> None:
         """Get ready for a job that will ask a policy."""
         ...
 
-    async def forget(self, job_id: str) -> None:
+    async def drop_job(self, job_id: str) -> None:
         """Drop the policy instance of a job."""
         ...
 

@@ -48,7 +48,7 @@ class Driver(StrEnum):
     SIMULATED = "simulated"
 
 
-STEADY_TARGET = "steady"
+CONSTANT_SLOWDOWN_TARGET = "constant-slowdown"
 CARBON_SIGNAL, PRICE_SIGNAL = "carbon", "price"
 
 
@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     silence_limit_s: PositiveSeconds = 60.0
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
     baseline_sm_clock_mhz: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
-    target: str = Field(default="steady", min_length=1, max_length=256)
+    target: str = Field(default="constant-slowdown", min_length=1, max_length=256)
     carbon_zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
     carbon_signal: str = Field(default="carbon", min_length=1)
     carbon_price_path: Path | None = None
@@ -175,7 +175,7 @@ class Settings(BaseSettings):
     def _a_signal_can_be_had(self) -> "Settings":
         if self.carbon_signal == PRICE_SIGNAL and self.carbon_price_path is None:
             raise ValueError("carbon_signal = 'price' needs carbon_price_path, an hourly CSV file")
-        if self.target != STEADY_TARGET and self.signal_path is None and self.carbon_zone is None:
+        if self.target != CONSTANT_SLOWDOWN_TARGET and self.signal_path is None and self.carbon_zone is None:
             raise ValueError(f"target = {self.target!r} needs a signal: carbon_zone, or carbon_signal = a CSV file")
         if self.carbon_replay_from is not None and (self.signal_path is None or self.driver is not Driver.SIMULATED):
             raise ValueError("carbon_replay_from lives a past trace again: for a CSV signal on simulated GPUs only")
@@ -196,7 +196,7 @@ class Settings(BaseSettings):
     @property
     def default_budget_ratio(self) -> float:
         """Slowdown permitted to jobs that name none."""
-        if self.target == STEADY_TARGET:
+        if self.target == CONSTANT_SLOWDOWN_TARGET:
             return self.max_slowdown_ratio
         return max(self.max_slowdown_ratio, self.carbon_budget_ratio)
 

@@ -4,7 +4,7 @@ from gpuenergyd.core.policy_api.policy import TargetView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
-class Steady:
+class ConstantSlowdown:
     """Grants the whole slowdown budget evenly, and whatever a straggler forces."""
 
     def next_target(self, view: TargetView) -> PerformanceTarget:

@@ -62,7 +62,7 @@ def test_when_the_wall_clock_jumps_no_job_is_silent_and_no_energy_is_lost_or_neg
     for tenth in range(200):
         if tenth == 100:
             monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + jump_ns)
-        records += watched.take_sample(sample(begin_ns + tenth * NS_PER_S // 10, tenth * 10.0))
+        records += watched.record_sample(sample(begin_ns + tenth * NS_PER_S // 10, tenth * 10.0))
 
     seconds = [r for r in records if isinstance(r, RollupRecord) and r.bucket_s == 1]
     days = {(r.started_at - datetime.now(tz=UTC)) // timedelta(days=30) for r in seconds}
@@ -121,7 +121,7 @@ def test_what_is_kept_of_a_gpu_stops_growing_after_a_quarter_of_an_hour() -> Non
     tracemalloc.start()
     try:
         for second in range(0, 4 * 3600, 4):
-            watched.take_sample(sample(now_ns + second * NS_PER_S, second * 100.0))
+            watched.record_sample(sample(now_ns + second * NS_PER_S, second * 100.0))
             if second and second % 1800 == 0:
                 held_bytes.append(tracemalloc.get_traced_memory()[0])
     finally:

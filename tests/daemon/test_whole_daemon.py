@@ -63,7 +63,7 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
         wait_until(lambda: all(gpu["state"] == "observe_only" for gpu in daemon.status()["gpus"]))
         status = daemon.status()
         with training(daemon) as run:
-            wait_until(lambda: (daemon.job() or {}).get("would_save_ratio") is not None, 60)
+            wait_until(lambda: (daemon.job() or {}).get("predicted_saving_ratio") is not None, 60)
             job = daemon.job() or {}
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
@@ -72,8 +72,8 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
     with open_history(daemon.database_path) as history:
         (summary,) = history.job_summaries()
         assert {row.plan.purpose for row in history.plans(summary.job_id)} == {PlanPurpose.WOULD_BE}
-    assert job["would_save_low_ratio"] <= job["would_save_ratio"] <= job["would_save_high_ratio"]
-    assert "assumed" in job["would_save_basis"] == summary.would_save_basis
+    assert job["predicted_saving_low_ratio"] <= job["predicted_saving_ratio"] <= job["predicted_saving_high_ratio"]
+    assert "assumed" in job["predicted_saving_basis"] == summary.would_save_basis
     assert (job["saving_ratio"], summary.saving_ratio) == (None, None)
     assert summary.would_save_ratio is not None
     assert summary.baseline_energy_j is not None

@@ -47,11 +47,11 @@ class PolicyInProcess:
         self.views.setdefault(job_id, []).append(view)
         return self._policies.setdefault(job_id, self.make()).next_plan(view)
 
-    async def expect(self, policy: str) -> None:
+    async def preload(self, policy: str) -> None:
         """Know it already."""
         assert policy == "under-test"
 
-    async def forget(self, job_id: str) -> None:
+    async def drop_job(self, job_id: str) -> None:
         """Drop the policy of a job."""
         self._policies.pop(job_id, None)
 
@@ -74,7 +74,7 @@ def virtual_daemon(
 ) -> Jobs:
     """Return the jobs of a daemon with so many GPUs of one model."""
     gpus = Gpus()
-    gpus.learn(
+    gpus.update(
         GpuIdentity(f"GPU-{r}", r, "A100 (virtual)", CLOCKS_MHZ, is_simulated=True, switch_latency_s=LATENCY_S)
         for r in range(num_gpus)
     )

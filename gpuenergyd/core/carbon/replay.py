@@ -113,7 +113,7 @@ class Forecast(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TimingWorth:
+class TimingValue:
     """What following the grid could have saved lately, known in hindsight; ratios of full-speed grams.
 
     No forecast reaches it: it says before a job starts whether timing is worth the trouble in a zone.
@@ -131,8 +131,8 @@ class TimingWorth:
     """No job has shown its frontier yet: that of a small simulated pipeline stands in."""
 
 
-class Worth(Protocol):
-    """Says what timing can be worth. Entry point: `gpuenergyd.carbon`, name `worth`."""
+class TimingValueEstimator(Protocol):
+    """Says what timing can be worth. Entry point: `gpuenergyd.carbon`, name `timing-value`."""
 
     def __call__(
         self,
@@ -142,6 +142,6 @@ class Worth(Protocol):
         max_slowdown_ratio: float = 0.025,
         job_hours: float = 72.0,
         host_power_w: float = 0.0,
-    ) -> TimingWorth | None:
+    ) -> TimingValue | None:
         """Return what timing could have added over the last 30 days; None where too little is known to say."""
         ...

@@ -262,9 +262,9 @@ def _time(facts: HostFacts) -> Iterator[Diagnosis]:
 def _carbon(facts: HostFacts) -> Iterator[Diagnosis]:
     carbon = facts.carbon
     if carbon is None:
-        yield _fine(Subject.CARBON, "none is configured: targets are steady")
+        yield _fine(Subject.CARBON, "none is configured: targets use a constant slowdown")
     elif carbon.trouble is not None:
-        fix = f"`gpuenergyd carbon now --zone {carbon.zone}` asks it at once; targets are steady until it answers"
+        fix = f"test the source: `gpuenergyd carbon now --zone {carbon.zone}`; until it works the slowdown is constant"
         yield Diagnosis(Subject.CARBON, Level.DEGRADED, f"zone {carbon.zone}: {carbon.trouble}", fix)
     elif carbon.newest_at is None or carbon.newest_at < facts.now - _OLD_INTENSITY:
         age = f"the newest value is of {carbon.newest_at:%F %H:%M} UTC" if carbon.newest_at else "no value at all"

@@ -87,7 +87,7 @@ class Parts:
             return None
         for job_id in [job_id for job_id in self._wholes if self.jobs.runner(job_id) is None]:
             whole = self._wholes.pop(job_id)
-            self.jobs.spawn(self.jobs.services.policy.forget(whole.pipeline_id))
+            self.jobs.spawn(self.jobs.services.policy.drop_job(whole.pipeline_id))
         runner = session.runner
         known = self._wholes.get(runner.job_id)
         whole = known if known is not None else self._new_whole(session, report)

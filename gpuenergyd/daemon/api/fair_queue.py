@@ -8,7 +8,7 @@ REQUESTS_PER_TURN = 4
 
 
 @dataclass(slots=True)
-class FairTurns:
+class FairQueue:
     """Lets a few requests of each user begin per turn of the event loop; the rest wait in the order they came.
 
     Many connections, or many requests sent ahead on one, would otherwise be answered in a single turn, and everybody

@@ -29,7 +29,11 @@ _OF_JOB = (
     ("straggler_time_s", "straggler_iteration_seconds", "Iteration time that a slower replica imposes; else absent."),
     ("extrinsic_saving_ratio", "extrinsic_saving_ratio", "Energy saved by not waiting for that replica, measured."),
     ("max_slowdown_ratio", "max_slowdown_ratio", "Time that may be lost."),
-    ("would_save_ratio", "would_save_ratio", "Energy that would be saved if clocks could be set; predicted."),
+    (
+        "predicted_saving_ratio",
+        "predicted_saving_ratio",
+        "Energy that would be saved if clocks could be set; predicted.",
+    ),
     ("last_report_age_s", "last_report_age_seconds", "Time since any rank reported."),
 )
 

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
 from gpuenergyd.daemon.api.connection_guard import GuardedProtocol, Guards
-from gpuenergyd.daemon.api.fair_queue import FairTurns
+from gpuenergyd.daemon.api.fair_queue import FairQueue
 from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_description
@@ -30,7 +30,7 @@ from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.ports import AskableWorker
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
-from gpuenergyd.daemon.zeusd.requests import ZeusdWishes
+from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.daemon.zeusd.routes import ZeusdRoutes
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES
@@ -77,7 +77,7 @@ class Server:
         job_detail: Callable[[str], Mapping[str, Any] | None],
         access: AccessRules,
         worker: AskableWorker,
-        zeusd_wishes: ZeusdWishes,
+        zeusd_changes: ZeusdChanges,
         max_connections_per_user: int,
         max_requests_per_user_per_s: float,
     ) -> None:
@@ -93,14 +93,14 @@ class Server:
         self._zeusd = ZeusdRoutes(
             jobs.services.gpus,
             worker,
-            zeusd_wishes,
+            zeusd_changes,
             access,
             self._proof_of_use,
             self._living_peer,
             is_observing=jobs.services.is_observing,
         )
         self._rates = RequestRates(max_requests_per_user_per_s)
-        self._turns = FairTurns()
+        self._turns = FairQueue()
         self._guards = Guards(ConnectionCounts(max_connections_per_user), FRAME_LIMIT_S, _UNREAD_LIMIT_S)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

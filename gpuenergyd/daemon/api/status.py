@@ -13,11 +13,11 @@ from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
 from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
 from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
-from gpuenergyd.daemon.gpus.inventory import Claim, ClaimKind, Gpu, Gpus
+from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
-from gpuenergyd.daemon.processes.policy_client import PolicyLink
+from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.gpu.link.client import GpuHealth
 from gpuenergyd.store import WriterStatus
@@ -35,7 +35,7 @@ class StatusSource(Protocol):
     jobs: Jobs
     parts: Parts
     worker: GpuWorker
-    policy: PolicyLink
+    policy: PolicyClient
     carbon: CarbonService | None
     host_energy: HostEnergy
 
@@ -150,7 +150,7 @@ def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
     }
 
 
-def _lease(claim: Claim | None, kind: ClaimKind) -> dict[str, Any] | None:
+def _lease(claim: GpuClaim | None, kind: ClaimKind) -> dict[str, Any] | None:
     if claim is None or claim.kind is not kind:
         return None
     return {"lease_id": claim.job_id, "uid": claim.uid, "pid": claim.pid, "age_s": _age_s(claim.since_mono_ns)}
@@ -219,10 +219,10 @@ def _would_be(runner: JobRunner) -> dict[str, Any]:
     baseline_j = predicted.baseline_energy_j if predicted else None
     return {
         "is_observing": runner.is_observing,
-        "would_save_ratio": 1 - predicted.energy_j / baseline_j if predicted and baseline_j else None,
-        "would_save_low_ratio": plan.figure("saving_low_ratio") if plan else None,
-        "would_save_high_ratio": plan.figure("saving_high_ratio") if plan else None,
-        "would_save_basis": plan.reason if plan else None,
+        "predicted_saving_ratio": 1 - predicted.energy_j / baseline_j if predicted and baseline_j else None,
+        "predicted_saving_low_ratio": plan.figure("saving_low_ratio") if plan else None,
+        "predicted_saving_high_ratio": plan.figure("saving_high_ratio") if plan else None,
+        "predicted_saving_basis": plan.reason if plan else None,
     }
 
 

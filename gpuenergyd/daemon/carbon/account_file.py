@@ -28,7 +28,7 @@ Process = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptJob:
+class SavedAccount:
     """What is kept of one job."""
 
     job_name: str
@@ -42,15 +42,15 @@ class KeptJob:
 class _Kept:
     version: int
     boot_id: str
-    jobs: tuple[KeptJob, ...]
+    jobs: tuple[SavedAccount, ...]
 
 
-class CarbonMemory:
+class AccountFile:
     """The file, and what an earlier core left in it; nothing here raises, for a budget is no reason not to serve."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._earlier: tuple[KeptJob, ...] = ()
+        self._earlier: tuple[SavedAccount, ...] = ()
         self._is_read = False
         self._written: bytes = b""
 
@@ -67,7 +67,7 @@ class CarbonMemory:
         if kept.version == _VERSION and kept.boot_id == read_boot_id():
             self._earlier = kept.jobs
 
-    def recall(self, job_name: str, pids: Mapping[int, int]) -> KeptJob | None:
+    def recall(self, job_name: str, pids: Mapping[int, int]) -> SavedAccount | None:
         """Return what was kept of the job that these processes (by rank) took part in before; it is told once."""
         if not self._is_read:
             self._read()
@@ -78,7 +78,7 @@ class CarbonMemory:
                 return kept
         return None
 
-    def keep(self, jobs: Iterable[KeptJob]) -> None:
+    def keep(self, jobs: Iterable[SavedAccount]) -> None:
         """Write down the jobs there are, and those of which nobody has come back yet, if that is news.
 
         The file is there as a whole or not at all.

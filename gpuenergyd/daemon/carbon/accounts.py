@@ -13,7 +13,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.carbon.account_file import CarbonMemory, KeptJob, identified
+from gpuenergyd.daemon.carbon.account_file import AccountFile, SavedAccount, identified
 from gpuenergyd.daemon.ports import RunningJob
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _EARLY_ITERATIONS = 10_000
 
 
 @dataclass(slots=True)
-class FollowingJob:
+class JobAccount:
     """One job and the grid."""
 
     account: SlowdownAccount = field(default_factory=SlowdownAccount)
@@ -32,7 +32,7 @@ class FollowingJob:
     frontier: tuple[tuple[float, float], ...] = ()
     num_done: int = 0
     """Training iterations, by the client's count: those that an earlier daemon saw are among them."""
-    num_brakings: int = 0
+    num_full_speed_orders: int = 0
     num_profiled: int = 0
     is_recalled: bool = False
     """The account was begun by an earlier daemon."""
@@ -89,23 +89,23 @@ class FollowingJob:
         return "nothing is spent" if ratio is None else f"{100 * ratio:.2f} % slower so far"
 
 
-class FollowingJobs:
+class JobAccounts:
     """All of them by job id, owned by the event loop, and the file that outlives the daemon."""
 
-    def __init__(self, memory: CarbonMemory) -> None:
+    def __init__(self, memory: AccountFile) -> None:
         self._memory = memory
-        self._jobs: dict[str, FollowingJob] = {}
+        self._jobs: dict[str, JobAccount] = {}
 
-    def get(self, job_id: str) -> FollowingJob | None:
+    def get(self, job_id: str) -> JobAccount | None:
         """Return what is known of a job."""
         return self._jobs.get(job_id)
 
-    def of(self, runner: RunningJob) -> FollowingJob:
+    def of(self, runner: RunningJob) -> JobAccount:
         """Return what is known of a job; one that an earlier daemon knew goes on with its account."""
         known = self._jobs.get(runner.job_id)
         if known is not None:
             return known
-        job = self._jobs[runner.job_id] = FollowingJob()
+        job = self._jobs[runner.job_id] = JobAccount()
         kept = self._memory.recall(runner.job.description.job_name, runner.pids)
         if kept is not None:
             job.account, job.frontier, job.is_recalled = kept.account, kept.frontier, True
@@ -120,7 +120,7 @@ class FollowingJobs:
     async def keep(self, runners: Iterable[RunningJob]) -> None:
         """Write down every account."""
         kept = tuple(
-            KeptJob(
+            SavedAccount(
                 runner.job.description.job_name,
                 identified(runner.pids),
                 replace(job.account),

@@ -16,7 +16,7 @@ from gpuenergyd.core.carbon.intensity import (
     StalenessRules,
     intensity_now,
 )
-from gpuenergyd.core.carbon.replay import TimingWorth
+from gpuenergyd.core.carbon.replay import TimingValue
 from gpuenergyd.core.carbon.skill import LiveSkill
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -25,9 +25,9 @@ from gpuenergyd.daemon.carbon.fetcher_process import CarbonFetcher
 from gpuenergyd.daemon.carbon.targets import CarbonTargets
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob
-from gpuenergyd.daemon.processes.carbon_queries import ForecastQuestion, SentSeries, WorthQuestion
+from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, ForecastQuery, TimingValueQuery
 from gpuenergyd.daemon.processes.launch import StartPolicyHost
-from gpuenergyd.daemon.processes.policy_client import PolicyFailure, PolicyLink
+from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.settings import Processes, Settings
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store import open_history
@@ -53,7 +53,7 @@ class CarbonService:
     def __init__(
         self,
         settings: Settings,
-        policy: PolicyLink,
+        policy: PolicyClient,
         start_host: StartPolicyHost,
         history: HistoryPort,
         runners: Callable[[], Iterable[RunningJob]],
@@ -73,7 +73,7 @@ class CarbonService:
         self.feed = CarbonFeed(settings, self.grid, history, now)
         self.targets = CarbonTargets(settings, self.grid, self.feed, policy, history, now)
         # A forecast may be fitted for seconds: in the clock policies' host every plan would wait for it.
-        self._forecaster = PolicyLink(
+        self._forecaster = PolicyClient(
             start_host,
             time_limit_s=settings.policy_time_limit_s,
             first_time_limit_s=settings.policy_first_time_limit_s,
@@ -86,8 +86,8 @@ class CarbonService:
         self._own_forecast: CarbonForecast | None = None
         self._forecast_failure: str | None = None
         self._forecast_of: datetime | None = None
-        self._worth: TimingWorth | None = None
-        self._worth_at: datetime | None = None
+        self._timing_value: TimingValue | None = None
+        self._timing_value_at: datetime | None = None
 
     async def start(self) -> None:
         """Read what was stored, start the fetcher, and follow the grid from now on."""
@@ -157,9 +157,9 @@ class CarbonService:
             return
         self._skill.update(series)
         series = self._up_to_now(series)
-        wants_worth = self._worth_at is None or series.end_at - self._worth_at >= _WORTH_EVERY
+        wants_timing_value = self._timing_value_at is None or series.end_at - self._timing_value_at >= _WORTH_EVERY
         answer = await self._forecaster.forecast(
-            ForecastQuestion(SentSeries.of(series), self._worth_question() if wants_worth else None)
+            ForecastQuery(EncodedSeries.of(series), self._timing_value_query() if wants_timing_value else None)
         )
         known = self.feed.signal.series()
         self._forecast_of = known.end_at if known is not None else None
@@ -168,8 +168,8 @@ class CarbonService:
             return
         self._forecast_failure = None
         self._own_forecast = answer.forecast
-        if wants_worth:
-            self._worth, self._worth_at = answer.worth, series.end_at
+        if wants_timing_value:
+            self._timing_value, self._timing_value_at = answer.timing_value, series.end_at
         used = self.forecast or answer.forecast
         self._skill.issued(used)
         self._history.write(ForecastRecord(used))
@@ -183,8 +183,8 @@ class CarbonService:
         values = series.values + (float("nan"),) * missing
         return HourlySeries(series.zone, series.first_hour_at, values=values, unit=series.unit)
 
-    def _worth_question(self) -> WorthQuestion:
-        return WorthQuestion(
+    def _timing_value_query(self) -> TimingValueQuery:
+        return TimingValueQuery(
             self._settings.default_budget_ratio or self._settings.carbon_budget_ratio,
             _WORTH_JOB_HOURS,
             self._settings.carbon_host_power_w,
@@ -230,7 +230,7 @@ class CarbonService:
             "forecast_failure": self._forecast_failure,
             "live_skill": asdict(skill) if skill is not None else None,
             "history_skill": asdict(forecast.skill) if forecast is not None and forecast.skill is not None else None,
-            "worth": asdict(self._worth) if self._worth is not None else None,
+            "timing_value": asdict(self._timing_value) if self._timing_value is not None else None,
             "fetcher": {
                 "is_needed": self._settings.asks_network,
                 "pid": self._fetcher.pid if self._fetcher is not None else None,

@@ -5,14 +5,14 @@ from datetime import datetime
 from typing import Any
 
 from gpuenergyd.core.carbon.account import JobCarbon, job_carbon
-from gpuenergyd.daemon.carbon.accounts import FollowingJob
+from gpuenergyd.daemon.carbon.accounts import JobAccount
 from gpuenergyd.daemon.carbon.budget import JobBudget
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.settings import Settings
 
 
-def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: FollowingJob) -> JobCarbon | None:
+def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: JobAccount) -> JobCarbon | None:
     """Return the grams of a job's tuned iterations so far, priced with what is known now."""
     if not job.slots:
         return None
@@ -28,7 +28,7 @@ def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: Fol
 
 
 def target_figures(
-    settings: Settings, runner: RunningJob, job: FollowingJob, budget: JobBudget | None, num_windows: int, now: datetime
+    settings: Settings, runner: RunningJob, job: JobAccount, budget: JobBudget | None, num_windows: int, now: datetime
 ) -> dict[str, Any]:
     """Return a job's target and what is left to it by name; what is not known is None."""
     decision = job.decision
@@ -43,7 +43,7 @@ def target_figures(
         "budget_ratio": runner.job.description.target.max_slowdown_ratio,
         "slowdown_so_far_ratio": job.account.slowdown_ratio,
         "num_windows": num_windows,
-        "num_brakings": job.num_brakings,
+        "num_full_speed_orders": job.num_full_speed_orders,
         "num_iterations_left": budget.num_iterations_left if budget is not None else None,
         "is_length_reached": budget is not None and not budget.is_planned,
         "deadline_at": budget.deadline_at if budget is not None else None,

@@ -19,14 +19,14 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.carbon.account_file import CarbonMemory
-from gpuenergyd.daemon.carbon.accounts import FollowingJob, FollowingJobs
+from gpuenergyd.daemon.carbon.account_file import AccountFile
+from gpuenergyd.daemon.carbon.accounts import JobAccount, JobAccounts
 from gpuenergyd.daemon.carbon.budget import JobBudget, is_overdrawing, is_unaffordable, job_budget, profiling_refusal
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.status import carbon_figures, carbon_of, target_figures
 from gpuenergyd.daemon.carbon.target_view import target_view
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
-from gpuenergyd.daemon.processes.carbon_queries import SentSeries, TargetQuestion, TargetReply
+from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.store.records import TargetRecord
@@ -59,7 +59,7 @@ class CarbonTargets:
         self._policy = policy
         self._history = history
         self._now = now
-        self._jobs = FollowingJobs(CarbonMemory(settings.carbon_accounts_path))
+        self._jobs = JobAccounts(AccountFile(settings.carbon_accounts_path))
 
     # --- what jobs do ---
 
@@ -83,7 +83,7 @@ class CarbonTargets:
     def _judge_profiling(
         self,
         runner: RunningJob,
-        job: FollowingJob,
+        job: JobAccount,
         budget: JobBudget,
         baseline: BaselineView,
         profiled: IterationObservation | None,
@@ -105,7 +105,7 @@ class CarbonTargets:
             refusal = f"profiling has to wait: {job.spent_text}, and going on would overdraw the budget"
         if refusal != job.profiling_refusal:
             job.profiling_refusal = refusal
-            job.num_brakings += refusal is not None and profiled is not None
+            job.num_full_speed_orders += refusal is not None and profiled is not None
             runner.take(ProfilingJudged(refusal))
 
     def job_ended(self, job_id: str) -> None:
@@ -137,10 +137,10 @@ class CarbonTargets:
                 continue
             view = target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, self._now())
             series = self._feed.signal.series()
-            question = TargetQuestion(
+            question = TargetQuery(
                 self._settings.target,
                 view,
-                SentSeries.of(series, _HISTORY_HOURS) if series is not None else None,
+                EncodedSeries.of(series, _HISTORY_HOURS) if series is not None else None,
                 self._grid.speed,
             )
             answer = await self._policy.next_target(runner.job_id, question)
@@ -155,7 +155,7 @@ class CarbonTargets:
         return TargetReply(TargetDecision(target, budget.rests_on, IntensityRung.NEUTRAL, None), ())
 
     def _take(
-        self, runner: RunningJob, job: FollowingJob, baseline: BaselineView, answer: TargetReply | PolicyFailure
+        self, runner: RunningJob, job: JobAccount, baseline: BaselineView, answer: TargetReply | PolicyFailure
     ) -> None:
         ratio = runner.job.description.target.max_slowdown_ratio
         straggler_s = runner.job.target.straggler_time_s
@@ -171,7 +171,7 @@ class CarbonTargets:
         self._order(runner, job, self._within_budget(runner, job, baseline, decision), frontier)
 
     def _order(
-        self, runner: RunningJob, job: FollowingJob, decision: TargetDecision, frontier: tuple[tuple[float, float], ...]
+        self, runner: RunningJob, job: JobAccount, decision: TargetDecision, frontier: tuple[tuple[float, float], ...]
     ) -> None:
         """Tell the job, and write down what was decided and why."""
         has_new_frontier = frontier != job.frontier
@@ -201,14 +201,14 @@ class CarbonTargets:
             )
         )
 
-    def _brake(self, runner: RunningJob, job: FollowingJob, decision: TargetDecision) -> None:
+    def _brake(self, runner: RunningJob, job: JobAccount, decision: TargetDecision) -> None:
         """Order full speed at once: what was planned turned out slower, or later followed, than it was meant."""
-        job.num_brakings += 1
+        job.num_full_speed_orders += 1
         target = PerformanceTarget(0.0, straggler_time_s=runner.job.target.straggler_time_s)
         reason = f"full speed: {job.spent_text}, and the rest of the budget is needed to get there"
         self._order(runner, job, replace(decision, target=target, reason=reason), job.frontier)
 
-    def _budget(self, runner: RunningJob, job: FollowingJob, baseline: BaselineView) -> JobBudget:
+    def _budget(self, runner: RunningJob, job: JobAccount, baseline: BaselineView) -> JobBudget:
         return job_budget(
             self._settings,
             self._grid,
@@ -220,7 +220,7 @@ class CarbonTargets:
         )
 
     def _within_budget(
-        self, runner: RunningJob, job: FollowingJob, baseline: BaselineView, decision: TargetDecision
+        self, runner: RunningJob, job: JobAccount, baseline: BaselineView, decision: TargetDecision
     ) -> TargetDecision:
         """Return the decision, or a faster one where the account could not be balanced any more after it."""
         full_s, budget = baseline.iteration_time_s, self._budget(runner, job, baseline)
@@ -257,7 +257,7 @@ class CarbonTargets:
 
     def status(self, runner: RunningJob) -> dict[str, Any]:
         """Return a job's target and grams, as status shows them."""
-        job, baseline = self._jobs.get(runner.job_id) or FollowingJob(), runner.job.baseline
+        job, baseline = self._jobs.get(runner.job_id) or JobAccount(), runner.job.baseline
         budget = self._budget(runner, job, baseline) if baseline is not None else None
         num_windows = self._num_windows(job.account)
         return {

@@ -127,10 +127,10 @@ class AccessRules:
         groups = self.admin_groups.words
         remedy = f"; `usermod -aG {groups[0]} $(id -nu {peer.uid})` adds you" if groups else ""
         raise AccessError(
-            f"{peer} may not lock clocks or limit power outside a job; {self.those_who_administer()} may{remedy}"
+            f"{peer} may not lock clocks or limit power outside a job; {self.administrators_text()} may{remedy}"
         )
 
-    def those_who_administer(self) -> str:
+    def administrators_text(self) -> str:
         """Return the administrators in words."""
         daemon_uid = os.geteuid()
         own = [] if daemon_uid == 0 else [f"uid {daemon_uid}, who runs this daemon"]
@@ -139,7 +139,7 @@ class AccessRules:
     def _those_who_control(self) -> str:
         return _listed(
             [
-                self.those_who_administer(),
+                self.administrators_text(),
                 *(f"group {group}" for group in self.control_groups.words),
                 *(f"user {user}" for user in self.control_users.words),
             ]

@@ -35,7 +35,7 @@ class ClaimKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class GpuClaim:
     """Who a GPU works for."""
 
     job_id: str
@@ -64,7 +64,7 @@ class Gpu:
     health: GpuHealth = GpuHealth.OK
     detail: str = ""
     requested_sm_clock_mhz: int | None = None
-    claim: Claim | None = None
+    claim: GpuClaim | None = None
     switching: SwitchCalibration = field(init=False)
     """What was learned about its clock changes; kept from job to job."""
     _history: GpuHistory = field(init=False)
@@ -96,7 +96,7 @@ class Gpu:
             switching=self.switching.latency,
         )
 
-    def take_sample(self, sample: GpuSample) -> tuple[Record, ...]:
+    def record_sample(self, sample: GpuSample) -> tuple[Record, ...]:
         """Note a reading; return what the history shall keep of it."""
         self.sample = sample
         if sample.energy_edge_mono_ns is not None and sample.total_energy_j is not None:
@@ -109,7 +109,7 @@ class Gpu:
         job_id = self.claim.job_id if self.claim is not None and not self.claim.is_lease else ""
         return tuple(self._history.take(sample, at=utc_at(sample.read_mono_ns), job_id=job_id, counter=self.counter))
 
-    def take_clock_set(self, change: ClockSet) -> bool:
+    def record_clock_set(self, change: ClockSet) -> bool:
         """Note a clock change; return whether the latency to plan with has changed by it."""
         if change.error is not None:
             return False
@@ -120,7 +120,7 @@ class Gpu:
         switch = observed_switch(change)
         return switch is not None and self.switching.observe(switch)
 
-    def note_restored(self, mono_ns: int) -> None:
+    def record_restored(self, mono_ns: int) -> None:
         """Note that the GPU is un-tuned from now on."""
         self.requested_sm_clock_mhz = None
         self.clocks.record(mono_ns, self.max_sm_clock_mhz)
@@ -158,7 +158,7 @@ class Gpus:
                 return gpu
         return self[uuid_or_index]
 
-    def learn(self, identities: Iterable[GpuIdentity]) -> None:
+    def update(self, identities: Iterable[GpuIdentity]) -> None:
         """Take the GPUs that a worker found; what is known of them stays."""
         found = {identity.gpu_uuid: identity for identity in identities}
         for gpu_uuid, identity in found.items():
@@ -171,11 +171,11 @@ class Gpus:
             gpu = self._gpus[gpu_uuid]
             gpu.health, gpu.detail = GpuHealth.LOST, "the driver does not list it any more"
 
-    def known(self, gpu_uuid: str) -> Gpu | None:
+    def get(self, gpu_uuid: str) -> Gpu | None:
         """Return one GPU, None when there is none."""
         return self._gpus.get(gpu_uuid)
 
-    def claim(self, gpu_uuid: str, claim: Claim) -> Gpu:
+    def claim(self, gpu_uuid: str, claim: GpuClaim) -> Gpu:
         """Give a GPU to a job.
 
         Raises:

@@ -52,7 +52,7 @@ class ProofOfUse:
         there = ", ".join(str(pid) for pid in pids[:_MAX_NAMED]) or "none"
         raise AccessError(
             f"{peer} may not have {gpu_uuid} changed: no process of its job runs there (processes there: {there});"
-            f" use the GPU first, then ask again; {self.rules.those_who_administer()} may without"
+            f" use the GPU first, then ask again; {self.rules.administrators_text()} may without"
         )
 
 

@@ -6,7 +6,7 @@ import os
 import time
 
 from gpuenergyd.core.job.messages import RankLost
-from gpuenergyd.daemon.gpus.inventory import Claim
+from gpuenergyd.daemon.gpus.inventory import GpuClaim
 from gpuenergyd.daemon.jobs.handover_file import HandedJob, HandedSession, memory_of, recalled
 from gpuenergyd.daemon.jobs.registry import LAST_COMMANDS_LIMIT_S, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
@@ -49,7 +49,7 @@ def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
     runner.recall(handed.runner)
     job_id = runner.job_id
     for known in handed.sessions:
-        claim = Claim(job_id, first.job_name, known.peer.uid, time.monotonic_ns())
+        claim = GpuClaim(job_id, first.job_name, known.peer.uid, time.monotonic_ns())
         try:
             services.gpus.claim(known.gpu_uuid, claim)
         except GpuEnergyError:

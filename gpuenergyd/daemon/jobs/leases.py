@@ -79,10 +79,10 @@ class JobClocks:
         now_ns = time.monotonic_ns()
         told = {outcome.gpu_uuid: outcome for outcome in outcomes}
         for gpu_uuid in gpu_uuids:
-            gpu, outcome = self.services.gpus.known(gpu_uuid), told.get(gpu_uuid)
+            gpu, outcome = self.services.gpus.get(gpu_uuid), told.get(gpu_uuid)
             before = gpu.requested_sm_clock_mhz if gpu is not None else None
             if gpu is not None and (outcome is None or outcome.result is not RestoreResult.FAILED):
-                gpu.note_restored(now_ns)
+                gpu.record_restored(now_ns)
             self.trail.record(
                 "restore",
                 "core",

@@ -16,7 +16,7 @@ from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, Ran
 from gpuenergyd.core.job.rules import JobRules, part_rules
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.gpus.inventory import Claim, Gpu, utc_at
+from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.clock_requests import ClockRecords
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
@@ -111,7 +111,7 @@ class Jobs:
             require_agreement(registration, self._registrations[runner.job_id])
         job_id = runner.job_id
         self.services.gpus.claim(
-            registration.gpu_uuid, Claim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
+            registration.gpu_uuid, GpuClaim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
         )
         try:
             runner.take(RankJoined(registration.pp_rank, order, gpu.view()))
@@ -153,7 +153,7 @@ class Jobs:
         self._registrations[job_id] = first
         if not first.is_part:  # its pipeline as a whole is the replica
             self.replicas.join((uid, first.job_name, first.run_key), runner)
-        self.spawn(self.services.policy.expect(runner.job.description.policy))
+        self.spawn(self.services.policy.preload(runner.job.description.policy))
 
     def rules_for(self, registration: RankRegistration) -> JobRules:
         """Return how a job of such ranks is run."""
@@ -203,33 +203,33 @@ class Jobs:
 
     # --- what the worker says ---
 
-    def take_samples(self, samples: Sequence[GpuSample]) -> None:
+    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Note readings; iterations that they complete are observed."""
         for sample in samples:
-            gpu = self.services.gpus.known(sample.gpu_uuid)
+            gpu = self.services.gpus.get(sample.gpu_uuid)
             if gpu is not None:
-                for record in gpu.take_sample(sample):
+                for record in gpu.record_sample(sample):
                     self.services.history.write(record)
         self._observe_soon()
 
-    def take_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_set(self, change: ClockSet) -> None:
         """Note a clock change."""
-        gpu = self.services.gpus.known(change.gpu_uuid)
+        gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:
             return
         runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
         if change.error is None:
             before = gpu.switching.latency
-            if gpu.take_clock_set(change):
+            if gpu.record_clock_set(change):
                 self._record_latency(gpu, before)
                 if runner is not None:
                     runner.gpu_changed(gpu)
         elif runner is not None:
             runner.control_lost(f"GPU {change.gpu_uuid}: {change.error}")
 
-    def take_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_state(self, change: GpuStateChange) -> None:
         """Note how a GPU is; a job with a GPU that cannot be controlled goes to full speed."""
-        gpu = self.services.gpus.known(change.gpu_uuid)
+        gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:
             return
         gpu.health, gpu.detail = change.health, change.detail
@@ -238,12 +238,12 @@ class Jobs:
             if runner is not None:
                 runner.control_lost(f"GPU {change.gpu_uuid} is {change.health}: {change.detail}")
 
-    def worker_lost(self, reason: str) -> None:
+    def handle_worker_lost(self, reason: str) -> None:
         """Take every job to full speed: nobody can set clocks now."""
         now_ns = time.monotonic_ns()
         for gpu in self.services.gpus:
             if gpu.requested_sm_clock_mhz is not None:
-                gpu.note_restored(now_ns)
+                gpu.record_restored(now_ns)
         for runner in self:
             runner.control_lost(reason)
 

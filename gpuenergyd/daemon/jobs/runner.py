@@ -107,7 +107,7 @@ class JobRunner:
     @property
     def is_observing(self) -> bool:
         """Whether clocks of this job's GPUs may not be set, by order or because one of them cannot be controlled."""
-        known = [self.services.gpus.known(view.gpu_uuid) for view in self.job.gpus.values()]
+        known = [self.services.gpus.get(view.gpu_uuid) for view in self.job.gpus.values()]
         return self.services.is_observing or any(gpu and gpu.health is GpuHealth.OBSERVE_ONLY for gpu in known)
 
     def observe_one_if_covered(self) -> bool:
@@ -338,7 +338,7 @@ class JobRunner:
         if self.services.watcher is not None:
             self.services.watcher.job_ended(self.job_id)
         self.on_end(self)
-        await self.services.policy.forget(self.job_id)
+        await self.services.policy.drop_job(self.job_id)
 
     def _gpu_uuids(self) -> tuple[str, ...]:
         return tuple(view.gpu_uuid for _, view in sorted(self.job.gpus.items()))

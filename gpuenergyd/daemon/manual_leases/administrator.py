@@ -6,7 +6,7 @@ The lease lives with the daemon, not with a command.
 from dataclasses import dataclass
 
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpus
-from gpuenergyd.daemon.manual_leases.leases import GpuLeases, Holder, supported_no_slower_than
+from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLeases, supported_no_slower_than
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.wire.messages import LeaseGranted, LeaseRelease, LeaseReleased, LeaseRequest
@@ -19,7 +19,7 @@ _MAX_POWER_LIMIT_W = 10_000.0
 class AdministratorLeases:
     """What administrators ask for, checked and handed on; who is one was checked before."""
 
-    leases: GpuLeases
+    leases: ManualLeases
     gpus: Gpus
     is_observing: bool = False
 
@@ -38,7 +38,7 @@ class AdministratorLeases:
         sm_clock_mhz = None if clock_mhz is None else supported_no_slower_than(gpu, clock_mhz)
         if self.is_observing:
             raise JobError("mode = 'observe': this daemon changes no GPU; start it with mode = 'control'")
-        holder, gpu_uuid = Holder(ClaimKind.ADMINISTRATOR, peer.uid), gpu.identity.gpu_uuid
+        holder, gpu_uuid = LeaseHolder(ClaimKind.ADMINISTRATOR, peer.uid), gpu.identity.gpu_uuid
         if request.is_dry_run:
             self.leases.require_free_for(gpu_uuid, holder)
             known = self.leases.get(gpu_uuid)

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuenergyd.daemon.gpus.inventory import Claim, ClaimKind, Gpu, Gpus, utc_at
+from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus, utc_at
 from gpuenergyd.daemon.ports import HistoryPort, LimitingWorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
 from gpuenergyd.errors import GpuError, UsageError
@@ -30,7 +30,7 @@ _LAST_RESTORES_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaseHolder:
     """On whose behalf a lease is held; with a pid it ends with that process, without it lives with the daemon."""
 
     kind: ClaimKind
@@ -44,12 +44,12 @@ class Holder:
 
 
 @dataclass(slots=True)
-class GpuLease:
+class ManualLease:
     """One GPU in somebody's hands."""
 
     lease_id: str
     gpu: Gpu
-    holder: Holder
+    holder: LeaseHolder
     sm_clock_mhz: int | None = None
     power_limit_w: float | None = None
     timer: asyncio.TimerHandle | None = None
@@ -67,18 +67,18 @@ class GpuLease:
 
 
 @dataclass(slots=True)
-class GpuLeases:
+class ManualLeases:
     """All leases of this daemon that no job holds, owned by the event loop."""
 
     worker: LimitingWorkerPort
     gpus: Gpus
     history: HistoryPort
-    _leases: dict[str, GpuLease] = field(default_factory=dict)
+    _leases: dict[str, ManualLease] = field(default_factory=dict)
     _turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _awaited: dict[str, tuple[int, asyncio.Future[ClockSet]]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def get(self, gpu_uuid: str) -> GpuLease | None:
+    def get(self, gpu_uuid: str) -> ManualLease | None:
         """Return the lease a GPU is under, None when nobody holds it outside a job."""
         return self._leases.get(gpu_uuid)
 
@@ -88,7 +88,7 @@ class GpuLeases:
         async with self._turns[gpu_uuid]:
             yield
 
-    def require_free_for(self, gpu_uuid: str, holder: Holder) -> None:
+    def require_free_for(self, gpu_uuid: str, holder: LeaseHolder) -> None:
         """Check that a holder could have a GPU.
 
         Raises:
@@ -101,12 +101,12 @@ class GpuLeases:
     async def set(
         self,
         gpu: Gpu,
-        holder: Holder,
+        holder: LeaseHolder,
         *,
         sm_clock_mhz: int | None = None,
         power_limit_w: float | None = None,
         pidfd: int | None = None,
-    ) -> GpuLease:
+    ) -> ManualLease:
         """Lock a clock, limit the power, or both, under this holder's lease; take the GPU's turn first.
 
         Raises:
@@ -132,7 +132,7 @@ class GpuLeases:
         if lease is not None and lease.holder.pid is not None and (lease.pidfd is None or is_dead(lease.pidfd)):
             await self._end_in_turn(lease, f"process {lease.holder.pid} ended")
 
-    def limit_lifetime(self, lease: GpuLease, lifetime_s: float | None) -> None:
+    def limit_lifetime(self, lease: ManualLease, lifetime_s: float | None) -> None:
         """Let the newest request say how long the lease lives; None is until it is given up."""
         if lease.timer is not None:
             lease.timer.cancel()
@@ -141,7 +141,7 @@ class GpuLeases:
             loop = asyncio.get_running_loop()
             lease.timer = loop.call_later(lifetime_s, self._end_soon, lease, f"its {lifetime_s:g} s are over")
 
-    async def end(self, lease: GpuLease, reason: str) -> tuple[str, ...]:
+    async def end(self, lease: ManualLease, reason: str) -> tuple[str, ...]:
         """Put a GPU back and end its lease; take the GPU's turn first. Return what became of each control.
 
         It is restored first: the GPU is not free for a job before it is back.
@@ -156,26 +156,26 @@ class GpuLeases:
             told: tuple[str, ...] = (f"left to the next worker: {error}",)
         else:
             told = tuple(f"{outcome.control}: {outcome.result}: {outcome.detail}" for outcome in outcomes)
-        lease.gpu.note_restored(time.monotonic_ns())
+        lease.gpu.record_restored(time.monotonic_ns())
         self.gpus.release(lease.lease_id)
         del self._leases[lease.gpu_uuid]
         log.info("lease %s of GPU %s ended: %s", lease.lease_id, lease.gpu_uuid, reason)
         self.record("restore", lease.gpu_uuid, lease.holder, f"lease {lease.lease_id}", "leased", reason)
         return told
 
-    def take_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_set(self, change: ClockSet) -> None:
         """Note a clock change that somebody waits for."""
         asked_mono_ns, heard = self._awaited.get(change.gpu_uuid, (0, None))
         if heard is not None and change.due_mono_ns == asked_mono_ns and not heard.done():
             heard.set_result(change)
 
-    def take_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_state(self, change: GpuStateChange) -> None:
         """End the lease of a GPU that is not fine: what it does no longer follows from what was asked."""
         lease = self._leases.get(change.gpu_uuid)
         if lease is not None and change.health is not GpuHealth.OK:
             self._end_soon(lease, f"the GPU is {change.health}: {change.detail}")
 
-    def worker_ready(self) -> None:
+    def handle_worker_ready(self) -> None:
         """Set again what the worker that was lost has left to its successor to restore."""
         for lease in self._leases.values():
             self.spawn(self._set_again(lease))
@@ -199,7 +199,7 @@ class GpuLeases:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def record(self, action: str, gpu_uuid: str, holder: Holder, reason: str, before: str, after: str) -> None:
+    def record(self, action: str, gpu_uuid: str, holder: LeaseHolder, reason: str, before: str, after: str) -> None:
         """Write down who changed what."""
         self.history.write(
             ControlEventRecord(utc_at(time.monotonic_ns()), action, str(holder), None, gpu_uuid, reason, before, after)
@@ -207,9 +207,9 @@ class GpuLeases:
 
     # --- inside ---
 
-    def _open(self, gpu: Gpu, holder: Holder, pidfd: int | None) -> GpuLease:
-        lease = GpuLease(f"{holder.kind}-{secrets.token_hex(3)}", gpu, holder)
-        claim = Claim(lease.lease_id, "", holder.uid, time.monotonic_ns(), kind=holder.kind, pid=holder.pid)
+    def _open(self, gpu: Gpu, holder: LeaseHolder, pidfd: int | None) -> ManualLease:
+        lease = ManualLease(f"{holder.kind}-{secrets.token_hex(3)}", gpu, holder)
+        claim = GpuClaim(lease.lease_id, "", holder.uid, time.monotonic_ns(), kind=holder.kind, pid=holder.pid)
         self.gpus.claim(lease.gpu_uuid, claim)
         self._leases[lease.gpu_uuid] = lease
         if pidfd is not None:
@@ -218,7 +218,7 @@ class GpuLeases:
             loop.add_reader(lease.pidfd, self._process_died, lease)
         return lease
 
-    async def _apply(self, lease: GpuLease, sm_clock_mhz: int | None, power_limit_w: float | None) -> None:
+    async def _apply(self, lease: ManualLease, sm_clock_mhz: int | None, power_limit_w: float | None) -> None:
         await self.worker.lease(lease.lease_id, (lease.gpu_uuid,), lease.owner)
         if sm_clock_mhz is not None and sm_clock_mhz != lease.sm_clock_mhz:
             await self._lock(lease, sm_clock_mhz)
@@ -229,7 +229,7 @@ class GpuLeases:
             self._record_change(lease, "limit", f"{lease.power_limit_w or 'no'} W", f"{limit_w:g} W")
             lease.power_limit_w = limit_w
 
-    async def _lock(self, lease: GpuLease, sm_clock_mhz: int) -> None:
+    async def _lock(self, lease: ManualLease, sm_clock_mhz: int) -> None:
         """Set a clock and wait until the worker says what became of it."""
         gpu_uuid, asked_mono_ns = lease.gpu_uuid, time.monotonic_ns()
         heard: asyncio.Future[ClockSet] = asyncio.get_running_loop().create_future()
@@ -246,7 +246,7 @@ class GpuLeases:
         if change.error is not None:
             raise GpuError(f"GPU {gpu_uuid}: {change.error}")
 
-    async def _set_again(self, lease: GpuLease) -> None:
+    async def _set_again(self, lease: ManualLease) -> None:
         async with self._turns[lease.gpu_uuid]:
             if self._leases.get(lease.gpu_uuid) is not lease:
                 return
@@ -256,25 +256,25 @@ class GpuLeases:
             except GpuError as error:
                 await self.end(lease, f"a new worker could not set it again: {error}")
 
-    def _process_died(self, lease: GpuLease) -> None:
+    def _process_died(self, lease: ManualLease) -> None:
         self._forget_process(lease)
         self._end_soon(lease, f"process {lease.holder.pid} ended")
 
-    def _forget_process(self, lease: GpuLease) -> None:
+    def _forget_process(self, lease: ManualLease) -> None:
         if lease.pidfd is not None:
             asyncio.get_running_loop().remove_reader(lease.pidfd)
             os.close(lease.pidfd)
             lease.pidfd = None
 
-    def _end_soon(self, lease: GpuLease, reason: str) -> None:
+    def _end_soon(self, lease: ManualLease, reason: str) -> None:
         self.spawn(self._end_in_turn(lease, reason))
 
-    async def _end_in_turn(self, lease: GpuLease, reason: str) -> None:
+    async def _end_in_turn(self, lease: ManualLease, reason: str) -> None:
         async with self._turns[lease.gpu_uuid]:
             if self._leases.get(lease.gpu_uuid) is lease:
                 await self.end(lease, reason)
 
-    def _record_change(self, lease: GpuLease, action: str, before: str, after: str) -> None:
+    def _record_change(self, lease: ManualLease, action: str, before: str, after: str) -> None:
         self.record(action, lease.gpu_uuid, lease.holder, f"lease {lease.lease_id}", before, after)
 
 
@@ -291,6 +291,6 @@ def supported_no_slower_than(gpu: Gpu, sm_clock_mhz: int) -> int:
     return min(clock for clock in clocks_mhz if clock >= sm_clock_mhz)
 
 
-def _is_same_holder(one: Holder, other: Holder) -> bool:
+def _is_same_holder(one: LeaseHolder, other: LeaseHolder) -> bool:
     """Administrators share their leases; a process has its own, and its pid is no other's while its lease lives."""
     return one.kind is other.kind and (one.kind is ClaimKind.ADMINISTRATOR or one == other)

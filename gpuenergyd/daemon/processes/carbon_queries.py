@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, intensity_now
-from gpuenergyd.core.carbon.replay import Forecast, TimingWorth, Worth
+from gpuenergyd.core.carbon.replay import Forecast, TimingValue, TimingValueEstimator
 from gpuenergyd.core.job.measured_frontier import measured_frontier
 from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView, TargetDecision, TargetView
 from gpuenergyd.errors import UnknownPolicyError
@@ -21,7 +21,7 @@ FORECAST_HOURS = 72
 
 
 @dataclass(frozen=True, slots=True)
-class SentSeries:
+class EncodedSeries:
     """An hourly series as it travels."""
 
     zone: str
@@ -30,7 +30,7 @@ class SentSeries:
     unit: str
 
     @classmethod
-    def of(cls, series: HourlySeries, last_hours: int | None = None) -> "SentSeries":
+    def of(cls, series: HourlySeries, last_hours: int | None = None) -> "EncodedSeries":
         """Return a series to send, or its last hours."""
         values = series.values if last_hours is None else series.values[-last_hours:]
         first_at = series.end_at - len(values) * (series.end_at - series.first_hour_at) / max(1, len(series.values))
@@ -43,15 +43,15 @@ class SentSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class ForecastQuestion:
-    """What comes, from a history; with `worth_of`, also what timing could have been worth lately."""
+class ForecastQuery:
+    """What comes, from a history; with `timing_value_query`, also what timing could have been worth lately."""
 
-    history: SentSeries
-    worth_of: "WorthQuestion | None" = None
+    history: EncodedSeries
+    timing_value_query: "TimingValueQuery | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class WorthQuestion:
+class TimingValueQuery:
     """For which budget and frontier; without points one is assumed."""
 
     max_slowdown_ratio: float
@@ -65,11 +65,11 @@ class ForecastReply:
     """A forecast, and what timing is worth where that was asked and can be said."""
 
     forecast: CarbonForecast
-    worth: TimingWorth | None = None
+    timing_value: TimingValue | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TargetQuestion:
+class TargetQuery:
     """A job's target; the host adds the frontier, which only its policy knows.
 
     `view` is by the grid's time, in which `time_scale` seconds pass in one second of the host.
@@ -77,7 +77,7 @@ class TargetQuestion:
 
     target_policy: str
     view: TargetView
-    history: SentSeries | None
+    history: EncodedSeries | None
     time_scale: float = 1.0
 
 
@@ -89,7 +89,7 @@ class TargetReply:
     frontier: tuple[tuple[float, float], ...]
 
 
-def answer_forecast(question: ForecastQuestion) -> ForecastReply:
+def answer_forecast(question: ForecastQuery) -> ForecastReply:
     """Return what the installed machinery says.
 
     Raises:
@@ -100,10 +100,10 @@ def answer_forecast(question: ForecastQuestion) -> ForecastReply:
     forecast: Forecast = _machinery("forecast")
     expected = forecast(history, num_hours=FORECAST_HOURS)
     worth = None
-    if question.worth_of is not None:
-        worth_of: Worth = _machinery("worth")
-        asked = question.worth_of
-        worth = worth_of(
+    if question.timing_value_query is not None:
+        timing_value_query: TimingValueEstimator = _machinery("timing-value")
+        asked = question.timing_value_query
+        worth = timing_value_query(
             history,
             frontier=asked.frontier,
             max_slowdown_ratio=asked.max_slowdown_ratio,
@@ -114,7 +114,7 @@ def answer_forecast(question: ForecastQuestion) -> ForecastReply:
 
 
 def answer_target(
-    target_policy: Any, question: TargetQuestion, policy: ClockPolicy | None, job_view: JobView | None
+    target_policy: Any, question: TargetQuery, policy: ClockPolicy | None, job_view: JobView | None
 ) -> TargetReply:
     """Return the target policy's decision for a job, on the frontier that its clock policy knows."""
     points = frontier_of(policy, job_view)

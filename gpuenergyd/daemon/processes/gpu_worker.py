@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpuenergyd.daemon.processes.launch import WorkerProcess
-from gpuenergyd.daemon.processes.restart_backoff import Succession
+from gpuenergyd.daemon.processes.restart_backoff import RestartBackoff
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
@@ -35,23 +35,23 @@ _RESTORE_AND_EXIT_LIMIT_S = 40.0
 class WorkerListener(Protocol):
     """Who hears what the worker says."""
 
-    def worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
+    def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
         """Take the GPUs that a new worker found."""
         ...
 
-    def take_samples(self, samples: Sequence[GpuSample]) -> None:
+    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Take readings."""
         ...
 
-    def take_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_set(self, change: ClockSet) -> None:
         """Take a clock change."""
         ...
 
-    def take_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_state(self, change: GpuStateChange) -> None:
         """Take how a GPU is."""
         ...
 
-    def worker_lost(self, reason: str) -> None:
+    def handle_worker_lost(self, reason: str) -> None:
         """Know that nobody can set clocks now."""
         ...
 
@@ -194,7 +194,7 @@ class GpuWorker:
         return self._link
 
     async def _supervise(self) -> None:
-        succession = Succession()
+        backoff = RestartBackoff()
         while True:
             up_since_s = time.monotonic()
             came_up = self.is_alive
@@ -203,7 +203,7 @@ class GpuWorker:
             lived_s = time.monotonic() - up_since_s
             await self._bring_down()
             is_awaited = self._process.has_left_gpus()
-            await asyncio.sleep(succession.pause_s(lived_s=lived_s, came_up=came_up, is_awaited=is_awaited))
+            await asyncio.sleep(backoff.next_delay_s(lived_s=lived_s, came_up=came_up, is_awaited=is_awaited))
             self.num_restarts += 1
             await self._bring_up()
 
@@ -242,16 +242,16 @@ class GpuWorker:
         self.has_taken_over = self._link.has_taken_over
         self._heard_mono_s = time.monotonic()
         self._say(None)
-        self._listener().worker_ready(self._link.identities)
+        self._listener().handle_worker_ready(self._link.identities)
         for change in self._early_states:
-            self._listener().take_gpu_state(change)
+            self._listener().handle_gpu_state(change)
         self._early_states = None
 
     async def _connect(self) -> WorkerLink:
         return await WorkerLink.connect(
             self._settings.worker_link_path,
-            on_samples=lambda samples: self._listener().take_samples(samples),
-            on_clock_set=lambda change: self._listener().take_clock_set(change),
+            on_samples=lambda samples: self._listener().handle_samples(samples),
+            on_clock_set=lambda change: self._listener().handle_clock_set(change),
             on_gpu_state=self._on_gpu_state,
             on_lost=self._on_lost,
             rules=RestoreRules(self._settings.restore_policy, self._settings.baseline_sm_clock_mhz),
@@ -267,7 +267,7 @@ class GpuWorker:
 
     def _on_gpu_state(self, change: GpuStateChange) -> None:
         if self._early_states is None:
-            self._listener().take_gpu_state(change)
+            self._listener().handle_gpu_state(change)
         else:
             # The first ones come before the GPUs themselves are known.
             self._early_states.append(change)
@@ -277,7 +277,7 @@ class GpuWorker:
             return
         self._lost.set()
         self._say(reason)
-        self._listener().worker_lost(reason)
+        self._listener().handle_worker_lost(reason)
 
     def _say(self, trouble: str | None) -> None:
         if trouble != self.trouble:

@@ -205,24 +205,24 @@ async def connect_policy_unit(path: Path) -> PolicyChannel:
 
 
 @dataclass(frozen=True, slots=True)
-class Starters:
+class ProcessLaunchers:
     """Who starts what."""
 
     worker: WorkerProcess
     policy_host: StartPolicyHost = field(repr=False)
 
 
-def starters(settings: Settings) -> Starters:
+def process_launchers(settings: Settings) -> ProcessLaunchers:
     """Return how worker and policy host come to be under these settings."""
     match settings.processes:
         case Processes.CHILDREN:
             limit_bytes = settings.policy_memory_limit_bytes
-            return Starters(
+            return ProcessLaunchers(
                 ChildWorker([*worker_command(settings), "--exit-with-core"], settings.journal_path),
                 lambda: start_policy_child(limit_bytes, POLICY_HOST_COMMAND),
             )
         case Processes.UNITS:
-            return Starters(WorkerUnit(), lambda: connect_policy_unit(settings.policy_socket_path))
+            return ProcessLaunchers(WorkerUnit(), lambda: connect_policy_unit(settings.policy_socket_path))
 
 
 def worker_command(settings: Settings) -> list[str]:

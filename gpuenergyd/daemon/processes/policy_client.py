@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.processes.carbon_queries import ForecastQuestion, ForecastReply, TargetQuestion, TargetReply
+from gpuenergyd.daemon.processes.carbon_queries import ForecastQuery, ForecastReply, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.launch import PolicyChannel, StartPolicyHost
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
 from gpuenergyd.daemon.processes.view_delta import ViewSender
@@ -23,7 +23,7 @@ class PolicyFailure:
     reason: str
 
 
-class PolicyLink:
+class PolicyClient:
     """One request at a time, so that a time limit blames the job whose policy is running."""
 
     def __init__(self, start_host: StartPolicyHost, *, time_limit_s: float, first_time_limit_s: float) -> None:
@@ -53,7 +53,7 @@ class PolicyLink:
         """Start the host."""
         await self._ask("", "", None)
 
-    async def expect(self, policy: str) -> None:
+    async def preload(self, policy: str) -> None:
         """Have the host load a policy once, for a job that will ask it: what it imports is there by then."""
         if policy not in self._loaded:
             self._loaded.add(policy)
@@ -68,21 +68,21 @@ class PolicyLink:
             return PolicyFailure(answer.error or "no plan")
         return answer.plan
 
-    async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
+    async def next_target(self, job_id: str, question: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or why there is none."""
         answer = await self._ask(job_id, question.target_policy, None, target=question)
         if isinstance(answer, PolicyFailure):
             return answer
         return answer.target or PolicyFailure(answer.error or "no target")
 
-    async def forecast(self, question: ForecastQuestion) -> ForecastReply | PolicyFailure:
+    async def forecast(self, question: ForecastQuery) -> ForecastReply | PolicyFailure:
         """Return a forecast, or why there is none."""
         answer = await self._ask("", "forecast", None, forecast=question)
         if isinstance(answer, PolicyFailure):
             return answer
         return answer.forecast or PolicyFailure(answer.error or "no forecast")
 
-    async def forget(self, job_id: str) -> None:
+    async def drop_job(self, job_id: str) -> None:
         """Drop the policy instance of a job that has ended."""
         if self.is_alive:
             await self._ask(job_id, "", None)
@@ -98,8 +98,8 @@ class PolicyLink:
         policy: str,
         view: JobView | None,
         *,
-        target: TargetQuestion | None = None,
-        forecast: ForecastQuestion | None = None,
+        target: TargetQuery | None = None,
+        forecast: ForecastQuery | None = None,
     ) -> PlanAnswer | PolicyFailure:
         async with self._turn:
             if self._is_closed:
@@ -127,8 +127,8 @@ class PolicyLink:
         job_id: str,
         policy: str,
         view: JobView | None,
-        target: TargetQuestion | None,
-        forecast: ForecastQuestion | None,
+        target: TargetQuery | None,
+        forecast: ForecastQuery | None,
     ) -> PlanAnswer:
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
         difference = None

@@ -16,9 +16,9 @@ from typing import BinaryIO
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
 from gpuenergyd.daemon.processes.carbon_queries import (
-    ForecastQuestion,
+    ForecastQuery,
     ForecastReply,
-    TargetQuestion,
+    TargetQuery,
     TargetReply,
     answer_forecast,
     answer_target,
@@ -45,8 +45,8 @@ class PlanRequest:
     job_id: str
     policy: str
     view: ViewDifference | None = None
-    target: TargetQuestion | None = None
-    forecast: ForecastQuestion | None = None
+    target: TargetQuery | None = None
+    forecast: ForecastQuery | None = None
 
 
 @dataclass(frozen=True, slots=True)

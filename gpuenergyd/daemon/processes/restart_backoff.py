@@ -9,13 +9,13 @@ _MAX_ATTEMPTS_IN_VAIN = 3
 
 
 @dataclass(slots=True)
-class Succession:
+class RestartBackoff:
     """Pauses between a process and its successor; one that lived for half a minute clears the record."""
 
     _pause_s: float = 0.0
     _num_in_vain: int = 0
 
-    def pause_s(self, *, lived_s: float, came_up: bool, is_awaited: bool) -> float:
+    def next_delay_s(self, *, lived_s: float, came_up: bool, is_awaited: bool) -> float:
         """Return how long to wait before the successor of a process that has just been lost.
 
         `came_up`: it was ready before it was lost. `is_awaited`: what it left undone hurts until the next one is there.

@@ -19,7 +19,7 @@ class _Kind:
     num_left_out: int = 0
 
 
-class FloodGuard(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Lets the first lines of each kind through; a kind is the place in the code that complains, and of what.
 
     Lines about a change of state (INFO) are as rare as the changes and always pass.

@@ -20,11 +20,11 @@ from aiohttp import web
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
-from gpuenergyd.daemon.manual_leases.leases import Holder
+from gpuenergyd.daemon.manual_leases.leases import LeaseHolder
 from gpuenergyd.daemon.ports import AskableWorker
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, require_alive
 from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
-from gpuenergyd.daemon.zeusd.requests import Wish, ZeusdWishes
+from gpuenergyd.daemon.zeusd.requests import ZeusdChange, ZeusdChanges
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
 from gpuenergyd.gpu.link.client import GpuLook
 from gpuenergyd.wire.daemon_codec import encode
@@ -46,7 +46,7 @@ class ZeusdRoutes:
 
     gpus: Gpus
     worker: AskableWorker
-    wishes: ZeusdWishes
+    changes: ZeusdChanges
     access: AccessRules
     proof_of_use: ProofOfUse
     living_peer: LivingPeer
@@ -122,30 +122,30 @@ class ZeusdRoutes:
     async def _set_power_limit(self, request: web.Request) -> web.Response:
         asked = _parameters(request)
         limit_w = asked.unsigned("power_limit_mw") / _MW_PER_W
-        return await self._change(request, asked, Wish(power_limit_w=limit_w))
+        return await self._change(request, asked, ZeusdChange(power_limit_w=limit_w))
 
     async def _lock_sm_clock(self, request: web.Request) -> web.Response:
         asked = _parameters(request)
-        return await self._change(request, asked, Wish(sm_clock_mhz=asked.clock_range()[1]))
+        return await self._change(request, asked, ZeusdChange(sm_clock_mhz=asked.clock_range()[1]))
 
     async def _reset_sm_clock(self, request: web.Request) -> web.Response:
-        return await self._change(request, _parameters(request), Wish(is_clock_reset=True))
+        return await self._change(request, _parameters(request), ZeusdChange(is_clock_reset=True))
 
     async def _lock_memory_clock(self, request: web.Request) -> web.Response:
         asked = _parameters(request)
         low_mhz, high_mhz = asked.clock_range()
-        return await self._change(request, asked, Wish(noted=f"memory clock of {low_mhz} to {high_mhz} MHz"))
+        return await self._change(request, asked, ZeusdChange(noted=f"memory clock of {low_mhz} to {high_mhz} MHz"))
 
     async def _reset_memory_clock(self, request: web.Request) -> web.Response:
-        return await self._change(request, _parameters(request), Wish(noted="memory clock reset"))
+        return await self._change(request, _parameters(request), ZeusdChange(noted="memory clock reset"))
 
     async def _set_persistence_mode(self, request: web.Request) -> web.Response:
         asked = _parameters(request)
         wanted = "on" if asked.boolean("enabled") else "off"
-        return await self._change(request, asked, Wish(noted=f"persistence mode {wanted}"))
+        return await self._change(request, asked, ZeusdChange(noted=f"persistence mode {wanted}"))
 
-    async def _change(self, request: web.Request, asked: Parameters, wish: Wish) -> web.Response:
-        """Check who asks, then carry the wish out on each GPU: now, or soon where nobody waits."""
+    async def _change(self, request: web.Request, asked: Parameters, change: ZeusdChange) -> web.Response:
+        """Check who asks, then carry the change out on each GPU: now, or soon where nobody waits."""
         shall_wait = asked.boolean("block")
         indices = asked.gpu_ids(is_required=True)
         asked.done()
@@ -154,14 +154,14 @@ class ZeusdRoutes:
             return _refusal("API group gpu-control is not enabled: mode = 'observe', this daemon changes no GPU")
         with self.living_peer(request) as (peer, pidfd):
             self.access.require_control(peer)
-            holder = Holder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)
+            holder = LeaseHolder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)
 
-            async def change(gpu: Gpu) -> None:
+            async def apply(gpu: Gpu) -> None:
                 await self.proof_of_use.require(peer, gpu.identity.gpu_uuid)
                 require_alive(peer, pidfd)
-                await self.wishes.take(gpu, holder, pidfd, wish, shall_wait=shall_wait)
+                await self.changes.apply(gpu, holder, pidfd, change, shall_wait=shall_wait)
 
-            _, problem = await _of_each(gpus, change)
+            _, problem = await _of_each(gpus, apply)
         return web.Response() if problem is None else problem
 
     # --- reading ---

@@ -65,18 +65,18 @@ def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
                 f" ({skill['num_origins']} forecasts)"
             )
         lines.append(Text(f"forecast: {grid['forecast_model']}; {said}"))
-    if grid["worth"] is not None:
-        lines.append(Text(worth_text(grid["worth"])))
+    if grid["timing_value"] is not None:
+        lines.append(Text(timing_value_text(grid["timing_value"])))
     return lines
 
 
-def worth_text(worth: Mapping[str, Any]) -> str:
-    """Return what choosing the hours could have added lately, in one sentence."""
-    curve = "an assumed frontier" if worth["is_frontier_assumed"] else "the job's frontier"
+def timing_value_text(value: Mapping[str, Any]) -> str:
+    """Return the recent upper bound of the gain from choosing the hours, in one sentence."""
+    curve = "an assumed frontier" if value["is_frontier_assumed"] else "the job's frontier"
     return (
-        f"choosing the hours could have added {100 * worth['timing_gain_ratio']:.2f} points to the"
-        f" {100 * worth['constant_saving_ratio']:.2f} % that {ratio_text(worth['max_slowdown_ratio'])} time saves"
-        f" at any hour (perfect knowledge, last {worth['num_days']} days, {worth['job_hours']:.0f} h jobs, {curve})"
+        f"choosing the hours could have added {100 * value['timing_gain_ratio']:.2f} points to the"
+        f" {100 * value['constant_saving_ratio']:.2f} % that {ratio_text(value['max_slowdown_ratio'])} time saves"
+        f" at any hour (perfect knowledge, last {value['num_days']} days, {value['job_hours']:.0f} h jobs, {curve})"
     )
 
 
@@ -169,13 +169,17 @@ def _jobs(status: Status) -> list[RenderableType]:
 
 def _would_be(job: Mapping[str, Any]) -> list[RenderableType]:
     """What a job would save whose GPUs are only observed: a prediction, never among what was measured."""
-    if not job.get("is_observing") or job["would_save_basis"] is None:
+    if not job.get("is_observing") or job["predicted_saving_basis"] is None:
         return []
-    if job["would_save_ratio"] is None:
-        return [Text(f"would save: not known; {job['would_save_basis']}")]
-    low, high = job["would_save_low_ratio"], job["would_save_high_ratio"]
+    if job["predicted_saving_ratio"] is None:
+        return [Text(f"would save: not known; {job['predicted_saving_basis']}")]
+    low, high = job["predicted_saving_low_ratio"], job["predicted_saving_high_ratio"]
     span = f" ({interval_text((low, high))})" if low is not None and high is not None else ""
-    return [Text(f"would save {ratio_text(job['would_save_ratio'])}{span}, predicted: {job['would_save_basis']}")]
+    return [
+        Text(
+            f"would save {ratio_text(job['predicted_saving_ratio'])}{span}, predicted: {job['predicted_saving_basis']}"
+        )
+    ]
 
 
 def _notice(job: Mapping[str, Any]) -> list[RenderableType]:

@@ -4,7 +4,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon.intensity import HourlySeries
-from gpuenergyd.core.carbon.replay import TimingWorth
+from gpuenergyd.core.carbon.replay import TimingValue
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.features import filled_history
 from gpuenergyd_policies.carbon.jobs import TraceJob
@@ -28,14 +28,14 @@ ASSUMED_FRONTIER = (
 """A pipeline of four stages and eight microbatches on simulated A100s, by our planner: T and E against its fastest."""
 
 
-def worth(
+def timing_value(
     history: HourlySeries,
     *,
     frontier: tuple[tuple[float, float], ...] = (),
     max_slowdown_ratio: float = 0.025,
     job_hours: float = 72.0,
     host_power_w: float = 0.0,
-) -> TimingWorth | None:
+) -> TimingValue | None:
     """Return what timing could have added over the last 30 days; None where too little is known to say.
 
     Raises:
@@ -61,7 +61,7 @@ def worth(
     if not constants:
         return None
     constant = float(np.mean(constants))
-    return TimingWorth(
+    return TimingValue(
         constant_saving_ratio=constant,
         timing_gain_ratio=float(np.mean(oracles)) - constant,
         max_slowdown_ratio=max_slowdown_ratio,

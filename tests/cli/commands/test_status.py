@@ -188,12 +188,14 @@ def test_status_says_how_long_clock_changes_take_and_where_that_comes_from() -> 
 def test_status_says_what_would_be_saved_as_a_prediction_with_its_basis() -> None:
     told = {
         "is_observing": True,
-        "would_save_ratio": 0.12,
-        "would_save_low_ratio": 0.08,
-        "would_save_high_ratio": 0.19,
-        "would_save_basis": "assumed curves",
+        "predicted_saving_ratio": 0.12,
+        "predicted_saving_low_ratio": 0.08,
+        "predicted_saving_high_ratio": 0.19,
+        "predicted_saving_basis": "assumed curves",
     }
-    unknown = told | dict.fromkeys(("would_save_ratio", "would_save_low_ratio", "would_save_high_ratio"))
+    unknown = told | dict.fromkeys(
+        ("predicted_saving_ratio", "predicted_saving_low_ratio", "predicted_saving_high_ratio")
+    )
 
     text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (told, unknown))
 

@@ -191,7 +191,7 @@ def test_an_intensity_is_old_after_six_hours() -> None:
         (Level.DEGRADED, "zone GB: the newest value is of 2026-03-01 05:59 UTC")
     ]
     assert details(Subject.CARBON, carbon=CarbonFacts("GB")) == [(Level.DEGRADED, "zone GB: no value at all")]
-    assert details(Subject.CARBON, carbon=None) == [(Level.FINE, "none is configured: targets are steady")]
+    assert details(Subject.CARBON, carbon=None) == [(Level.FINE, "none is configured: targets use a constant slowdown")]
 
 
 def units(active: dict[str, str], enabled: dict[str, str] | None = None) -> UnitFacts:

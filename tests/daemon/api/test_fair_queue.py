@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gpuenergyd.daemon.api.fair_queue import FairTurns
+from gpuenergyd.daemon.api.fair_queue import FairQueue
 
 
 def test_a_user_begins_no_more_than_a_few_requests_per_turn_and_in_order() -> None:
@@ -10,7 +10,7 @@ def test_a_user_begins_no_more_than_a_few_requests_per_turn_and_in_order() -> No
     per_turn: list[int] = []
 
     async def scenario() -> None:
-        turns = FairTurns(max_per_turn=3)
+        turns = FairQueue(max_per_turn=3)
 
         async def ask(number: int) -> None:
             await turns.take(1)
@@ -32,7 +32,7 @@ def test_another_user_does_not_wait_behind_a_flood() -> None:
     begun: list[str] = []
 
     async def scenario() -> None:
-        turns = FairTurns(max_per_turn=3)
+        turns = FairQueue(max_per_turn=3)
 
         async def ask(uid: int, name: str) -> None:
             await turns.take(uid)
@@ -49,7 +49,7 @@ def test_another_user_does_not_wait_behind_a_flood() -> None:
 
 def test_who_leaves_while_waiting_takes_nobodys_place() -> None:
     async def scenario() -> list[int]:
-        turns = FairTurns(max_per_turn=1)
+        turns = FairQueue(max_per_turn=1)
         begun: list[int] = []
 
         async def ask(number: int) -> None:

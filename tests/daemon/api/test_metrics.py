@@ -50,7 +50,7 @@ JOB = {
     "slowdown_ratio": 0.01,
     "max_slowdown_ratio": 0.0,
     "last_report_age_s": 0.5,
-    "would_save_ratio": None,
+    "predicted_saving_ratio": None,
 }
 STATUS: dict[str, Any] = {
     "uptime_s": 5.0,

@@ -14,8 +14,8 @@ from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.api.server import Server
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
-from gpuenergyd.daemon.manual_leases.leases import GpuLeases
-from gpuenergyd.daemon.zeusd.requests import ZeusdWishes
+from gpuenergyd.daemon.manual_leases.leases import ManualLeases
+from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
@@ -45,7 +45,7 @@ class UnusedWorker(FakeWorker):
 def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
     async def scenario() -> frozenset[tuple[str, str]]:
         stage = Stage()
-        leases = GpuLeases(UnusedWorker(), stage.gpus, stage.history)
+        leases = ManualLeases(UnusedWorker(), stage.gpus, stage.history)
         server = Server(
             stage.jobs,
             AdministratorLeases(leases, stage.gpus),
@@ -54,7 +54,7 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
             job_detail=lambda _: None,
             access=AccessRules(),
             worker=UnusedWorker(),
-            zeusd_wishes=ZeusdWishes(leases, UnusedWorker()),
+            zeusd_changes=ZeusdChanges(leases, UnusedWorker()),
             max_connections_per_user=1,
             max_requests_per_user_per_s=1.0,
         )

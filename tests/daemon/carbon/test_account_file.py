@@ -9,7 +9,7 @@ import pytest
 
 from gpuenergyd.core.carbon.account import WorkSlot
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
-from gpuenergyd.daemon.carbon.account_file import CarbonMemory, KeptJob, identified
+from gpuenergyd.daemon.carbon.account_file import AccountFile, SavedAccount, identified
 
 MINE = {0: os.getpid()}
 ACCOUNT = SlowdownAccount(120, 60.0, 1.5)
@@ -18,13 +18,13 @@ SLOT = WorkSlot(datetime(2030, 1, 1, tzinfo=UTC), 10, 5.0, 900.0, None)
 
 def kept(path: Path, job_name: str = "gpt") -> Path:
     """Keep one account of this process as a core does, and return the file."""
-    job = KeptJob(job_name, identified(MINE), ACCOUNT, (SLOT,), ((0.5, 90.0),))
-    CarbonMemory(path).keep([job])
+    job = SavedAccount(job_name, identified(MINE), ACCOUNT, (SLOT,), ((0.5, 90.0),))
+    AccountFile(path).keep([job])
     return path
 
 
 def test_a_process_that_lives_on_finds_its_account_once(tmp_path: Path) -> None:
-    memory = CarbonMemory(kept(tmp_path / "accounts.json"))
+    memory = AccountFile(kept(tmp_path / "accounts.json"))
 
     job = memory.recall("gpt", MINE)
 
@@ -35,7 +35,7 @@ def test_a_process_that_lives_on_finds_its_account_once(tmp_path: Path) -> None:
 
 
 def test_another_job_and_another_process_start_with_nothing_spent(tmp_path: Path) -> None:
-    memory = CarbonMemory(kept(tmp_path / "accounts.json"))
+    memory = AccountFile(kept(tmp_path / "accounts.json"))
 
     assert memory.recall("bert", MINE) is None
     assert memory.recall("gpt", {0: os.getppid()}) is None
@@ -45,9 +45,9 @@ def test_another_job_and_another_process_start_with_nothing_spent(tmp_path: Path
 def test_an_account_nobody_has_come_back_for_is_kept_on_while_its_process_lives(tmp_path: Path) -> None:
     path = kept(tmp_path / "accounts.json")
 
-    CarbonMemory(path).keep([])
+    AccountFile(path).keep([])
 
-    assert CarbonMemory(path).recall("gpt", MINE) is not None
+    assert AccountFile(path).recall("gpt", MINE) is not None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 9, "boot_id": "", "jobs": []}', "null"])
@@ -55,15 +55,15 @@ def test_a_file_that_cannot_be_believed_is_as_none(tmp_path: Path, text: str) ->
     path = tmp_path / "accounts.json"
     path.write_text(text)
 
-    assert CarbonMemory(path).recall("gpt", MINE) is None
+    assert AccountFile(path).recall("gpt", MINE) is None
 
 
 def test_accounts_of_another_boot_belong_to_nobody(tmp_path: Path) -> None:
     path = kept(tmp_path / "accounts.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
 
-    assert CarbonMemory(path).recall("gpt", MINE) is None
+    assert AccountFile(path).recall("gpt", MINE) is None
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    CarbonMemory(tmp_path / "no such folder" / "accounts.json").keep([])
+    AccountFile(tmp_path / "no such folder" / "accounts.json").keep([])

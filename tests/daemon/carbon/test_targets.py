@@ -25,7 +25,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.targets import CarbonTargets
 from gpuenergyd.daemon.ports import RunningJob
-from gpuenergyd.daemon.processes.carbon_queries import TargetQuestion, TargetReply, answer_target
+from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply, answer_target
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import carbon_report
@@ -93,7 +93,7 @@ class Following:
             self.reasons.append(event.refusal)
         self.run.tell(event)
 
-    async def next_target(self, job_id: str, question: TargetQuestion) -> TargetReply | PolicyFailure:
+    async def next_target(self, job_id: str, question: TargetQuery) -> TargetReply | PolicyFailure:
         """Answer as a policy host does."""
         del job_id
         self.num_asked += 1

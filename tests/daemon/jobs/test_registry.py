@@ -104,11 +104,11 @@ class FakePolicy:
         self.views.append(view)
         return self.answers.pop(0) if self.answers else view.issued_plans[-1]
 
-    async def expect(self, policy: str) -> None:
+    async def preload(self, policy: str) -> None:
         """Know it already."""
         assert policy == "scripted"
 
-    async def forget(self, job_id: str) -> None:
+    async def drop_job(self, job_id: str) -> None:
         """Note it."""
         self.forgotten.append(job_id)
 
@@ -142,7 +142,7 @@ class Stage:
     def __init__(self, *answers: ClockPlan | PolicyFailure, is_observing: bool = False) -> None:
         self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
         self.gpus = Gpus()
-        self.gpus.learn(
+        self.gpus.update(
             GpuIdentity(f"GPU-{r}", r, "A100", CLOCKS_MHZ, is_simulated=True, blocking_power_w=80.0) for r in range(3)
         )
         self.jobs = Jobs(
@@ -380,7 +380,7 @@ def test_a_gpu_that_cannot_be_controlled_takes_its_whole_job_to_full_speed(healt
     async def scenario() -> None:
         stage.join()
         await stage.iterate(times=3)
-        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", health, "it says so"))
+        stage.jobs.handle_gpu_state(GpuStateChange("GPU-1", health, "it says so"))
         await settle()
 
         assert stage.phase == "fallback"
@@ -394,8 +394,8 @@ def test_a_gpu_that_cannot_be_controlled_takes_its_whole_job_to_full_speed(healt
 def test_a_lost_worker_and_a_failed_set_take_a_tuned_job_to_full_speed_and_leave_others_alone() -> None:
     async def scenario() -> None:
         ways: list[Callable[[Jobs], None]] = [
-            lambda jobs: jobs.worker_lost("the GPU worker went away"),
-            lambda jobs: jobs.take_clock_set(failed_set("GPU-0")),
+            lambda jobs: jobs.handle_worker_lost("the GPU worker went away"),
+            lambda jobs: jobs.handle_clock_set(failed_set("GPU-0")),
         ]
         for lose in ways:
             stage = Stage(plan("t", 1200))
@@ -506,13 +506,13 @@ def test_a_gpu_that_may_only_be_observed_keeps_its_job_from_asking_for_a_lease_u
     stage = Stage(would_be_plan(), plan("tuned-1", 1200))
 
     async def scenario() -> None:
-        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
+        stage.jobs.handle_gpu_state(GpuStateChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
         stage.join()
         await stage.iterate(times=8)
         assert stage.worker.calls == []
         assert [view.can_set_clocks for view in stage.policy.views] == [False]
 
-        stage.jobs.take_gpu_state(GpuStateChange("GPU-1", GpuHealth.OK, "MIG is off"))
+        stage.jobs.handle_gpu_state(GpuStateChange("GPU-1", GpuHealth.OK, "MIG is off"))
         await stage.iterate(times=50)
         assert stage.policy.views[1].can_set_clocks
         assert any(call[0] == "lease" for call in stage.worker.calls)
@@ -567,7 +567,7 @@ def test_energy_comes_from_the_counters_of_all_gpus_of_the_job() -> None:
         stage.join()
         for r in range(2):
             for at_ns, energy_j in ((now_ns - 10**9, 1000.0), (now_ns + 10**9, 1000.0 + 200.0 * (r + 1))):
-                stage.jobs.take_samples([GpuSample(f"GPU-{r}", at_ns, 100.0, energy_j, at_ns, 1410, 40.0, False)])
+                stage.jobs.handle_samples([GpuSample(f"GPU-{r}", at_ns, 100.0, energy_j, at_ns, 1410, 40.0, False)])
         await stage.iterate()
         (iteration,) = [r for r in stage.history.records if isinstance(r, IterationRecord)]
 
@@ -626,7 +626,7 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
                 *("GPU-0", 1200, asked_ns, asked_ns, asked_ns + 3_500_000, asked_ns + 4_500_000, 1200, None),
                 previous_sm_clock_mhz=900,
             )
-            stage.jobs.take_clock_set(change)
+            stage.jobs.handle_clock_set(change)
         await stage.iterate(times=2)
         (view, *_) = stage.policy.views
 
@@ -690,7 +690,7 @@ def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of_eithe
             stage.jobs.report(report(token, r, stage.next_index, r), ME)
         stage.next_index += 1
         await settle()
-        stage.jobs.take_samples(())
+        stage.jobs.handle_samples(())
         await stage.iterate(times=2)
         mixed = [r for r in stage.history.records if isinstance(r, IterationRecord) and r.iteration_index == 3]
         await stage.jobs.close("test over")

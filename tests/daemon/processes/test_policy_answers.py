@@ -9,7 +9,7 @@ from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.processes.carbon_queries import ForecastQuestion, SentSeries, TargetQuestion, WorthQuestion
+from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, ForecastQuery, TargetQuery, TimingValueQuery
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, PolicyHost, run
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.wire.daemon_codec import decode, encode
@@ -32,7 +32,7 @@ def target_question(target_policy: str) -> PlanRequest:
     asked = TargetView(
         "a", TRACE.end_at, 0.1, baseline=BaselineView(1.0, 100.0, 10), num_iterations_done=10, active_time_s=10.0
     )
-    return PlanRequest(7, "a", "polite", target=TargetQuestion(target_policy, asked, SentSeries.of(TRACE)))
+    return PlanRequest(7, "a", "polite", target=TargetQuery(target_policy, asked, EncodedSeries.of(TRACE)))
 
 
 def plan_id(answer: PlanAnswer) -> str:
@@ -102,7 +102,7 @@ def test_a_question_about_the_grid_leaves_the_jobs_policy_as_it_is() -> None:
     known = view("a")
     host.answer(PlanRequest(1, "a", "polite", sender.difference(known)))
 
-    replies = [host.answer(target_question("steady")) for _ in range(2)]
+    replies = [host.answer(target_question("constant-slowdown")) for _ in range(2)]
 
     assert [reply.error for reply in replies] == [None, None]
     assert replies[0].target is not None
@@ -119,17 +119,17 @@ def test_a_target_policy_that_is_not_there_is_one_line() -> None:
 
 
 def test_what_comes_is_told_from_a_history_and_its_worth_where_that_was_asked() -> None:
-    history = SentSeries.of(TRACE)
-    worth = WorthQuestion(max_slowdown_ratio=0.1, job_hours=24.0, host_power_w=100.0)
+    history = EncodedSeries.of(TRACE)
+    worth = TimingValueQuery(max_slowdown_ratio=0.1, job_hours=24.0, host_power_w=100.0)
 
-    plain = PolicyHost().answer(PlanRequest(1, "", "", forecast=ForecastQuestion(history)))
-    both = PolicyHost().answer(PlanRequest(2, "", "", forecast=ForecastQuestion(history, worth)))
+    plain = PolicyHost().answer(PlanRequest(1, "", "", forecast=ForecastQuery(history)))
+    both = PolicyHost().answer(PlanRequest(2, "", "", forecast=ForecastQuery(history, worth)))
 
     assert plain.forecast is not None
     assert plain.forecast.forecast.hours[0].target_at == TRACE.end_at
     assert plain.forecast.forecast.hours[-1].target_at == TRACE.end_at + 71 * HOUR
-    assert plain.forecast.worth is None
+    assert plain.forecast.timing_value is None
     assert both.forecast is not None
-    assert both.forecast.worth is not None
-    assert both.forecast.worth.max_slowdown_ratio == 0.1
-    assert both.forecast.worth.is_frontier_assumed
+    assert both.forecast.timing_value is not None
+    assert both.forecast.timing_value.max_slowdown_ratio == 0.1
+    assert both.forecast.timing_value.is_frontier_assumed

@@ -24,7 +24,7 @@ from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.processes.launch import start_policy_child
 from gpuenergyd.daemon.processes.plugins import InstalledPolicy, check_policy_name, installed_policies, load_policy
-from gpuenergyd.daemon.processes.policy_client import PolicyFailure, PolicyLink
+from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.errors import UnknownPolicyError
 
 
@@ -55,8 +55,8 @@ Ask = Callable[[str], Awaitable[ClockPlan | PolicyFailure]]
 @asynccontextmanager
 async def policy_link(
     command: tuple[str, ...], *, time_limit_s: float = 20.0, memory_limit_bytes: int | None = None
-) -> AsyncIterator[PolicyLink]:
-    link = PolicyLink(
+) -> AsyncIterator[PolicyClient]:
+    link = PolicyClient(
         lambda: start_policy_child(memory_limit_bytes, command),
         time_limit_s=time_limit_s,
         first_time_limit_s=20.0,
@@ -71,7 +71,7 @@ def test_each_job_has_its_own_policy_and_is_forgotten_when_it_ends(host_command:
     async def scenario() -> list[ClockPlan | PolicyFailure]:
         async with policy_link(host_command) as link:
             answers = [await link.next_plan(job, "polite", view(job)) for job in ("a", "a", "b")]
-            await link.forget("a")
+            await link.drop_job("a")
             return [*answers, await link.next_plan("a", "polite", view("a"))]
 
     plans = asyncio.run(scenario())
@@ -90,10 +90,10 @@ def test_a_policy_is_loaded_ahead_once_and_one_that_cannot_be_loaded_hurts_nobod
     async def scenario() -> tuple[int, ClockPlan | PolicyFailure, int]:
         async with policy_link(host_command) as link:
             await link.start()
-            await link.expect("broken-import")
-            await link.expect("polite")
+            await link.preload("broken-import")
+            await link.preload("polite")
             num_asked = link._next_request_id
-            await link.expect("polite")
+            await link.preload("polite")
             return link._next_request_id - num_asked, await link.next_plan("a", "polite", view("a")), link.num_restarts
 
     num_asked_again, plan, num_restarts = asyncio.run(scenario())

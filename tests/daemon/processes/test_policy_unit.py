@@ -14,7 +14,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.daemon.processes.launch import connect_policy_unit
-from gpuenergyd.daemon.processes.policy_client import PolicyFailure, PolicyLink
+from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from tests.daemon.processes.test_policy_host import view
 from tests.support.daemon_process import wait_for_death
 from tests.support.processes import child_pids
@@ -42,9 +42,9 @@ class Unit:
         """The guards started so far."""
         return [int(line) for line in self.guard_pids.read_text().splitlines()]
 
-    def link(self, *, time_limit_s: float = 60.0) -> PolicyLink:
+    def link(self, *, time_limit_s: float = 60.0) -> PolicyClient:
         """Return a link that asks this unit."""
-        return PolicyLink(
+        return PolicyClient(
             lambda: connect_policy_unit(self.path), time_limit_s=time_limit_s, first_time_limit_s=time_limit_s
         )
 
@@ -103,7 +103,7 @@ def test_a_policy_that_never_returns_is_killed_by_hanging_up(unit: Unit) -> None
 
 def test_without_a_unit_there_is_no_plan_and_a_reason(tmp_path: Path) -> None:
     async def scenario() -> ClockPlan | PolicyFailure:
-        link = PolicyLink(lambda: connect_policy_unit(tmp_path / "nobody"), time_limit_s=5.0, first_time_limit_s=5.0)
+        link = PolicyClient(lambda: connect_policy_unit(tmp_path / "nobody"), time_limit_s=5.0, first_time_limit_s=5.0)
         return await link.next_plan("job", "polite", view())
 
     answer = asyncio.run(scenario())
@@ -125,7 +125,7 @@ def test_a_unit_of_another_user_is_not_trusted(tmp_path: Path) -> None:
         theirs.stdout.readline()
 
         async def scenario() -> ClockPlan | PolicyFailure:
-            link = PolicyLink(lambda: connect_policy_unit(path), time_limit_s=5.0, first_time_limit_s=5.0)
+            link = PolicyClient(lambda: connect_policy_unit(path), time_limit_s=5.0, first_time_limit_s=5.0)
             return await link.next_plan("job", "polite", view())
 
         answer = asyncio.run(scenario())

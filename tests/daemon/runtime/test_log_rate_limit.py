@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.client.connection import DaemonConnection
-from gpuenergyd.daemon.runtime.log_rate_limit import FloodGuard
+from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from tests.support.daemon_process import running_daemon
 from tests.support.virtual_time import VirtualTime
 from tests.support.waiting import wait_until
@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 @pytest.mark.fault(51)
 def test_complaints_of_one_kind_are_counted_and_changes_of_state_always_pass() -> None:
     clock = VirtualTime()
-    guard, log = FloodGuard(monotonic_s=lambda: clock.mono_ns() / 1e9), logging.getLogger("gpuenergyd.flood")
+    guard, log = LogRateLimit(monotonic_s=lambda: clock.mono_ns() / 1e9), logging.getLogger("gpuenergyd.flood")
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
-from gpuenergyd.daemon.zeusd.requests import Wish
+from gpuenergyd.daemon.zeusd.requests import ZeusdChange
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from tests.support.client_process import client_process, daemon_for_everybody, needs_namespaces, needs_root
 from tests.support.daemon_process import DaemonProcess, running_daemon
@@ -141,19 +141,21 @@ def test_a_wish_that_comes_while_the_one_before_is_carried_out_is_carried_out_to
     with client_process(daemon.socket_path, uid=ME[0], gid=ME[1], groups=None) as client:
         for _ in range(8):
             for mhz in (1005, 1200):
-                wish = f"gpu_ids=1&min_clock_mhz=0&max_clock_mhz={mhz}&block=false"
-                assert client.ask("POST", f"/gpu/set_gpu_locked_clocks?{wish}")[0] == 200
+                change = f"gpu_ids=1&min_clock_mhz=0&max_clock_mhz={mhz}&block=false"
+                assert client.ask("POST", f"/gpu/set_gpu_locked_clocks?{change}")[0] == 200
             wait_until(lambda: daemon.locks_mhz()[1] == 1200, 30)
     wait_until(lambda: is_free(daemon))
 
 
 def test_newer_wishes_replace_older_ones_of_their_kind_only() -> None:
-    limited = Wish(power_limit_w=300.0)
+    limited = ZeusdChange(power_limit_w=300.0)
 
-    assert limited.followed_by(Wish(sm_clock_mhz=900)) == Wish(sm_clock_mhz=900, power_limit_w=300.0)
-    assert Wish(sm_clock_mhz=900).followed_by(Wish(is_clock_reset=True)) == Wish(is_clock_reset=True)
-    assert Wish(is_clock_reset=True).followed_by(Wish(sm_clock_mhz=900)) == Wish(sm_clock_mhz=900)
-    assert limited.followed_by(Wish(power_limit_w=200.0)) == Wish(power_limit_w=200.0)
+    assert limited.followed_by(ZeusdChange(sm_clock_mhz=900)) == ZeusdChange(sm_clock_mhz=900, power_limit_w=300.0)
+    assert ZeusdChange(sm_clock_mhz=900).followed_by(ZeusdChange(is_clock_reset=True)) == ZeusdChange(
+        is_clock_reset=True
+    )
+    assert ZeusdChange(is_clock_reset=True).followed_by(ZeusdChange(sm_clock_mhz=900)) == ZeusdChange(sm_clock_mhz=900)
+    assert limited.followed_by(ZeusdChange(power_limit_w=200.0)) == ZeusdChange(power_limit_w=200.0)
 
 
 def test_a_parameter_nobody_took_is_unknown() -> None:

@@ -112,7 +112,7 @@ def test_true_latency_of_25_ms_is_found_within_what_the_looks_can_tell(
 
     gpu = Gpu(site.host.identities()[0], ClockHistory(1410))
     for each in seen:
-        gpu.take_clock_set(each.change)
+        gpu.record_clock_set(each.change)
     # A process that is put aside between a look at the clock and at the time can tear a few apart.
     assert sum(each.is_true for each in seen) >= 0.8 * len(seen)
     assert gpu.view().switch_latency.basis is LatencyBasis.MEASURED

@@ -24,7 +24,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.forecast import Forecasts
 from gpuenergyd_policies.carbon_target import CarbonTarget
-from gpuenergyd_policies.constant_slowdown import Steady
+from gpuenergyd_policies.constant_slowdown import ConstantSlowdown
 from tests.support.carbon_traces import FIRST_AT, made_up_trace
 
 POINTS = ((1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0))
@@ -104,7 +104,9 @@ def test_without_a_frontier_the_budget_is_granted_as_steady_grants_it() -> None:
     view = replace(VIEW, frontier=(), straggler_time_s=1.3)
 
     assert (
-        CarbonTarget().next_target(view) == Steady().next_target(view) == PerformanceTarget(0.05, straggler_time_s=1.3)
+        CarbonTarget().next_target(view)
+        == ConstantSlowdown().next_target(view)
+        == PerformanceTarget(0.05, straggler_time_s=1.3)
     )
 
 
