@@ -22,8 +22,8 @@ GROUPS = {
         "A function from a `SourceRequest` to something with `signal` and `fetch`: asks somebody what the grid emits."
     ),
     "gpuenergyd.carbon": (
-        "The machinery behind `gpuenergyd carbon` and the carbon targets: `forecast`, `backtest` and `worth`, one of"
-        " each."
+        "Computations behind `gpuenergyd carbon` and the carbon targets: `forecast`, `backtest` and `timing-value`, one"
+        " of each."
     ),
     "gpuenergyd.launchers": (
         "A function from an environment to the environment that a program started by `gpuenergyd run` gets, so that it"

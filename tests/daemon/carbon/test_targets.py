@@ -32,7 +32,7 @@ from gpuenergyd.report.carbon import carbon_report
 from gpuenergyd.store import HistoryWriter, open_history
 from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.carbon_target import CarbonTarget
+from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.virtual_training import VirtualTraining

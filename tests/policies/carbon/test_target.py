@@ -23,8 +23,7 @@ from gpuenergyd.core.policy_api.policy import BaselineView, FrontierPoint, Targe
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.forecast import Forecasts
-from gpuenergyd_policies.carbon_target import CarbonTarget
-from gpuenergyd_policies.constant_slowdown import ConstantSlowdown
+from gpuenergyd_policies.targets import CarbonTarget, ConstantSlowdown
 from tests.support.carbon_traces import FIRST_AT, made_up_trace
 
 POINTS = ((1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0))
@@ -100,7 +99,7 @@ def test_a_forecast_without_skill_is_not_followed() -> None:
     assert asked_time_s(replace(VIEW, forecast=unskilled)) == pytest.approx(1.05, rel=2e-3)
 
 
-def test_without_a_frontier_the_budget_is_granted_as_steady_grants_it() -> None:
+def test_without_a_frontier_the_budget_is_spent_as_a_constant_slowdown() -> None:
     view = replace(VIEW, frontier=(), straggler_time_s=1.3)
 
     assert (
