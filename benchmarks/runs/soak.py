@@ -39,6 +39,7 @@ _now_ns = _START_NS
 time.monotonic_ns = lambda: _now_ns  # before anything of ours reads it; the event loop's own timers stay real
 time.time_ns = lambda: _WALL_NS + _now_ns - _START_NS
 
+from gpuenergyd.core.clock_request import ClockRequest  # noqa: E402
 from gpuenergyd.core.job.rules import JobRules  # noqa: E402
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
@@ -56,7 +57,7 @@ from gpuenergyd.daemon.zeusd.requests import ZeusdChanges  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.client import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
-from gpuenergyd.wire.clock_record import ClockRecord  # noqa: E402
+from gpuenergyd.wire.clock_request import RankClockRequest  # noqa: E402
 from tests.support.registration import one_stage_registration  # noqa: E402
 
 GPUS = 16
@@ -81,8 +82,8 @@ class Worker:
         del lease_id, gpu_uuid, owner
         return power_limit_w
 
-    def want(self, gpu_uuid: str, sm_clock_mhz: int, **_: object) -> None:
-        del gpu_uuid, sm_clock_mhz
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        del gpu_uuid, request
 
     async def users(self, gpu_uuid: str) -> tuple[int, ...]:
         del gpu_uuid
@@ -227,7 +228,8 @@ class Soak:
         for *_, clock_mhz in plans[0]["changes"] if is_in_force else ():
             self.num_records += 1
             token = bytes.fromhex(self.tokens[number])
-            self.jobs.clock_records.take(ClockRecord(self.num_records, token, plan_epoch, clock_mhz, 0, 0, _now_ns), ME)
+            request = ClockRequest(clock_mhz, _now_ns, plan_epoch=plan_epoch)
+            self.jobs.clock_requests.admit(RankClockRequest(token, self.num_records, request), ME)
         end_ns = _now_ns
         begin_ns = end_ns - NS_PER_S
         step_ns = NS_PER_S // (2 * MICROBATCHES)

@@ -38,7 +38,7 @@ class AgreedPlans(PlanQueue):
             for plan in plans:
                 if plan.plan_id in self._installed:  # replies may be repeated
                     continue
-                kept = list(self._installed.items())[1 - _MAX_INSTALLED :] if plan.wishes else []
+                kept = list(self._installed.items())[1 - _MAX_INSTALLED :] if plan.clocks else []
                 self._installed = {**dict(kept), plan.plan_id: plan}
                 self._news.append(plan)
 
@@ -63,11 +63,11 @@ class AgreedPlans(PlanQueue):
         plan_id = self._keeper.plan_for(iteration_index)
         plan = self._by_plan_id.get(plan_id) if plan_id is not None else None
         if plan is not None:
-            self._last = plan if plan.wishes else None
+            self._last = plan if plan.clocks else None
             return plan
         if self._last is None:
             return UNTUNED
-        return replace(self._last, wishes={}, is_full_speed=True)
+        return replace(self._last, clocks={}, is_full_speed=True)
 
     def _take(self, news: PreparedPlan | tuple[Term, ...] | str | None) -> None:
         if news is None:
@@ -79,7 +79,7 @@ class AgreedPlans(PlanQueue):
         elif isinstance(news, tuple):
             self._keeper.hear(news)
         else:
-            if not news.wishes:  # the daemon has given the GPU back
+            if not news.clocks:  # the daemon has given the GPU back
                 self._by_plan_id.clear()
                 self._last = None
             self._by_plan_id[news.plan_id] = news

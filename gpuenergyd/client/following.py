@@ -8,8 +8,8 @@ from typing import NamedTuple
 from gpuenergyd.wire.messages import OrderRow, PlanSlice
 
 
-class ClockWish(NamedTuple):
-    """What to ask for when an instruction begins; 0 MHz asks for nothing."""
+class PlannedClocks(NamedTuple):
+    """The clocks to request when an instruction begins; 0 MHz requests no change."""
 
     sm_clock_mhz: int
     later_sm_clock_mhz: int
@@ -18,11 +18,11 @@ class ClockWish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlan:
-    """A plan slice, ready to follow; `token` signs its records. Without wishes it is un-tuned."""
+    """A plan slice, ready to follow; `token` signs its clock requests. Without clocks the GPU runs at full speed."""
 
     plan_epoch: int
     apply_at_iteration: int
-    wishes: Mapping[OrderRow, ClockWish]
+    clocks: Mapping[OrderRow, PlannedClocks]
     token: bytes
     plan_id: str = ""
     full_speed_sm_clock_mhz: int = 0
@@ -33,28 +33,28 @@ class PreparedPlan:
     @property
     def highest_sm_clock_mhz(self) -> int:
         """The fastest clock this plan asks for; 0 when it asks for none."""
-        return max((max(w.sm_clock_mhz, w.later_sm_clock_mhz) for w in self.wishes.values()), default=0)
+        return max((max(c.sm_clock_mhz, c.later_sm_clock_mhz) for c in self.clocks.values()), default=0)
 
 
-UNTUNED = PreparedPlan(plan_epoch=0, apply_at_iteration=0, wishes={}, token=b"")
+UNTUNED = PreparedPlan(plan_epoch=0, apply_at_iteration=0, clocks={}, token=b"")
 
 
 def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
     """Return a slice as look-ups.
 
-    A record carries one wish for now and one for later. Of two delayed changes of one instruction the nearer is
-    kept: the next instruction's own change heals the other.
+    A clock request carries one clock for now and one for later. Of two delayed changes of one instruction the
+    earlier is kept: the next instruction's own change makes up for the other.
     """
-    wishes: dict[OrderRow, ClockWish] = {}
+    clocks: dict[OrderRow, PlannedClocks] = {}
     for kind, microbatch_index, chunk_index, delay_ns, sm_clock_mhz in plan.changes:
         key = (kind, microbatch_index, chunk_index)
-        wish = wishes.get(key, ClockWish(0, 0, 0))
+        planned = clocks.get(key, PlannedClocks(0, 0, 0))
         if delay_ns <= 0:
-            wishes[key] = wish._replace(sm_clock_mhz=sm_clock_mhz)
-        elif wish.later_sm_clock_mhz == 0 or delay_ns < wish.later_delay_ns:
-            wishes[key] = wish._replace(later_sm_clock_mhz=sm_clock_mhz, later_delay_ns=delay_ns)
+            clocks[key] = planned._replace(sm_clock_mhz=sm_clock_mhz)
+        elif planned.later_sm_clock_mhz == 0 or delay_ns < planned.later_delay_ns:
+            clocks[key] = planned._replace(later_sm_clock_mhz=sm_clock_mhz, later_delay_ns=delay_ns)
     return PreparedPlan(
-        plan.plan_epoch, plan.apply_at_iteration, wishes, token, plan.plan_id, plan.full_speed_sm_clock_mhz
+        plan.plan_epoch, plan.apply_at_iteration, clocks, token, plan.plan_id, plan.full_speed_sm_clock_mhz
     )
 
 

@@ -11,13 +11,13 @@ from functools import partial
 from time import monotonic_ns
 
 from gpuenergyd.client.agreed_plans import AgreedPlans
-from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan
+from gpuenergyd.client.following import UNTUNED, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.length import find_length
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.clock_record import pack_record
+from gpuenergyd.wire.clock_request import pack_clock_request
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
@@ -81,7 +81,7 @@ class RankClient:
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = UNTUNED
-        self._wishes: Mapping[OrderRow, ClockWish] = UNTUNED.wishes
+        self._clocks: Mapping[OrderRow, PlannedClocks] = UNTUNED.clocks
         self._reporter: Reporter | None = None
         self._sequence = itertools.count(1)
         self._is_inert = gpu_uuid is None
@@ -147,11 +147,11 @@ class RankClient:
             self._begin_mono_ns = now_mono_ns
             plan = self._plans.plan_for(self._iteration_index)
             self._plan = plan
-            self._wishes = plan.wishes
+            self._clocks = plan.clocks
             can_send = self._reporter is not None and self._reporter.clock_socket is not None
-            self._plan_epoch = plan.plan_epoch if (can_send or not plan.wishes) and not plan.is_full_speed else 0
+            self._plan_epoch = plan.plan_epoch if (can_send or not plan.clocks) and not plan.is_full_speed else 0
             if plan.is_full_speed:
-                self._send(plan, ClockWish(plan.full_speed_sm_clock_mhz, 0, 0))
+                self._request_clocks(plan, PlannedClocks(plan.full_speed_sm_clock_mhz, 0, 0))
             self._is_in_iteration = True
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
@@ -190,7 +190,7 @@ class RankClient:
             self._hand_over(0)
             highest_mhz = self._plan.highest_sm_clock_mhz
             if highest_mhz:
-                self._send(self._plan, ClockWish(highest_mhz, 0, 0))
+                self._request_clocks(self._plan, PlannedClocks(highest_mhz, 0, 0))
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
 
@@ -201,8 +201,8 @@ class RankClient:
         try:
             key = (kind, microbatch_index, chunk_index)
             slot = self._begin(key)
-            if key in self._wishes:
-                self._timer.when_begun(slot, partial(self._send, self._plan, self._wishes[key]))
+            if key in self._clocks:
+                self._timer.when_begun(slot, partial(self._request_clocks, self._plan, self._clocks[key]))
         except Exception:  # noqa: BLE001  never into a step
             self._count_error()
             return NOT_RECORDED
@@ -223,7 +223,7 @@ class RankClient:
             self._hand_over(0)
             self._is_inert = True
             self._is_in_iteration = False
-            self._plan, self._wishes = UNTUNED, UNTUNED.wishes
+            self._plan, self._clocks = UNTUNED, UNTUNED.clocks
             if self._reporter is not None:
                 self._reporter.stop(shall_wait=shall_wait)
         except Exception:  # noqa: BLE001  never into a training process
@@ -233,7 +233,7 @@ class RankClient:
         """Make a forked child's copy inert: a data-loader worker is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
-        self._plan, self._wishes = UNTUNED, UNTUNED.wishes
+        self._plan, self._clocks = UNTUNED, UNTUNED.clocks
         if self._reporter is not None:
             self._reporter.close_in_child()
 
@@ -259,15 +259,15 @@ class RankClient:
         self._num_records_dropped = 0
         self._num_errors = 0
 
-    def _send(self, plan: PreparedPlan, wish: ClockWish) -> None:
+    def _request_clocks(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
         now_mono_ns = monotonic_ns()
         clock_socket = self._reporter.clock_socket if self._reporter is not None else None
         if clock_socket is None:
             self._num_records_dropped += 1
             return
-        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns = wish
+        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns = clocks
         later_at_mono_ns = now_mono_ns + later_delay_ns if later_sm_clock_mhz else 0
-        record = pack_record(
+        datagram = pack_clock_request(
             next(self._sequence) & 0xFFFFFFFF,
             plan.token,
             plan.plan_epoch,
@@ -277,7 +277,7 @@ class RankClient:
             now_mono_ns,
         )
         try:
-            clock_socket.send(record, _SEND_FLAGS)
+            clock_socket.send(datagram, _SEND_FLAGS)
         except BlockingIOError:
             self._num_records_dropped += 1
         except OSError:

@@ -22,7 +22,7 @@ from gpuenergyd.client.following import PlanQueue, prepare
 from gpuenergyd.client.recorder import RecordedIteration
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, encode
-from gpuenergyd.wire.clock_record import TOKEN_BYTES
+from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistered, RankRegistration, RankRelease
 
 REGISTRATION_LIMIT_S = 2.0

@@ -149,7 +149,7 @@ class Daemon:
             await self._take_over()
             self._clock_socket = ClockSocket(
                 clock_listener.socket,
-                self.jobs.clock_records,
+                self.jobs.clock_requests,
                 max_connections_per_user=settings.max_connections_per_user,
             )
             await self._server.start(listener.socket)

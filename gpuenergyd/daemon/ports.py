@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import Event
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -37,17 +38,8 @@ class WorkerPort(Protocol):
         """
         ...
 
-    def want(
-        self,
-        gpu_uuid: str,
-        sm_clock_mhz: int,
-        *,
-        later_sm_clock_mhz: int = 0,
-        later_at_mono_ns: int = 0,
-        asked_mono_ns: int,
-        reason: str,
-    ) -> None:
-        """Wish for a clock."""
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        """Request a clock of a leased GPU; returns at once."""
         ...
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpuenergyd.client.connection import DaemonConnection
-from gpuenergyd.wire.clock_record import ClockRecord, decode_record
+from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request
 
 WAIT_LIMIT_S = 60.0
 
@@ -62,7 +62,7 @@ class FakeDaemon:
         self.registrations: queue.Queue[dict[str, Any]] = queue.Queue()
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
         self.releases: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.records: queue.Queue[ClockRecord] = queue.Queue()
+        self.clock_requests: queue.Queue[RankClockRequest] = queue.Queue()
         self.plans: list[dict[str, Any]] = []
         self.plans_by_pp_rank: dict[int, list[dict[str, Any]]] = {}
         self.tokens: dict[str, int] = {}
@@ -150,7 +150,7 @@ class FakeDaemon:
     def _read_records(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := connection.recv(4096):
-                self.records.put(decode_record(data))
+                self.clock_requests.put(decode_clock_request(data))
 
 
 def wait_for_report(socket_path: str, pp_rank: int, iteration_index: int) -> None:

@@ -3,14 +3,14 @@
 import pytest
 
 from gpuenergyd.client.agreed_plans import AgreedPlans
-from gpuenergyd.client.following import UNTUNED, ClockWish, PreparedPlan
+from gpuenergyd.client.following import UNTUNED, PlannedClocks, PreparedPlan
 from gpuenergyd.core.distributed.plan_windows import Term
 
-WISHES = {("F", 0, 0): ClockWish(1200, 0, 0)}
+CLOCKS = {("F", 0, 0): PlannedClocks(1200, 0, 0)}
 
 
 def slice_of(plan_id: str, epoch: int = 1) -> PreparedPlan:
-    return PreparedPlan(epoch, 0, WISHES, b"token", plan_id, full_speed_sm_clock_mhz=1410)
+    return PreparedPlan(epoch, 0, CLOCKS, b"token", plan_id, full_speed_sm_clock_mhz=1410)
 
 
 GIVEN_BACK = PreparedPlan(9, 0, {}, b"token", "untuned")
@@ -28,7 +28,7 @@ def plans() -> AgreedPlans:
 def followed(plans: AgreedPlans, iteration_index: int) -> tuple[str, bool, bool]:
     """Return the plan, whether it asks for clocks, and whether it asks for the highest."""
     plan = plans.plan_for(iteration_index)
-    return plan.plan_id, bool(plan.wishes), plan.is_full_speed
+    return plan.plan_id, bool(plan.clocks), plan.is_full_speed
 
 
 def test_before_its_term_nothing_is_asked_for_and_after_it_full_speed(plans: AgreedPlans) -> None:

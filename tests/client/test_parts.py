@@ -13,7 +13,7 @@ from gpuenergyd.client.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.client.connection import DaemonClient, DaemonConnection
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
 from gpuenergyd.client.exchange import exchange
-from gpuenergyd.client.following import UNTUNED, ClockWish, PlanQueue, PreparedPlan, prepare
+from gpuenergyd.client.following import UNTUNED, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.recorder import HostRecorder
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 from gpuenergyd.wire.messages import PlanSlice
@@ -87,7 +87,7 @@ def test_of_two_delayed_changes_the_nearer_is_kept() -> None:
     changes = (("F", 0, 0, 9, 1000), ("F", 0, 0, 5, 1100), ("B", 0, 0, 0, 990), ("B", 0, 0, 3, 1410))
     plan = prepare(PlanSlice("p", 1, 0, changes), b"t")
 
-    assert plan.wishes == {("F", 0, 0): ClockWish(0, 1100, 5), ("B", 0, 0): ClockWish(990, 1410, 3)}
+    assert plan.clocks == {("F", 0, 0): PlannedClocks(0, 1100, 5), ("B", 0, 0): PlannedClocks(990, 1410, 3)}
     assert plan.highest_sm_clock_mhz == 1410
 
 

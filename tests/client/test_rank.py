@@ -124,7 +124,7 @@ def test_plan_is_followed_from_its_iteration_on_and_not_before(daemon: FakeDaemo
     assert {index for index, epoch in epochs.items() if epoch == 3} == {apply_at, apply_at + 1, apply_at + 2}
 
 
-def test_record_asks_for_the_planned_clock_now_and_the_next_one_later(daemon: FakeDaemon) -> None:
+def test_clock_request_carries_the_planned_clock_and_the_later_one(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
     daemon.plans = [plan_slice(7, 0, [("F", 1, 0, 0, 1200), ("F", 1, 0, 4_000_000, 1410), ("B", 0, 0, 9_000, 990)])]
@@ -132,13 +132,14 @@ def test_record_asks_for_the_planned_clock_now_and_the_next_one_later(daemon: Fa
         run_iteration(client)
         get(daemon.reports)
 
-    first, second = get(daemon.records), get(daemon.records)
+    first, second = get(daemon.clock_requests), get(daemon.clock_requests)
     client.release()
-    assert (first.sm_clock_mhz, first.later_sm_clock_mhz, first.plan_epoch) == (1200, 1410, 7)
     assert first.token == bytes.fromhex(FIRST_TOKEN)
-    assert first.later_at_mono_ns - first.sent_mono_ns == 4_000_000
-    assert (second.sm_clock_mhz, second.later_sm_clock_mhz) == (0, 990)
     assert second.sequence == first.sequence + 1
+    request, next_request = first.request, second.request
+    assert (request.sm_clock_mhz, request.later_sm_clock_mhz, request.plan_epoch) == (1200, 1410, 7)
+    assert request.later_at_mono_ns - request.sent_mono_ns == 4_000_000
+    assert (next_request.sm_clock_mhz, next_request.later_sm_clock_mhz) == (0, 990)
 
 
 def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:
@@ -151,7 +152,7 @@ def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:
 
     client.release()
     assert report["plan_epoch"] == 1
-    assert daemon.records.empty()
+    assert daemon.clock_requests.empty()
 
 
 def test_pause_hands_over_the_iteration_and_returns_to_the_highest_planned_clock(daemon: FakeDaemon) -> None:
@@ -170,11 +171,11 @@ def test_pause_hands_over_the_iteration_and_returns_to_the_highest_planned_clock
         return False
 
     wait_until(is_handed_over_by_a_pause, WAIT_LIMIT_S)
-    while (record := get(daemon.records)).sm_clock_mhz != 1410:
-        assert record.sm_clock_mhz in {0, 1005}
+    while (request := get(daemon.clock_requests).request).sm_clock_mhz != 1410:
+        assert request.sm_clock_mhz in {0, 1005}
 
     client.release()
-    assert record.plan_epoch == 2
+    assert request.plan_epoch == 2
 
 
 def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
@@ -384,7 +385,7 @@ def test_forked_child_says_nothing(daemon: FakeDaemon) -> None:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     index_of_parent = client.iteration_index
-    before = daemon.reports.qsize(), daemon.records.qsize(), daemon.releases.qsize()
+    before = daemon.reports.qsize(), daemon.clock_requests.qsize(), daemon.releases.qsize()
     run_iteration(client)
 
     assert os.waitstatus_to_exitcode(status) == 0

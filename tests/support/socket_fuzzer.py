@@ -21,7 +21,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from urllib.parse import quote_from_bytes
 
-from gpuenergyd.wire.clock_record import ClockRecord, encode_record
+from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.wire.clock_request import RankClockRequest, encode_clock_request
 from tests.support.mutations import mutated
 from tests.support.registration import one_stage_registration
 
@@ -226,7 +227,9 @@ class Fuzzer:
         """Send a spoilt clock record; return the connection to use next, as hostile ones are closed."""
         token = bytes.fromhex(self.rng.choice([*self.tokens[-8:], "00" * 16]))
         now_ns = time.monotonic_ns()
-        record = bytearray(encode_record(ClockRecord(self.num_records + 1, token, 1, 1200, 1410, 0, now_ns)))
+        record = bytearray(
+            encode_clock_request(RankClockRequest(token, self.num_records + 1, ClockRequest(1200, now_ns, 1410, 0, 1)))
+        )
         for _ in range(self.rng.choice((1, 2, 8))):
             record[self.rng.randrange(len(record))] = self.rng.randrange(256)
         try:

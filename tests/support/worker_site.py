@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner, WorkerLink
 from gpuenergyd.gpu.restore.journal import Journal
@@ -163,6 +164,6 @@ def run(main: Awaitable[None]) -> None:
     asyncio.run(bounded())
 
 
-def want(link: WorkerLink, gpu: str, clock: int) -> None:
-    """Wish for a clock now."""
-    link.want(gpu, clock, asked_mono_ns=time.monotonic_ns(), reason="test")
+def request_clock(link: WorkerLink, gpu_uuid: str, sm_clock_mhz: int) -> None:
+    """Request a clock from now on."""
+    link.request_clock(gpu_uuid, ClockRequest(sm_clock_mhz, time.monotonic_ns()))

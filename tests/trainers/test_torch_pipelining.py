@@ -182,11 +182,11 @@ def test_every_rank_follows_its_own_slice_of_a_plan(tmp_path: Path, daemon: Fake
     reports = reports_of(daemon)
     epochs = {rank: [report["plan_epoch"] for report in reports[rank]] for rank in range(NUM_RANKS)}
     num_followed = {rank: sum(epochs[rank]) for rank in range(NUM_RANKS)}
-    records = [daemon.records.get(timeout=WAIT_LIMIT_S) for _ in range(2 * sum(num_followed.values()))]
-    assert daemon.records.empty()
+    requests = [daemon.clock_requests.get(timeout=WAIT_LIMIT_S) for _ in range(2 * sum(num_followed.values()))]
+    assert daemon.clock_requests.empty()
     for rank in range(NUM_RANKS):
         tokens = {bytes.fromhex(token) for token, owner in daemon.tokens.items() if owner == rank}
-        clocks = [record.sm_clock_mhz for record in records if record.token in tokens]
+        clocks = [sent.request.sm_clock_mhz for sent in requests if sent.token in tokens]
         assert epochs[rank] == sorted(epochs[rank])
         assert epochs[rank][:4] == [0, 0, 0, 0]
         assert num_followed[rank] > 0

@@ -1,4 +1,4 @@
-"""Where training processes ask for clocks inside an iteration: 48-byte records, read in bursts, never answered."""
+"""Clock socket: receives the 48-byte clock requests of training processes in bursts and answers none."""
 
 import asyncio
 import contextlib
@@ -6,23 +6,23 @@ import logging
 import socket
 from collections import Counter
 
-from gpuenergyd.daemon.jobs.clock_requests import ClockRecords, Wish
+from gpuenergyd.daemon.jobs.clock_requests import Admission, ClockRequests
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, peer_credentials
 from gpuenergyd.errors import ProtocolError
-from gpuenergyd.wire.clock_record import RECORD_BYTES, decode_record
+from gpuenergyd.wire.clock_request import DATAGRAM_BYTES, decode_clock_request
 
 log = logging.getLogger(__name__)
 
-_RECORDS_PER_TURN = 64
+_REQUESTS_PER_TURN = 64
 _ACCEPT_PAUSE_S = 1.0
 
 
 class ClockSocket:
-    """Owns the listening SEQPACKET socket and its connections; a connection that sends rubbish is closed."""
+    """The listening SEQPACKET socket and its connections; one hostile request closes its connection."""
 
-    def __init__(self, listener: socket.socket, records: ClockRecords, *, max_connections_per_user: int) -> None:
+    def __init__(self, listener: socket.socket, requests: ClockRequests, *, max_connections_per_user: int) -> None:
         self._listener = listener
-        self._records = records
+        self._requests = requests
         self._max_connections_per_user = max_connections_per_user
         self._connections: dict[socket.socket, PeerCredentials] = {}
         self._loop = asyncio.get_running_loop()
@@ -44,15 +44,19 @@ class ClockSocket:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            # Out of descriptors: the connection stays in the queue, and asking again at once would spin.
-            log.warning("clock socket: %s; no new connections for %g s", error.strerror, _ACCEPT_PAUSE_S)
+            # Out of descriptors: the connection stays in the queue, so accepting again at once would spin.
+            log.warning("clock socket: %s; accepting no connections for %g s", error.strerror, _ACCEPT_PAUSE_S)
             self._loop.remove_reader(self._listener)
             self._resumption = self._loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting)
             return
         connection.setblocking(False)
         peer = peer_credentials(connection)
         if Counter(p.uid for p in self._connections.values())[peer.uid] >= self._max_connections_per_user:
-            log.warning("clock socket: uid %d has %d connections, the limit", peer.uid, self._max_connections_per_user)
+            log.warning(
+                "clock socket: refused uid %d, which has the maximum of %d connections",
+                peer.uid,
+                self._max_connections_per_user,
+            )
             connection.close()
             return
         self._connections[connection] = peer
@@ -63,9 +67,9 @@ class ClockSocket:
         self._loop.add_reader(self._listener, self._accept)
 
     def _read(self, connection: socket.socket, peer: PeerCredentials) -> None:
-        for _ in range(_RECORDS_PER_TURN):
+        for _ in range(_REQUESTS_PER_TURN):
             try:
-                data = connection.recv(RECORD_BYTES + 1)
+                data = connection.recv(DATAGRAM_BYTES + 1)
             except BlockingIOError:
                 return
             except OSError:
@@ -74,11 +78,11 @@ class ClockSocket:
                 self._drop(connection)
                 return
             try:
-                outcome = self._records.take(decode_record(data), peer)
+                admission = self._requests.admit(decode_clock_request(data), peer)
             except ProtocolError:
-                outcome = self._records.note_hostile()
-            if outcome is Wish.HOSTILE:
-                log.warning("clock socket: %s sent a record that cannot be; its connection is closed", peer)
+                admission = self._requests.count_hostile()
+            if admission is Admission.HOSTILE:
+                log.warning("clock socket: closing the connection of %s after an impossible clock request", peer)
                 self._drop(connection)
                 return
 

@@ -78,8 +78,8 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_records": {
-            "num_stale": daemon.jobs.clock_records.num_stale,
-            "num_hostile": daemon.jobs.clock_records.num_hostile,
+            "num_stale": daemon.jobs.clock_requests.num_stale,
+            "num_hostile": daemon.jobs.clock_requests.num_hostile,
         },
         "host_energy": daemon.host_energy.status(),
         "store": {

@@ -17,7 +17,7 @@ from gpuenergyd.core.job.rules import JobRules, part_rules
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
-from gpuenergyd.daemon.jobs.clock_requests import ClockRecords
+from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
@@ -30,7 +30,7 @@ from gpuenergyd.errors import JobError, UnknownPolicyError
 from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
 from gpuenergyd.store.records import ControlEventRecord, JobRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.clock_record import TOKEN_BYTES
+from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import (
     IterationReply,
     IterationReport,
@@ -64,7 +64,7 @@ class Jobs:
     max_ranks_per_user: int
     silence_limit_s: float
     sessions: RankSessions = field(init=False)
-    clock_records: ClockRecords = field(init=False)
+    clock_requests: ClockRequests = field(init=False)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _open: dict[JobKey, JobRunner] = field(default_factory=dict)
     _registrations: dict[str, RankRegistration] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Jobs:
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_died)
-        self.clock_records = ClockRecords(self.services, self.sessions)
+        self.clock_requests = ClockRequests(self.services, self.sessions)
 
     def __iter__(self) -> Iterator[JobRunner]:
         return iter(list(self._runners.values()))

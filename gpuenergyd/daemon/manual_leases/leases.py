@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus, utc_at
 from gpuenergyd.daemon.ports import HistoryPort, LimitingWorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
@@ -235,7 +236,7 @@ class ManualLeases:
         heard: asyncio.Future[ClockSet] = asyncio.get_running_loop().create_future()
         self._awaited[gpu_uuid] = (asked_mono_ns, heard)
         lease.gpu.requested_sm_clock_mhz = sm_clock_mhz
-        self.worker.want(gpu_uuid, sm_clock_mhz, asked_mono_ns=asked_mono_ns, reason=lease.lease_id)
+        self.worker.request_clock(gpu_uuid, ClockRequest(sm_clock_mhz, asked_mono_ns))
         try:
             async with asyncio.timeout(_SET_LIMIT_S):
                 change = await heard

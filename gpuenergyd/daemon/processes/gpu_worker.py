@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.daemon.processes.launch import WorkerProcess
 from gpuenergyd.daemon.processes.restart_backoff import RestartBackoff
 from gpuenergyd.daemon.settings import Settings
@@ -167,26 +168,10 @@ class GpuWorker:
         """
         return await self._reachable().look(gpu_uuid)
 
-    def want(
-        self,
-        gpu_uuid: str,
-        sm_clock_mhz: int,
-        *,
-        later_sm_clock_mhz: int = 0,
-        later_at_mono_ns: int = 0,
-        asked_mono_ns: int,
-        reason: str,
-    ) -> None:
-        """Wish for a clock; without a worker it is forgotten."""
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        """Request a clock; dropped while no worker is connected."""
         if self._link is not None:
-            self._link.want(
-                gpu_uuid,
-                sm_clock_mhz,
-                later_sm_clock_mhz=later_sm_clock_mhz,
-                later_at_mono_ns=later_at_mono_ns,
-                asked_mono_ns=asked_mono_ns,
-                reason=reason,
-            )
+            self._link.request_clock(gpu_uuid, request)
 
     def _reachable(self) -> WorkerLink:
         if self._link is None or not self._link.is_open:

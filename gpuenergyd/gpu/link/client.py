@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import (
@@ -24,6 +25,7 @@ from gpuenergyd.gpu.link.messages import (
     GpuSample,
     GpuStateChange,
     LeaseOwner,
+    clock_request_row,
     decode,
     encode,
     identity_from_row,
@@ -156,30 +158,11 @@ class WorkerLink:
             uid=owner.uid,
         )
 
-    def want(
-        self,
-        gpu_uuid: str,
-        sm_clock_mhz: int,
-        *,
-        later_sm_clock_mhz: int = 0,
-        later_at_mono_ns: int = 0,
-        asked_mono_ns: int,
-        reason: str,
-    ) -> None:
-        """Wish for a clock; returns at once. It replaces earlier wishes of that GPU; 0 MHz is no wish."""
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        """Request a clock; returns at once. It replaces earlier requests for that GPU."""
         if not self._is_open:
             return
-        datagram = encode(
-            {
-                "type": "want",
-                "gpu_uuid": gpu_uuid,
-                "sm_clock_mhz": sm_clock_mhz,
-                "later_sm_clock_mhz": later_sm_clock_mhz,
-                "later_at_mono_ns": later_at_mono_ns,
-                "asked_mono_ns": asked_mono_ns,
-                "reason": reason,
-            }
-        )
+        datagram = encode({"type": "want", "gpu_uuid": gpu_uuid, "request": clock_request_row(request)})
         if self._wants or self._requests:
             self._delay(gpu_uuid, datagram)
             return

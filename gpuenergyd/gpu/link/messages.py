@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.device import GpuIdentity
 
@@ -145,6 +146,17 @@ def sample_row(sample: GpuSample) -> list[Any]:
         sample.sm_clock_mhz,
         sample.temperature_celsius,
         sample.is_power_capped,
+    ]
+
+
+def clock_request_row(request: ClockRequest) -> list[int]:
+    """Return a clock request as it travels."""
+    return [
+        request.sm_clock_mhz,
+        request.sent_mono_ns,
+        request.later_sm_clock_mhz,
+        request.later_at_mono_ns,
+        request.plan_epoch,
     ]
 
 

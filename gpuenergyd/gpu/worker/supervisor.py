@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, JournalError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import (
@@ -113,7 +114,7 @@ class Worker:
             if self._options.exits_with_core and not self._core.is_connected and os.getppid() != self._parent_pid:
                 break
         notify("STOPPING=1")
-        self._threads.actuator.drop_wishes(self._uuids)
+        self._threads.actuator.drop_requests(self._uuids)
         self._giving_back.restore(self._uuids, "the worker stops", is_leaving=True)
         self._is_ending = True
         self._threads.end_actuator()
@@ -139,7 +140,7 @@ class Worker:
 
     def _give_all_back(self, why: str, *, is_leaving: bool = True) -> None:
         self._leases.end_all()
-        self._threads.actuator.drop_wishes(self._uuids)
+        self._threads.actuator.drop_requests(self._uuids)
         self._giving_back.restore(self._uuids, why, is_leaving=is_leaving)
 
     def _take_over(self, token: str) -> bool:
@@ -151,7 +152,7 @@ class Worker:
 
     def _on_process_died(self, lease_id: str, uuids: Sequence[str]) -> None:
         """Give a dead job's GPUs back; the core will ask for the same, and is then told what became of them."""
-        self._threads.actuator.drop_wishes(uuids)
+        self._threads.actuator.drop_requests(uuids)
         self._giving_back.restore(uuids, f"a process of {lease_id} died", is_awaited=True)
 
     def _handle(self, message: dict[str, Any], fds: Sequence[int]) -> None:
@@ -201,7 +202,7 @@ class Worker:
             case "restore":
                 uuids = self._states.known(message["gpu_uuids"])
                 self._leases.end(uuids)
-                self._threads.actuator.drop_wishes(uuids)
+                self._threads.actuator.drop_requests(uuids)
                 self._giving_back.restore(
                     uuids, str(message["reason"]), message, is_leaving=bool(message.get("is_leaving"))
                 )
@@ -215,18 +216,15 @@ class Worker:
                 self._reply(message, error=f"no message type {other!r}")
 
     def _want(self, message: dict[str, Any]) -> None:
-        uuid = message["gpu_uuid"]
-        clock_mhz, later_mhz = int(message["sm_clock_mhz"]), int(message["later_sm_clock_mhz"])
-        asked_ns, later_ns = int(message["asked_mono_ns"]), int(message["later_at_mono_ns"])
+        uuid, request = message["gpu_uuid"], ClockRequest(*map(int, message["request"]))
         refusal = self._states.refusal(uuid)
         if self._leases.of(uuid) is None:
             refusal = "refused: no lease on this GPU"
         if refusal is not None:
-            self._queue_clock_set(ClockSet(uuid, clock_mhz or later_mhz, asked_ns, 0, 0, None, None, refusal))
+            clock_mhz = request.first_sm_clock_mhz
+            self._queue_clock_set(ClockSet(uuid, clock_mhz, request.sent_mono_ns, 0, 0, None, None, refusal))
             return
-        self._threads.actuator.wish(
-            uuid, clock_mhz, later_sm_clock_mhz=later_mhz, later_at_mono_ns=later_ns, asked_mono_ns=asked_ns
-        )
+        self._threads.actuator.request_clock(uuid, request)
 
     def _lease(self, message: dict[str, Any], pidfds: Sequence[int]) -> None:
         try:
@@ -314,7 +312,7 @@ class Worker:
     def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None) -> None:
         """Give a GPU up that somebody else changed, and undo nothing of theirs; on the actuator's thread."""
         self._leases.drop([uuid])
-        self._threads.actuator.drop_wishes([uuid])
+        self._threads.actuator.drop_requests([uuid])
         if self._changes.rules.restore_policy is not RestorePolicy.RESTORE:
             try:
                 self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
-from gpuenergyd.wire.clock_record import ClockRecord, decode_record, encode_record
+from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request, encode_clock_request
 from gpuenergyd.wire.daemon_codec import decode
 from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRelease
 from tests.daemon.jobs.test_registry import ME, Stage, plan, registration, report, settle
@@ -83,12 +84,12 @@ def test_no_mutated_message_breaks_the_jobs_or_changes_a_clock(seed: int) -> Non
 
     assert len({refusal[:40] for refusal in refusals}) > 20
     assert not [refusal for refusal in refusals if "\n" in refusal]
-    assert stage.worker.wants == []
+    assert stage.worker.requested_clocks == []
     assert num_open_descriptors() == num_descriptors
 
 
 @pytest.mark.fault(47)
-def test_no_mutated_clock_record_reaches_the_worker_unless_it_is_a_supported_wish_of_a_known_rank() -> None:
+def test_mutated_clock_request_reaches_the_worker_only_with_supported_clocks_of_a_known_rank() -> None:
     rng = random.Random(3)
     stage = Stage(plan("tuned-1", 1200))
 
@@ -97,24 +98,26 @@ def test_no_mutated_clock_record_reaches_the_worker_unless_it_is_a_supported_wis
         await stage.iterate(times=3)
         for sequence in range(1, NUM_MESSAGES):
             record = bytearray(
-                encode_record(
-                    ClockRecord(sequence, bytes.fromhex(stage.tokens[0]), 1, 1200, 1410, 0, time.monotonic_ns())
+                encode_clock_request(
+                    RankClockRequest(
+                        bytes.fromhex(stage.tokens[0]), sequence, ClockRequest(1200, time.monotonic_ns(), 1410, 0, 1)
+                    )
                 )
             )
             for _ in range(rng.choice((1, 2, 8))):
                 record[rng.randrange(len(record))] = rng.randrange(256)
             try:
-                decoded = decode_record(bytes(record[: rng.choice((48, 48, 48, 47, 0))]))
+                decoded = decode_clock_request(bytes(record[: rng.choice((48, 48, 48, 47, 0))]))
             except ProtocolError:
                 continue
-            stage.jobs.clock_records.take(decoded, ME)
+            stage.jobs.clock_requests.admit(decoded, ME)
         await stage.jobs.close("test over")
 
     asyncio.run(scenario())
 
-    assert stage.jobs.clock_records.num_hostile > 1000
-    assert {uuid for uuid, _, _ in stage.worker.wants} <= {"GPU-0"}
-    assert {clock for _, now, later in stage.worker.wants for clock in (now, later)} <= {0, 900, 1200, 1410}
+    assert stage.jobs.clock_requests.num_hostile > 1000
+    assert {uuid for uuid, _, _ in stage.worker.requested_clocks} <= {"GPU-0"}
+    assert {clock for _, now, later in stage.worker.requested_clocks for clock in (now, later)} <= {0, 900, 1200, 1410}
 
 
 def num_open_descriptors() -> int:

@@ -62,7 +62,7 @@ def test_without_descriptors_left_the_daemon_waits_without_spinning_and_serves_a
             for _ in range(40):
                 crowd.append(socket.socket(socket.AF_UNIX, kind))
                 crowd[-1].connect(str(path))
-        wait_until(lambda: "no new connections for" in daemon.log or "out of system resource" in daemon.log, 30)
+        wait_until(lambda: "accepting no connections for" in daemon.log or "out of system resource" in daemon.log, 30)
         lines_while_full = len(daemon.log.splitlines())
         for connection in crowd:
             connection.close()

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from gpuenergyd.client.connection import DaemonConnection
-from gpuenergyd.wire.clock_record import ClockRecord, encode_record
+from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.wire.clock_request import RankClockRequest, encode_clock_request
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
@@ -269,40 +271,36 @@ def test_rubbish_instead_of_http_is_refused_and_does_not_flood_the_log(daemon: D
     assert traceback == "", before[-500:]
 
 
-def hostile_records(token: str) -> dict[str, bytes]:
-    good = ClockRecord(
-        sequence=1,
-        token=bytes.fromhex(token),
-        plan_epoch=0,
-        sm_clock_mhz=1200,
-        later_sm_clock_mhz=0,
-        later_at_mono_ns=0,
-        sent_mono_ns=monotonic_ns(),
-    )
-    fields = {name: getattr(good, name) for name in ClockRecord.__dataclass_fields__}
+def hostile_requests(token: str) -> dict[str, bytes]:
+    request = ClockRequest(1200, monotonic_ns())
+    good = RankClockRequest(bytes.fromhex(token), 1, request)
+
+    def with_request(**changes: int) -> bytes:
+        return encode_clock_request(good._replace(request=replace(request, **changes)))
+
     return {
         "rubbish": b"\0" * 48,
-        "too short": encode_record(good)[:47],
-        "too long": encode_record(good) + b"\0",
-        "unknown token": encode_record(ClockRecord(**{**fields, "token": bytes(16)})),
-        "unsupported clock": encode_record(ClockRecord(**{**fields, "sm_clock_mhz": 1201})),
-        "epoch from nowhere": encode_record(ClockRecord(**{**fields, "plan_epoch": 7})),
-        "from the future": encode_record(ClockRecord(**{**fields, "sent_mono_ns": 2**63})),
-        "no clock": encode_record(ClockRecord(**{**fields, "sm_clock_mhz": 0})),
-        "replayed": encode_record(ClockRecord(**{**fields, "sequence": 0})),
+        "too short": encode_clock_request(good)[:47],
+        "too long": encode_clock_request(good) + b"\0",
+        "unknown token": encode_clock_request(good._replace(token=bytes(16))),
+        "unsupported clock": with_request(sm_clock_mhz=1201),
+        "epoch from nowhere": with_request(plan_epoch=7),
+        "from the future": with_request(sent_mono_ns=2**63),
+        "no clock": with_request(sm_clock_mhz=0),
+        "replayed": encode_clock_request(good._replace(sequence=0)),
     }
 
 
 @pytest.mark.fault(47)
-@pytest.mark.parametrize("kind", list(hostile_records("00" * 16)))
-def test_a_hostile_clock_record_is_counted_its_connection_closed_and_no_clock_changed(
+@pytest.mark.parametrize("kind", list(hostile_requests("00" * 16)))
+def test_hostile_clock_request_is_counted_closes_its_connection_and_changes_no_clock(
     daemon: DaemonProcess, token: str, kind: str
 ) -> None:
     before = daemon.status()["clock_records"]["num_hostile"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hostile:
         hostile.settimeout(20)
         hostile.connect(str(daemon.clock_socket_path))
-        hostile.send(hostile_records(token)[kind])
+        hostile.send(hostile_requests(token)[kind])
         end = hostile.recv(1)
 
     assert end == b""

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.jobs.clock_requests import Wish
+from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -38,7 +39,7 @@ from gpuenergyd.store.records import (
     PlanRecord,
     Record,
 )
-from gpuenergyd.wire.clock_record import ClockRecord
+from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
 
 CLOCKS_MHZ = (1410, 1200, 900)
@@ -51,7 +52,7 @@ class FakeWorker:
     """Notes what is asked of it; `refusal` makes it refuse leases."""
 
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    wants: list[tuple[str, int, int]] = field(default_factory=list)
+    requested_clocks: list[tuple[str, int, int]] = field(default_factory=list)
     refusal: str | None = None
     owner: LeaseOwner | None = None
 
@@ -72,21 +73,11 @@ class FakeWorker:
             for uuid in gpu_uuids
         )
 
-    def want(
-        self,
-        gpu_uuid: str,
-        sm_clock_mhz: int,
-        *,
-        later_sm_clock_mhz: int = 0,
-        later_at_mono_ns: int = 0,
-        asked_mono_ns: int,
-        reason: str,
-    ) -> None:
-        """Note it."""
-        assert later_at_mono_ns >= 0
-        assert asked_mono_ns
-        assert reason
-        self.wants.append((gpu_uuid, sm_clock_mhz, later_sm_clock_mhz))
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        """Record it."""
+        assert request.later_at_mono_ns >= 0
+        assert request.sent_mono_ns
+        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, request.later_sm_clock_mhz))
 
 
 @dataclass
@@ -185,13 +176,12 @@ class Stage:
             await settle()
         return given
 
-    def send(self, *, pp_rank: int = 0, clock_mhz: int = 1200, plan_epoch: int) -> Wish:
-        """Send a clock record as one rank."""
+    def send(self, *, pp_rank: int = 0, clock_mhz: int = 1200, plan_epoch: int) -> Admission:
+        """Send a clock request as one rank."""
         self.sequence += 1
-        record = ClockRecord(
-            self.sequence, bytes.fromhex(self.tokens[pp_rank]), plan_epoch, clock_mhz, 0, 0, time.monotonic_ns()
-        )
-        return self.jobs.clock_records.take(record, ME)
+        request = ClockRequest(clock_mhz, time.monotonic_ns(), plan_epoch=plan_epoch)
+        token = bytes.fromhex(self.tokens[pp_rank])
+        return self.jobs.clock_requests.admit(RankClockRequest(token, self.sequence, request), ME)
 
     def events(self, action: str) -> list[ControlEventRecord]:
         """Return what was recorded of one kind."""
@@ -262,12 +252,12 @@ def test_a_plan_is_leased_for_before_it_is_sent_and_followed_by_what_the_ranks_w
         await stage.iterate(times=2)
         assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1"))]
         (first,), (second,) = await stage.iterate()
-        assert stage.send(plan_epoch=1) is Wish.TAKEN
+        assert stage.send(plan_epoch=1) is Admission.FORWARDED
         await stage.jobs.close("test over")
 
         assert (first.plan_id, first.plan_epoch, first.changes) == ("tuned-1", 1, (("F", 0, 0, 0, 1200),))
         assert second.apply_at_iteration == first.apply_at_iteration > 2
-        assert stage.worker.wants == [("GPU-0", 1200, 0)]
+        assert stage.worker.requested_clocks == [("GPU-0", 1200, 0)]
         assert stage.worker.owner is not None
         assert stage.worker.owner.pid == os.getpid()
 
@@ -329,8 +319,8 @@ def test_the_other_ranks_of_an_ended_job_are_told_to_run_untuned_and_their_wishe
 
         assert reply is not None
         assert [(p.changes, p.apply_at_iteration) for p in reply.plans] == [((), 0)]
-        assert outcome is Wish.STALE
-        assert stage.worker.wants == []
+        assert outcome is Admission.STALE
+        assert stage.worker.requested_clocks == []
         await stage.jobs.close("test over")
 
     play(scenario)
@@ -349,7 +339,7 @@ def test_after_a_policy_failure_everything_runs_at_full_speed_and_old_wishes_are
         assert stage.phase == "fallback"
         assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1")), ("restore", ("GPU-0", "GPU-1"))]
         assert [p.changes for p in given[0]] == [()]
-        assert outcome is Wish.STALE
+        assert outcome is Admission.STALE
         await stage.jobs.close("test over")
 
     play(scenario)
@@ -365,7 +355,7 @@ def test_a_refused_lease_sends_the_job_to_full_speed_and_says_why() -> None:
         outcome = stage.send(plan_epoch=0)
 
         assert stage.phase == "fallback"
-        assert outcome is Wish.STALE
+        assert outcome is Admission.STALE
         assert [e.reason for e in stage.events("lease")] == ["GPU-0 is leased to somebody"]
         await stage.jobs.close("test over")
 
@@ -434,7 +424,7 @@ def test_a_silent_job_gives_its_clocks_back_and_leases_again_when_it_speaks() ->
         speaking = stage.send(plan_epoch=1)
 
         assert [call for call, _ in stage.worker.calls] == ["lease", "restore", "lease"]
-        assert (silent, speaking) == (Wish.STALE, Wish.TAKEN)
+        assert (silent, speaking) == (Admission.STALE, Admission.FORWARDED)
         assert stage.phase == "tuned"
         await stage.jobs.close("test over")
 
@@ -589,9 +579,9 @@ def test_the_wish_of_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> Non
             stage.send(plan_epoch=2),
         ]
 
-        assert outcomes == [Wish.HOSTILE] * 3
-        assert stage.jobs.clock_records.num_hostile == 3
-        assert stage.worker.wants == []
+        assert outcomes == [Admission.HOSTILE] * 3
+        assert stage.jobs.clock_requests.num_hostile == 3
+        assert stage.worker.requested_clocks == []
         await stage.jobs.close("test over")
 
     play(scenario)
@@ -651,10 +641,10 @@ def test_a_peer_cannot_speak_for_another_uid() -> None:
         stage.join()
         reported = stage.jobs.report(report(stage.tokens[0], 0, 0, 0), stranger)
         released = stage.jobs.release(stage.tokens[0], stranger)
-        record = ClockRecord(1, bytes.fromhex(stage.tokens[0]), 0, 1200, 0, 0, time.monotonic_ns())
-        wished = stage.jobs.clock_records.take(record, stranger)
+        record = RankClockRequest(bytes.fromhex(stage.tokens[0]), 1, ClockRequest(1200, time.monotonic_ns()))
+        wished = stage.jobs.clock_requests.admit(record, stranger)
 
-        assert (reported, released, wished) == (None, False, Wish.HOSTILE)
+        assert (reported, released, wished) == (None, False, Admission.HOSTILE)
         await stage.jobs.close("test over")
 
     play(scenario)
@@ -669,11 +659,11 @@ def test_a_job_of_which_a_part_runs_on_another_host_is_never_tuned_on_either() -
             for index in range(20):
                 assert stage.jobs.report(report(registered.rank_token, pp_rank, index, 0), ME) is not None
                 await settle()
-            record = ClockRecord(1, bytes.fromhex(registered.rank_token), 0, 1200, 0, 0, time.monotonic_ns())
-            outcome = stage.jobs.clock_records.take(record, ME)
+            record = RankClockRequest(bytes.fromhex(registered.rank_token), 1, ClockRequest(1200, time.monotonic_ns()))
+            outcome = stage.jobs.clock_requests.admit(record, ME)
 
-            assert outcome is Wish.STALE
-            assert (stage.worker.calls, stage.worker.wants, stage.policy.views) == ([], [], [])
+            assert outcome is Admission.STALE
+            assert (stage.worker.calls, stage.worker.requested_clocks, stage.policy.views) == ([], [], [])
             await stage.jobs.close("test over")
 
     play(scenario)

@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis
 from gpuenergyd.daemon.gpus.inventory import Gpu, observed_switch
@@ -20,7 +21,7 @@ from gpuenergyd.gpu.drivers.simulated_world import World, create_world
 from gpuenergyd.gpu.link.client import ClockSet
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.worker_site import OWNER, Heard, Site, run, until, want
+from tests.support.worker_site import OWNER, Heard, Site, request_clock, run, until
 
 NUM_CHANGES = 32
 CLOCKS_MHZ = (900, 1410)
@@ -87,7 +88,7 @@ def changes_and_truth(site: Site) -> list[Seen]:
             await link.lease("L1", site.gpus, OWNER)
             for k in range(NUM_CHANGES):
                 clock = CLOCKS_MHZ[k % 2]
-                want(link, site.gpus[0], clock)
+                request_clock(link, site.gpus[0], clock)
                 await until(partial(_has_shown, site, heard, k, clock))
                 with world.gpu(0) as record:
                     seen.append(Seen(heard.clock_sets[k], record.state.pending_at_ns))
@@ -139,7 +140,7 @@ def test_waits_for_calls_that_set_other_gpus_are_told_apart_from_latency(
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus[:2]:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: len(heard.clock_sets) == 2)
             first, second = sorted(heard.clock_sets, key=lambda c: c.called_mono_ns)
             assert first.blocked_ns == 0
@@ -157,26 +158,12 @@ def test_a_raise_goes_before_a_reduction_that_has_waited_longer(make_site: Calla
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus[:2]:
-                want(link, gpu, 1200)
+                request_clock(link, gpu, 1200)
             await until(lambda: len(heard.clock_sets) == 2)
             due_ns = time.monotonic_ns() + 100_000_000
             for gpu, clock, later_ns in ((site.gpus[1], 900, due_ns), (site.gpus[0], 1410, due_ns + 50_000_000)):
-                link.want(
-                    gpu,
-                    0,
-                    later_sm_clock_mhz=clock,
-                    later_at_mono_ns=later_ns,
-                    asked_mono_ns=time.monotonic_ns(),
-                    reason="test",
-                )
-            link.want(
-                site.gpus[2],
-                0,
-                later_sm_clock_mhz=900,
-                later_at_mono_ns=due_ns - 1_000_000,
-                asked_mono_ns=time.monotonic_ns(),
-                reason="test",
-            )
+                link.request_clock(gpu, ClockRequest(0, time.monotonic_ns(), clock, later_ns))
+            link.request_clock(site.gpus[2], ClockRequest(0, time.monotonic_ns(), 900, due_ns - 1_000_000))
             await until(lambda: len(heard.clock_sets) == 5)
             called = sorted(heard.clock_sets[2:], key=lambda c: c.called_mono_ns)
 

@@ -16,7 +16,7 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from tests.gpu.restore.test_journal import entry
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want
+from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until
 
 KEEP = RestoreRules(RestorePolicy.KEEP)
 
@@ -133,7 +133,7 @@ def test_worker_puts_the_configured_baseline_back(site: Site) -> None:
         async with site.linked(rules) as (link, _):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900])
             await link.restore(site.gpus, "end")
             assert site.locks() == [1305, None]
@@ -147,7 +147,7 @@ def test_under_policy_restore_a_lock_of_somebody_else_is_not_fought_but_removed_
     async def main() -> None:
         async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             site.host.lock_sm_clock(site.gpus[0], 1305)
             await until(lambda: bool(heard.states))
@@ -167,7 +167,7 @@ def test_policy_keep_gives_clocks_back_when_the_next_daemon_is_there(site: Site)
         async with site.linked(KEEP) as (link, _):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900])
             outcomes = await link.restore(site.gpus, "the daemon was stopped", is_leaving=True)
             assert {o.result for o in outcomes} == {RestoreResult.KEPT}

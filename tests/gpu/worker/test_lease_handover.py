@@ -8,7 +8,7 @@ import pytest
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.client import WorkerLink
 from gpuenergyd.gpu.worker.lease_handover import Claim, Keeping
-from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want, with_worker
+from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -24,7 +24,7 @@ async def lower_and_go(site: Site, keep_s: float) -> None:
     """Be a core that lowers the first GPU's clock, hands over and ends."""
     async with site.linked() as (link, heard):
         await link.lease("L1", site.gpus[:1], OWNER)
-        want(link, site.gpus[0], 1110)
+        request_clock(link, site.gpus[0], 1110)
         await until(lambda: bool(heard.clock_sets))
         await link.hand_over(TOKEN, keep_s)
 
@@ -38,7 +38,7 @@ def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
         async with site.linked(token=TOKEN) as (link, heard):
             assert link.has_taken_over
             assert site.locks() == [1110, None]
-            want(link, site.gpus[0], 1050)
+            request_clock(link, site.gpus[0], 1050)
             await until(lambda: bool(heard.clock_sets))
             assert site.locks() == [1050, None]
         await until(lambda: site.locks() == [None, None])
@@ -88,7 +88,7 @@ def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(sit
     async def main() -> None:
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus[:1], OWNER)
-            want(link, site.gpus[0], 1110)
+            request_clock(link, site.gpus[0], 1110)
             await until(lambda: site.locks() == [1110, None])
             await until(lambda: site.locks() == [None, None])
             await until(lambda: bool(heard.lost))

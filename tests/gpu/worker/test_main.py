@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import DriverError, GpuError
 from gpuenergyd.gpu.link.client import GpuHealth, RestoreResult, WorkerLink
 from gpuenergyd.gpu.restore.command import restore
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, run, simulated_site, until, want, with_worker
+from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
 
 @pytest.fixture
@@ -29,10 +30,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @with_worker
-async def test_wish_is_carried_out_and_its_effect_reported(site: Site, link: WorkerLink) -> None:
+async def test_clock_request_is_carried_out_and_its_effect_reported(site: Site, link: WorkerLink) -> None:
     assert [i.gpu_uuid for i in link.identities] == site.gpus
     await link.lease("L1", site.gpus, OWNER)
-    want(link, site.gpus[1], 1110)
+    request_clock(link, site.gpus[1], 1110)
     await until(lambda: bool(site.heard.clock_sets))
     change = site.heard.clock_sets[0]
     assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
@@ -52,9 +53,9 @@ async def test_journal_is_on_disk_before_the_lease_is_granted(site: Site, link: 
 
 
 @with_worker
-async def test_wish_without_a_lease_is_refused(site: Site, link: WorkerLink) -> None:
+async def test_clock_request_without_a_lease_is_refused(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus[:1], OWNER)
-    want(link, site.gpus[2], 900)
+    request_clock(link, site.gpus[2], 900)
     await until(lambda: bool(site.heard.clock_sets))
     assert site.heard.clock_sets[0].error == "refused: no lease on this GPU"
     assert site.host.num_clock_sets(site.gpus[2]) == 0
@@ -65,7 +66,7 @@ async def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(sit
     (site.folder / "journal.json").mkdir()
     with pytest.raises(GpuError, match="cannot"):
         await link.lease("L1", site.gpus, OWNER)
-    want(link, site.gpus[0], 900)
+    request_clock(link, site.gpus[0], 900)
     await until(lambda: bool(site.heard.clock_sets))
     assert site.heard.clock_sets[0].error is not None
     assert site.locks() == [None, None, None]
@@ -82,54 +83,47 @@ async def test_second_lease_on_a_gpu_names_the_first(site: Site, link: WorkerLin
 
 @pytest.mark.fault(36)
 @with_worker
-async def test_flood_of_wishes_is_coalesced_to_the_newest(site: Site, link: WorkerLink) -> None:
+async def test_flood_of_clock_requests_is_coalesced_to_the_newest(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     clocks = link.identities[0].supported_sm_clocks_mhz
     for k in range(300):
         for gpu in site.gpus:
-            want(link, gpu, clocks[k % 20])
+            request_clock(link, gpu, clocks[k % 20])
     for gpu in site.gpus:
-        want(link, gpu, 1005)
+        request_clock(link, gpu, 1005)
     await until(lambda: site.locks() == [1005, 1005, 1005])
     await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in site.heard.clock_sets) == 3)
     assert all(site.host.num_clock_sets(gpu) < 150 for gpu in site.gpus)
 
 
 @with_worker
-async def test_wish_for_the_clock_in_force_calls_nobody(site: Site, link: WorkerLink) -> None:
+async def test_request_for_the_clock_in_force_makes_no_driver_call(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
-    want(link, site.gpus[0], 1110)
+    request_clock(link, site.gpus[0], 1110)
     await until(lambda: bool(site.heard.clock_sets))
-    want(link, site.gpus[0], 1110)
-    want(link, site.gpus[1], 1110)
+    request_clock(link, site.gpus[0], 1110)
+    request_clock(link, site.gpus[1], 1110)
     await until(lambda: site.locks()[1] == 1110)
     assert (await link.ping())["num_sets_skipped"] == 1
     assert site.host.num_clock_sets(site.gpus[0]) == 1
 
 
 @with_worker
-async def test_wish_between_two_clocks_gets_the_faster_one(site: Site, link: WorkerLink) -> None:
+async def test_request_between_two_supported_clocks_sets_the_faster_one(site: Site, link: WorkerLink) -> None:
     """The worker's clamp never makes a job slower than it asked to be."""
     await link.lease("L1", site.gpus, OWNER)
     for gpu, clock in zip(site.gpus, (1111, 5000, 1), strict=True):
-        want(link, gpu, clock)
+        request_clock(link, gpu, clock)
     await until(lambda: site.locks() == [1125, 1410, 210])
 
 
 @with_worker
-async def test_later_wish_is_carried_out_at_its_time_unless_replaced(site: Site, link: WorkerLink) -> None:
+async def test_later_clock_is_set_at_its_instant_unless_replaced(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     now_ns = time.monotonic_ns()
     for gpu in site.gpus[:2]:
-        link.want(
-            gpu,
-            1110,
-            later_sm_clock_mhz=1410,
-            later_at_mono_ns=now_ns + 300_000_000,
-            asked_mono_ns=now_ns,
-            reason="test",
-        )
-    want(link, site.gpus[1], 1200)
+        link.request_clock(gpu, ClockRequest(1110, now_ns, 1410, now_ns + 300_000_000))
+    request_clock(link, site.gpus[1], 1200)
     await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.heard.clock_sets))
     (raised,) = (c for c in site.heard.clock_sets if c.requested_sm_clock_mhz == 1410)
     assert raised.gpu_uuid == site.gpus[0]
@@ -139,16 +133,16 @@ async def test_later_wish_is_carried_out_at_its_time_unless_replaced(site: Site,
 
 
 @with_worker
-async def test_restore_gives_clocks_back_ends_leases_and_drops_wishes(site: Site, link: WorkerLink) -> None:
+async def test_restore_removes_clock_locks_ends_leases_and_drops_requests(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     for gpu in site.gpus:
-        want(link, gpu, 900)
+        request_clock(link, gpu, 900)
     await until(lambda: site.locks() == [900, 900, 900])
-    want(link, site.gpus[0], 1005)
+    request_clock(link, site.gpus[0], 1005)
     outcomes = await link.restore(site.gpus[:2], "test")
     assert {(o.gpu_uuid, o.result) for o in outcomes} == {(gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]}
     assert site.locks() == [None, None, 900]
-    want(link, site.gpus[0], 800)
+    request_clock(link, site.gpus[0], 800)
     await until(lambda: any(c.error for c in site.heard.clock_sets))
     assert site.locks() == [None, None, 900]
 
@@ -175,7 +169,7 @@ def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
         async with site.linked() as (link, _):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
 
     run(main())
@@ -192,7 +186,7 @@ def test_next_core_is_served_after_the_first_is_gone(site: Site) -> None:
     async def main() -> None:
         async with site.linked() as (link, _):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
         await until(lambda: site.locks() == [None, None, None])
         async with site.linked() as (link, _):
@@ -221,7 +215,7 @@ def test_keeper_gives_clocks_back_when_the_worker_is_killed(site: Site) -> None:
         async with site.linked() as (link, _):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
             worker.kill()
             await until(lambda: site.locks() == [None, None, None])
@@ -259,7 +253,7 @@ def test_death_of_a_process_gives_its_gpus_back_without_a_word_of_the_core(site:
             await link.lease("L1", site.gpus[:2], replace(OWNER, pidfds=(pidfds[living], pidfds[dying])))
             await link.lease("L2", site.gpus[2:], replace(OWNER, pidfds=(pidfds[living],)))
             for gpu in site.gpus:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
             dying.kill()
             await until(lambda: site.locks() == [None, None, 900])
@@ -282,7 +276,7 @@ def test_killed_worker_leaves_clocks_lowered_and_restore_brings_them_back(site: 
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
             site.kill(worker, link)
             await until(lambda: bool(heard.lost))
@@ -310,7 +304,7 @@ def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
     async def main() -> None:
         async with site.linked() as (link, _):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[2], 900)
+            request_clock(link, site.gpus[2], 900)
             await until(lambda: site.locks()[2] == 900)
             site.kill(worker, link)
 
@@ -327,10 +321,10 @@ def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
 async def test_restore_beside_a_living_worker_wins(site: Site, link: WorkerLink) -> None:
     """A worker whose journal entry is gone drops the lease instead of lowering again."""
     await link.lease("L1", site.gpus, OWNER)
-    want(link, site.gpus[0], 900)
+    request_clock(link, site.gpus[0], 900)
     await until(lambda: site.locks()[0] == 900)
     await asyncio.to_thread(restore, site.folder / "journal.json")
-    want(link, site.gpus[0], 800)
+    request_clock(link, site.gpus[0], 800)
     await until(lambda: any(c.error for c in site.heard.clock_sets))
     assert "somebody restored it" in str(site.heard.clock_sets[-1].error)
     assert site.locks() == [None, None, None]
@@ -342,7 +336,7 @@ def test_sigterm_restores_and_ends(site: Site) -> None:
     async def main() -> None:
         async with site.linked() as (link, _):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             worker.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(worker.wait, 20) == 0

@@ -8,7 +8,7 @@ import pytest
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from tests.gpu.conftest import NvmlWorld
-from tests.support.worker_site import OWNER, Site, run, until, want
+from tests.support.worker_site import OWNER, Site, request_clock, run, until
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def test_the_clock_that_a_power_limit_leaves_is_the_one_reported_and_not_the_one
     async def main() -> None:
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, gpu, 600)
+            request_clock(link, gpu, 600)
             await until(lambda: bool(heard.clock_sets))
             host.begin_work(gpu, InstructionWork(0.0, 600.0, 0.2))
-            want(link, gpu, 1395)
+            request_clock(link, gpu, 1395)
             await until(lambda: len(heard.clock_sets) == 2)
             change = heard.clock_sets[1]
             assert (change.requested_sm_clock_mhz, change.error) == (1395, None)
@@ -87,7 +87,7 @@ def test_under_a_lease_the_driver_is_never_let_go_of_so_that_it_cannot_forget_a_
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
             for clock in (900, 1005, 900):
-                want(link, site.gpus[0], clock)
+                request_clock(link, site.gpus[0], clock)
                 await until(lambda clock=clock: site.locks()[0] == clock)  # type: ignore[misc]
             await until(lambda: len(heard.samples) > 30)
             assert nvml_world.control.num_hits("nvmlShutdown") == 0
@@ -112,7 +112,7 @@ def test_readings_that_take_longer_than_the_period_are_skipped_counted_and_never
             read_ns = [s.read_mono_ns for s in heard.samples if s.gpu_uuid == site.gpus[0]]
             assert (read_ns[-1] - read_ns[0]) / (len(read_ns) - 1) > 80_000_000
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[1], 900)
+            request_clock(link, site.gpus[1], 900)
             await until(lambda: site.locks()[1] == 900)
 
     run(main())

@@ -12,7 +12,7 @@ from gpuenergyd.gpu.restore.command import restore
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, run, until, want, with_worker
+from tests.support.worker_site import OWNER, Site, request_clock, run, until, with_worker
 
 SHORT = ("--read-deadline-s", "0.5", "--set-deadline-s", "0.5")
 
@@ -37,7 +37,7 @@ def control(nvml_world: NvmlWorld) -> FakeNvmlControl:
 async def test_worker_controls_and_restores_through_nvml(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     for gpu, clock in zip(site.gpus, (1110, 1200, 1005), strict=True):
-        want(link, gpu, clock)
+        request_clock(link, gpu, clock)
     await until(lambda: site.locks() == [1110, 1200, 1005])
     await until(lambda: len(site.heard.clock_sets) == 3)
     assert all(c.error is None and c.effective_mono_ns is not None for c in site.heard.clock_sets)
@@ -52,7 +52,7 @@ def test_killed_worker_is_made_good_by_restore_through_nvml(site: Site, monkeypa
     async def main() -> None:
         async with site.linked() as (link, _):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             site.kill(worker, link)
 
@@ -74,11 +74,11 @@ def test_hanging_set_wedges_one_gpu_and_the_others_go_on(site: Site, control: Fa
     async def main() -> None:
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[1], 900)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[1], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: heard.health(site.gpus[1]) is GpuHealth.WEDGED)
             await until(lambda: site.locks()[0] == 900)
-            want(link, site.gpus[2], 1005)
+            request_clock(link, site.gpus[2], 1005)
             await until(lambda: site.locks()[2] == 1005)
             await link.ping()
             with pytest.raises(GpuError, match="is wedged"):
@@ -108,7 +108,7 @@ def test_hanging_read_wedges_one_gpu_and_its_readings_grow_old(site: Site, contr
             await until(lambda: len(heard.samples) > 30)
             assert site.gpus[2] not in {s.gpu_uuid for s in heard.samples}
             await link.lease("L1", site.gpus[:2], OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             await until(lambda: site.gpus[2] in {s.gpu_uuid for s in heard.samples})
             await until(lambda: heard.health(site.gpus[2]) is GpuHealth.OK)
@@ -127,7 +127,7 @@ def test_worker_ends_while_a_call_hangs_and_its_keeper_makes_that_gpu_good(
         async with site.linked() as (link, _):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus:
-                want(link, gpu, 900)
+                request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
 
     run(main())
@@ -146,9 +146,9 @@ def test_lost_gpu_is_told_and_stops_no_other(site: Site, control: FakeNvmlContro
             await link.lease("L1", site.gpus, OWNER)
             control.inject("*", 15, gpu_index=1)
             await until(lambda: heard.health(site.gpus[1]) is GpuHealth.LOST)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
-            want(link, site.gpus[1], 900)
+            request_clock(link, site.gpus[1], 900)
             await until(lambda: any(c.gpu_uuid == site.gpus[1] and c.error for c in heard.clock_sets))
             control.clear_faults()
             await until(lambda: heard.health(site.gpus[1]) is GpuHealth.OK)
@@ -162,7 +162,7 @@ def test_failed_restore_is_told_kept_and_tried_again_until_it_works(site: Site, 
     async def main() -> None:
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus[:1], OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             control.inject("nvmlDeviceResetGpuLockedClocks", 999)
             (outcome,) = await link.restore(site.gpus[:1], "test")
@@ -185,7 +185,7 @@ def test_without_permission_the_gpu_is_observed_and_leases_say_why(site: Site, c
     async def main() -> None:
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: heard.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY)
             with pytest.raises(GpuError, match="CAP_SYS_ADMIN"):
                 await link.lease("L1", site.gpus[:1], OWNER)
@@ -251,14 +251,14 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
     async def main() -> None:
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             site.host.reload_driver()
             control.reload_driver()
             heard.samples.clear()
             await until(lambda: any((s.total_energy_j or 1e9) < 1000.0 for s in heard.samples))
             # The same clock as before: it must be set anew, not taken for granted.
-            want(link, site.gpus[0], 900)
+            request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             assert {o.result for o in await link.restore(site.gpus, "end")} == {RestoreResult.RESTORED}
 
@@ -270,7 +270,7 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
 async def test_what_somebody_else_unlocks_is_respected_and_told(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     for gpu in site.gpus:
-        want(link, gpu, 900)
+        request_clock(link, gpu, 900)
     await until(lambda: site.locks() == [900, 900, 900])
     site.host.lock_sm_clock(site.gpus[0], 1305)
     await until(lambda: site.heard.health(site.gpus[0]) is GpuHealth.DEGRADED)

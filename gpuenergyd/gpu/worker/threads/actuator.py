@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
 from gpuenergyd.gpu.device import GpuController, GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockSet, GpuHealth
@@ -20,28 +21,20 @@ _CALLS_KEPT = 64
 """More than one wish can wait for: each GPU has one call at most between two of another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A clock for one GPU, from `due_mono_ns` on."""
-
-    sm_clock_mhz: int
-    due_mono_ns: int
-
-
 @dataclass(slots=True)
 class _Slot:
     """What is wished of one GPU, and what we last set; None is not known to be ours."""
 
     clocks_mhz: tuple[int, ...]
-    now: Wish | None = None
-    later: Wish | None = None
+    now: ClockRequest | None = None
+    later: ClockRequest | None = None
     in_force_mhz: int | None = None
     set_mono_ns: int = 0
     is_failing: bool = False
 
-    def is_raised_by(self, wish: Wish) -> bool:
-        """Return whether a wish makes the GPU faster, as far as we know."""
-        return self.in_force_mhz is not None and wish.sm_clock_mhz > self.in_force_mhz
+    def is_raised_by(self, request: ClockRequest) -> bool:
+        """Return whether a request makes the GPU faster, as far as we know."""
+        return self.in_force_mhz is not None and request.sm_clock_mhz > self.in_force_mhz
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +103,19 @@ class Actuator(DriverThread):
             heir._slots[stuck_gpu_uuid] = _Slot(self._slots[stuck_gpu_uuid].clocks_mhz)
         return heir
 
-    def wish(
-        self, gpu_uuid: str, sm_clock_mhz: int, *, later_sm_clock_mhz: int, later_at_mono_ns: int, asked_mono_ns: int
-    ) -> None:
-        """Take a wish; it replaces what was wished of this GPU before. 0 MHz is no wish."""
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        """Queue a request; it replaces earlier requests for this GPU."""
         with self._wakeup:
             slot = self._slots[gpu_uuid]
-            if sm_clock_mhz:
-                slot.now = Wish(sm_clock_mhz, asked_mono_ns)
+            if request.sm_clock_mhz:
+                slot.now = request
                 slot.later = None
-            if later_sm_clock_mhz:
-                slot.later = Wish(later_sm_clock_mhz, later_at_mono_ns)
+            if request.later_sm_clock_mhz:
+                slot.later = request.later_request()
             self._wakeup.notify()
 
-    def drop_wishes(self, gpu_uuids: Sequence[str]) -> None:
-        """Forget what is wished of these GPUs."""
+    def drop_requests(self, gpu_uuids: Sequence[str]) -> None:
+        """Drop the pending clock requests for these GPUs."""
         with self._wakeup:
             for uuid in gpu_uuids:
                 self._slots[uuid].now = self._slots[uuid].later = None
@@ -163,32 +154,32 @@ class Actuator(DriverThread):
                     return None
                 due = self._take_due()
                 if due is not None:
-                    uuid, wish = due
-                    return _Order(uuid, partial(self._apply, uuid, wish))
+                    uuid, request = due
+                    return _Order(uuid, partial(self._apply, uuid, request))
                 self._wakeup.wait(self._until_next_s())
 
-    def _take_due(self) -> tuple[str, Wish] | None:
+    def _take_due(self) -> tuple[str, ClockRequest] | None:
         """Return the wish to carry out next, and take it out: raises first, a late one costs time; then by age."""
         now_ns = time.monotonic_ns()
-        due: list[tuple[bool, int, str, Wish]] = []
+        due: list[tuple[bool, int, str, ClockRequest]] = []
         for uuid, slot in self._slots.items():
-            if slot.later is not None and slot.later.due_mono_ns <= now_ns:
+            if slot.later is not None and slot.later.sent_mono_ns <= now_ns:
                 slot.now, slot.later = slot.later, None
             if slot.now is not None:
-                due.append((not slot.is_raised_by(slot.now), slot.now.due_mono_ns, uuid, slot.now))
+                due.append((not slot.is_raised_by(slot.now), slot.now.sent_mono_ns, uuid, slot.now))
         if not due:
             return None
-        _, _, uuid, wish = min(due, key=lambda entry: entry[:3])
+        _, _, uuid, request = min(due, key=lambda entry: entry[:3])
         self._slots[uuid].now = None
-        return uuid, wish
+        return uuid, request
 
     def _until_next_s(self) -> float | None:
-        dues = [slot.later.due_mono_ns for slot in self._slots.values() if slot.later is not None]
+        dues = [slot.later.sent_mono_ns for slot in self._slots.values() if slot.later is not None]
         return max(0.0, (min(dues) - time.monotonic_ns()) / _NS_PER_S) if dues else None
 
-    def _apply(self, uuid: str, wish: Wish) -> None:
+    def _apply(self, uuid: str, request: ClockRequest) -> None:
         slot = self._slots[uuid]
-        sm_clock_mhz = supported_clock_mhz(slot.clocks_mhz, wish.sm_clock_mhz)
+        sm_clock_mhz = supported_clock_mhz(slot.clocks_mhz, request.sm_clock_mhz)
         if slot.in_force_mhz == sm_clock_mhz:
             self.num_skipped += 1
             return
@@ -210,13 +201,13 @@ class Actuator(DriverThread):
             slot.is_failing = False
             self._on_health(uuid, GpuHealth.OK, "its clock can be set again")
         slot.in_force_mhz, slot.set_mono_ns = None if error else sm_clock_mhz, returned_ns
-        blocked_ns = self._blocked_ns(uuid, wish.due_mono_ns, called_ns)
+        blocked_ns = self._blocked_ns(uuid, request.sent_mono_ns, called_ns)
         self._finished.append(_FinishedCall(uuid, called_ns, returned_ns))
         self._on_set(
             ClockSet(
                 gpu_uuid=uuid,
                 requested_sm_clock_mhz=sm_clock_mhz,
-                due_mono_ns=wish.due_mono_ns,
+                due_mono_ns=request.sent_mono_ns,
                 called_mono_ns=called_ns,
                 returned_mono_ns=returned_ns,
                 effective_mono_ns=None,

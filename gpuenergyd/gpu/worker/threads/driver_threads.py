@@ -95,7 +95,7 @@ class DriverThreads:
         if isinstance(thread, Sampler):
             self.sampler = thread.succeed(stuck)
             self.sampler.start()
-            self.actuator.drop_wishes([stuck])
+            self.actuator.drop_requests([stuck])
             return
         self.sampler.leave_out(stuck)
         self.actuator = thread.succeed(stuck)
