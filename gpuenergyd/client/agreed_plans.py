@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpuenergyd.client.following import UNTUNED, PlanQueue, PreparedPlan
-from gpuenergyd.core.distributed.plan_windows import Term, TermKeeper
+from gpuenergyd.core.distributed.plan_windows import PlanWindow, PlanWindowFollower
 
 _MAX_INSTALLED = 8
 
@@ -20,10 +20,10 @@ class AgreedPlans(PlanQueue):
 
     def __init__(self) -> None:
         super().__init__()
-        self._news: deque[PreparedPlan | tuple[Term, ...] | str | None] = deque()
+        self._news: deque[PreparedPlan | tuple[PlanWindow, ...] | str | None] = deque()
         self._adding = threading.Lock()  # the reporter and the pipeline's thread; the training thread never takes it
         self._installed: dict[str, PreparedPlan] = {}
-        self._keeper = TermKeeper()
+        self._keeper = PlanWindowFollower()
         self._by_plan_id: dict[str, PreparedPlan] = {}
         self._last: PreparedPlan | None = None
 
@@ -42,7 +42,7 @@ class AgreedPlans(PlanQueue):
                 self._installed = {**dict(kept), plan.plan_id: plan}
                 self._news.append(plan)
 
-    def hear(self, terms: Iterable[Term]) -> None:
+    def hear(self, terms: Iterable[PlanWindow]) -> None:
         """Take what the leader says is agreed."""
         self._news.append(tuple(terms))
 
@@ -69,7 +69,7 @@ class AgreedPlans(PlanQueue):
             return UNTUNED
         return replace(self._last, clocks={}, is_full_speed=True)
 
-    def _take(self, news: PreparedPlan | tuple[Term, ...] | str | None) -> None:
+    def _take(self, news: PreparedPlan | tuple[PlanWindow, ...] | str | None) -> None:
         if news is None:
             self._by_plan_id.clear()
             self._keeper.forget()

@@ -11,7 +11,7 @@ from gpuenergyd.core.job.messages import Event
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -159,7 +159,7 @@ class IterationWatcher(Protocol):
 class ModelPort(Protocol):
     """What earlier runs of jobs showed."""
 
-    async def recall(self, signature: str) -> RememberedModel | None:
+    async def recall(self, signature: str) -> PreviousRun | None:
         """Return what the last run showed; None when nothing is known, or it cannot be read."""
         ...
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpuenergyd.core.carbon.intensity import CarbonForecast, EmissionFactor, IntensityRung, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import CarbonForecast, EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 
@@ -188,7 +188,7 @@ class TargetRecord:
     policy: str
     permitted_time_s: float | None
     reason: str
-    rung: IntensityRung
+    basis: IntensityBasis
     intensity: float | None
     unit: str
     slowdown_so_far_ratio: float | None

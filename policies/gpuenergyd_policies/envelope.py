@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError, UsageError
@@ -44,7 +44,7 @@ class Envelope:
         """Return the next clock to try, or the reconfigured plan, a step faster each time it was too slow."""
         clocks_mhz = common_clocks_mhz(view)
         if not clocks_mhz:
-            return untuned_plan(reason="the GPUs of this job share no clock")
+            return baseline_plan(reason="the GPUs of this job share no clock")
         tried = trials(view)
         for mhz in _clocks_to_try(clocks_mhz):
             if mhz not in tried:
@@ -53,7 +53,7 @@ class Envelope:
                 )
         valleys_mhz = _measured_valleys(tried, len(view.gpus))
         if valleys_mhz is None:
-            return untuned_plan(reason="no energy was measured, so no valley is known")
+            return baseline_plan(reason="no energy was measured, so no valley is known")
         return _tuned_plan(view, tried, valleys_mhz, clocks_mhz)
 
 
@@ -95,7 +95,7 @@ def _tuned_plan(
     graph = observed_graph(view)
     profile = _time_profile(tried, clocks_mhz)
     if any(i.instruction_class not in profile.classes for i in graph.instructions):
-        return untuned_plan(reason="some instructions were not timed at any clock")
+        return baseline_plan(reason="some instructions were not timed at any clock")
     raised = [min(mhz + num_raises * BALANCED_STEP_MHZ, clocks_mhz[0]) for mhz in valleys_mhz]
     raised = [min(mhz for mhz in clocks_mhz if mhz >= wanted) for wanted in raised]
     evaluated = plan_envelope(graph, profile, raised).evaluation

@@ -2,7 +2,7 @@
 
 import time
 
-from gpuenergyd.core.pipeline.plan import ClockPlan, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.plan_evaluation import baseline, unproven_plan
@@ -13,7 +13,7 @@ class FullSpeed:
 
     def next_plan(self, view: JobView) -> ClockPlan:
         """Return the un-tuned plan, whatever was measured."""
-        return untuned_plan(reason=f"policy full-speed leaves {len(view.gpus)} GPUs un-tuned")
+        return baseline_plan(reason=f"policy full-speed leaves {len(view.gpus)} GPUs un-tuned")
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, baseline_plan
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
@@ -39,7 +39,7 @@ def would_be_plan(view: JobView, planner: Planner) -> ClockPlan:
         likely = _planned(view, planner, LIKELY)
         savings = [_saving_ratio(plan) for plan in (likely, *(_planned(view, planner, a) for a in (LITTLE, MUCH)))]
     except NothingToAssumeFromError as error:
-        return untuned_plan("would-be", reason=f"cannot say what would be saved: {error}")
+        return baseline_plan("would-be", reason=f"cannot say what would be saved: {error}")
     return replace(likely, figures=((SAVING_LOW, min(savings)), (SAVING_HIGH, max(savings))))
 
 
@@ -74,7 +74,7 @@ def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPl
     waiting_j = profile.blocking_power_w * graph.num_ranks * bias_s
     return ClockPlan(
         plan_id="would-be",
-        purpose=PlanPurpose.WOULD_BE,
+        purpose=PlanPurpose.PREDICTED,
         ranks=tuple(
             RankClocks(pp_rank, tuple(clocks[i] for i in order), changes[pp_rank])
             for pp_rank, order in enumerate(view.schedule.orders)

@@ -9,7 +9,7 @@ the target or else half way, and finally runs the cheapest clock whose measured 
 import time
 from collections.abc import Mapping, Sequence
 
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
@@ -31,7 +31,7 @@ class Uniform:
         """Return the next clock to try, or the best of those tried."""
         clocks_mhz = common_clocks_mhz(view)
         if not clocks_mhz:
-            return untuned_plan(reason="the GPUs of this job share no clock")
+            return baseline_plan(reason="the GPUs of this job share no clock")
         if not view.can_set_clocks:
             return would_be_plan(view, cheapest_common_clock)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
@@ -75,13 +75,13 @@ def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, Trial], targe
 
 def _best_plan(view: JobView, measured: Mapping[int, Trial], target_s: float) -> ClockPlan:
     if view.baseline.energy_j is None:
-        return untuned_plan(reason="no energy was measured, so no clock is known to save any")
+        return baseline_plan(reason="no energy was measured, so no clock is known to save any")
     cheapest_j, cheapest_mhz = view.baseline.energy_j, None
     for clock, seen in sorted(measured.items(), reverse=True):
         if seen.iteration_time_s <= target_s and seen.energy_j is not None and seen.energy_j < cheapest_j:
             cheapest_j, cheapest_mhz = seen.energy_j, clock
     if cheapest_mhz is None:
-        return untuned_plan(reason=f"no single clock keeps {target_s:.6g} s with less energy")
+        return baseline_plan(reason=f"no single clock keeps {target_s:.6g} s with less energy")
     return uniform_plan(
         view,
         cheapest_mhz,

@@ -12,7 +12,7 @@ from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     ForecastHour,
     HourlySeries,
-    IntensityRung,
+    IntensityBasis,
     IntensitySample,
     SampleStatus,
     SignalKind,
@@ -74,27 +74,27 @@ AHEAD = CarbonForecast(
 
 @pytest.mark.fault(22)
 @pytest.mark.parametrize(
-    ("after", "forecast", "rung", "value"),
+    ("after", "forecast", "basis", "value"),
     [
-        (timedelta(minutes=30), AHEAD, IntensityRung.LIVE, 23.0),
-        (timedelta(hours=3), AHEAD, IntensityRung.FORECAST, 500.0),
-        (timedelta(hours=3), None, IntensityRung.HISTORICAL_MEAN, 3.0),
-        (timedelta(days=2), AHEAD, IntensityRung.HISTORICAL_MEAN, 0.0),
-        (timedelta(days=8), AHEAD, IntensityRung.NEUTRAL, None),
-        (timedelta(days=-2), None, IntensityRung.LIVE, 0.0),
+        (timedelta(minutes=30), AHEAD, IntensityBasis.LIVE, 23.0),
+        (timedelta(hours=3), AHEAD, IntensityBasis.FORECAST, 500.0),
+        (timedelta(hours=3), None, IntensityBasis.HISTORICAL_MEAN, 3.0),
+        (timedelta(days=2), AHEAD, IntensityBasis.HISTORICAL_MEAN, 0.0),
+        (timedelta(days=8), AHEAD, IntensityBasis.NEUTRAL, None),
+        (timedelta(days=-2), None, IntensityBasis.LIVE, 0.0),
     ],
     ids=["fresh", "old-value", "no-forecast", "old-forecast", "very-old", "clock-set-back"],
 )
 def test_what_stands_for_now_goes_down_the_rungs_with_age(
-    after: timedelta, forecast: CarbonForecast | None, rung: IntensityRung, value: float | None
+    after: timedelta, forecast: CarbonForecast | None, basis: IntensityBasis, value: float | None
 ) -> None:
     here = intensity_now(END_AT + after, HISTORY, forecast)
 
-    assert (here.rung, here.carbon_intensity_g_per_kwh) == (rung, value)
+    assert (here.basis, here.carbon_intensity_g_per_kwh) == (basis, value)
 
 
 def test_without_any_history_nothing_stands_for_now() -> None:
-    assert intensity_now(END_AT, None).rung is IntensityRung.NEUTRAL
+    assert intensity_now(END_AT, None).basis is IntensityBasis.NEUTRAL
 
 
 def test_energy_is_priced_with_the_best_status_and_what_has_no_price_is_said() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.following import UNTUNED, PlannedClocks, PreparedPlan
-from gpuenergyd.core.distributed.plan_windows import Term
+from gpuenergyd.core.distributed.plan_windows import PlanWindow
 
 CLOCKS = {("F", 0, 0): PlannedClocks(1200, 0, 0)}
 
@@ -21,7 +21,7 @@ def plans() -> AgreedPlans:
     """A plan, installed and agreed for iterations 5 to 9."""
     made = AgreedPlans()
     made.add([slice_of("a")])
-    made.hear([Term("a", 5, 10)])
+    made.hear([PlanWindow("a", 5, 10)])
     return made
 
 
@@ -39,7 +39,7 @@ def test_before_its_term_nothing_is_asked_for_and_after_it_full_speed(plans: Agr
 
 
 def test_what_is_agreed_and_not_installed_here_is_not_followed(plans: AgreedPlans) -> None:
-    plans.hear([Term("b", 10, 20)])
+    plans.hear([PlanWindow("b", 10, 20)])
 
     assert followed(plans, 9) == ("a", True, False)
     assert followed(plans, 10) == ("a", False, True)
@@ -77,7 +77,7 @@ def test_a_repeated_slice_changes_nothing_and_only_the_newest_stay_installed(pla
     assert plans.plan_for(5).plan_epoch == 1
 
     plans.add([slice_of(f"p{number}", number) for number in range(10)])
-    plans.hear([Term("p0", 10, 20), Term("p9", 20, 30)])
+    plans.hear([PlanWindow("p0", 10, 20), PlanWindow("p9", 20, 30)])
 
     assert plans.installed == {f"p{number}" for number in range(2, 10)}
     assert followed(plans, 10) == ("a", False, True)

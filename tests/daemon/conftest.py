@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 
 
 class Polite:
@@ -21,7 +21,7 @@ class Polite:
 
     def next_plan(self, view):
         self.num_asked += 1
-        return untuned_plan(f"polite-{view.job_id}-{self.num_asked}")
+        return baseline_plan(f"polite-{view.job_id}-{self.num_asked}")
 
 
 class Raises:
@@ -42,7 +42,7 @@ class Prints:
         sys.stdout.flush()
         os.write(1, b"not a plan either\\n")
         sys.stdin.read()
-        return untuned_plan("printed")
+        return baseline_plan("printed")
 
 
 class Garbage:

@@ -63,7 +63,7 @@ def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp
             job_ids.append(runner.job_id)
             await until(partial(has_answered, memory, int(run_key)))
             await settle()
-            assert (runner.job.remembered is not None) is (run_key == "2")
+            assert (runner.job.previous_run is not None) is (run_key == "2")
             await training.train(50 if run_key == "1" else 24)
             assert runner.job.phase is JobPhase.TUNED, runner.job.last_notice
             if run_key == "1":

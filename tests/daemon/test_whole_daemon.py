@@ -71,7 +71,7 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
 
     with open_history(daemon.database_path) as history:
         (summary,) = history.job_summaries()
-        assert {row.plan.purpose for row in history.plans(summary.job_id)} == {PlanPurpose.WOULD_BE}
+        assert {row.plan.purpose for row in history.plans(summary.job_id)} == {PlanPurpose.PREDICTED}
     assert job["predicted_saving_low_ratio"] <= job["predicted_saving_ratio"] <= job["predicted_saving_high_ratio"]
     assert "assumed" in job["predicted_saving_basis"] == summary.would_save_basis
     assert (job["saving_ratio"], summary.saving_ratio) == (None, None)

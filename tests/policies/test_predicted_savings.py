@@ -53,7 +53,7 @@ def test_the_predicted_range_holds_what_the_same_job_saves_under_control(
     low, high = plan.figure("saving_low_ratio"), plan.figure("saving_high_ratio")
     assert low is not None
     assert high is not None
-    assert plan.purpose is PlanPurpose.WOULD_BE
+    assert plan.purpose is PlanPurpose.PREDICTED
     assert low <= would_save_ratio(plan) <= high
     assert low <= saving.saving_ratio.estimate <= high
     assert "assumed" in plan.reason

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityRung, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
@@ -156,7 +156,7 @@ def grid_of_the_job(job_id: str) -> Iterator[IntensityRecord | TargetRecord]:
     for second, permitted_s in ((0.0, None), (4.0, 0.505), (8.0, 0.525), (11.0, 0.51)):
         yield TargetRecord(
             job_id, START + timedelta(seconds=second), "carbon", permitted_s, "the grid is dirty now",
-            IntensityRung.LIVE, 150.0, "g/kWh", 0.01, 0.05, 0.0, frontier if second == 4.0 else None,
+            IntensityBasis.LIVE, 150.0, "g/kWh", 0.01, 0.05, 0.0, frontier if second == 4.0 else None,
         )  # fmt: skip
 
 

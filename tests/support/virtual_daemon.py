@@ -16,7 +16,7 @@ from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.previous_runs import ModelMemory
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -61,7 +61,7 @@ class CountingMemory(ModelMemory):
 
     num_answers = 0
 
-    async def recall(self, signature: str) -> RememberedModel | None:
+    async def recall(self, signature: str) -> PreviousRun | None:
         """Return what the last run showed."""
         try:
             return await super().recall(signature)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuenergyd.core.distributed.pace import PaceGauge
+from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
@@ -144,7 +144,7 @@ class VirtualTraining:
         self._answer_at: tuple[int, JobView] | None = None
         ranks = self.schedule.num_ranks
         self.random = random.Random(self.seed)
-        self.pace = PaceGauge()
+        self.pace = PaceEstimator()
         self.has_replicas = False
         self.least_overhead_s: float | None = None
         self.pure_graph = dependency_graph(self.schedule)

@@ -70,7 +70,7 @@ def test_a_policy_plans_in_a_unit_of_its_own_that_ends_with_the_core(daemon: Ins
 
 
 def test_the_carbon_fetcher_is_a_unit_that_the_core_brings_up_and_reads(daemon: InstalledDaemon) -> None:
-    wait_until(lambda: daemon.status()["carbon"]["rung"] == "live", 60)
+    wait_until(lambda: daemon.status()["carbon"]["basis"] == "live", 60)
     grid = daemon.status()["carbon"]
 
     assert (grid["zone"], grid["source"], grid["value"]) == ("XX", "fixed", 321.0)

@@ -29,7 +29,7 @@ from gpuenergyd.core.carbon.intensity import (
     EmissionFactor,
     ForecastHour,
     HourlySeries,
-    IntensityRung,
+    IntensityBasis,
     SignalKind,
     hourly_series,
     intensity_now,
@@ -87,14 +87,14 @@ def now(
         at, hourly_series(asked_zone, reply.samples), _given_forecast(asked_zone, reply.forecast, asked.signal.source)
     )
     newest = reply.samples[-1] if reply.samples else None
-    is_degraded = reply.is_stale or bool(reply.rejected) or here.rung is not IntensityRung.LIVE
+    is_degraded = reply.is_stale or bool(reply.rejected) or here.basis is not IntensityBasis.LIVE
     signal = asked.signal
     if as_json:
         print_json(
             {
                 "zone": asked_zone,
                 "carbon_intensity_g_per_kwh": here.carbon_intensity_g_per_kwh,
-                "rung": here.rung,
+                "basis": here.basis,
                 "age_s": here.age_s,
                 "valid_from": utc_text(newest.valid_from_at) if newest is not None else None,
                 "status": newest.status if newest is not None else None,
@@ -112,7 +112,9 @@ def now(
         shown = "unknown" if value is None else f"{value:.0f} g/kWh"
         status = newest.status.value if newest is not None else "no sample"
         console = people_console()
-        console.print(f"{asked_zone}: {shown} ({here.rung}; {status}; {signal.kind}, {signal.factor}; {signal.source})")
+        console.print(
+            f"{asked_zone}: {shown} ({here.basis}; {status}; {signal.kind}, {signal.factor}; {signal.source})"
+        )
         for reason in reply.rejected:
             console.print(f"  not used: {reason}", markup=False)
         if reply.is_stale:

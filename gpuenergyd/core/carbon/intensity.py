@@ -195,7 +195,7 @@ class CarbonForecast:
         return None
 
 
-class IntensityRung(StrEnum):
+class IntensityBasis(StrEnum):
     """What the intensity of now rests on, best first; `neutral` means that timing is off."""
 
     LIVE = "live"
@@ -206,7 +206,7 @@ class IntensityRung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StalenessRules:
-    """How old what is known may be before the next rung is taken."""
+    """How old what is known may be before the next basis is used."""
 
     live_max_age_s: float = 2 * 3600.0
     forecast_max_age_s: float = 24 * 3600.0
@@ -215,10 +215,10 @@ class StalenessRules:
 
 @dataclass(frozen=True, slots=True)
 class IntensityNow:
-    """The intensity that stands for now, and why that one; None on the rung `neutral`."""
+    """The intensity that stands for now, and why that one; None on the basis `neutral`."""
 
     carbon_intensity_g_per_kwh: float | None
-    rung: IntensityRung
+    basis: IntensityBasis
     age_s: float | None
     """Time since the newest known interval ended."""
 
@@ -243,16 +243,16 @@ def intensity_now(
         age_s = max(0.0, (now_at - (history.first_hour_at + (newest + 1) * HOUR)).total_seconds())
         if age_s <= rules.live_max_age_s:
             value = values[here] if math.isfinite(values[here]) else values[newest]
-            return IntensityNow(value, IntensityRung.LIVE, age_s)
+            return IntensityNow(value, IntensityBasis.LIVE, age_s)
     if forecast is not None and (now_at - forecast.issued_at).total_seconds() <= rules.forecast_max_age_s:
         expected = forecast.value_at(now_at)
         if expected is not None and math.isfinite(expected):
-            return IntensityNow(expected, IntensityRung.FORECAST, age_s)
+            return IntensityNow(expected, IntensityBasis.FORECAST, age_s)
     if history is not None and age_s is not None and age_s <= rules.history_max_age_s:
         mean = same_hour_mean(history, now_at)
         if mean is not None:
-            return IntensityNow(mean, IntensityRung.HISTORICAL_MEAN, age_s)
-    return IntensityNow(None, IntensityRung.NEUTRAL, age_s)
+            return IntensityNow(mean, IntensityBasis.HISTORICAL_MEAN, age_s)
+    return IntensityNow(None, IntensityBasis.NEUTRAL, age_s)
 
 
 def same_hour_mean(history: HourlySeries, instant: datetime, num_days: int = 7) -> float | None:

@@ -18,7 +18,7 @@ from gpuenergyd.core.measurement.observation import InstructionSample, Iteration
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timeline import makespan_s
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 
 _RECENT = 3
 """Full-speed iterations that a clock's slowness is taken against: few, because a GPU may have changed since."""
@@ -34,7 +34,7 @@ _WAIT_RATIO = 0.01
 
 
 @dataclass(slots=True)
-class PaceGauge:
+class PaceEstimator:
     """Of one replica; `own_time_s` is None until it has run at full speed."""
 
     own_time_s: float | None = None
@@ -51,7 +51,7 @@ class PaceGauge:
         known = sorted(self._overheads_s)
         return known[len(known) // _USUAL_SHARE] if known else None
 
-    def recall(self, model: RememberedModel) -> None:
+    def recall(self, model: PreviousRun) -> None:
         """Learn from what an earlier run showed how much longer each clock takes."""
         for observation in model.full_speed:
             self._learn_full_speed(observation.instruction_samples)

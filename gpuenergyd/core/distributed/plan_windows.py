@@ -27,7 +27,7 @@ MAX_AHEAD_ITERATIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class PlanWindow:
     """The iterations [begin, end) for which a plan is agreed."""
 
     plan_id: str
@@ -40,7 +40,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberNews:
+class MemberState:
     """What a member said last: the iteration it runs, and the plans that its own daemon has installed."""
 
     iteration_index: int
@@ -48,12 +48,12 @@ class MemberNews:
 
 
 @dataclass(slots=True)
-class TermKeeper:
+class PlanWindowFollower:
     """A member's view: terms as it has heard of them, in any order and any number of times."""
 
-    _terms: dict[str, Term] = field(default_factory=dict)
+    _terms: dict[str, PlanWindow] = field(default_factory=dict)
 
-    def hear(self, terms: Iterable[Term]) -> None:
+    def hear(self, terms: Iterable[PlanWindow]) -> None:
         """Take what the leader says; of one plan the longer term is the later word."""
         for term in terms:
             known = self._terms.get(term.plan_id)
@@ -76,17 +76,17 @@ class TermKeeper:
 
 
 @dataclass(slots=True)
-class TermGiver:
+class PlanWindowGrantor:
     """The leader's side: hears of the members, proposes plans and gives terms."""
 
     members: frozenset[str]
-    _news: dict[str, MemberNews] = field(default_factory=dict)
+    _news: dict[str, MemberState] = field(default_factory=dict)
     _proposed: str | None = None
     _proposed_at: int = 0
     _is_proposed_briefly: bool = False
     _is_brief: bool = False
-    _before: Term | None = None
-    _current: Term | None = None
+    _before: PlanWindow | None = None
+    _current: PlanWindow | None = None
     _is_abandoned: bool = False
     released: str | None = None
     """A plan that members shall follow no more, at once: full speed is owed before its term is over."""
@@ -106,7 +106,7 @@ class TermGiver:
         return self._proposed
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[PlanWindow, ...]:
         """What members shall hear: the present term, and the one it follows; none of a plan that was taken back."""
         given = (self._before, self._current)
         return tuple(term for term in given if term is not None and term.plan_id != self.released)
@@ -116,7 +116,7 @@ class TermGiver:
         """The furthest that any member is known to be."""
         return max((news.iteration_index for news in self._news.values()), default=-1)
 
-    def hear(self, news: Mapping[str, MemberNews]) -> None:
+    def hear(self, news: Mapping[str, MemberState]) -> None:
         """Take what members say; those that are none are ignored, and what is older than what was heard before."""
         for member, said in news.items():
             known = self._news.get(member)
@@ -148,7 +148,7 @@ class TermGiver:
         if self._proposed is not None and self._is_installed(self._proposed):
             begin = newest + ahead if current is None else max(newest + ahead, current.end_iteration)
             self._is_brief = self._is_proposed_briefly
-            self._before, self._current = current, Term(self._proposed, begin, begin + self._lasting(ahead))
+            self._before, self._current = current, PlanWindow(self._proposed, begin, begin + self._lasting(ahead))
             self._proposed, self._is_abandoned = None, False
             return True
         if current is None or not self._may_go_on(current, ahead):
@@ -162,7 +162,7 @@ class TermGiver:
         is_ended = newest >= current.end_iteration
         begin = newest + ahead if is_ended else current.begin_iteration
         end = begin + self._lasting(ahead) if is_ended else max(newest, begin) + kept
-        self._current = Term(current.plan_id, begin, end)
+        self._current = PlanWindow(current.plan_id, begin, end)
         return True
 
     def _lasting(self, ahead: int) -> int:
@@ -174,7 +174,7 @@ class TermGiver:
         oldest = min(news.iteration_index for news in self._news.values())
         return self.newest_iteration - oldest <= 2 * ahead
 
-    def _may_go_on(self, current: Term, ahead: int) -> bool:
+    def _may_go_on(self, current: PlanWindow, ahead: int) -> bool:
         """Return whether a plan may be followed on: nobody has given it up, and no proposal is stuck beside it.
 
         A plan whose successor is not agreed is watched by nobody: the daemons' guards judge the successor.

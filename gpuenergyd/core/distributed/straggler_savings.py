@@ -22,7 +22,7 @@ _Figure = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class ExtrinsicSaving:
+class StragglerSaving:
     """Median energy of an iteration of either kind."""
 
     waiting_energy_j: float
@@ -35,10 +35,10 @@ class ExtrinsicSaving:
 
 
 @dataclass(slots=True)
-class ExtrinsicGauge:
+class StragglerSavingEstimator:
     """Of one replica; what it has measured outlives the straggler, until there is more to measure it by."""
 
-    saving: ExtrinsicSaving | None = None
+    saving: StragglerSaving | None = None
     """What following saves at the pace that was waited for last; None before there were two iterations of each."""
 
     _waiting: dict[PlanPurpose, deque[_Figure]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class ExtrinsicGauge:
             self._waiting.setdefault(purpose, deque(maxlen=_WAITING_KEPT)).append(figure)
         self.saving = self._against(PlanPurpose.TUNED) or self._against(PlanPurpose.BASELINE) or self.saving
 
-    def _against(self, purpose: PlanPurpose) -> ExtrinsicSaving | None:
+    def _against(self, purpose: PlanPurpose) -> StragglerSaving | None:
         waiting = self._waiting.get(purpose)
         if not waiting:
             return None
@@ -69,7 +69,7 @@ class ExtrinsicGauge:
         following_j, waiting_j = _like(pace_s, self._following), _like(pace_s, waiting)
         if min(len(following_j), len(waiting_j)) < _MIN_OF_EACH:
             return None
-        return ExtrinsicSaving(median(waiting_j), median(following_j))
+        return StragglerSaving(median(waiting_j), median(following_j))
 
 
 def _like(pace_s: float, figures: deque[_Figure]) -> list[float]:

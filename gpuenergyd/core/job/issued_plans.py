@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpuenergyd.core.job.messages import SendPlan
-from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose, baseline_plan
 
 PROOF_PLAN_ID = "proof"
 """Full-speed blocks between tuned iterations."""
@@ -50,7 +50,7 @@ class IssuedPlans:
     @property
     def current(self) -> ClockPlan:
         """The plan in force, or about to be."""
-        return self.kept[-1] if self.kept else untuned_plan()
+        return self.kept[-1] if self.kept else baseline_plan()
 
     def by_id(self, plan_id: str | None) -> ClockPlan | None:
         """Return a plan that still counts."""

@@ -64,12 +64,12 @@ from gpuenergyd.core.pipeline.graph import Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import (
     ClockPlan,
     PlanPurpose,
+    baseline_plan,
     check_plan,
     full_speed_plan,
-    untuned_plan,
 )
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
-from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS, RememberedModel, model_of_run
+from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS, PreviousRun, summarize_run
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError, JobError
 
@@ -90,7 +90,7 @@ class Job:
     iterations: RememberedIterations = field(init=False)
     reports: RankReports = field(init=False)
     faults: Faults = field(init=False)
-    remembered: RememberedModel | None = None
+    previous_run: PreviousRun | None = None
     """What an earlier run of this job showed, until it is forgotten."""
     last_notice: str | None = None
     """What was last noticed of the job that made it go on differently, and after how many of its iterations."""
@@ -201,7 +201,7 @@ class Job:
             case ModelRecalled():
                 # Later than this the policy has begun to profile, or what was learned has been forgotten since.
                 if self.phase in {JobPhase.JOINING, JobPhase.WARMUP, JobPhase.BASELINE}:
-                    self.remembered = event.model
+                    self.previous_run = event.model
                 return ()
             case ControlLost():
                 return self._fall_back(event.reason, is_fault=True)
@@ -327,9 +327,9 @@ class Job:
         if len(self.iterations.regular_under(plan.plan_id)) < PROVEN_ITERATIONS:
             return ()
         self.plans.proven_id = plan.plan_id
-        model = model_of_run(self.description.job_id, self._full_speed(), self._profiled(), plan)
-        if model is None and self.remembered is not None:
-            model = replace(self.remembered, figures=plan.figures, is_of_this_run=False)
+        model = summarize_run(self.description.job_id, self._full_speed(), self._profiled(), plan)
+        if model is None and self.previous_run is not None:
+            model = replace(self.previous_run, figures=plan.figures, is_of_this_run=False)
         return (KeepModel(model),) if model is not None else ()
 
     def _after_fallback_iteration(self, observation: IterationObservation) -> tuple[Command, ...]:
@@ -351,27 +351,27 @@ class Job:
             return (self._note(f"the job changed: {change}"), *self._ask())
         if self.faults.is_model_in_doubt:
             # Full speed and the next planned iterations may tell what was wrong; only if they do not, profile again.
-            is_told_twice = self.faults.is_profile_endless or self.remembered is not None
+            is_told_twice = self.faults.is_profile_endless or self.previous_run is not None
             known = None if is_told_twice else self._model_until_now(before)
             reason = self.faults.why_learn_anew(is_profiling_again=known is None)
-            forget = (KeepModel(None),) if self.remembered is not None else ()
+            forget = (KeepModel(None),) if self.previous_run is not None else ()
             self._begin_anew(known, lambda o: self.purpose_of(o.plan_id) is PlanPurpose.BASELINE)
             return (*forget, self._note(reason), *self._ask())
         return self._ask()
 
-    def _model_until_now(self, full_speed: Sequence[IterationObservation]) -> RememberedModel | None:
+    def _model_until_now(self, full_speed: Sequence[IterationObservation]) -> PreviousRun | None:
         """Return what this run has shown, marked so that a policy takes its shape and not its pace."""
         plan = self.plans.proven_or_first_tuned()
         if plan is None:
             return None
-        model = model_of_run(self.description.job_id, full_speed, self._profiled(), plan) or self.remembered
+        model = summarize_run(self.description.job_id, full_speed, self._profiled(), plan) or self.previous_run
         return None if model is None else replace(model, figures=plan.figures, is_of_this_run=True)
 
-    def _begin_anew(self, known: RememberedModel | None, is_kept: Callable[[IterationObservation], bool]) -> None:
+    def _begin_anew(self, known: PreviousRun | None, is_kept: Callable[[IterationObservation], bool]) -> None:
         """Forget what was learned of the job but for a model of it, so that the policy begins anew."""
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
         self.plans.begin_anew()
-        self.remembered = known
+        self.previous_run = known
         self.faults.begin_anew()
         self._generation += 1
         self._num_tuned_seen = 0
@@ -414,7 +414,7 @@ class Job:
             communication_latency_s=self.iterations.typical(lambda o: o.communication_latency_s),
             launch_gap_s=self.iterations.typical(lambda o: o.launch_gap_s),
             generation=self._generation,
-            remembered=self.remembered,
+            previous_run=self.previous_run,
         )
 
     def _was_answer_awaited_before_fallback(self) -> bool:
@@ -509,7 +509,7 @@ class Job:
                 return self._enter(JobPhase.PROFILING, plan.reason)
             case PlanPurpose.BASELINE if self.phase is JobPhase.PROFILING and plan.ranks:
                 return self._enter(JobPhase.PROFILING, plan.reason)
-            case PlanPurpose.TUNED | PlanPurpose.BASELINE | PlanPurpose.WOULD_BE:
+            case PlanPurpose.TUNED | PlanPurpose.BASELINE | PlanPurpose.PREDICTED:
                 return self._enter(JobPhase.TUNED, plan.reason)
             case _:
                 assert_never(plan.purpose)
@@ -569,7 +569,7 @@ class Job:
         commands: tuple[Command, ...] = ()
         if self.current_plan.ranks:
             self.faults.num_fallbacks += 1
-            plan = untuned_plan(f"full-speed-{self.faults.num_fallbacks}", reason=reason)
+            plan = baseline_plan(f"full-speed-{self.faults.num_fallbacks}", reason=reason)
             self._add(plan)
             commands = (self._issue(plan), self._give_back(plan))
         self._notice(reason)

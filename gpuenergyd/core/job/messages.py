@@ -8,7 +8,7 @@ from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
@@ -90,7 +90,7 @@ class GpuViewChanged:
 class ModelRecalled:
     """The history knows an earlier run of this job."""
 
-    model: RememberedModel
+    model: PreviousRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class RecordNotice:
 class KeepModel:
     """Keep what this run has shown for the next one, in place of what is kept; None: forget that."""
 
-    model: RememberedModel | None
+    model: PreviousRun | None
 
 
 @dataclass(frozen=True, slots=True)

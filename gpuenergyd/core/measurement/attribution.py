@@ -19,7 +19,7 @@ _MAX_GAP_PIECES = 120
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerPiece:
+class EnergySlice:
     """What one GPU did for one job (empty: for nobody) in one piece of time, at most a second while samples come.
 
     `energy_j` is what the counter measured, `estimated_j` what was estimated; of both at most one is not None. The
@@ -55,7 +55,7 @@ class _Open:
 
 
 @dataclass(slots=True)
-class GpuLedger:
+class EnergyAttribution:
     """The ledger of one GPU; fed by every sample, gives out pieces once nothing can change them."""
 
     _pieces: deque[_Open] = field(default_factory=deque)
@@ -96,9 +96,9 @@ class GpuLedger:
                 begun = second - timedelta(seconds=k * step_s)
                 self._pieces.append(_Open(begun, begun, begin_ns, job_id))
 
-    def complete(self, now_ns: int, counter: EnergyCounter) -> tuple[LedgerPiece, ...]:
+    def complete(self, now_ns: int, counter: EnergyCounter) -> tuple[EnergySlice, ...]:
         """Return the pieces that are over and whose energy is known, or will not become known."""
-        done: list[LedgerPiece] = []
+        done: list[EnergySlice] = []
         while len(self._pieces) > 1:
             piece, end_ns = self._pieces[0], self._pieces[1].begin_ns
             if not counter.covers(end_ns) and now_ns < end_ns + _GRACE_NS:
@@ -108,7 +108,7 @@ class GpuLedger:
         return tuple(done)
 
 
-def _closed(piece: _Open, end_ns: int, counted_j: float | None) -> LedgerPiece:
+def _closed(piece: _Open, end_ns: int, counted_j: float | None) -> EnergySlice:
     length_s = (end_ns - piece.begin_ns) / _NS_PER_S
     mean_power_w = _mean(piece.powers_w)
     energy_j = estimated_j = None
@@ -122,7 +122,7 @@ def _closed(piece: _Open, end_ns: int, counted_j: float | None) -> LedgerPiece:
         estimated_j, estimated_s = mean_power_w * length_s, length_s
     else:
         missing_s = length_s
-    return LedgerPiece(
+    return EnergySlice(
         started_at=piece.started_at,
         begin_mono_ns=piece.begin_ns,
         end_mono_ns=end_ns,

@@ -12,7 +12,7 @@ Place = tuple[int, int]
 """Pipeline rank and tensor-parallel rank."""
 
 
-def merge_parts(parts: Mapping[Place, IterationObservation]) -> IterationObservation:
+def merge_observations(parts: Mapping[Place, IterationObservation]) -> IterationObservation:
     """Return the whole iteration, seen from the rank at (0, 0).
 
     Tensor-parallel ranks of a stage do every instruction together: it lasts as long as on the slowest of them, and

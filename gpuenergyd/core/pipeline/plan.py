@@ -18,7 +18,7 @@ class PlanPurpose(StrEnum):
     """Tries clocks to learn what they cost."""
     TUNED = "tuned"
     """Saves energy at the owed iteration time."""
-    WOULD_BE = "would_be"
+    PREDICTED = "would_be"
     """Never carried out: what a policy would aim for if it were allowed to set clocks."""
 
 
@@ -87,7 +87,7 @@ class ClockPlan:
 BASELINE_PLAN_ID = "baseline"
 
 
-def untuned_plan(plan_id: str = BASELINE_PLAN_ID, *, reason: str = "un-tuned") -> ClockPlan:
+def baseline_plan(plan_id: str = BASELINE_PLAN_ID, *, reason: str = "un-tuned") -> ClockPlan:
     """Return the plan that leaves every GPU as it was found."""
     return ClockPlan(plan_id=plan_id, purpose=PlanPurpose.BASELINE, reason=reason)
 
@@ -115,7 +115,7 @@ def check_plan(plan: ClockPlan, schedule: Schedule, supported_sm_clocks_mhz: Seq
         PlanError: a rank, instruction or clock that does not exist, or an offset that is not a time; a plan that was
             made for nobody to follow.
     """
-    if plan.purpose is PlanPurpose.WOULD_BE:
+    if plan.purpose is PlanPurpose.PREDICTED:
         raise PlanError(f"plan {plan.plan_id!r} is a would-be plan: only where no clock may be set is one asked for")
     for rank in plan.ranks:
         if not 0 <= rank.pp_rank < schedule.num_ranks:

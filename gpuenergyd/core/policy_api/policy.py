@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityRung
+from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityBasis
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
@@ -70,10 +70,10 @@ class JobView:
     """Median time between two instructions of one rank when the second had everything it needs."""
     can_set_clocks: bool = True
     """False where nobody may set clocks (mode observe, MIG, no privilege): what is asked for then is a plan of purpose
-    `WOULD_BE` with a prediction, from the full-speed run and from what a policy assumes or remembers."""
+    `PREDICTED` with a prediction, from the full-speed run and from what a policy assumes or remembers."""
     generation: int = 0
     """How often what was learned of this job has been forgotten; plan ids carry it, so that none is used twice."""
-    remembered: RememberedModel | None = None
+    previous_run: PreviousRun | None = None
     """What an earlier run of this job showed; whether it still holds is for the policy to check at full speed."""
     num_dropped_plans: Mapping[PlanPurpose, int] = field(default_factory=dict)
     """How many plans of each purpose were left out of `issued_plans`."""
@@ -224,7 +224,7 @@ class TargetDecision:
 
     target: PerformanceTarget
     reason: str
-    rung: IntensityRung
+    basis: IntensityBasis
     intensity: float | None
     """The signal that stands for now, in its own unit."""
     overrun_s: float = 0.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan
 
-REMEMBERED_PROFILE, REMEMBERED_FULL_SPEED = "remembered-profile", "remembered-full-speed"
+PREVIOUS_PROFILE, PREVIOUS_FULL_SPEED = "previous-profile", "previous-full-speed"
 """The plans of remembered iterations: their own belong to another run."""
 MAX_PROFILE_ITERATIONS = 48
 MAX_FULL_SPEED_ITERATIONS = 12
@@ -19,7 +19,7 @@ PROVEN_ITERATIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedModel:
+class PreviousRun:
     """What an earlier run of the same job on the same models of GPU showed."""
 
     job_id: str
@@ -35,19 +35,19 @@ class RememberedModel:
         return dict(self.figures).get(name)
 
 
-def model_of_run(
+def summarize_run(
     job_id: str,
     full_speed: Sequence[IterationObservation],
     profile: Iterable[IterationObservation],
     plan: ClockPlan,
-) -> RememberedModel | None:
+) -> PreviousRun | None:
     """Return what a run leaves, None when it did not profile."""
     kept = [o for o in profile if o.is_regular and o.energy_j is not None][-MAX_PROFILE_ITERATIONS:]
     if not kept:
         return None
-    return RememberedModel(
+    return PreviousRun(
         job_id=job_id,
-        full_speed=tuple(replace(o, plan_id=REMEMBERED_FULL_SPEED) for o in full_speed[:MAX_FULL_SPEED_ITERATIONS]),
-        profile=tuple(replace(o, plan_id=REMEMBERED_PROFILE) for o in kept),
+        full_speed=tuple(replace(o, plan_id=PREVIOUS_FULL_SPEED) for o in full_speed[:MAX_FULL_SPEED_ITERATIONS]),
+        profile=tuple(replace(o, plan_id=PREVIOUS_PROFILE) for o in kept),
         figures=plan.figures,
     )

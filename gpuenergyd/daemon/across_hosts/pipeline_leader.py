@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuenergyd.core.distributed.pace import PaceGauge
-from gpuenergyd.core.distributed.straggler_savings import ExtrinsicGauge
+from gpuenergyd.core.distributed.pace import PaceEstimator
+from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
@@ -31,7 +31,7 @@ from gpuenergyd.core.job.messages import (
     TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.measurement.merge import Place, busy_s, merge_parts
+from gpuenergyd.core.measurement.merge import Place, busy_s, merge_observations
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID
@@ -78,10 +78,10 @@ class WholePipeline:
     _held: JobView | None = None
     """A question to the policy that waits until the newest plan has been tried, and since which iteration."""
     _held_at: int = -1
-    extrinsic: ExtrinsicGauge = field(default_factory=ExtrinsicGauge)
+    extrinsic: StragglerSavingEstimator = field(default_factory=StragglerSavingEstimator)
     straggler_reason: str | None = None
     """Who is followed; None while nobody is."""
-    _pace: PaceGauge = field(default_factory=PaceGauge)
+    _pace: PaceEstimator = field(default_factory=PaceEstimator)
     _replicas: ReplicaGroup = field(default_factory=ReplicaGroup)
     _graph: DependencyGraph | None = None
 
@@ -157,7 +157,7 @@ class WholePipeline:
         self._graph = dependency_graph(self.job.schedule)
 
     def _observe(self, index: int) -> None:
-        whole = merge_parts(self._waiting.pop(index))
+        whole = merge_observations(self._waiting.pop(index))
         for older in [i for i in self._waiting if i < index]:
             del self._waiting[older]
         self._newest_seen = index

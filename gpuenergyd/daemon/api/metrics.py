@@ -170,9 +170,9 @@ class StatusCollector(Collector):
             if grid[key] is not None:
                 gauge.add_metric(values, grid[key])
             yield gauge
-        rung = GaugeMetricFamily("gpuenergyd_grid_rung", "1 for what that rests on.", labels=[*labels, "rung"])
-        rung.add_metric([*values, grid["rung"]], 1.0)
-        yield rung
+        basis = GaugeMetricFamily("gpuenergyd_grid_basis", "1 for the basis of that signal.", labels=[*labels, "basis"])
+        basis.add_metric([*values, grid["basis"]], 1.0)
+        yield basis
         skill = GaugeMetricFamily(
             "gpuenergyd_grid_forecast_skill_ratio",
             "How much smaller the error of issued forecasts is than the best naive one's.",

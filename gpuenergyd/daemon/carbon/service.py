@@ -12,7 +12,7 @@ from gpuenergyd.core.carbon.intensity import (
     HOUR,
     CarbonForecast,
     HourlySeries,
-    IntensityRung,
+    IntensityBasis,
     StalenessRules,
     intensity_now,
 )
@@ -202,8 +202,8 @@ class CarbonService:
         if self.feed.trouble is not None and not self._is_waiting_for_first_fetch():
             is_unit = self._settings.asks_network and self._fetcher is None and fetch is None
             return f"carbon: {self.feed.trouble}" + ("; does gpuenergyd-carbon.service run?" if is_unit else "")
-        if fetch is not None and fetch.num_failures > 0 and self._here().rung is not IntensityRung.LIVE:
-            return f"carbon: {fetch.message or fetch.problem} (acting on: {self._here().rung})"
+        if fetch is not None and fetch.num_failures > 0 and self._here().basis is not IntensityBasis.LIVE:
+            return f"carbon: {fetch.message or fetch.problem} (acting on: {self._here().basis})"
         return None
 
     def status(self) -> dict[str, Any]:
@@ -218,9 +218,9 @@ class CarbonService:
             "kind": source.kind if source is not None else None,
             "factor": source.factor if source is not None else None,
             "value": here.carbon_intensity_g_per_kwh,
-            "rung": here.rung,
+            "basis": here.basis,
             "age_s": here.age_s,
-            "rungs": {
+            "staleness": {
                 "live_age_s": here.age_s,
                 "forecast_age_s": (now_at - forecast.issued_at).total_seconds() if forecast is not None else None,
                 "history_hours": len(series.values) if series is not None else 0,

@@ -36,7 +36,7 @@ def target_figures(
         "policy": settings.target,
         "permitted_time_s": runner.job.target.permitted_time_s,
         "reason": decision.reason if decision is not None else job.profiling_refusal or "not tuned yet",
-        "rung": decision.rung if decision is not None else None,
+        "basis": decision.basis if decision is not None else None,
         "intensity": decision.intensity if decision is not None else None,
         "overrun_s": decision.overrun_s if decision is not None else None,
         "age_s": None if job.decided_at is None else (now - job.decided_at).total_seconds(),

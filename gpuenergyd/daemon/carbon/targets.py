@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuenergyd.core.carbon.account import JobCarbon
 from gpuenergyd.core.carbon.grid_clock import GridClock
-from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, IntensityRung
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, IntensityBasis
 from gpuenergyd.core.carbon.slowdown_account import SETTLING_ITERATIONS, SlowdownAccount
 from gpuenergyd.core.job.messages import JobPhase, ProfilingJudged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -95,7 +95,7 @@ class CarbonTargets:
         """
         full_s, refusal = baseline.iteration_time_s, None
         job.num_profiled += profiled is not None
-        if not job.num_profiled and not job.is_recalled and runner.job.remembered is None:
+        if not job.num_profiled and not job.is_recalled and runner.job.previous_run is None:
             refusal = profiling_refusal(job.account, budget, full_s)
         elif (
             profiled is not None
@@ -152,7 +152,7 @@ class CarbonTargets:
         """Return the target of a job for which there is nothing to distribute over hours any more."""
         ratio = 0.0 if budget.is_late else runner.job.description.target.max_slowdown_ratio
         target = PerformanceTarget(ratio, straggler_time_s=runner.job.target.straggler_time_s)
-        return TargetReply(TargetDecision(target, budget.rests_on, IntensityRung.NEUTRAL, None), ())
+        return TargetReply(TargetDecision(target, budget.rests_on, IntensityBasis.NEUTRAL, None), ())
 
     def _take(
         self, runner: RunningJob, job: JobAccount, baseline: BaselineView, answer: TargetReply | PolicyFailure
@@ -164,7 +164,7 @@ class CarbonTargets:
                 log.warning("job %s: no target from %r: %s", runner.job_id, self._settings.target, answer.reason)
             job.failure = answer.reason
             steady = PerformanceTarget(ratio, straggler_time_s=straggler_s)
-            decision = TargetDecision(steady, f"granted evenly: {answer.reason}", IntensityRung.NEUTRAL, None)
+            decision = TargetDecision(steady, f"granted evenly: {answer.reason}", IntensityBasis.NEUTRAL, None)
             frontier = job.frontier
         else:
             job.failure, decision, frontier = None, answer.decision, answer.frontier or job.frontier
@@ -191,7 +191,7 @@ class CarbonTargets:
                 policy=self._settings.target,
                 permitted_time_s=_target_s(target, runner.job.baseline),
                 reason=decision.reason,
-                rung=decision.rung,
+                basis=decision.basis,
                 intensity=decision.intensity,
                 unit=self._feed.signal.unit,
                 slowdown_so_far_ratio=job.account.slowdown_ratio,

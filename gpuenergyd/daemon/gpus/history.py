@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gpuenergyd.core.measurement.attribution import GpuLedger, LedgerPiece
+from gpuenergyd.core.measurement.attribution import EnergyAttribution, EnergySlice
 from gpuenergyd.core.measurement.telemetry import EnergyCounter
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.store.records import Record, RollupRecord, SampleRecord
@@ -17,7 +17,7 @@ class GpuHistory:
     """Turns samples of one GPU into records; pieces come when their energy is known."""
 
     gpu_uuid: str
-    _ledger: GpuLedger = field(default_factory=GpuLedger)
+    _ledger: EnergyAttribution = field(default_factory=EnergyAttribution)
 
     def take(self, sample: GpuSample, *, at: datetime, job_id: str, counter: EnergyCounter) -> Iterator[Record]:
         """Yield what a sample adds: `at` is the wall-clock instant at which it was read."""
@@ -40,7 +40,7 @@ class GpuHistory:
             for bucket_s in BUCKETS_S:
                 yield self._rollup(piece, bucket_s)
 
-    def _rollup(self, piece: LedgerPiece, bucket_s: int) -> RollupRecord:
+    def _rollup(self, piece: EnergySlice, bucket_s: int) -> RollupRecord:
         begun_s = int(piece.started_at.timestamp())
         return RollupRecord(
             bucket_s=bucket_s,

@@ -5,8 +5,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from gpuenergyd.core.distributed.pace import PaceGauge
-from gpuenergyd.core.distributed.straggler_savings import ExtrinsicGauge
+from gpuenergyd.core.distributed.pace import PaceEstimator
+from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
 from gpuenergyd.core.job.messages import IterationObserved, ObserveIteration
 from gpuenergyd.core.job.savings import MeasuredSaving
@@ -40,8 +40,8 @@ class ObservedIterations:
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The last observed iteration and its spans."""
-    pace: PaceGauge = field(default_factory=PaceGauge)
-    extrinsic: ExtrinsicGauge = field(default_factory=ExtrinsicGauge)
+    pace: PaceEstimator = field(default_factory=PaceEstimator)
+    extrinsic: StragglerSavingEstimator = field(default_factory=StragglerSavingEstimator)
     replicas: ReplicasPort | None = None
     """The other replicas of its training; None while none is known."""
     tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_FIGURES_KEPT))

@@ -12,14 +12,14 @@ import zlib
 from pathlib import Path
 
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.store import open_history
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 _MAX_BYTES = 64 * 2**20
 
 
@@ -43,12 +43,12 @@ def signature_of(job: Job, uid: int) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def packed(model: RememberedModel | None) -> bytes:
+def packed(model: PreviousRun | None) -> bytes:
     """Return a model as the history keeps it; nothing for a forgotten one."""
     return zlib.compress(encode(model)) if model is not None else b""
 
 
-def unpacked(blob: bytes) -> RememberedModel:
+def unpacked(blob: bytes) -> PreviousRun:
     """Return the model in a blob.
 
     Raises:
@@ -59,7 +59,7 @@ def unpacked(blob: bytes) -> RememberedModel:
         text = stream.decompress(blob, _MAX_BYTES)
     except zlib.error as error:
         raise GpuEnergyError(f"damaged model in the history: {error}") from None
-    return decode(text, RememberedModel, max_bytes=_MAX_BYTES)
+    return decode(text, PreviousRun, max_bytes=_MAX_BYTES)
 
 
 class ModelMemory:
@@ -68,7 +68,7 @@ class ModelMemory:
     def __init__(self, path_or_url: str | Path) -> None:
         self._path_or_url = path_or_url
 
-    async def recall(self, signature: str) -> RememberedModel | None:
+    async def recall(self, signature: str) -> PreviousRun | None:
         """Return what the last run showed; None when nothing is known, or it cannot be read."""
         try:
             return await asyncio.to_thread(self._read, signature)
@@ -76,7 +76,7 @@ class ModelMemory:
             log.info("nothing is remembered of earlier runs: %s", error)
             return None
 
-    def _read(self, signature: str) -> RememberedModel | None:
+    def _read(self, signature: str) -> PreviousRun | None:
         with open_history(self._path_or_url) as history:
             blob = history.model(signature)
         return unpacked(blob) if blob is not None else None

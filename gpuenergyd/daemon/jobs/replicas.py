@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuenergyd.core.distributed.straggler_savings import ExtrinsicGauge
+from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup, StragglerRules
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import RunningJob
@@ -128,7 +128,7 @@ class Replicas:
             runner.straggler_changed(change.pace.own_time_s if change.pace is not None else None, change.reason)
 
 
-def extrinsic_spoken_of(gauge: ExtrinsicGauge) -> dict[str, Any]:
+def extrinsic_spoken_of(gauge: StragglerSavingEstimator) -> dict[str, Any]:
     """Return what following a straggler saves, as status shows it; None where nothing was measured yet."""
     saving = gauge.saving
     return {

@@ -29,7 +29,7 @@ from gpuenergyd.core.job.messages import (
     StragglerChanged,
 )
 from gpuenergyd.core.job.savings import MeasuredSaving
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.jobs.audit_log import ControlTrail
@@ -260,7 +260,7 @@ class JobRunner:
         return self.slices.take(0)
 
     def _answer_with_posted(self) -> None:
-        untuned = untuned_plan("waiting", reason=_WAITING)
+        untuned = baseline_plan("waiting", reason=_WAITING)
         plan = untuned if self.posted is None or self.is_observing else self.posted
         self.take(PlanDecided(plan))
 
@@ -273,12 +273,12 @@ class JobRunner:
         policy = self.job.description.policy
         answer = await self.services.policy.next_plan(self.job_id, policy, replace(view, can_set_clocks=False))
         if isinstance(answer, PolicyFailure):
-            self.would_be = untuned_plan("would-be", reason=f"policy {policy} failed: {answer.reason}")
+            self.would_be = baseline_plan("would-be", reason=f"policy {policy} failed: {answer.reason}")
         elif answer.purpose is PlanPurpose.PROFILE:
-            self.would_be = untuned_plan("would-be", reason=f"policy {policy} cannot say without trying clocks")
+            self.would_be = baseline_plan("would-be", reason=f"policy {policy} cannot say without trying clocks")
         else:
-            self.would_be = answer if answer.predicted is None else replace(answer, purpose=PlanPurpose.WOULD_BE)
-        if self.would_be.purpose is PlanPurpose.WOULD_BE:
+            self.would_be = answer if answer.predicted is None else replace(answer, purpose=PlanPurpose.PREDICTED)
+        if self.would_be.purpose is PlanPurpose.PREDICTED:
             now = utc_at(time.monotonic_ns())
             self.services.history.write(
                 PlanRecord(self.job_id, _WOULD_BE_EPOCH, self.would_be, now, self.job.num_iterations)

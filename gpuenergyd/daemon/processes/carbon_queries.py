@@ -128,7 +128,7 @@ def answer_target(
     else:
         here = intensity_now(view.now_at, history, view.forecast)
         decision = TargetDecision(
-            target_policy.next_target(view), question.target_policy, here.rung, here.carbon_intensity_g_per_kwh
+            target_policy.next_target(view), question.target_policy, here.basis, here.carbon_intensity_g_per_kwh
         )
     target = decision.target
     unscaled = replace(

@@ -13,7 +13,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.errors import ProtocolError
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class ViewDifference:
     plan_numbers: tuple[int, ...]
     has_schedule: bool
     has_gpus: bool
-    has_remembered: bool = True
+    has_previous_run: bool = True
     """Whether what an earlier run showed is as enclosed, or else as it was sent before."""
 
 
@@ -69,7 +69,7 @@ class ViewSender:
     _plans: _Numbered[ClockPlan] = field(default_factory=_Numbered[ClockPlan])
     _schedule: Schedule | None = None
     _gpus: tuple[GpuView, ...] | None = None
-    _remembered: RememberedModel | None = None
+    _previous_run: PreviousRun | None = None
 
     def difference(self, view: JobView) -> ViewDifference:
         """Return what to send; from now on it counts as sent."""
@@ -77,8 +77,8 @@ class ViewSender:
         plan_numbers, new_plans = self._plans.number(view.issued_plans)
         has_schedule = view.schedule is not self._schedule
         has_gpus = view.gpus != self._gpus
-        has_remembered = view.remembered is not self._remembered
-        self._schedule, self._gpus, self._remembered = view.schedule, view.gpus, view.remembered
+        has_previous_run = view.previous_run is not self._previous_run
+        self._schedule, self._gpus, self._previous_run = view.schedule, view.gpus, view.previous_run
         return ViewDifference(
             reduced=replace(
                 view,
@@ -86,13 +86,13 @@ class ViewSender:
                 issued_plans=new_plans,
                 schedule=view.schedule if has_schedule else _NOTHING,
                 gpus=view.gpus if has_gpus else (),
-                remembered=view.remembered if has_remembered else None,
+                previous_run=view.previous_run if has_previous_run else None,
             ),
             observation_numbers=observation_numbers,
             plan_numbers=plan_numbers,
             has_schedule=has_schedule,
             has_gpus=has_gpus,
-            has_remembered=has_remembered,
+            has_previous_run=has_previous_run,
         )
 
 
@@ -104,7 +104,7 @@ class ViewReceiver:
     _plans: dict[int, ClockPlan] = field(default_factory=dict)
     _schedule: Schedule | None = None
     _gpus: tuple[GpuView, ...] = ()
-    _remembered: RememberedModel | None = None
+    _previous_run: PreviousRun | None = None
 
     def view(self, difference: ViewDifference) -> JobView:
         """Return the whole view.
@@ -117,8 +117,8 @@ class ViewReceiver:
             self._schedule = reduced.schedule
         if difference.has_gpus:
             self._gpus = reduced.gpus
-        if difference.has_remembered:
-            self._remembered = reduced.remembered
+        if difference.has_previous_run:
+            self._previous_run = reduced.previous_run
         if self._schedule is None:
             raise ProtocolError("a view without a schedule, and none was sent before")
         self._observations = _completed(self._observations, difference.observation_numbers, reduced.observations)
@@ -129,7 +129,7 @@ class ViewReceiver:
             issued_plans=tuple(self._plans[number] for number in difference.plan_numbers),
             schedule=self._schedule,
             gpus=self._gpus,
-            remembered=self._remembered,
+            previous_run=self._previous_run,
         )
 
 

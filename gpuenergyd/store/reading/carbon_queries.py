@@ -7,7 +7,7 @@ from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     CarbonSignal,
     EmissionFactor,
-    IntensityRung,
+    IntensityBasis,
     IntensitySample,
     SampleStatus,
     SignalKind,
@@ -33,7 +33,7 @@ class TargetRow:
     policy: str
     permitted_time_s: float | None
     reason: str
-    rung: IntensityRung
+    basis: IntensityBasis
     intensity: float | None
     unit: str
     slowdown_so_far_ratio: float | None
@@ -74,7 +74,7 @@ def targets(reader: Reader, job_id: str) -> tuple[TargetRow, ...]:
             policy=row.policy,
             permitted_time_s=row.permitted_time_s,
             reason=row.reason,
-            rung=IntensityRung(row.rung),
+            basis=IntensityBasis(row.rung),
             intensity=row.intensity,
             unit=row.unit,
             slowdown_so_far_ratio=row.slowdown_so_far_ratio,

@@ -66,7 +66,7 @@ def parts_of_jobs(
             own = parts[row.job_id]
             if row.purpose == PlanPurpose.TUNED and (until is None or row.issued_at < until):
                 own.tuned_plan = row
-            elif row.purpose == PlanPurpose.WOULD_BE and own.would_be_plan is None:
+            elif row.purpose == PlanPurpose.PREDICTED and own.would_be_plan is None:
                 own.would_be_plan = row
         for row in reader.select(("job_id", "gpu_uuid"), "ranks", of_them, order_by="job_id, pp_rank"):
             parts[row.job_id].gpu_uuids.append(row.gpu_uuid)

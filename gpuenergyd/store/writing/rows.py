@@ -85,7 +85,8 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
             case TargetRecord():
                 row = fields_of(record)
                 frontier = encode_points(record.frontier) if record.frontier is not None else None
-                by_table["targets"].append({**row, "reason": record.reason[:MAX_REASON_CHARS], "frontier": frontier})
+                row |= {"rung": row.pop("basis"), "reason": record.reason[:MAX_REASON_CHARS], "frontier": frontier}
+                by_table["targets"].append(row)
             case ModelRecord():
                 by_table["models"].append(fields_of(record))
             case JobEndRecord():

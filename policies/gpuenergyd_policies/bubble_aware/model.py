@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
-from gpuenergyd.core.policy_api.previous_run import REMEMBERED_PROFILE
+from gpuenergyd.core.policy_api.previous_run import PREVIOUS_PROFILE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
@@ -109,7 +109,7 @@ def _iterations_to_fit(view: JobView) -> list[IterationObservation]:
     in their favour.
     """
     purpose_of = {plan.plan_id: plan.purpose for plan in view.issued_plans}
-    purpose_of[REMEMBERED_PROFILE] = PlanPurpose.PROFILE
+    purpose_of[PREVIOUS_PROFILE] = PlanPurpose.PROFILE
     regular = [o for o in view.observations if o.is_regular]
     profiling = [o for o in regular if purpose_of.get(o.plan_id or "") is PlanPurpose.PROFILE]
     full_speed = [o for o in regular if purpose_of.get(o.plan_id or "", PlanPurpose.BASELINE) is PlanPurpose.BASELINE]

@@ -14,7 +14,7 @@ from gpuenergyd.core.pipeline.plan import (
     PlanPrediction,
     PlanPurpose,
     RankClocks,
-    untuned_plan,
+    baseline_plan,
 )
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
@@ -52,7 +52,7 @@ def tuned_plan(
     try:
         model = fit_model(view)
     except NotEnoughDataError as error:
-        return untuned_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
+        return baseline_plan(view.plan_id(f"unprofiled-{view.num_issued()}"), reason=f"cannot plan: {error}")
     return plan_from_model(
         view, model, caution_ratio=caution_ratio, number=number, why=why, unverified_ratio=unverified_ratio
     )

@@ -7,7 +7,7 @@ to faster clocks requested ahead of need), correct (a plan that measures slow is
 
 from collections.abc import Sequence
 
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.correction import corrected_plan
 from gpuenergyd_policies.bubble_aware.model import fit_model, profiling_knowledge
@@ -45,7 +45,7 @@ class BubbleAware:
         levels_mhz = tuple(clock_levels(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)
         if min(len(own) for own in levels_mhz) < 2:
             last = view.issued_plans[-1] if view.issued_plans else None
-            return last or untuned_plan(reason="a GPU of this job has a single clock")
+            return last or baseline_plan(reason="a GPU of this job has a single clock")
         if not view.can_set_clocks:
             return would_be_plan(view, cheapest_clocks)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
@@ -57,15 +57,15 @@ class BubbleAware:
 def _plan_from_previous_run(view: JobView) -> ClockPlan | None:
     """Return a first plan from what is remembered of the job; None where nothing is, or it no longer holds."""
     known = with_memory(view)
-    if view.remembered is None or known is view:
+    if view.previous_run is None or known is view:
         return None
-    why = f"planned from job {view.remembered.job_id}, whose times at full speed still hold"
+    why = f"planned from job {view.previous_run.job_id}, whose times at full speed still hold"
     change, unverified_ratio = change_of(view), 0.0
     if change is not None:
         why = "planned from the iterations before the job changed, rescaled to its present times at full speed"
         unverified_ratio = max(TUNING.caution_of_change * change.largest_ratio, TUNING.min_change_caution_ratio)
         unverified_ratio = min(unverified_ratio, TUNING.max_change_caution_ratio)
-    caution_ratio = view.remembered.figure(Figure.CAUTION)
+    caution_ratio = view.previous_run.figure(Figure.CAUTION)
     return tuned_plan(known, caution_ratio=caution_ratio, number=1, why=why, unverified_ratio=unverified_ratio)
 
 
@@ -85,7 +85,7 @@ def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> 
 
 def _waiting_plan(view: JobView) -> ClockPlan:
     """Return a plan at full speed, for the time until the last design points are measured or the next is affordable."""
-    last = view.issued_plans[-1] if view.issued_plans else untuned_plan()
+    last = view.issued_plans[-1] if view.issued_plans else baseline_plan()
     if last.purpose is PlanPurpose.PROFILE:
         clocks_mhz = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
         plan_id = view.plan_id(f"planning-{view.num_issued()}")
@@ -93,4 +93,4 @@ def _waiting_plan(view: JobView) -> ClockPlan:
     if last.ranks:
         return last
     reason = "profiling again, paced by the slowdown budget"
-    return untuned_plan(view.plan_id("waiting"), reason=reason)
+    return baseline_plan(view.plan_id("waiting"), reason=reason)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, IntensityRung, intensity_now, same_hour_mean
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, IntensityBasis, intensity_now, same_hour_mean
 from gpuenergyd.core.policy_api.policy import TargetDecision, TargetView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.carbon.budget import MAX_SIGNAL, Array, SpeedHull, clamped_speed, next_speed, speed_hull
@@ -37,7 +37,7 @@ def decide(view: TargetView) -> TargetDecision:
     here = intensity_now(view.now_at, _non_negative(view), view.forecast)
     value = here.carbon_intensity_g_per_kwh
     if not view.frontier:
-        return TargetDecision(steady, "no frontier is known yet: the budget is granted evenly", here.rung, value)
+        return TargetDecision(steady, "no frontier is known yet: the budget is granted evenly", here.basis, value)
     hull = speed_hull([(p.iteration_time_s, p.energy_j) for p in view.frontier], view.host_power_w)
     full_time_s = max(view.full_speed_time_s or view.baseline.iteration_time_s, hull.min_time_s)
     limit_s = max(full_time_s, view.straggler_time_s or 0.0)
@@ -47,28 +47,28 @@ def decide(view: TargetView) -> TargetDecision:
     lengths = _slots(view.now_at, account.remaining_s * (1.0 - RESERVE_RATIO))
     needed_s = account.remaining_iterations / fastest
     if account.remaining_iterations <= 0:
-        return _decided(view, hull, float(hull.speeds_per_s[0]), "the work is done", here.rung, value)
+        return _decided(view, hull, float(hull.speeds_per_s[0]), "the work is done", here.basis, value)
     if not len(lengths) or needed_s >= float(lengths.sum()):
         overrun_s = max(0.0, needed_s - max(account.remaining_s, 0.0))
-        return _decided(view, hull, fastest, "no slack is left: full speed", here.rung, value, overrun_s)
+        return _decided(view, hull, fastest, "no slack is left: full speed", here.basis, value, overrun_s)
     even = account.remaining_iterations / float(lengths.sum())
     is_without_skill = (
         view.forecast is not None
         and view.forecast.skill is not None
         and view.forecast.skill.skill_24h_mean_ratio <= 0.0
     )
-    if here.rung is IntensityRung.NEUTRAL or is_without_skill:
+    if here.basis is IntensityBasis.NEUTRAL or is_without_skill:
         why = "the forecast has no skill lately" if is_without_skill else "no usable signal"
         speed = clamped_speed(max(even, float(hull.speeds_per_s[0])), lengths, account.remaining_iterations, fastest)
-        return _decided(view, hull, speed, f"{why}: one constant point", here.rung, value)
+        return _decided(view, hull, speed, f"{why}: one constant point", here.basis, value)
     expected, fallback = _expected(view, len(lengths), value)
     speed = next_speed(hull, expected, fallback, lengths, account.remaining_iterations, full_speed_per_s=fastest)
     current = 1.0 / view.current_target_time_s if view.current_target_time_s else None
     if current is not None and abs(current - speed) < LEAST_CHANGE_RATIO * speed:
         speed = clamped_speed(current, lengths, account.remaining_iterations, fastest)
     unit = view.forecast.unit if view.forecast is not None else "g/kWh"
-    reason = f"{value:.4g} {unit} now ({here.rung}), {float(np.mean(fallback)):.4g} on average"
-    return _decided(view, hull, speed, reason, here.rung, value)
+    reason = f"{value:.4g} {unit} now ({here.basis}), {float(np.mean(fallback)):.4g} on average"
+    return _decided(view, hull, speed, reason, here.basis, value)
 
 
 def _decided(
@@ -76,7 +76,7 @@ def _decided(
     hull: SpeedHull,
     speed_per_s: float,
     reason: str,
-    rung: IntensityRung,
+    basis: IntensityBasis,
     intensity: float | None,
     overrun_s: float = 0.0,
 ) -> TargetDecision:
@@ -87,7 +87,7 @@ def _decided(
         target = PerformanceTarget(
             view.max_slowdown_ratio, straggler_time_s=view.straggler_time_s, permitted_time_s=time_s
         )
-    return TargetDecision(target, reason, rung, intensity, overrun_s)
+    return TargetDecision(target, reason, basis, intensity, overrun_s)
 
 
 def _account(view: TargetView) -> _Account:

@@ -15,7 +15,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd_policies.profiling.rescaling import Change, change_of, times_by_class_s
 
 SAME_TIME_RATIO = 0.04
@@ -30,7 +30,7 @@ def with_memory(view: JobView) -> JobView:
     Once a plan has been made from it, later iterations at full speed do not take it away again: when the job changes,
     the core says so.
     """
-    model = view.remembered
+    model = view.previous_run
     purposes = {plan.purpose for plan in view.issued_plans}
     if model is None or PlanPurpose.PROFILE in purposes:
         return view
@@ -45,7 +45,7 @@ def with_memory(view: JobView) -> JobView:
     return replace(view, observations=(*recalled, *view.observations))
 
 
-def _holds(model: RememberedModel, now: list[IterationObservation], ratios: Mapping[InstructionClass, float]) -> bool:
+def _holds(model: PreviousRun, now: list[IterationObservation], ratios: Mapping[InstructionClass, float]) -> bool:
     classes = set(times_by_class_s(model.full_speed)) | set(times_by_class_s(now))
     powers_w, powers_now_w = _powers_w(model.full_speed), _powers_w(now)
     return (

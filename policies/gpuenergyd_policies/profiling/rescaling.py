@@ -18,7 +18,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.core.policy_api.previous_run import REMEMBERED_FULL_SPEED, REMEMBERED_PROFILE
+from gpuenergyd.core.policy_api.previous_run import PREVIOUS_FULL_SPEED, PREVIOUS_PROFILE
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
 
 _TILT_SIGMA = 0.1
@@ -57,7 +57,7 @@ class Change:
 
 def change_of(view: JobView) -> Change | None:
     """Return how a job has changed since what is remembered of this very run; None where nothing of the kind is."""
-    model = view.remembered
+    model = view.previous_run
     if model is None or not model.is_of_this_run:
         return None
     now = full_speed_now(view)
@@ -74,7 +74,7 @@ def change_of(view: JobView) -> Change | None:
 def full_speed_now(view: JobView) -> list[IterationObservation]:
     """Return this run's regular iterations at full speed, the first of each block (clocks still rising) left out."""
     others = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
-    others |= {REMEMBERED_FULL_SPEED, REMEMBERED_PROFILE}
+    others |= {PREVIOUS_FULL_SPEED, PREVIOUS_PROFILE}
     found, plan_id_before = [], None
     for observation in view.observations:
         is_first_of_block = observation.plan_id not in {BASELINE_PLAN_ID, plan_id_before}
@@ -89,9 +89,9 @@ def under_ceilings(profile: PipelineProfile, view: JobView) -> PipelineProfile:
 
     The maximum clock stays the one to ask for there, so that a GPU that has cooled down is as fast as ever at once.
     """
-    if view.remembered is None or not view.remembered.is_of_this_run:
+    if view.previous_run is None or not view.previous_run.is_of_this_run:
         return profile
-    then_mhz, now_mhz = reached_clocks_mhz(view.remembered.full_speed), reached_clocks_mhz(full_speed_now(view))
+    then_mhz, now_mhz = reached_clocks_mhz(view.previous_run.full_speed), reached_clocks_mhz(full_speed_now(view))
     classes = dict(profile.classes)
     for key, own in profile.classes.items():
         ceiling_mhz = now_mhz.get(key, 0)

@@ -250,7 +250,7 @@ def test_now_asks_the_source_and_says_what_the_value_is(capsys: pytest.CaptureFi
 
     assert code == 0
     assert printed["carbon_intensity_g_per_kwh"] == 140
-    assert (printed["rung"], printed["status"], printed["source"]) == ("live", "measured", "neso")
+    assert (printed["basis"], printed["status"], printed["source"]) == ("live", "measured", "neso")
     assert (printed["kind"], printed["factor"]) == ("average", "operational")
 
 

@@ -11,7 +11,7 @@ from gpuenergyd.core.carbon.intensity import (
     CarbonSavings,
     ForecastHour,
     HourlySeries,
-    IntensityRung,
+    IntensityBasis,
     IntensitySample,
     SampleStatus,
     SignalKind,
@@ -126,28 +126,28 @@ def forecast(issued_before: timedelta, value: float = 500.0) -> CarbonForecast:
 
 
 @pytest.mark.parametrize(
-    ("after", "rung"),
+    ("after", "basis"),
     [
-        (2 * HOUR, IntensityRung.LIVE),
-        (2 * HOUR + SECOND, IntensityRung.FORECAST),
-        (23 * HOUR, IntensityRung.FORECAST),
-        (23 * HOUR + SECOND, IntensityRung.HISTORICAL_MEAN),
-        (timedelta(days=7), IntensityRung.HISTORICAL_MEAN),
-        (timedelta(days=7) + SECOND, IntensityRung.NEUTRAL),
+        (2 * HOUR, IntensityBasis.LIVE),
+        (2 * HOUR + SECOND, IntensityBasis.FORECAST),
+        (23 * HOUR, IntensityBasis.FORECAST),
+        (23 * HOUR + SECOND, IntensityBasis.HISTORICAL_MEAN),
+        (timedelta(days=7), IntensityBasis.HISTORICAL_MEAN),
+        (timedelta(days=7) + SECOND, IntensityBasis.NEUTRAL),
     ],
 )
-def test_values_hold_two_hours_forecasts_a_day_and_histories_a_week(after: timedelta, rung: IntensityRung) -> None:
+def test_values_hold_two_hours_forecasts_a_day_and_histories_a_week(after: timedelta, basis: IntensityBasis) -> None:
     found = intensity_now(DAYS.end_at + after, DAYS, forecast(HOUR))
 
-    assert found.rung is rung
+    assert found.basis is basis
     assert found.age_s == after.total_seconds()
 
 
 def test_how_old_is_too_old_may_be_said() -> None:
     rules = StalenessRules(live_max_age_s=0.0, forecast_max_age_s=0.0, history_max_age_s=0.0)
 
-    assert intensity_now(DAYS.end_at, DAYS, rules=rules).rung is IntensityRung.LIVE
-    assert intensity_now(DAYS.end_at + SECOND, DAYS, forecast(HOUR), rules=rules).rung is IntensityRung.NEUTRAL
+    assert intensity_now(DAYS.end_at, DAYS, rules=rules).basis is IntensityBasis.LIVE
+    assert intensity_now(DAYS.end_at + SECOND, DAYS, forecast(HOUR), rules=rules).basis is IntensityBasis.NEUTRAL
 
 
 def test_one_known_hour_is_enough_wherever_it_lies() -> None:
@@ -156,7 +156,7 @@ def test_one_known_hour_is_enough_wherever_it_lies() -> None:
     assert intensity_now(now, series(5.0)).carbon_intensity_g_per_kwh == 5.0
     assert intensity_now(now, series(5.0, NAN)).carbon_intensity_g_per_kwh == 5.0
     assert intensity_now(now, series(5.0)).age_s == 3600.0
-    assert intensity_now(now, series(NAN, NAN)).rung is IntensityRung.NEUTRAL
+    assert intensity_now(now, series(NAN, NAN)).basis is IntensityBasis.NEUTRAL
     assert intensity_now(now, series(NAN)).age_s is None
 
 
@@ -171,8 +171,8 @@ def test_the_hour_of_now_counts_where_it_is_known_and_else_the_newest() -> None:
 def test_a_forecast_without_a_value_stands_for_nothing() -> None:
     found = intensity_now(DAYS.end_at + 3 * HOUR, DAYS, forecast(HOUR, NAN))
 
-    assert found.rung is IntensityRung.HISTORICAL_MEAN
-    assert intensity_now(DAYS.end_at, None, forecast(HOUR)).rung is IntensityRung.FORECAST
+    assert found.basis is IntensityBasis.HISTORICAL_MEAN
+    assert intensity_now(DAYS.end_at, None, forecast(HOUR)).basis is IntensityBasis.FORECAST
 
 
 def test_the_same_hours_mean_is_of_the_last_seven_known_days() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.distributed.pace import PaceGauge
+from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, gpipe
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 
 GRAPH = dependency_graph(gpipe(2, 2))
 TOP, LOW = 1400, 700
@@ -34,20 +34,20 @@ def iteration(
     return IterationObservation(0, "p", (busy_s or BUSY_S) + overhead_s, samples, (), busy_s=busy_s)
 
 
-def gauge(*overheads_s: float) -> PaceGauge:
+def gauge(*overheads_s: float) -> PaceEstimator:
     """Return one that has seen iterations at full speed, of these times between instructions."""
-    made = PaceGauge()
+    made = PaceEstimator()
     for overhead_s in overheads_s or (OVERHEAD_S,) * 3:
         made.note(iteration(at_clock(TOP), overhead_s=overhead_s), PlanPurpose.BASELINE, GRAPH)
     return made
 
 
-def profiled(made: PaceGauge, clock_mhz: int, slowness: float) -> None:
+def profiled(made: PaceEstimator, clock_mhz: int, slowness: float) -> None:
     samples = at_clock(clock_mhz, slowness)
     made.note(iteration(samples, BUSY_S * slowness), PlanPurpose.PROFILE, GRAPH)
 
 
-def tuned(made: PaceGauge, clock_mhz: int, slowness: float) -> float | None:
+def tuned(made: PaceEstimator, clock_mhz: int, slowness: float) -> float | None:
     """Return the own time after an iteration of a tuned plan, forgetting what was known before."""
     made.own_time_s = None
     made.note(iteration(at_clock(clock_mhz, slowness), BUSY_S * slowness), PlanPurpose.TUNED, GRAPH)
@@ -62,9 +62,9 @@ def test_at_full_speed_the_own_time_is_the_pipelines_and_the_usual_time_between(
 
 
 def test_nothing_is_known_before_anything_ran() -> None:
-    assert PaceGauge().own_time_s is None
-    assert PaceGauge().overhead_s is None
-    assert tuned(PaceGauge(), LOW, 1.5) is None
+    assert PaceEstimator().own_time_s is None
+    assert PaceEstimator().overhead_s is None
+    assert tuned(PaceEstimator(), LOW, 1.5) is None
 
 
 def test_what_comes_on_top_of_the_usual_time_between_instructions_is_a_wait() -> None:
@@ -103,7 +103,7 @@ def test_while_a_straggler_sets_the_pace_nothing_is_learned_of_the_time_between(
 
 
 def test_what_a_replica_takes_between_instructions_beyond_the_others_least_was_a_wait_from_the_start() -> None:
-    made = PaceGauge()
+    made = PaceEstimator()
 
     noted = made.note(iteration(at_clock(TOP)), PlanPurpose.BASELINE, GRAPH, least_overhead_s=0.04)
 
@@ -112,7 +112,7 @@ def test_what_a_replica_takes_between_instructions_beyond_the_others_least_was_a
 
 
 def test_busy_longer_than_the_iteration_is_an_error_of_measuring_and_no_negative_time() -> None:
-    made = PaceGauge()
+    made = PaceEstimator()
 
     noted = made.note(iteration(at_clock(TOP), overhead_s=-0.05), PlanPurpose.BASELINE, GRAPH)
 
@@ -219,9 +219,9 @@ def test_an_instruction_that_no_one_saw_leaves_the_own_time_as_it_was() -> None:
 
 
 def test_what_an_earlier_run_showed_of_clocks_is_known_and_its_speed_forgotten() -> None:
-    made = PaceGauge()
+    made = PaceEstimator()
     slow = iteration(at_clock(LOW, 1.6))
-    made.recall(RememberedModel("j", (iteration(at_clock(TOP)),) * 3, (slow,)))
+    made.recall(PreviousRun("j", (iteration(at_clock(TOP)),) * 3, (slow,)))
 
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
     profiled(made, 1000, 1.2)  # against no full speed of this run: not learned
@@ -229,7 +229,7 @@ def test_what_an_earlier_run_showed_of_clocks_is_known_and_its_speed_forgotten()
 
 
 def test_full_speed_is_the_highest_clock_seen_and_its_newest_times() -> None:
-    made = PaceGauge()
+    made = PaceEstimator()
     made.note(iteration(at_clock(1380, 1.5)), PlanPurpose.BASELINE, GRAPH)
     for slowness in (3.0, 1.0, 1.0, 1.0):
         made.note(iteration(at_clock(TOP, slowness)), PlanPurpose.BASELINE, GRAPH)
@@ -242,7 +242,7 @@ def test_full_speed_is_the_highest_clock_seen_and_its_newest_times() -> None:
 
 def test_a_clock_that_was_the_top_is_not_learned_as_one_that_costs_nothing() -> None:
     """1380 MHz was the highest seen; once 1400 is, it lies between that and the lowest known."""
-    made = PaceGauge()
+    made = PaceEstimator()
     made.note(iteration(at_clock(1380)), PlanPurpose.BASELINE, GRAPH)
     profiled(made, 1380, 1.0)
     made.note(iteration(at_clock(TOP)), PlanPurpose.BASELINE, GRAPH)
@@ -253,7 +253,7 @@ def test_a_clock_that_was_the_top_is_not_learned_as_one_that_costs_nothing() -> 
 
 
 def test_clocks_tried_before_full_speed_was_seen_teach_nothing() -> None:
-    made = PaceGauge()
+    made = PaceEstimator()
 
     profiled(made, LOW, 1.6)
 

@@ -11,21 +11,21 @@ from gpuenergyd.core.distributed.plan_windows import (
     AHEAD_ITERATIONS,
     BRIEF_ITERATIONS,
     MAX_AHEAD_ITERATIONS,
-    MemberNews,
-    Term,
-    TermGiver,
-    TermKeeper,
+    MemberState,
+    PlanWindow,
+    PlanWindowFollower,
+    PlanWindowGrantor,
 )
 
 MEMBERS = ("0.0", "1.0", "2.0")
 
 
-def news(iteration: int, *installed: str) -> dict[str, MemberNews]:
-    return dict.fromkeys(MEMBERS, MemberNews(iteration, frozenset(installed)))
+def news(iteration: int, *installed: str) -> dict[str, MemberState]:
+    return dict.fromkeys(MEMBERS, MemberState(iteration, frozenset(installed)))
 
 
-def giver() -> TermGiver:
-    return TermGiver(frozenset(MEMBERS))
+def giver() -> PlanWindowGrantor:
+    return PlanWindowGrantor(frozenset(MEMBERS))
 
 
 def test_a_plan_begins_for_all_at_one_iteration_ahead_of_the_newest() -> None:
@@ -33,17 +33,17 @@ def test_a_plan_begins_for_all_at_one_iteration_ahead_of_the_newest() -> None:
     leader.hear(news(7))
     leader.propose("a")
     assert not leader.give()
-    leader.hear({**news(8, "a"), "1.0": MemberNews(9, frozenset({"a"}))})
+    leader.hear({**news(8, "a"), "1.0": MemberState(9, frozenset({"a"}))})
 
     assert leader.give()
     assert leader.proposed is None
-    assert leader.terms == (Term("a", 9 + AHEAD_ITERATIONS, 9 + 3 * AHEAD_ITERATIONS),)
+    assert leader.terms == (PlanWindow("a", 9 + AHEAD_ITERATIONS, 9 + 3 * AHEAD_ITERATIONS),)
 
 
 def test_a_plan_that_one_member_has_not_installed_is_not_agreed() -> None:
     leader = giver()
     leader.propose("a")
-    leader.hear({**news(8, "a"), "1.0": MemberNews(8, frozenset())})
+    leader.hear({**news(8, "a"), "1.0": MemberState(8, frozenset())})
 
     assert not leader.give()
     assert leader.terms == ()
@@ -101,7 +101,7 @@ def test_a_plan_that_waits_for_its_successor_is_only_kept_from_running_out() -> 
 
 def test_a_term_ends_when_one_member_falls_silent() -> None:
     leader = agreed("a", at=10)
-    moving = {member: MemberNews(40, frozenset({"a"})) for member in MEMBERS[:2]}
+    moving = {member: MemberState(40, frozenset({"a"})) for member in MEMBERS[:2]}
     leader.hear(moving)
 
     assert not leader.give()
@@ -110,7 +110,7 @@ def test_a_term_ends_when_one_member_falls_silent() -> None:
 
 def test_a_term_ends_when_one_daemon_gives_the_plan_up() -> None:
     leader = agreed("a", at=10)
-    leader.hear({**news(14, "a"), "2.0": MemberNews(14, frozenset())})
+    leader.hear({**news(14, "a"), "2.0": MemberState(14, frozenset())})
 
     assert not leader.give()
 
@@ -120,7 +120,7 @@ def test_a_plan_that_ended_is_taken_up_again_by_all_together() -> None:
     leader.hear(news(90, "a"))
 
     assert leader.give()
-    assert leader.terms[-1] == Term("a", 90 + AHEAD_ITERATIONS, 90 + 3 * AHEAD_ITERATIONS)
+    assert leader.terms[-1] == PlanWindow("a", 90 + AHEAD_ITERATIONS, 90 + 3 * AHEAD_ITERATIONS)
 
 
 def test_the_next_plan_begins_where_the_one_before_ends() -> None:
@@ -163,7 +163,7 @@ def test_an_abandoned_plan_runs_out_and_the_next_one_waits_for_its_end() -> None
 
 def test_a_released_plan_is_followed_no_more_at_once() -> None:
     leader = agreed("a", at=10)
-    keeper = TermKeeper()
+    keeper = PlanWindowFollower()
     keeper.hear(leader.terms)
     in_force_at = leader.terms[-1].begin_iteration
     assert keeper.plan_for(in_force_at) == "a"
@@ -191,29 +191,29 @@ def test_more_time_ahead_is_given_when_words_are_slow_and_never_without_bound() 
 
 def test_strangers_and_old_news_are_ignored() -> None:
     leader = agreed("a", at=10)
-    leader.hear({"9.9": MemberNews(10**6, frozenset())})
+    leader.hear({"9.9": MemberState(10**6, frozenset())})
     leader.hear(news(3))
 
     assert leader.newest_iteration == 10
 
 
 def test_a_member_hears_terms_in_any_order_and_any_number_of_times() -> None:
-    keeper = TermKeeper()
-    keeper.hear([Term("a", 5, 20)])
-    keeper.hear([Term("a", 5, 12), Term("b", 20, 30)])
+    keeper = PlanWindowFollower()
+    keeper.hear([PlanWindow("a", 5, 20)])
+    keeper.hear([PlanWindow("a", 5, 12), PlanWindow("b", 20, 30)])
 
     assert [keeper.plan_for(i) for i in (4, 5, 19, 20, 29, 30)] == [None, "a", "a", "b", "b", None]
 
 
 def test_a_member_whose_daemon_lost_everything_follows_nothing() -> None:
-    keeper = TermKeeper()
-    keeper.hear([Term("a", 5, 20)])
+    keeper = PlanWindowFollower()
+    keeper.hear([PlanWindow("a", 5, 20)])
     keeper.forget()
 
     assert keeper.plan_for(10) is None
 
 
-def agreed(plan_id: str, *, at: int) -> TermGiver:
+def agreed(plan_id: str, *, at: int) -> PlanWindowGrantor:
     leader = giver()
     leader.propose(plan_id)
     leader.hear(news(at, plan_id))
@@ -225,7 +225,7 @@ def agreed(plan_id: str, *, at: int) -> TermGiver:
 class Rank:
     """A rank of the model: what it has heard, and what its daemon has installed."""
 
-    keeper: TermKeeper = field(default_factory=TermKeeper)
+    keeper: PlanWindowFollower = field(default_factory=PlanWindowFollower)
     installed: set[str] = field(default_factory=set)
 
 
@@ -252,7 +252,7 @@ ROUNDS = st.lists(
 @given(ROUNDS)
 def test_no_iteration_ever_sees_two_plans_whatever_is_late_lost_or_restarted(rounds: list[dict[str, Any]]) -> None:
     leader, ranks = giver(), [Rank() for _ in MEMBERS]
-    published: list[tuple[Term, ...]] = [()]
+    published: list[tuple[PlanWindow, ...]] = [()]
     iteration = num_plans = 0
     for this in rounds:
         if this["is_another_plan_proposed"] and leader.proposed is None:
@@ -264,7 +264,7 @@ def test_no_iteration_ever_sees_two_plans_whatever_is_late_lost_or_restarted(rou
         for which in this["installs"]:
             ranks[which].installed |= {leader.proposed} if leader.proposed else set()
         for which in this["told"]:
-            leader.hear({MEMBERS[which]: MemberNews(iteration, frozenset(ranks[which].installed))})
+            leader.hear({MEMBERS[which]: MemberState(iteration, frozenset(ranks[which].installed))})
         leader.give(ahead=this["ahead"])
         published.append(leader.terms)
         for which in this["hears"]:
@@ -292,15 +292,15 @@ def test_a_heard_term_never_lasts_longer_than_a_few_words_ahead_of_the_newest_it
 
 
 def test_a_term_covers_its_begin_and_not_its_end() -> None:
-    assert [Term("a", 5, 7).covers(index) for index in (4, 5, 6, 7)] == [False, True, True, False]
+    assert [PlanWindow("a", 5, 7).covers(index) for index in (4, 5, 6, 7)] == [False, True, True, False]
 
 
 def test_a_member_follows_a_plan_up_to_the_end_of_its_longest_term() -> None:
-    keeper = TermKeeper()
-    keeper.hear([Term("a", 5, 9), Term("a", 5, 7)])
+    keeper = PlanWindowFollower()
+    keeper.hear([PlanWindow("a", 5, 9), PlanWindow("a", 5, 7)])
 
     assert [keeper.plan_for(index) for index in (4, 5, 8, 9)] == [None, "a", "a", None]
-    keeper.hear([Term("b", 9, 11)])
+    keeper.hear([PlanWindow("b", 9, 11)])
     assert keeper.plan_for(10) == "b"
     keeper.drop("b")
     keeper.drop("never heard of")
@@ -317,12 +317,12 @@ def test_all_must_be_heard_of_and_be_no_further_apart_than_two_words() -> None:
     leader = giver()
     leader.propose("a")
     installed = frozenset({"a"})
-    leader.hear({member: MemberNews(20, installed) for member in MEMBERS[:2]})
+    leader.hear({member: MemberState(20, installed) for member in MEMBERS[:2]})
     assert not leader.give()
 
-    leader.hear({MEMBERS[2]: MemberNews(20 - 2 * AHEAD_ITERATIONS - 1, installed)})
+    leader.hear({MEMBERS[2]: MemberState(20 - 2 * AHEAD_ITERATIONS - 1, installed)})
     assert not leader.give()
-    leader.hear({MEMBERS[2]: MemberNews(20 - 2 * AHEAD_ITERATIONS, installed)})
+    leader.hear({MEMBERS[2]: MemberState(20 - 2 * AHEAD_ITERATIONS, installed)})
     assert leader.give()
 
 
@@ -345,8 +345,8 @@ def test_a_term_that_ends_now_is_taken_up_ahead_and_one_that_ends_next_goes_on()
 
     assert over.give()
     assert nearly.give()
-    assert over.terms[-1] == Term("a", end + AHEAD_ITERATIONS, end + 3 * AHEAD_ITERATIONS)
-    assert nearly.terms[-1] == Term("a", 10 + AHEAD_ITERATIONS, end - 1 + 2 * AHEAD_ITERATIONS)
+    assert over.terms[-1] == PlanWindow("a", end + AHEAD_ITERATIONS, end + 3 * AHEAD_ITERATIONS)
+    assert nearly.terms[-1] == PlanWindow("a", 10 + AHEAD_ITERATIONS, end - 1 + 2 * AHEAD_ITERATIONS)
 
 
 def test_a_proposal_is_stuck_after_four_words() -> None:

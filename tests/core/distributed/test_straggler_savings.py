@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.distributed.straggler_savings import ExtrinsicGauge
+from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 
@@ -21,9 +21,9 @@ def iteration(time_s: float, energy_j: float | None, *, waited_s: float = 0.0) -
     )
 
 
-def gauge_of(*figures: tuple[float, float | None, float, bool]) -> ExtrinsicGauge:
+def gauge_of(*figures: tuple[float, float | None, float, bool]) -> StragglerSavingEstimator:
     """Return a gauge that has seen (time, energy, wait, whether the plan was made for the straggler)."""
-    gauge = ExtrinsicGauge()
+    gauge = StragglerSavingEstimator()
     for time_s, energy_j, waited_s, is_for_straggler in figures:
         seen = iteration(time_s, energy_j, waited_s=waited_s)
         gauge.note(seen, TUNED, is_plan_for_straggler=is_for_straggler)
@@ -71,7 +71,7 @@ def test_iterations_without_energy_that_tried_clocks_or_paused_for_something_els
 
 
 def test_waiting_at_full_speed_counts_only_where_no_plan_of_its_own_waited() -> None:
-    gauge = ExtrinsicGauge()
+    gauge = StragglerSavingEstimator()
     for _ in range(3):
         gauge.note(iteration(1.2, 360.0, waited_s=0.2), PlanPurpose.BASELINE, is_plan_for_straggler=False)
         gauge.note(iteration(1.2, 306.0), TUNED, is_plan_for_straggler=True)

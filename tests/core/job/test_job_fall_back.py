@@ -17,7 +17,7 @@ from gpuenergyd.core.job.messages import (
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from tests.core.job.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
 
 
@@ -189,7 +189,7 @@ def test_two_slow_plans_in_a_row_are_learned_anew() -> None:
 
 def test_what_an_earlier_run_left_is_forgotten_where_it_does_not_hold() -> None:
     run = JobRun(JobRules(proof_iterations=0, relearn_after_slow_plans=1))
-    run.tell(ModelRecalled(RememberedModel("earlier", (), ())))
+    run.tell(ModelRecalled(PreviousRun("earlier", (), ())))
     run.following(plan("tuned-1"))
     run.fall()
     run.answered_late()
@@ -201,7 +201,7 @@ def test_what_an_earlier_run_left_is_forgotten_where_it_does_not_hold() -> None:
 
     assert kinds(said) == ["KeepModel", "RecordPhase", "AskPolicy"]
     assert said[0] == KeepModel(None)
-    assert run.job.remembered is None
+    assert run.job.previous_run is None
 
 
 def test_many_good_iterations_of_one_plan_make_up_for_a_fault() -> None:
@@ -258,7 +258,7 @@ def test_a_changed_job_keeps_the_shape_of_what_it_showed_before() -> None:
 
     run.first(AskPolicy, time_s=1.2)
 
-    known = run.job.remembered
+    known = run.job.previous_run
     assert known is not None
     assert known.is_of_this_run
     assert (known.figures, len(known.profile)) == ((("own", 7.0),), 1)
@@ -266,13 +266,13 @@ def test_a_changed_job_keeps_the_shape_of_what_it_showed_before() -> None:
 
 def test_a_changed_job_that_never_profiled_keeps_what_it_was_recalled_with_under_its_own_figures() -> None:
     run = JobRun(JobRules(proof_iterations=0))
-    run.tell(ModelRecalled(RememberedModel("earlier", (), (), figures=(("own", 1.0),))))
+    run.tell(ModelRecalled(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())
     run.fall()
     run.answered_late()
 
     run.first(AskPolicy, time_s=1.2)
 
-    known = run.job.remembered
+    known = run.job.previous_run
     assert known is not None
     assert (known.job_id, known.figures, known.is_of_this_run) == ("earlier", (("own", 7.0),), True)

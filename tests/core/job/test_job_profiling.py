@@ -12,7 +12,7 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from tests.core.job.job_run import APPLIED, PROFILING, JobRun, asked_view, kinds, plan
 
 # --- profiling ---
@@ -85,7 +85,7 @@ def test_a_refusal_stops_profiling_only() -> None:
 
 def test_what_a_plan_was_made_from_is_kept_once_it_has_run_eight_iterations() -> None:
     run = JobRun(JobRules(proof_iterations=0))
-    run.tell(ModelRecalled(RememberedModel("earlier", (), (), figures=(("own", 1.0),))))
+    run.tell(ModelRecalled(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())
 
     at = run.first(KeepModel)
@@ -109,7 +109,7 @@ def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() ->
 
     assert kept[0].model is not None
     assert (kept[0].model.figures, len(kept[0].model.profile)) == ((("own", 7.0),), 1)
-    assert {o.plan_id for o in kept[0].model.full_speed} == {"remembered-full-speed"}
+    assert {o.plan_id for o in kept[0].model.full_speed} == {"previous-full-speed"}
 
 
 def test_profiling_that_goes_on_while_the_policy_thinks_is_counted_too() -> None:

@@ -23,9 +23,9 @@ from gpuenergyd.core.job.messages import (
 )
 from gpuenergyd.core.job.rules import JobRules, part_rules
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.core.job.job_run import APPLIED, FIRST_ASKED, PROFILING, UUIDS, JobRun, asked_view, kinds, plan
 from tests.core.job.test_job import CLOCKS, SCHEDULE, joined, new_job
@@ -93,14 +93,14 @@ def test_what_is_learned_of_a_gpu_is_told_to_the_policy_and_what_is_of_no_rank_i
 
 @pytest.mark.parametrize(("index", "is_taken"), [(0, True), (5, True), (11, True), (13, False)])
 def test_an_earlier_run_is_recalled_only_until_the_policy_has_begun(index: int, *, is_taken: bool) -> None:
-    run, model = JobRun(), RememberedModel("earlier", (), ())
+    run, model = JobRun(), PreviousRun("earlier", (), ())
     for _ in range(index):
         run.pass_one()
         run.decide(plan()) if run.job._is_policy_asked else None
 
     run.tell(ModelRecalled(model))
 
-    assert (run.job.remembered is model) is is_taken
+    assert (run.job.previous_run is model) is is_taken
 
 
 def test_one_question_at_a_time() -> None:
@@ -256,7 +256,7 @@ def test_each_iteration_of_a_proof_after_its_first_sharpens_the_baseline_at_once
 def test_a_policy_that_is_content_with_the_untuned_job_sends_nothing() -> None:
     run = JobRun().asked()
 
-    assert kinds(run.decide(untuned_plan())) == ["RecordPhase"]
+    assert kinds(run.decide(baseline_plan())) == ["RecordPhase"]
     assert run.job.phase is JobPhase.TUNED
 
 

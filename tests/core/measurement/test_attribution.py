@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.core.measurement.attribution import GpuLedger, LedgerPiece
+from gpuenergyd.core.measurement.attribution import EnergyAttribution, EnergySlice
 from gpuenergyd.core.measurement.telemetry import EnergyCounter
 
 NS_PER_S = 1_000_000_000
@@ -23,11 +23,11 @@ class Host:
     """One GPU with an exact counter, whose truth is kept beside what the ledger says."""
 
     def __init__(self) -> None:
-        self.ledger, self.counter = GpuLedger(), EnergyCounter()
+        self.ledger, self.counter = EnergyAttribution(), EnergyCounter()
         self.mono_ns = 0
         self.total_j = 500.0
         self.wall_offset = timedelta()
-        self.pieces: list[LedgerPiece] = []
+        self.pieces: list[EnergySlice] = []
 
     def step(
         self, seconds: float, power_w: float, job_id: str = "", *, is_read: bool = True, has_counter: bool = True
@@ -139,7 +139,7 @@ def test_a_counter_that_starts_anew_takes_no_energy_across_and_power_estimates_i
 
 
 def test_without_counter_and_power_energy_is_missing_not_zero() -> None:
-    ledger, counter = GpuLedger(), EnergyCounter()
+    ledger, counter = EnergyAttribution(), EnergyCounter()
     for k in range(1, 50):
         ledger.take(mono_ns=k * NS_PER_S // 5, at=at(k * NS_PER_S // 5), job_id="", power_w=None, sm_clock_mhz=None)
     pieces = ledger.complete(60 * NS_PER_S, counter)
@@ -184,9 +184,9 @@ def test_a_gap_is_cut_into_seconds_minutes_hours_or_days_so_that_they_are_few(ga
     assert max(lengths_s) == pytest.approx(longest_s, rel=0.5)
 
 
-def closed(*samples: tuple[float, str, float | None]) -> list[LedgerPiece]:
+def closed(*samples: tuple[float, str, float | None]) -> list[EnergySlice]:
     """Return the pieces of samples (second, job, watts) without a counter, from a full second on."""
-    ledger, whole = GpuLedger(), START.replace(microsecond=0)
+    ledger, whole = EnergyAttribution(), START.replace(microsecond=0)
     for second, job_id, power_w in samples:
         ledger.take(
             mono_ns=round((5 + second) * NS_PER_S),
@@ -246,7 +246,7 @@ def test_a_gap_of_three_seconds_is_three_pieces_of_who_ran_before() -> None:
 
 
 def test_a_piece_waits_two_seconds_for_the_counter_to_pass_its_end() -> None:
-    ledger, counter = GpuLedger(), EnergyCounter()
+    ledger, counter = EnergyAttribution(), EnergyCounter()
     for second in (0, 1):
         at_ns = second * NS_PER_S + 1
         ledger.take(mono_ns=at_ns, at=START.replace(microsecond=0) + timedelta(seconds=second), job_id="a",
@@ -257,7 +257,7 @@ def test_a_piece_waits_two_seconds_for_the_counter_to_pass_its_end() -> None:
 
 
 def test_what_the_counter_has_passed_is_closed_at_once() -> None:
-    ledger, counter = GpuLedger(), EnergyCounter()
+    ledger, counter = EnergyAttribution(), EnergyCounter()
     for second in (0, 1):
         at_ns = second * NS_PER_S + 1
         counter.record(at_ns, 100.0 * second)

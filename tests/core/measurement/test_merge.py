@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.measurement.merge import busy_s, merge_parts
+from gpuenergyd.core.measurement.merge import busy_s, merge_observations
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, one_forward_one_backward
 
@@ -18,7 +18,7 @@ def part(forward_s: float, backward_s: float, energy_j: float | None = 10.0) -> 
 
 
 def test_each_part_becomes_its_rank_and_energies_add_up() -> None:
-    whole = merge_parts({(0, 0): part(0.01, 0.02), (1, 0): part(0.03, 0.04, energy_j=5.0)})
+    whole = merge_observations({(0, 0): part(0.01, 0.02), (1, 0): part(0.03, 0.04, energy_j=5.0)})
 
     assert [(s.pp_rank, s.time_s) for s in whole.instruction_samples] == [(0, 0.01), (0, 0.02), (1, 0.03), (1, 0.04)]
     assert whole.energy_j == 15.0
@@ -26,7 +26,7 @@ def test_each_part_becomes_its_rank_and_energies_add_up() -> None:
 
 
 def test_tensor_parallel_ranks_last_as_long_as_the_slowest_and_cost_what_all_spend() -> None:
-    whole = merge_parts({(0, 0): part(0.010, 0.02), (0, 1): part(0.012, 0.019)})
+    whole = merge_observations({(0, 0): part(0.010, 0.02), (0, 1): part(0.012, 0.019)})
 
     assert sorted((s.kind, s.time_s) for s in whole.instruction_samples) == [("B", 0.02), ("F", 0.012)]
     assert whole.energy_j == 20.0
@@ -34,7 +34,7 @@ def test_tensor_parallel_ranks_last_as_long_as_the_slowest_and_cost_what_all_spe
 
 
 def test_missing_energy_of_one_part_is_missing_for_the_stage_and_never_zero() -> None:
-    whole = merge_parts({(0, 0): part(0.01, 0.02), (0, 1): part(0.01, 0.02, energy_j=None)})
+    whole = merge_observations({(0, 0): part(0.01, 0.02), (0, 1): part(0.01, 0.02, energy_j=None)})
 
     assert whole.energy_j is None
 
@@ -42,20 +42,20 @@ def test_missing_energy_of_one_part_is_missing_for_the_stage_and_never_zero() ->
 def test_parts_that_followed_different_plans_say_nothing_of_either() -> None:
     other = replace(part(0.01, 0.02), plan_id="p.2")
 
-    assert merge_parts({(0, 0): part(0.01, 0.02), (1, 0): other}).plan_id is None
+    assert merge_observations({(0, 0): part(0.01, 0.02), (1, 0): other}).plan_id is None
 
 
 def test_what_a_part_alone_takes_for_its_launch_gap_is_a_wait_for_others_and_does_not_count() -> None:
     first = replace(part(0.01, 0.02), launch_gap_s=0.06)
 
-    assert merge_parts({(0, 0): first, (1, 0): part(0.01, 0.02)}).launch_gap_s is None
+    assert merge_observations({(0, 0): first, (1, 0): part(0.01, 0.02)}).launch_gap_s is None
 
 
 def test_a_stage_begins_again_when_the_last_of_its_ranks_does() -> None:
     def turning(turnaround_s: float | None, lead_s: float) -> IterationObservation:
         return replace(part(0.01, 0.02), turnarounds_s=(turnaround_s,), lead_s=lead_s)
 
-    whole = merge_parts(
+    whole = merge_observations(
         {
             (0, 0): turning(0.01, 0.001),
             (0, 1): turning(0.03, 0.002),
@@ -72,15 +72,15 @@ def test_a_stage_begins_again_when_the_last_of_its_ranks_does() -> None:
 def test_an_iteration_that_one_part_calls_irregular_is() -> None:
     other = replace(part(0.01, 0.02), is_regular=False)
 
-    assert not merge_parts({(0, 0): part(0.01, 0.02), (1, 0): other}).is_regular
+    assert not merge_observations({(0, 0): part(0.01, 0.02), (1, 0): other}).is_regular
 
 
 def test_the_instructions_put_into_order_take_what_the_pipeline_takes_without_waits() -> None:
     graph = dependency_graph(one_forward_one_backward(2, 2))
-    whole = merge_parts({(0, 0): part(0.01, 0.02), (1, 0): part(0.01, 0.02)})
+    whole = merge_observations({(0, 0): part(0.01, 0.02), (1, 0): part(0.01, 0.02)})
 
     assert busy_s(whole, graph) == pytest.approx(0.09)
-    assert busy_s(merge_parts({(0, 0): part(0.01, 0.02)}), graph) is None
+    assert busy_s(merge_observations({(0, 0): part(0.01, 0.02)}), graph) is None
 
 
 def test_an_instruction_takes_what_those_took_at_the_clock_that_was_planned_for_it() -> None:
@@ -88,7 +88,7 @@ def test_an_instruction_takes_what_those_took_at_the_clock_that_was_planned_for_
     slow = InstructionSample(0, InstructionKind.B, (ClockShare(780, 0.05), ClockShare(1410, 0.001)), count=1)
     fast = InstructionSample(0, InstructionKind.B, (ClockShare(1410, 0.02),), count=3)
     one = part(0.01, 0.02)
-    whole = merge_parts({(0, 0): replace(one, instruction_samples=(one.instruction_samples[0], slow, fast))})
+    whole = merge_observations({(0, 0): replace(one, instruction_samples=(one.instruction_samples[0], slow, fast))})
     planned = dict.fromkeys(schedule.orders[0], 1410) | {schedule.orders[0][1]: 795}
 
     assert busy_s(whole, dependency_graph(schedule), planned) == pytest.approx(0.01 + 0.051 + 0.01 + 0.02)

@@ -11,11 +11,11 @@ from gpuenergyd.core.pipeline.plan import (
     ClockPlan,
     PlanPurpose,
     RankClocks,
+    baseline_plan,
     check_plan,
     constant_clock_changes,
     full_speed_plan,
     instruction_key,
-    untuned_plan,
 )
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import PlanError, TargetError
@@ -35,7 +35,7 @@ GOOD = RankClocks(0, (900, None, 1200, 1410), (ClockChange(FIRST, 0.0, 900),))
 def test_a_plan_that_fits_is_taken_and_so_is_the_end_of_the_hour() -> None:
     check_plan(plan(GOOD), SCHEDULE, CLOCKS)
     check_plan(plan(replace(GOOD, changes=(ClockChange(FIRST, 3599.9, 900),))), SCHEDULE, CLOCKS)
-    check_plan(untuned_plan(), SCHEDULE, CLOCKS)
+    check_plan(baseline_plan(), SCHEDULE, CLOCKS)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_plan_for_what_does_not_exist_is_refused_in_one_line(rank: RankClocks,
 
 def test_a_plan_made_for_nobody_to_follow_is_refused() -> None:
     with pytest.raises(PlanError, match="would-be"):
-        check_plan(plan(GOOD, PlanPurpose.WOULD_BE), SCHEDULE, CLOCKS)
+        check_plan(plan(GOOD, PlanPurpose.PREDICTED), SCHEDULE, CLOCKS)
 
 
 def test_full_speed_is_each_gpus_own_top_clock_from_the_first_instruction_on() -> None:
@@ -80,7 +80,7 @@ def test_a_switch_is_a_change_to_another_clock() -> None:
     assert plan(replace(GOOD, changes=changes)).num_switches(0) == 2
     assert plan(GOOD).num_switches(0) == 0
     assert plan(GOOD).changes_of(1) == ()
-    assert untuned_plan().num_switches(0) == 0
+    assert baseline_plan().num_switches(0) == 0
 
 
 def test_a_policys_figure_is_found_by_name() -> None:

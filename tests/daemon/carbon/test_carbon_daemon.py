@@ -40,14 +40,14 @@ def test_values_are_fetched_by_a_process_of_its_own_which_is_replaced_when_it_di
         serving(half_hours) as server,
         running_daemon(tmp_path, carbon_zone=ZONE, carbon_base_url=server.url) as daemon,
     ):
-        wait_until(lambda: daemon.status()["carbon"]["rung"] == "live", 60)
+        wait_until(lambda: daemon.status()["carbon"]["basis"] == "live", 60)
         grid = daemon.status()["carbon"]
         environment = Path(f"/proc/{grid['fetcher']['pid']}/environ").read_bytes()
         privileges = Path(f"/proc/{grid['fetcher']['pid']}/status").read_text()
         os.kill(grid["fetcher"]["pid"], signal.SIGKILL)
         wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_restarts"] == 1, 60)
         wait_until(lambda: daemon.status()["carbon"]["fetcher"]["pid"] is not None, 60)
-        assert daemon.status()["carbon"]["rung"] == "live"
+        assert daemon.status()["carbon"]["basis"] == "live"
         assert daemon.stop() == 0
 
     assert (grid["zone"], grid["source"], grid["unit"]) == (ZONE, "neso", "g/kWh")
@@ -80,7 +80,7 @@ def test_a_server_that_refuses_is_said_in_status_and_training_goes_on(tmp_path: 
 
     assert status["is_degraded"]
     assert any("carbon" in reason for reason in status["degraded_reasons"])
-    assert status["carbon"]["rung"] == "neutral"
+    assert status["carbon"]["basis"] == "neutral"
     assert job["num_iterations"] > 0
 
 

@@ -15,7 +15,7 @@ from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import (
     HOUR,
     CarbonSignal,
-    IntensityRung,
+    IntensityBasis,
     IntensitySample,
     SampleStatus,
     intensity_now,
@@ -245,12 +245,12 @@ def test_as_values_age_each_rung_is_taken_in_turn(tmp_path: Path) -> None:
     asyncio.run(feed.read())
     series, forecast = feed.signal.series(), feed.given_forecast
 
-    rungs = [intensity_now(NOW_AT + h * HOUR, series, forecast).rung for h in (0, 5, 30, 24 * 8)]
+    bases = [intensity_now(NOW_AT + h * HOUR, series, forecast).basis for h in (0, 5, 30, 24 * 8)]
 
-    assert rungs == [
-        IntensityRung.LIVE,
-        IntensityRung.FORECAST,
-        IntensityRung.HISTORICAL_MEAN,
-        IntensityRung.NEUTRAL,
+    assert bases == [
+        IntensityBasis.LIVE,
+        IntensityBasis.FORECAST,
+        IntensityBasis.HISTORICAL_MEAN,
+        IntensityBasis.NEUTRAL,
     ]
     assert not math.isnan(intensity_now(NOW_AT, series, forecast).carbon_intensity_g_per_kwh or math.nan)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.carbon.grid_clock import GridClock
-from gpuenergyd.core.carbon.intensity import HOUR, EmissionFactor, IntensityRung, SampleStatus, SignalKind
+from gpuenergyd.core.carbon.intensity import HOUR, EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import Event, JobPhase, ProfilingJudged
@@ -102,7 +102,7 @@ class Following:
         lie = self.lies[(self.num_asked - 1) % len(self.lies)]
         if lie is None:
             return PolicyFailure("it was killed")
-        return TargetReply(TargetDecision(lie, "a lie", IntensityRung.LIVE, 1.0), ())
+        return TargetReply(TargetDecision(lie, "a lie", IntensityBasis.LIVE, 1.0), ())
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.jobs.previous_runs import ModelMemory, packed, signature_of, unpacked
 from gpuenergyd.errors import GpuEnergyError
@@ -49,7 +49,7 @@ def test_a_damaged_model_is_refused_in_one_line(blob: bytes) -> None:
 
 
 def test_a_model_comes_back_as_it_was_kept() -> None:
-    model = RememberedModel("gpt-1", (), (), (("caution_ratio", 0.01),))
+    model = PreviousRun("gpt-1", (), (), (("caution_ratio", 0.01),))
     assert unpacked(packed(model)) == model
     assert packed(None) == b""
 

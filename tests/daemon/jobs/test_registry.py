@@ -434,7 +434,7 @@ def test_a_silent_job_gives_its_clocks_back_and_leases_again_when_it_speaks() ->
 def would_be_plan() -> ClockPlan:
     """What a policy answers that is told that nobody may set clocks."""
     return replace(
-        plan("would-be", 1200, PlanPurpose.WOULD_BE),
+        plan("would-be", 1200, PlanPurpose.PREDICTED),
         predicted=PlanPrediction(1.0, 90.0, None, 1.0, 100.0),
         reason="assumed curves",
         figures=(("saving_low_ratio", 0.05), ("saving_high_ratio", 0.2)),

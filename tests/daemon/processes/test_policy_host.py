@@ -19,7 +19,7 @@ from gpuenergyd.core.measurement.observation import (
     TimeAtClock,
 )
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.pipeline.plan import ClockPlan, untuned_plan
+from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.processes.launch import start_policy_child
@@ -45,7 +45,7 @@ def view(job_id: str = "j1") -> JobView:
                 ranks=(RankEnergy(0, 1.0, None, (TimeAtClock(None, 1410, 0.5), TimeAtClock(kind, 1410, 0.5))),),
             ),
         ),
-        issued_plans=(untuned_plan(),),
+        issued_plans=(baseline_plan(),),
     )
 
 

@@ -15,7 +15,7 @@ from gpuenergyd.core.measurement.observation import (
     TimeAtClock,
 )
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd.core.pipeline.plan import untuned_plan
+from gpuenergyd.core.pipeline.plan import baseline_plan
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver, ViewSender
@@ -56,7 +56,7 @@ def test_the_view_that_arrives_is_the_view_that_was_sent(seed: int) -> None:
     for step in range(12):
         observations = [o for o in view.observations if rng.random() < 0.9]
         observations += [observation(rng.randrange(9)) for _ in range(rng.randrange(3))]
-        plans = view.issued_plans + tuple(rng.sample([*view.issued_plans, untuned_plan(f"p{step}")], 1))
+        plans = view.issued_plans + tuple(rng.sample([*view.issued_plans, baseline_plan(f"p{step}")], 1))
         view = replace(view, observations=tuple(observations), issued_plans=plans)
         if rng.random() < 0.2:
             view = replace(view, gpus=(replace(view.gpus[0], switch_latency_s=rng.random()), *view.gpus[1:]))

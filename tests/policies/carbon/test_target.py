@@ -16,7 +16,7 @@ from gpuenergyd.core.carbon.intensity import (
     CarbonSavings,
     ForecastHour,
     HourlySeries,
-    IntensityRung,
+    IntensityBasis,
     grams,
 )
 from gpuenergyd.core.policy_api.policy import BaselineView, FrontierPoint, TargetView
@@ -68,21 +68,21 @@ def test_a_dirty_hour_runs_slower_than_a_clean_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "rung"),
+    ("change", "basis"),
     [
-        ({"history": None}, IntensityRung.NEUTRAL),
-        ({"history": series([math.nan] * 480)}, IntensityRung.NEUTRAL),
-        ({"history": series([200.0] * 24)}, IntensityRung.NEUTRAL),
-        ({"history": series([200.0] * 24 * (HISTORY_DAYS - 2))}, IntensityRung.HISTORICAL_MEAN),
-        ({"history": None, "forecast": forecast([500.0] * 24)}, IntensityRung.FORECAST),
-        ({}, IntensityRung.LIVE),
+        ({"history": None}, IntensityBasis.NEUTRAL),
+        ({"history": series([math.nan] * 480)}, IntensityBasis.NEUTRAL),
+        ({"history": series([200.0] * 24)}, IntensityBasis.NEUTRAL),
+        ({"history": series([200.0] * 24 * (HISTORY_DAYS - 2))}, IntensityBasis.HISTORICAL_MEAN),
+        ({"history": None, "forecast": forecast([500.0] * 24)}, IntensityBasis.FORECAST),
+        ({}, IntensityBasis.LIVE),
     ],
     ids=["nothing", "all-missing", "too-old", "days-old", "forecast-only", "fresh"],
 )
-def test_what_a_decision_rests_on_is_said(change: dict[str, Any], rung: IntensityRung) -> None:
+def test_what_a_decision_rests_on_is_said(change: dict[str, Any], basis: IntensityBasis) -> None:
     decision = CarbonTarget().explain(replace(VIEW, **change))
 
-    assert decision.rung is rung
+    assert decision.basis is basis
     assert decision.reason
 
 

@@ -8,7 +8,7 @@ from gpuenergyd.core.job.messages import JobPhase, KeepModel, ModelRecalled
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.previous_run import RememberedModel
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
@@ -24,11 +24,11 @@ def training(**overrides: object) -> VirtualTraining:
     return VirtualTraining(one_forward_one_backward(4, 8), work, BubbleAware(), **overrides)  # type: ignore[arg-type]
 
 
-def kept(run: VirtualTraining) -> list[RememberedModel | None]:
+def kept(run: VirtualTraining) -> list[PreviousRun | None]:
     return [command.model for command in run.commands if isinstance(command, KeepModel)]
 
 
-def second_run(model: RememberedModel, **overrides: object) -> VirtualTraining:
+def second_run(model: PreviousRun, **overrides: object) -> VirtualTraining:
     run = training(**overrides)
     run.tell(ModelRecalled(model))
     return run
@@ -54,14 +54,14 @@ def first() -> VirtualTraining:
 
 
 @pytest.fixture(scope="module")
-def model(first: VirtualTraining) -> RememberedModel:
+def model(first: VirtualTraining) -> PreviousRun:
     models = kept(first)
     assert models
     assert models[-1] is not None
     return models[-1]
 
 
-def test_a_run_keeps_what_its_plan_was_made_from(first: VirtualTraining, model: RememberedModel) -> None:
+def test_a_run_keeps_what_its_plan_was_made_from(first: VirtualTraining, model: PreviousRun) -> None:
     assert len(model.profile) >= 6
     assert len(model.full_speed) >= first.job.rules.baseline_iterations
     assert model.job_id == first.job.description.job_id
@@ -69,7 +69,7 @@ def test_a_run_keeps_what_its_plan_was_made_from(first: VirtualTraining, model: 
 
 
 def test_a_second_run_of_a_known_job_reaches_its_plan_within_six_iterations(
-    first: VirtualTraining, model: RememberedModel
+    first: VirtualTraining, model: PreviousRun
 ) -> None:
     run = second_run(model, seed=8, **NOISE)
     run.run(60)
@@ -86,7 +86,7 @@ def test_a_second_run_of_a_known_job_reaches_its_plan_within_six_iterations(
     assert model.job_id in run.job.issued_plans[0].reason
 
 
-def test_what_was_remembered_is_kept_again_with_the_latest_correction(model: RememberedModel) -> None:
+def test_what_was_remembered_is_kept_again_with_the_latest_correction(model: PreviousRun) -> None:
     run = second_run(model, seed=9, **NOISE)
     run.run(50)
 
@@ -97,9 +97,7 @@ def test_what_was_remembered_is_kept_again_with_the_latest_correction(model: Rem
 
 
 @pytest.mark.parametrize("of_rank", [1.08, 0.92])
-def test_a_job_whose_instructions_take_another_time_is_profiled_as_usual(
-    model: RememberedModel, of_rank: float
-) -> None:
+def test_a_job_whose_instructions_take_another_time_is_profiled_as_usual(model: PreviousRun, of_rank: float) -> None:
     run = second_run(model, slowdown_of=lambda rank, _: of_rank if rank == 1 else 1.0)
     run.run(45)
 
@@ -107,7 +105,7 @@ def test_a_job_whose_instructions_take_another_time_is_profiled_as_usual(
     assert run.job.phase is JobPhase.TUNED
 
 
-def test_a_job_that_draws_another_power_is_profiled_as_usual(model: RememberedModel) -> None:
+def test_a_job_that_draws_another_power_is_profiled_as_usual(model: PreviousRun) -> None:
     run = training()
     run.work = {key: A100Work(w.memory_time_s, w.compute_time_s, 0.20) for key, w in run.work.items()}  # type: ignore[attr-defined]
     run.tell(ModelRecalled(model))
@@ -117,26 +115,26 @@ def test_a_job_that_draws_another_power_is_profiled_as_usual(model: RememberedMo
 
 
 def test_a_memory_whose_plans_are_slow_is_forgotten_and_the_job_profiled_within_its_budget(
-    model: RememberedModel,
+    model: PreviousRun,
 ) -> None:
     """At full speed everything is as it was, below it everything takes a quarter longer."""
     run = second_run(model, slow_factor_when_tuned=1.25, rules=JobRules(relearn_after_slow_plans=1))
     run.run(110)
 
     assert None in kept(run)
-    assert run.job.remembered is None
+    assert run.job.previous_run is None
     assert len(profiled(run)) >= 1
     times_s = [time_s for time_s, _, _ in run.history]
     after_plans = 1 + max(k for k, (_, _, plan) in enumerate(run.history) if (plan or "").startswith("tuned"))
     assert fmean(times_s[after_plans:]) <= 1.01 * times_s[0]
 
 
-def test_what_comes_after_profiling_has_begun_is_left_alone(model: RememberedModel) -> None:
+def test_what_comes_after_profiling_has_begun_is_left_alone(model: PreviousRun) -> None:
     run = training()
     run.run(20)
     assert profiled(run)
     run.tell(ModelRecalled(model))
     run.run(25)
 
-    assert run.job.remembered is None
+    assert run.job.previous_run is None
     assert run.job.phase is JobPhase.TUNED

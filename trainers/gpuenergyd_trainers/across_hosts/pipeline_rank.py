@@ -23,7 +23,7 @@ from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.following import prepare
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd.core.distributed.plan_windows import MemberNews, Term, TermGiver
+from gpuenergyd.core.distributed.plan_windows import MemberState, PlanWindow, PlanWindowGrantor
 from gpuenergyd.core.distributed.stragglers import StragglerRules
 from gpuenergyd.wire.client_codec import decode_iteration_reply
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
@@ -80,7 +80,7 @@ class Leader:
     place: PipelinePlace
     daemon: OwnDaemon
     period_s: float
-    giver: TermGiver = field(init=False)
+    giver: PlanWindowGrantor = field(init=False)
     pipeline_id: str | None = None
     _offered: str | None = None
     _said: str = ""
@@ -92,13 +92,13 @@ class Leader:
     """What a straggler imposed when the newest plan was offered."""
 
     def __post_init__(self) -> None:
-        self.giver = TermGiver(frozenset(_name(*member) for member in self.place.members))
+        self.giver = PlanWindowGrantor(frozenset(_name(*member) for member in self.place.members))
 
     def lead(self, store: Store, rank_token: str | None) -> None:
         """Hear of all members, have the daemon plan, and say what is agreed."""
         found = {member: store.get(self.place.key(_up(*member))) for member in self.place.members}
         said = {member: json.loads(value) for member, value in found.items() if value is not None}
-        self.giver.hear({_name(*m): MemberNews(u["iteration"], frozenset(u["installed"])) for m, u in said.items()})
+        self.giver.hear({_name(*m): MemberState(u["iteration"], frozenset(u["installed"])) for m, u in said.items()})
         states = {member: up["state"] for member, up in said.items() if up["state"] is not None}
         if rank_token is not None and len(states) == len(self.place.members):
             self._plan(store, rank_token, states)
@@ -206,7 +206,7 @@ class PipelineMember:
     def _follow(self, store: Store, daemon: OwnDaemon, head: bytes, token: str | None) -> None:
         said = json.loads(head)
         if head != self._heard:
-            self._plans.hear(Term(plan_id, begin, end) for plan_id, begin, end in said["terms"])
+            self._plans.hear(PlanWindow(plan_id, begin, end) for plan_id, begin, end in said["terms"])
             if said["released"] is not None:
                 self._plans.release(said["released"])
             self._heard = head
@@ -292,5 +292,5 @@ def _slice(plan_id: str, pp_rank: int) -> str:
     return f"plan/{plan_id}/{pp_rank}"
 
 
-def _row(term: Term) -> tuple[str, int, int]:
+def _row(term: PlanWindow) -> tuple[str, int, int]:
     return term.plan_id, term.begin_iteration, term.end_iteration
