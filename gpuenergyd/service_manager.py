@@ -1,7 +1,6 @@
-"""What systemd hears from our processes and hands to them: READY, WATCHDOG, STOPPING; sockets it listens on.
+"""systemd integration: readiness and watchdog notifications (sd_notify(3)), inherited sockets (sd_listen_fds(3)).
 
-The datagrams are those of sd_notify(3), the inherited sockets those of sd_listen_fds(3). Without systemd all of it
-does nothing and finds nothing.
+Without systemd, notifications are no-ops and no socket is inherited.
 """
 
 import contextlib
@@ -14,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _FIRST_INHERITED_FD = 3
-_ONLY_OURS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"})
+_SYSTEMD_VARIABLES = frozenset(
+    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
+)
 
 
 def notify(state: str) -> None:
@@ -30,7 +31,7 @@ def notify(state: str) -> None:
 
 
 def watchdog_period_s() -> float | None:
-    """Return how often the service manager wants to hear from us: half its limit; None when it does not ask."""
+    """Return half the watchdog limit of this process's unit, None without a watchdog."""
     limit_us = os.environ.get("WATCHDOG_USEC", "")
     if not limit_us.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -39,28 +40,28 @@ def watchdog_period_s() -> float | None:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Tells the service manager that we live, no more often than it asks."""
+    """Sends WATCHDOG=1 to the service manager, at most once per period."""
 
     period_s: float | None = field(default_factory=watchdog_period_s)
     monotonic_s: Callable[[], float] = time.monotonic
-    _fed_at_s: float = float("-inf")
+    _sent_at_s: float = float("-inf")
 
     def feed(self) -> None:
-        """Say so if it is time; call it often."""
-        if self.period_s is not None and self.monotonic_s() - self._fed_at_s >= self.period_s:
+        """Send a keep-alive if the period is over; call it often."""
+        if self.period_s is not None and self.monotonic_s() - self._sent_at_s >= self.period_s:
             notify("WATCHDOG=1")
-            self._fed_at_s = self.monotonic_s()
+            self._sent_at_s = self.monotonic_s()
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for a child: it is not the one that the service manager listens to."""
-    return {name: value for name, value in os.environ.items() if name not in _ONLY_OURS}
+    """Return the environment for a child process, without systemd's variables: they are meant for this process."""
+    return {name: value for name, value in os.environ.items() if name not in _SYSTEMD_VARIABLES}
 
 
 def inherited_socket(path: Path | None, kind: socket.SocketKind) -> socket.socket | None:
-    """Take a listening Unix socket that the service manager opened for us; the first of its kind without a path.
+    """Return an inherited listening Unix socket with this path (any path if None) and kind; each is returned once.
 
-    It is ours to use and not to remove: the manager goes on listening when we are gone, so nobody is refused meanwhile.
+    Do not remove its file: the service manager keeps listening on it across restarts, so no client is refused.
     """
     for inherited in _inherited():
         if inherited.type != kind or (path is not None and inherited.getsockname() != str(path)):
@@ -73,7 +74,7 @@ def inherited_socket(path: Path | None, kind: socket.SocketKind) -> socket.socke
 
 @functools.cache
 def _inherited() -> list[socket.socket]:
-    """Return the sockets not taken yet; the variables that name them are no child's business."""
+    """Return the inherited sockets not yet in use, and remove systemd's variables from the environment."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     found: list[socket.socket] = []

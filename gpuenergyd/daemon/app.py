@@ -239,7 +239,7 @@ class Daemon:
                     self.jobs.host_slept(slept_s)
                 self.jobs.look_after()
                 now_ns = time.monotonic_ns()
-                for record in self.host_energy.look(now_ns, utc_at(now_ns)):
+                for record in self.host_energy.records(now_ns, utc_at(now_ns)):
                     self._history.write(record)
             except Exception:
                 log.exception("looking after the jobs failed")
@@ -301,7 +301,7 @@ async def _serve(settings: Settings) -> None:
 
 
 def _access_rules(settings: Settings) -> AccessRules:
-    return AccessRules.named(
+    return AccessRules.from_names(
         control_groups=settings.control_groups,
         control_users=settings.control_users,
         admin_groups=settings.admin_groups,

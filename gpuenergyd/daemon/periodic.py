@@ -1,4 +1,4 @@
-"""What the core does by the clock, on its event loop: late runs are not made up for, and none runs twice at once."""
+"""Periodic tasks on the event loop: a missed run is skipped, and a task never overlaps itself."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Periodic:
-    """Jobs by name; a job that fails is logged once per change of reason, and tried again at its next time."""
+    """Named periodic tasks; a failing task is logged once per reason and runs again at its next time."""
 
     def __init__(self) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
@@ -18,13 +18,13 @@ class Periodic:
         self._failures: dict[str, str] = {}
 
     def every(self, period_s: float, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run something at once and then so often, once the scheduler has been started."""
+        """Run `work` when the scheduler starts and every `period_s` seconds after that."""
 
         async def guarded() -> None:
             try:
                 await work()
-            except Exception as error:  # noqa: BLE001  whatever one job does, the others keep their time
-                self._failed(name, f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001  a failing task must not stop the scheduler
+                self._record_failure(name, f"{type(error).__name__}: {error}")
             else:
                 self._failures.pop(name, None)
 
@@ -41,19 +41,19 @@ class Periodic:
 
     @property
     def failures(self) -> dict[str, str]:
-        """What failed at its last run, and why, by name."""
+        """The reason for each task whose last run failed, by name."""
         return dict(self._failures)
 
     def start(self) -> None:
-        """Begin; the caller runs in an event loop."""
+        """Start the scheduler on the running event loop."""
         self._scheduler.start()
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Stop scheduling; a task that is running is not awaited."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
-    def _failed(self, name: str, reason: str) -> None:
+    def _record_failure(self, name: str, reason: str) -> None:
         if self._failures.get(name) != reason:
-            log.warning("%s failed: %s", name, reason)
+            log.warning("periodic task %r failed: %s", name, reason)
         self._failures[name] = reason

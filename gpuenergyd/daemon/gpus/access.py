@@ -1,7 +1,7 @@
-"""Who may have GPUs changed, and who may change them outside a job; what is refused says who may and how to become one.
+"""Access rules: the right to have clocks changed for a job, and the right to change GPUs outside jobs.
 
-Names of groups and users are looked up once, when the daemon starts: asking a directory server could take seconds, and
-every other client would wait.
+Group and user names are resolved once, when the daemon starts: a lookup in a directory service can take seconds and
+would block the event loop. Each refusal names those who have the right and the command that grants it.
 """
 
 import grp
@@ -16,55 +16,57 @@ from gpuenergyd.errors import AccessError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Groups or users of this host, as they are called and as the kernel knows them."""
+class NamedIds:
+    """Groups or users from a setting: their names and their numeric ids."""
 
-    words: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     ids: frozenset[int] = frozenset()
 
     @classmethod
     def of_groups(cls, key: str, groups: Collection[str]) -> Self:
-        """Look groups up; `key` is the setting that names them.
+        """Resolve group names; `key` is the setting that lists them.
 
         Raises:
-            UsageError: one does not exist.
+            UsageError: a name does not exist.
         """
         ids = set()
         for group in groups:
             try:
                 ids.add(grp.getgrnam(group).gr_gid)
             except KeyError:
-                raise UsageError(f"{key}: no group {group!r}; `groupadd --system {group}` makes it") from None
+                raise UsageError(
+                    f"{key}: group {group!r} does not exist; create it with `groupadd --system {group}`"
+                ) from None
         return cls(tuple(groups), frozenset(ids))
 
     @classmethod
     def of_users(cls, key: str, users: Collection[str]) -> Self:
-        """Look users up; `key` is the setting that names them.
+        """Resolve user names; `key` is the setting that lists them.
 
         Raises:
-            UsageError: one does not exist.
+            UsageError: a name does not exist.
         """
         ids = set()
         for user in users:
             try:
                 ids.add(pwd.getpwnam(user).pw_uid)
             except KeyError:
-                raise UsageError(f"{key}: no user {user!r} on this host") from None
+                raise UsageError(f"{key}: user {user!r} does not exist on this host") from None
         return cls(tuple(users), frozenset(ids))
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """The rules of this daemon; without any name in the control rule everyone who can connect may control."""
+    """The daemon's access rules; without any control group or user, everyone who can connect may control."""
 
-    control_groups: Names = Names()
-    control_users: Names = Names()
-    admin_groups: Names = Names()
+    control_groups: NamedIds = NamedIds()
+    control_users: NamedIds = NamedIds()
+    admin_groups: NamedIds = NamedIds()
     requires_gpu_use: bool = True
-    """A GPU is changed only for a process whose job runs there; administrators are exempt."""
+    """Whether a process may have a GPU changed only while its job runs on it; administrators are exempt."""
 
     @classmethod
-    def named(
+    def from_names(
         cls,
         *,
         control_groups: Collection[str] = (),
@@ -72,15 +74,15 @@ class AccessRules:
         admin_groups: Collection[str] = (),
         requires_gpu_use: bool = True,
     ) -> Self:
-        """Look the names of the settings up.
+        """Resolve the names in the settings.
 
         Raises:
-            UsageError: one does not exist on this host.
+            UsageError: a name does not exist on this host.
         """
         return cls(
-            Names.of_groups("control_groups", control_groups),
-            Names.of_users("control_users", control_users),
-            Names.of_groups("admin_groups", admin_groups),
+            NamedIds.of_groups("control_groups", control_groups),
+            NamedIds.of_users("control_users", control_users),
+            NamedIds.of_groups("admin_groups", admin_groups),
             requires_gpu_use,
         )
 
@@ -89,62 +91,62 @@ class AccessRules:
         daemon_uid = os.geteuid()
         if is_host_root(peer) or (peer.uid == daemon_uid and daemon_uid != 0):
             return True
-        # Root of a container can give itself any group, so groups count only where the peer lives beside us.
+        # Root of a container can join any group, so groups count only for processes outside containers.
         return not self.admin_groups.ids.isdisjoint({peer.gid, *peer.groups}) and is_in_our_namespaces(peer)
 
     def require_control(self, peer: PeerCredentials) -> None:
-        """Check that a peer may have clocks changed for what it runs.
+        """Check that a peer may have clocks changed for its job.
 
         Raises:
-            AccessError: it may not; the message says who may and how to become one.
+            AccessError: it may not; the message names those who may and how to gain the right.
         """
         if is_unmapped(peer):
             raise AccessError(
-                f"{peer} may not have GPUs changed: every user that this daemon's user namespace does not map looks"
-                " like that one; run the daemon outside of it"
+                f"{peer} may not have GPUs changed: this uid stands for every user outside the daemon's user namespace;"
+                " run the daemon in the host's user namespace"
             )
-        if not (self.control_groups.words or self.control_users.words) or self.is_administrator(peer):
+        if not (self.control_groups.names or self.control_users.names) or self.is_administrator(peer):
             return
         is_container_root = peer.uid == 0
         if not is_container_root and (
             peer.uid in self.control_users.ids or not self.control_groups.ids.isdisjoint({peer.gid, *peer.groups})
         ):
             return
-        groups = self.control_groups.words
-        remedy = f"; `usermod -aG {groups[0]} $(id -nu {peer.uid})` adds you" if groups else ""
+        groups = self.control_groups.names
+        remedy = f"; to join: `usermod -aG {groups[0]} $(id -nu {peer.uid})`" if groups else ""
         if is_container_root:
-            remedy = "; root of a container is not root of this host: run the container as such a user"
-        raise AccessError(f"{peer} may not have clocks changed; {self._those_who_control()} may{remedy}")
+            remedy = "; root of a container is not root of this host: run the container as one of these users"
+        raise AccessError(f"{peer} may not have clocks changed; allowed: {self._controllers_text()}{remedy}")
 
     def require_administrator(self, peer: PeerCredentials) -> None:
         """Check that a peer may change GPUs outside any job.
 
         Raises:
-            AccessError: it may not; the message says who may and how to become one.
+            AccessError: it may not; the message names those who may and how to gain the right.
         """
         if self.is_administrator(peer):
             return
-        groups = self.admin_groups.words
-        remedy = f"; `usermod -aG {groups[0]} $(id -nu {peer.uid})` adds you" if groups else ""
+        groups = self.admin_groups.names
+        remedy = f"; to join: `usermod -aG {groups[0]} $(id -nu {peer.uid})`" if groups else ""
         raise AccessError(
-            f"{peer} may not lock clocks or limit power outside a job; {self.administrators_text()} may{remedy}"
+            f"{peer} may not lock clocks or limit power outside a job; allowed: {self.administrators_text()}{remedy}"
         )
 
     def administrators_text(self) -> str:
-        """Return the administrators in words."""
+        """Return a phrase that lists the administrators."""
         daemon_uid = os.geteuid()
-        own = [] if daemon_uid == 0 else [f"uid {daemon_uid}, who runs this daemon"]
-        return _listed(["root of this host", *own, *(f"group {group}" for group in self.admin_groups.words)])
+        own = [] if daemon_uid == 0 else [f"uid {daemon_uid} (the daemon's own user)"]
+        return _joined(["root of this host", *own, *(f"group {group}" for group in self.admin_groups.names)])
 
-    def _those_who_control(self) -> str:
-        return _listed(
+    def _controllers_text(self) -> str:
+        return _joined(
             [
                 self.administrators_text(),
-                *(f"group {group}" for group in self.control_groups.words),
-                *(f"user {user}" for user in self.control_users.words),
+                *(f"group {group}" for group in self.control_groups.names),
+                *(f"user {user}" for user in self.control_users.names),
             ]
         )
 
 
-def _listed(who: list[str]) -> str:
-    return who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
+def _joined(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,4 +1,4 @@
-"""What the history keeps of a GPU: every sample, and every piece of its ledger in buckets of three lengths."""
+"""Database records of one GPU: each sample, and its attributed energy in buckets of 1 s, 1 min and 1 h."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ BUCKETS_S = (1, 60, 3600)
 
 @dataclass(slots=True)
 class GpuHistory:
-    """Turns samples of one GPU into records; pieces come when their energy is known."""
+    """Converts samples of one GPU to records; an energy record follows once the energy of its interval is known."""
 
     gpu_uuid: str
     _ledger: EnergyAttribution = field(default_factory=EnergyAttribution)
 
-    def take(self, sample: GpuSample, *, at: datetime, job_id: str, counter: EnergyCounter) -> Iterator[Record]:
-        """Yield what a sample adds: `at` is the wall-clock instant at which it was read."""
+    def records_of(self, sample: GpuSample, *, at: datetime, job_id: str, counter: EnergyCounter) -> Iterator[Record]:
+        """Yield the records that a sample completes; `at` is the wall-clock time of the reading."""
         yield SampleRecord(
             self.gpu_uuid,
             at,
@@ -45,7 +45,7 @@ class GpuHistory:
         return RollupRecord(
             bucket_s=bucket_s,
             gpu_uuid=self.gpu_uuid,
-            # Seconds keep the instant at which a piece begins, so that two pieces of one second stay apart.
+            # One-second buckets keep the exact start, so that two pieces in one second remain distinct.
             started_at=piece.started_at
             if bucket_s == 1
             else datetime.fromtimestamp(begun_s - begun_s % bucket_s, tz=UTC),

@@ -1,7 +1,8 @@
-"""What processors and memory use, from the counters of /sys/class/powercap; the GPUs' ledger never holds any of it.
+"""Energy of CPU packages and memory from the counters in /sys/class/powercap, recorded apart from GPU energy.
 
-Kernel interface: Documentation/power/powercap/powercap.rst. `energy_uj` counts up to `max_energy_range_uj` and begins
-anew. Many kernels let only root read it: what cannot be read is recorded as missing, and status says why.
+Kernel interface: Documentation/power/powercap/powercap.rst. `energy_uj` counts up to `max_energy_range_uj` and wraps.
+On many kernels only root can read it: intervals without a reading are recorded as missing, and the status gives the
+reason.
 """
 
 from collections.abc import Iterator
@@ -16,14 +17,14 @@ POWERCAP = Path("/sys/class/powercap")
 PERIOD_S = 10.0
 _BUCKETS_S = (60, 3600)
 _MAX_GAP_S = 120.0
-"""After a longer silence (a host that slept, a daemon that hung) the counter may have gone round more than once."""
+"""After a longer gap (host suspended, daemon hung) the counter may have wrapped more than once."""
 _UJ_PER_J = 1e6
 _NS_PER_S = 1e9
 
 
 @dataclass(slots=True)
 class _Domain:
-    """One counter: a processor package with all its cores, or the memory beside it."""
+    """One counter: a CPU package with all its cores, or the memory attached to it."""
 
     name: str
     folder: Path
@@ -33,7 +34,7 @@ class _Domain:
 
 @dataclass(slots=True)
 class HostEnergy:
-    """Reads the counters now and then; `reason` says why nothing, or not all, is measured."""
+    """Reads the counters every `period_s`; `reason` is set while one or all of them cannot be read."""
 
     root: Path = POWERCAP
     period_s: float = PERIOD_S
@@ -44,12 +45,12 @@ class HostEnergy:
     def __post_init__(self) -> None:
         self._domains = sorted(_domains(self.root), key=lambda domain: domain.name)
         if not self._domains:
-            self.reason = f"no energy counters of processors in {self.root}"
+            self.reason = f"no CPU energy counters in {self.root}"
 
-    def look(self, mono_ns: int, at: datetime) -> Iterator[HostRollupRecord]:
-        """Yield what was used since the last look, when it is time for another; `at` is the wall clock at `mono_ns`.
+    def records(self, mono_ns: int, at: datetime) -> Iterator[HostRollupRecord]:
+        """Yield the energy used since the last reading if `period_s` is over; `at` is the wall clock at `mono_ns`.
 
-        A piece counts in the minute and the hour in which it begins.
+        An interval counts in the minute and the hour in which it begins.
         """
         elapsed_s = (mono_ns - self._last_mono_ns) / _NS_PER_S
         if not self._domains or (self._last_mono_ns and elapsed_s < self.period_s):
@@ -72,7 +73,7 @@ class HostEnergy:
                 )
 
     def status(self) -> dict[str, Any]:
-        """Return which domains there are, and why not all of them are measured."""
+        """Return the readable domains, and the reason if one or all are not readable."""
         return {
             "domains": [domain.name for domain in self._domains if domain.last_uj is not None],
             "reason": self.reason,
@@ -81,11 +82,11 @@ class HostEnergy:
     def _used_j(self, domain: _Domain, elapsed_s: float) -> float | None:
         before = domain.last_uj
         try:
-            domain.last_uj = now_uj = _number(domain.folder / "energy_uj")
+            domain.last_uj = now_uj = _read_integer(domain.folder / "energy_uj")
         except (OSError, ValueError) as error:
             domain.last_uj = None
-            why = error.strerror if isinstance(error, OSError) else "no number"
-            self.reason = f"{domain.name}: {domain.folder / 'energy_uj'} cannot be read: {why}"
+            cause = error.strerror if isinstance(error, OSError) else "not a number"
+            self.reason = f"{domain.name}: cannot read {domain.folder / 'energy_uj'}: {cause}"
             return None
         if before is None or elapsed_s > _MAX_GAP_S:
             return None
@@ -96,18 +97,18 @@ class HostEnergy:
 
 
 def _domains(root: Path) -> Iterator[_Domain]:
-    """Yield packages and their memory; cores and the platform would count the same energy again."""
+    """Yield CPU packages and their memory; core and platform counters would count the same energy twice."""
     for folder in sorted(root.glob("intel-rapl:*")):
         try:
             name = (folder / "name").read_text(encoding="utf-8").strip()
             if name.startswith("package"):
-                yield _Domain(name, folder, _number(folder / "max_energy_range_uj"))
+                yield _Domain(name, folder, _read_integer(folder / "max_energy_range_uj"))
             elif name == "dram":
                 parent = (root / folder.name.rpartition(":")[0] / "name").read_text(encoding="utf-8").strip()
-                yield _Domain(f"{parent}/dram", folder, _number(folder / "max_energy_range_uj"))
+                yield _Domain(f"{parent}/dram", folder, _read_integer(folder / "max_energy_range_uj"))
         except (OSError, ValueError):
             continue
 
 
-def _number(path: Path) -> int:
+def _read_integer(path: Path) -> int:
     return int(path.read_text(encoding="ascii"))

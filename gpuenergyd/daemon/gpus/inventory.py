@@ -1,4 +1,4 @@
-"""What the core knows of each GPU: who it is, how it is, what it was asked for, and what the worker saw of it."""
+"""GPU inventory: identity, health, readings, requested clock and owner of each GPU of this host."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -17,45 +17,45 @@ from gpuenergyd.store.records import Record
 
 _NS_PER_S = 1_000_000_000
 _KEPT_S = 900
-"""How long clock changes and counter edges are kept: longer than any iteration that is worth a plan."""
+"""How long clock changes and energy counter readings are kept: longer than any iteration that can be planned for."""
 _ASSUMED_SWITCH_LATENCY_S = 0.03
-"""Until enough clock changes were seen on this host, where nobody published a figure: above what an A100 needs."""
+"""Planned with until enough clock changes were measured on this host and if none is published; above an A100's."""
 _SAME_CLOCK_MHZ = 16
-"""One step of a GPU's clocks: what is read further away from what was asked for came about by something else."""
+"""One clock step; a reading further from the requested clock has another cause than the request."""
 
 
 class ClaimKind(StrEnum):
-    """For whom a GPU is taken."""
+    """What a GPU is claimed for."""
 
     JOB = "job"
     ADMINISTRATOR = "administrator"
-    """Locked or limited by hand."""
+    """A clock lock or power limit that an administrator set."""
     ZEUSD_CLIENT = "zeusd-client"
-    """Set by a program written for zeusd, for as long as that lives."""
+    """Set by a zeusd client program; ends with that process."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuClaim:
-    """Who a GPU works for."""
+    """The job or lease that a GPU is assigned to."""
 
     job_id: str
     job_name: str
     uid: int
     since_mono_ns: int
     kind: ClaimKind = ClaimKind.JOB
-    """Unless it is a job's, `job_id` is the lease."""
+    """Unless it is JOB, `job_id` holds the id of the lease."""
     pid: int | None = None
-    """The process that a lease ends with."""
+    """The process whose end ends the lease, None if the lease is not tied to a process."""
 
     @property
     def is_lease(self) -> bool:
-        """Whether it is nobody's job."""
+        """Whether the GPU is leased outside any job."""
         return self.kind is not ClaimKind.JOB
 
 
 @dataclass(slots=True)
 class Gpu:
-    """One GPU as last seen."""
+    """State of one GPU."""
 
     identity: GpuIdentity
     clocks: ClockHistory
@@ -66,7 +66,7 @@ class Gpu:
     requested_sm_clock_mhz: int | None = None
     claim: GpuClaim | None = None
     switching: SwitchCalibration = field(init=False)
-    """What was learned about its clock changes; kept from job to job."""
+    """Measured latencies of its clock changes; kept from job to job."""
     _history: GpuHistory = field(init=False)
     _forgotten_until_ns: int = 0
 
@@ -82,11 +82,11 @@ class Gpu:
 
     @property
     def max_sm_clock_mhz(self) -> int:
-        """The clock of an un-tuned GPU."""
+        """The SM clock of the GPU at full speed."""
         return self.identity.supported_sm_clocks_mhz[0]
 
     def view(self) -> GpuView:
-        """Return the GPU as a policy sees it."""
+        """Return the view of the GPU that policies get."""
         return GpuView(
             gpu_uuid=self.identity.gpu_uuid,
             model_name=self.identity.model_name,
@@ -97,7 +97,7 @@ class Gpu:
         )
 
     def record_sample(self, sample: GpuSample) -> tuple[Record, ...]:
-        """Note a reading; return what the history shall keep of it."""
+        """Record a reading; return the records for the database."""
         self.sample = sample
         if sample.energy_edge_mono_ns is not None and sample.total_energy_j is not None:
             self.counter.record(sample.energy_edge_mono_ns, sample.total_energy_j)
@@ -107,10 +107,12 @@ class Gpu:
             self.clocks.forget_before(horizon_ns)
             self.counter.forget_before(horizon_ns)
         job_id = self.claim.job_id if self.claim is not None and not self.claim.is_lease else ""
-        return tuple(self._history.take(sample, at=utc_at(sample.read_mono_ns), job_id=job_id, counter=self.counter))
+        return tuple(
+            self._history.records_of(sample, at=utc_at(sample.read_mono_ns), job_id=job_id, counter=self.counter)
+        )
 
     def record_clock_set(self, change: ClockSet) -> bool:
-        """Note a clock change; return whether the latency to plan with has changed by it."""
+        """Record a clock change; return whether it changed the latency that plans use."""
         if change.error is not None:
             return False
         effective_ns = change.returned_mono_ns
@@ -121,7 +123,7 @@ class Gpu:
         return switch is not None and self.switching.observe(switch)
 
     def record_restored(self, mono_ns: int) -> None:
-        """Note that the GPU is un-tuned from now on."""
+        """Record that the GPU runs without our clock lock from this instant on."""
         self.requested_sm_clock_mhz = None
         self.clocks.record(mono_ns, self.max_sm_clock_mhz)
 
@@ -136,10 +138,10 @@ class Gpus:
         return iter(sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index))
 
     def __getitem__(self, gpu_uuid: str) -> Gpu:
-        """Return one GPU.
+        """Return the GPU with a UUID.
 
         Raises:
-            GpuNotFoundError: no such GPU; the message names those there are.
+            GpuNotFoundError: no such GPU; the message lists the GPUs of this host.
         """
         try:
             return self._gpus[gpu_uuid]
@@ -148,10 +150,10 @@ class Gpus:
             raise GpuNotFoundError(f"no GPU {gpu_uuid!r} on this host; GPUs: {known}") from None
 
     def find(self, uuid_or_index: str) -> Gpu:
-        """Return the GPU that a person names.
+        """Return the GPU with a UUID or NVML index.
 
         Raises:
-            GpuNotFoundError: no such GPU; the message names those there are.
+            GpuNotFoundError: no such GPU; the message lists the GPUs of this host.
         """
         for gpu in self:
             if uuid_or_index in {gpu.identity.gpu_uuid, str(gpu.identity.index)}:
@@ -159,7 +161,7 @@ class Gpus:
         return self[uuid_or_index]
 
     def update(self, identities: Iterable[GpuIdentity]) -> None:
-        """Take the GPUs that a worker found; what is known of them stays."""
+        """Add or refresh the GPUs that the worker found, and mark missing ones as lost."""
         found = {identity.gpu_uuid: identity for identity in identities}
         for gpu_uuid, identity in found.items():
             if gpu_uuid in self._gpus:
@@ -169,29 +171,29 @@ class Gpus:
                 self._gpus[gpu_uuid] = Gpu(identity, ClockHistory(identity.supported_sm_clocks_mhz[0]))
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
-            gpu.health, gpu.detail = GpuHealth.LOST, "the driver does not list it any more"
+            gpu.health, gpu.detail = GpuHealth.LOST, "the driver no longer lists it"
 
     def get(self, gpu_uuid: str) -> Gpu | None:
-        """Return one GPU, None when there is none."""
+        """Return the GPU with a UUID, None if there is none."""
         return self._gpus.get(gpu_uuid)
 
     def claim(self, gpu_uuid: str, claim: GpuClaim) -> Gpu:
-        """Give a GPU to a job.
+        """Assign a GPU to a job or lease.
 
         Raises:
             GpuNotFoundError: no such GPU.
-            JobError: it works for a job already, or is leased to the administrator.
+            JobError: it is assigned already.
         """
         gpu = self.require_free(gpu_uuid)
         gpu.claim = claim
         return gpu
 
     def require_free(self, gpu_uuid: str) -> Gpu:
-        """Return a GPU that nobody has claimed.
+        """Return a GPU that has no claim.
 
         Raises:
             GpuNotFoundError: no such GPU.
-            JobError: somebody has; the message names owner, job and age.
+            JobError: it is claimed; the message gives the owner, the job or lease, and its age.
         """
         gpu = self[gpu_uuid]
         if gpu.claim is None:
@@ -200,45 +202,46 @@ class Gpus:
         if claim.is_lease:
             process = "" if claim.pid is None else f" pid {claim.pid}"
             raise JobError(
-                f"GPU {gpu_uuid} is leased to the {claim.kind}, uid {claim.uid}{process}, since {age_s:.0f} s;"
-                f" `gpuenergyd lock --release {gpu_uuid}` ends that"
+                f"GPU {gpu_uuid} has been leased to the {claim.kind}, uid {claim.uid}{process}, for {age_s:.0f} s;"
+                f" end the lease with `gpuenergyd lock --release {gpu_uuid}`"
             )
         raise JobError(
-            f"GPU {gpu_uuid} works for job {claim.job_id} ({claim.job_name!r}) of uid {claim.uid} since {age_s:.0f} s"
+            f"GPU {gpu_uuid} has been in use by job {claim.job_id} ({claim.job_name!r}) of uid {claim.uid}"
+            f" for {age_s:.0f} s"
         )
 
     def release(self, job_id: str) -> None:
-        """Take back the GPUs of a job."""
+        """Remove the claims of a job or lease."""
         for gpu in self._gpus.values():
             if gpu.claim is not None and gpu.claim.job_id == job_id:
                 gpu.claim = None
 
 
 def observed_switch(change: ClockSet) -> ObservedSwitch | None:
-    """Return what a clock change says about latency; None when what was read is not what was asked for."""
-    before_mhz, wanted_mhz, actual_mhz = (
+    """Return the measured latency of a clock change, None if the clock read back is not the requested one."""
+    before_mhz, requested_mhz, actual_mhz = (
         change.previous_sm_clock_mhz,
         change.requested_sm_clock_mhz,
         change.actual_sm_clock_mhz,
     )
-    if before_mhz is None or abs(before_mhz - wanted_mhz) <= _SAME_CLOCK_MHZ:
+    if before_mhz is None or abs(before_mhz - requested_mhz) <= _SAME_CLOCK_MHZ:
         return None
-    is_seen = change.effective_mono_ns is not None
-    if is_seen and (actual_mhz is None or abs(actual_mhz - wanted_mhz) > _SAME_CLOCK_MHZ):
+    was_observed = change.effective_mono_ns is not None
+    if was_observed and (actual_mhz is None or abs(actual_mhz - requested_mhz) > _SAME_CLOCK_MHZ):
         return None
-    if not is_seen and change.unseen_until_mono_ns is None:
+    if not was_observed and change.unseen_until_mono_ns is None:
         return None
-    seen_ns, unseen_ns = change.effective_mono_ns, change.unseen_until_mono_ns or change.returned_mono_ns
+    observed_ns, unobserved_ns = change.effective_mono_ns, change.unseen_until_mono_ns or change.returned_mono_ns
     return ObservedSwitch(
         from_sm_clock_mhz=before_mhz,
-        to_sm_clock_mhz=wanted_mhz,
+        to_sm_clock_mhz=requested_mhz,
         handover_s=max(0, change.called_mono_ns - change.due_mono_ns - change.blocked_ns) / _NS_PER_S,
         call_s=(change.returned_mono_ns - change.called_mono_ns) / _NS_PER_S,
-        settle_low_s=(unseen_ns - change.returned_mono_ns) / _NS_PER_S,
-        settle_high_s=None if seen_ns is None else (seen_ns - change.returned_mono_ns) / _NS_PER_S,
+        settle_low_s=(unobserved_ns - change.returned_mono_ns) / _NS_PER_S,
+        settle_high_s=None if observed_ns is None else (observed_ns - change.returned_mono_ns) / _NS_PER_S,
     )
 
 
 def utc_at(mono_ns: int) -> datetime:
-    """Return the UTC instant of a host monotonic instant, by the offset that holds now."""
+    """Convert a host monotonic instant to UTC with the present offset of the two clocks."""
     return datetime.fromtimestamp((time.time_ns() - time.monotonic_ns() + mono_ns) / _NS_PER_S, tz=UTC)

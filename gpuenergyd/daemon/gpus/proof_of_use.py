@@ -1,8 +1,8 @@
-"""Proof of use: a GPU is changed for a process only while it, or a process of its job, runs there.
+"""Proof of use: a GPU is changed for a process only while that process, or another one of its job, runs on the GPU.
 
-A process belongs to the job of another when both run as the same user in the same namespaces, and share a session, a
-control group (other than the root's and this daemon's own) or descent: a launcher and its workers, a step of a batch
-job, a container. Which processes run on a GPU is the word of the driver, asked through the worker at that moment.
+Two processes belong to the same job if they run as the same user in the same namespaces and share a session, a control
+group (other than the root's and this daemon's) or descent: a launcher and its workers, a step of a batch job, a
+container. The GPU worker queries the driver for the processes on a GPU at each check.
 """
 
 import functools
@@ -20,59 +20,59 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What tells to which job a living process belongs."""
+    """The attributes of a process that identify its job."""
 
     uid: int
     parent_pid: int
     session_id: int
     cgroup: str
-    """Empty for the root group and for ours: those are shared by chance."""
+    """Empty for the root group and the daemon's own, which unrelated processes share."""
     namespaces: tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ProofOfUse:
-    """Asks who runs on a GPU; `users_of` returns host pids by GPU UUID."""
+    """Checks that a client's job runs on a GPU; `users_of` returns the host pids of the processes on one."""
 
     rules: AccessRules
     users_of: Callable[[str], Awaitable[Sequence[int]]]
 
     async def require(self, peer: PeerCredentials, gpu_uuid: str) -> None:
-        """Check that a peer's job runs on a GPU, unless the peer administers.
+        """Check that a peer's job runs on a GPU; administrators are exempt.
 
         Raises:
-            AccessError: it does not; the message says who may and how to become one.
-            GpuError: the worker cannot tell.
+            AccessError: it does not; the message lists the processes there and the exempt users.
+            GpuError: the driver cannot list the processes on the GPU, or no worker runs.
         """
         if not self.rules.requires_gpu_use or self.rules.is_administrator(peer):
             return
         pids = await self.users_of(gpu_uuid)
         if any(is_of_same_job(peer, pid) for pid in pids):
             return
-        there = ", ".join(str(pid) for pid in pids[:_MAX_NAMED]) or "none"
+        found = ", ".join(str(pid) for pid in pids[:_MAX_NAMED]) or "none"
         raise AccessError(
-            f"{peer} may not have {gpu_uuid} changed: no process of its job runs there (processes there: {there});"
-            f" use the GPU first, then ask again; {self.rules.administrators_text()} may without"
+            f"{peer} may not have {gpu_uuid} changed: no process of its job runs on it (processes on it: {found});"
+            f" use the GPU first, then retry; exempt: {self.rules.administrators_text()}"
         )
 
 
 def is_of_same_job(peer: PeerCredentials, pid: int) -> bool:
-    """Return whether a process is the peer, or belongs to its job."""
+    """Return whether a process is the peer or belongs to the peer's job."""
     if pid == peer.pid:
         return True
-    mine, other = _process(peer.pid), _process(pid)
-    if mine is None or other is None or mine.namespaces != other.namespaces or {mine.uid, other.uid} != {peer.uid}:
+    own, other = _process(peer.pid), _process(pid)
+    if own is None or other is None or own.namespaces != other.namespaces or {own.uid, other.uid} != {peer.uid}:
         return False
     return (
-        (mine.session_id == other.session_id and mine.session_id > 0)
-        or (mine.cgroup == other.cgroup != "")
+        (own.session_id == other.session_id and own.session_id > 0)
+        or (own.cgroup == other.cgroup != "")
         or pid in _ancestors(peer.pid, peer.uid)
         or peer.pid in _ancestors(pid, peer.uid)
     )
 
 
 def _ancestors(pid: int, uid: int) -> Iterator[int]:
-    """Yield the processes above one, as long as they run as the same user."""
+    """Yield the pids of a process's ancestors up to the first one of another user."""
     for _ in range(_MAX_ANCESTORS):
         process = _process(pid)
         if process is None or process.uid != uid:
@@ -80,8 +80,8 @@ def _ancestors(pid: int, uid: int) -> Iterator[int]:
         pid = process.parent_pid
         if pid <= 1:
             return
-        above = _process(pid)
-        if above is None or above.uid != uid:
+        parent = _process(pid)
+        if parent is None or parent.uid != uid:
             return
         yield pid
 
@@ -98,12 +98,12 @@ def _process(pid: int) -> _Process | None:
     if namespaces is None:
         return None
     _, parent_pid, _, session_id = stat.rpartition(")")[2].split()[:4]
-    is_shared_by_chance = cgroup == _own_cgroup() or all(line.endswith(":/") for line in cgroup.splitlines())
+    is_shared = cgroup == _own_cgroup() or all(line.endswith(":/") for line in cgroup.splitlines())
     return _Process(
         uid=int(status.partition("\nUid:")[2].split()[0]),
         parent_pid=int(parent_pid),
         session_id=int(session_id),
-        cgroup="" if is_shared_by_chance else cgroup,
+        cgroup="" if is_shared else cgroup,
         namespaces=namespaces,
     )
 

@@ -1,4 +1,4 @@
-"""Unix sockets to listen on: one daemon per folder, stale files replaced, anything else left alone."""
+"""Listening Unix sockets, and a file lock that allows one daemon per runtime directory."""
 
 import contextlib
 import errno
@@ -19,35 +19,39 @@ _BACKLOG = 256
 
 @dataclass(slots=True)
 class InstanceLock:
-    """Held by the one daemon of a runtime folder for as long as it lives."""
+    """An exclusive file lock that the daemon of a runtime directory holds while it runs."""
 
     path: Path
     _fd: int = field(default=-1)
 
     def acquire(self) -> Self:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            GpuEnergyError: another daemon has it, or the folder cannot be used.
+            GpuEnergyError: another daemon holds the lock, or the directory cannot be used.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             _require_own_folder(self.path.parent)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise GpuEnergyError(f"{self.path}: {error.strerror}; --runtime-dir names another folder") from None
+            raise GpuEnergyError(
+                f"cannot lock {self.path}: {error.strerror}; choose another directory with --runtime-dir"
+            ) from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
             self.release()
-            raise GpuEnergyError(f"a daemon already runs in {self.path.parent} (pid {holder})") from None
+            raise GpuEnergyError(
+                f"a daemon with pid {holder} already uses the runtime directory {self.path.parent}"
+            ) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         return self
 
     def release(self) -> None:
-        """Let go; the file stays, since removing it could remove another daemon's."""
+        """Release the lock and leave the file: removing it could remove the lock of another daemon."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -55,14 +59,14 @@ class InstanceLock:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening, non-blocking Unix socket; one that the service manager opened outlives this process."""
+    """A listening, non-blocking Unix socket, opened by this process or inherited from the service manager."""
 
     socket: socket.socket
     path: Path
     is_inherited: bool = False
 
     def close(self) -> None:
-        """Stop listening; a socket file of ours goes too."""
+        """Close the socket, and remove its file unless the service manager owns it."""
         self.socket.close()
         if not self.is_inherited:
             with contextlib.suppress(OSError):
@@ -71,12 +75,12 @@ class Listener:
 
 
 def open_listener(path: Path, kind: socket.SocketKind, *, group: str | None) -> Listener:
-    """Return the service manager's socket at `path` if it handed us one, else one of our own. Hold the instance lock.
+    """Return the socket that the service manager opened at `path`, or open one. The caller holds the instance lock.
 
-    Who may connect to an inherited one is the service manager's to say (`SocketGroup=`).
+    The permissions of an inherited socket are those of its unit (`SocketGroup=`, `SocketMode=`).
 
     Raises:
-        GpuEnergyError, UsageError: as `listen`.
+        GpuEnergyError, UsageError: see `listen`.
     """
     inherited = inherited_socket(path, kind)
     if inherited is not None:
@@ -85,17 +89,17 @@ def open_listener(path: Path, kind: socket.SocketKind, *, group: str | None) -> 
 
 
 def listen(path: Path, kind: socket.SocketKind, *, group: str | None, backlog: int = _BACKLOG) -> socket.socket:
-    """Return a listening, non-blocking socket at `path`, mode 0660, owned by `group`. Hold the instance lock.
+    """Return a listening, non-blocking socket at `path`, mode 0660, group `group`. The caller holds the instance lock.
 
     Raises:
-        GpuEnergyError: something that is no stale socket lies there, or it cannot be made.
-        UsageError: no such group.
+        GpuEnergyError: the path is in use or is no socket, or the socket cannot be created.
+        UsageError: the group does not exist.
     """
     gid = _group_id(group)
     _clear_stale(path, kind)
     listener = socket.socket(socket.AF_UNIX, kind)
     try:
-        # Nobody can connect between bind and listen, so the mode is right before the first connection.
+        # Connecting is impossible between bind and listen, so the mode is set before the first connection.
         listener.bind(str(path))
         path.chmod(0o660)
         if gid is not None:
@@ -109,14 +113,14 @@ def listen(path: Path, kind: socket.SocketKind, *, group: str | None, backlog: i
 
 
 def _require_own_folder(folder: Path) -> None:
-    """Check that nobody else can put files of theirs in the place of ours; a folder under /tmp can be anybody's."""
+    """Check that no other user can replace files in a directory; one under /tmp may belong to anybody."""
     found = folder.stat(follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode):
-        raise GpuEnergyError(f"{folder} is no folder")
+        raise GpuEnergyError(f"{folder} is not a directory")
     if found.st_uid not in {0, os.geteuid()} or found.st_mode & stat.S_IWOTH:
         raise GpuEnergyError(
-            f"{folder} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}; it must belong to"
-            f" uid {os.geteuid()} and not be writable for everyone"
+            f"{folder} belongs to uid {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}; it must belong to"
+            f" uid {os.geteuid()} and must not be world-writable"
         )
 
 
@@ -126,7 +130,7 @@ def _clear_stale(path: Path, kind: socket.SocketKind) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise GpuEnergyError(f"{path} exists and is no socket; it is left alone")
+        raise GpuEnergyError(f"{path} exists and is not a socket; remove it or choose another path")
     with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(1.0)
         try:
@@ -136,7 +140,7 @@ def _clear_stale(path: Path, kind: socket.SocketKind) -> None:
                 path.unlink()
                 return
             raise GpuEnergyError(f"{path}: {error.strerror or error}") from None
-    raise GpuEnergyError(f"another process listens on {path}")
+    raise GpuEnergyError(f"another process is already listening on {path}")
 
 
 def _group_id(group: str | None) -> int | None:
@@ -146,5 +150,5 @@ def _group_id(group: str | None) -> int | None:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise UsageError(
-            f"socket_group: no group {group!r} on this host; `groupadd --system {group}` makes it"
+            f"socket_group: group {group!r} does not exist; create it with `groupadd --system {group}`"
         ) from None

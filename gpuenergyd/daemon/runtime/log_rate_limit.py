@@ -1,4 +1,4 @@
-"""A log that nobody can flood: of each kind of complaint so many lines a minute, then how many more there were."""
+"""A logging filter that limits each kind of warning to 20 lines per minute and counts the suppressed ones."""
 
 import logging
 import time
@@ -12,17 +12,17 @@ _MAX_KINDS = 1024
 
 @dataclass(slots=True)
 class _Kind:
-    """What was said of one kind since the period began."""
+    """Lines of one kind since the current period began."""
 
     began_s: float
     num_lines: int = 0
-    num_left_out: int = 0
+    num_suppressed: int = 0
 
 
 class LogRateLimit(logging.Filter):
-    """Lets the first lines of each kind through; a kind is the place in the code that complains, and of what.
+    """Passes the first lines of each kind per period; a kind is a place in the code and an exception type.
 
-    Lines about a change of state (INFO) are as rare as the changes and always pass.
+    The daemon's INFO lines, one per change of state, always pass.
     """
 
     def __init__(self, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -31,23 +31,23 @@ class LogRateLimit(logging.Filter):
         self._kinds: dict[tuple[str, int, object], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is written; the first one of a new period says what was left out of the last."""
+        """Return whether to write a line; the first line of a new period reports how many were suppressed before."""
         if record.levelno < logging.WARNING and record.name.startswith("gpuenergyd"):
             return True
         now_s = self._monotonic_s()
         if len(self._kinds) > _MAX_KINDS:
             self._kinds = {}
-        place = (record.pathname, record.lineno, record.exc_info[0] if record.exc_info else None)
-        kind = self._kinds.setdefault(place, _Kind(now_s))
+        key = (record.pathname, record.lineno, record.exc_info[0] if record.exc_info else None)
+        kind = self._kinds.setdefault(key, _Kind(now_s))
         if now_s - kind.began_s >= _PERIOD_S:
-            if kind.num_left_out:
-                record.msg = f"{record.getMessage()} (and {kind.num_left_out} more like it before)"
+            if kind.num_suppressed:
+                record.msg = f"{record.getMessage()} ({kind.num_suppressed} similar messages were suppressed)"
                 record.args = ()
-            kind.began_s, kind.num_lines, kind.num_left_out = now_s, 0, 0
+            kind.began_s, kind.num_lines, kind.num_suppressed = now_s, 0, 0
         kind.num_lines += 1
         if kind.num_lines > 1:
-            record.exc_info = None  # one traceback tells as much as twenty
+            record.exc_info = None  # the first traceback is enough
         if kind.num_lines > _LINES_PER_PERIOD:
-            kind.num_left_out += 1
+            kind.num_suppressed += 1
             return False
         return True

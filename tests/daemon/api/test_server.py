@@ -315,7 +315,9 @@ def test_a_second_daemon_in_the_same_folder_ends_with_one_line(daemon: DaemonPro
     process = second.launch()
 
     assert process.wait(30) == 1
-    assert f"a daemon already runs in {daemon.folder / 'run'} (pid {daemon.pid})" in daemon.log[len(log_before) :]
+    assert (
+        f"pid {daemon.pid} already uses the runtime directory {daemon.folder / 'run'}" in daemon.log[len(log_before) :]
+    )
     assert daemon.status()["pid"] == daemon.pid
 
 
@@ -327,7 +329,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     process = blocked.launch()
 
     assert process.wait(30) == 1
-    assert "exists and is no socket; it is left alone" in blocked.log
+    assert "exists and is not a socket; remove it" in blocked.log
     assert blocked.socket_path.read_text() == "precious"
 
 

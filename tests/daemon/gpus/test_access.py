@@ -60,7 +60,7 @@ def test_a_user_outside_the_group_is_refused_and_told_who_may_and_how_to_become_
     assert status == 403
     assert f"uid {NOBODY} pid" in answer["error"]
     assert f"root of this host and group {SOME_GROUP.gr_name} may;" in answer["error"]
-    assert f"`usermod -aG {SOME_GROUP.gr_name} $(id -nu {NOBODY})` adds you" in answer["error"]
+    assert f"to join: `usermod -aG {SOME_GROUP.gr_name} $(id -nu {NOBODY})`" in answer["error"]
 
 
 def test_a_member_of_the_group_is_served_by_supplementary_group_alone(daemon: DaemonProcess) -> None:
@@ -185,12 +185,12 @@ def test_connections_are_counted_per_user_and_given_back() -> None:
 
 
 def test_a_rule_names_only_groups_and_users_that_exist() -> None:
-    with pytest.raises(UsageError, match="control_groups: no group 'no-such-group'"):
-        AccessRules.named(control_groups=("no-such-group",))
-    with pytest.raises(UsageError, match="admin_groups: no group 'no-such-group'"):
-        AccessRules.named(admin_groups=("no-such-group",))
+    with pytest.raises(UsageError, match="control_groups: group 'no-such-group' does not exist"):
+        AccessRules.from_names(control_groups=("no-such-group",))
+    with pytest.raises(UsageError, match="admin_groups: group 'no-such-group' does not exist"):
+        AccessRules.from_names(admin_groups=("no-such-group",))
     with pytest.raises(UsageError, match="control_users: no user 'no-such-user'"):
-        AccessRules.named(control_users=("no-such-user",))
+        AccessRules.from_names(control_users=("no-such-user",))
 
 
 def test_without_names_everyone_who_can_connect_may() -> None:
@@ -198,7 +198,7 @@ def test_without_names_everyone_who_can_connect_may() -> None:
 
 
 def test_a_user_by_name_may_and_another_may_not() -> None:
-    rules = AccessRules.named(control_users=("nobody",))
+    rules = AccessRules.from_names(control_users=("nobody",))
 
     rules.require_control(PeerCredentials(os.getpid(), NOBODY, 1))
     with pytest.raises(AccessError, match=r"user nobody may$"):

@@ -68,8 +68,8 @@ def test_a_process_without_the_gpu_is_refused_until_it_runs_there(daemon: Daemon
 
     assert before[0] == 403
     assert f"uid {ALICE} pid" in before[1]
-    assert "no process of its job runs there (processes there: none)" in before[1]
-    assert f"use the GPU first, then ask again; root of this host and group {ADMINS.gr_name} may without" in before[1]
+    assert "no process of its job runs on it (processes on it: none)" in before[1]
+    assert f"use the GPU first, then retry; exempt: root of this host and group {ADMINS.gr_name}" in before[1]
     assert after == (200, "")
 
 
@@ -93,9 +93,9 @@ def test_the_gpu_of_another_users_job_is_refused_and_who_runs_there_is_named(
 
     assert owned[0] == 200
     assert from_outside[0] == 403
-    assert f"(processes there: {alice_pid})" in from_outside[1]
+    assert f"(processes on it: {alice_pid})" in from_outside[1]
     assert from_beside[0] == 409
-    assert f"works for job {job_id} ('one stage') of uid {ALICE} since" in from_beside[1]
+    assert f"in use by job {job_id} ('one stage') of uid {ALICE} for" in from_beside[1]
 
 
 def test_a_launcher_may_claim_what_its_worker_runs_on(daemon: DaemonProcess, world: SimulatedHost) -> None:
@@ -143,8 +143,8 @@ def test_an_unprivileged_user_is_refused_every_change_and_told_how_to_become_one
         ]
 
     assert [status for status, _ in answers] == [403, 403, 403]
-    assert f"`usermod -aG {TRAINERS.gr_name} $(id -nu {NOBODY})` adds you" in answers[0][1]["error"]
-    assert f"`usermod -aG {ADMINS.gr_name} $(id -nu {NOBODY})` adds you" in answers[1][1]["error"]
+    assert f"to join: `usermod -aG {TRAINERS.gr_name} $(id -nu {NOBODY})`" in answers[0][1]["error"]
+    assert f"to join: `usermod -aG {ADMINS.gr_name} $(id -nu {NOBODY})`" in answers[1][1]["error"]
     assert daemon.is_as_found()
 
 

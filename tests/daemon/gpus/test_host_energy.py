@@ -30,7 +30,7 @@ def set_counter(root: Path, folder: str, energy_uj: int) -> None:
 
 
 def look(host: HostEnergy, second: float) -> list[HostRollupRecord]:
-    return list(host.look(int((1000 + second) * 1e9), START + timedelta(seconds=second)))
+    return list(host.records(int((1000 + second) * 1e9), START + timedelta(seconds=second)))
 
 
 def minutes(records: Iterable[HostRollupRecord]) -> dict[str, float | None]:
@@ -93,7 +93,7 @@ def test_what_cannot_be_read_is_missing_never_zero_and_status_says_why(root: Pat
 
     assert minutes(gone)["package-1"] is None
     assert {r.missing_s for r in gone if r.domain == "package-1"} == {10.0}
-    assert reason == f"package-1: {root}/intel-rapl:1/energy_uj cannot be read: No such file or directory"
+    assert reason == f"package-1: cannot read {root}/intel-rapl:1/energy_uj: No such file or directory"
     assert minutes(back)["package-1"] is None, "nobody knows what it counted while it was gone"
     assert minutes(back)["package-0"] == 0.0
     assert host.reason is None
@@ -111,7 +111,7 @@ def test_a_host_without_counters_says_so(tmp_path: Path) -> None:
     host = HostEnergy(tmp_path)
 
     assert look(host, 0) == look(host, 100) == []
-    assert host.status() == {"domains": [], "reason": f"no energy counters of processors in {tmp_path}"}
+    assert host.status() == {"domains": [], "reason": f"no CPU energy counters in {tmp_path}"}
 
 
 def test_the_history_adds_up_what_the_host_used(root: Path, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_a_job_and_an_administrator_never_have_the_same_gpu(
 
         errors = capsys.readouterr().err.splitlines()
         assert len(errors) == 3
-        assert all(f"works for job {job['job_id']} ('fake') of uid {os.geteuid()} since" in line for line in errors)
+        assert all(f"in use by job {job['job_id']} ('fake') of uid {os.geteuid()} for" in line for line in errors)
         assert locks_before is None
         assert lease_of(daemon, 0) is None
     wait_until(lambda: daemon.job() is None, 30)
@@ -272,8 +272,8 @@ def test_only_root_and_the_daemons_own_user_are_administrators(monkeypatch: pyte
     rules = AccessRules()
     rules.require_administrator(PeerCredentials(os.getpid(), NOBODY, NOBODY))
 
-    with pytest.raises(AccessError, match=rf"root of this host and uid {NOBODY}, who runs this daemon may"):
+    with pytest.raises(AccessError, match=rf"allowed: root of this host and uid {NOBODY} \(the daemon's own user\)"):
         rules.require_administrator(PeerCredentials(os.getpid(), NOBODY - 1, NOBODY))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(AccessError, match=r"outside a job; root of this host may"):
+    with pytest.raises(AccessError, match=r"outside a job; allowed: root of this host"):
         rules.require_administrator(PeerCredentials(os.getpid(), NOBODY, NOBODY))

@@ -33,7 +33,7 @@ def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path, kind: socket
     path = tmp_path / "s"
     first = listen(path, kind, group=None)
 
-    with pytest.raises(GpuEnergyError, match="another process listens on"):
+    with pytest.raises(GpuEnergyError, match="another process is already listening on"):
         listen(path, kind, group=None)
 
     with socket.socket(socket.AF_UNIX, kind) as client:
@@ -49,7 +49,7 @@ def test_a_file_and_a_symbolic_link_are_left_alone(tmp_path: Path) -> None:
     link.symlink_to(precious)
 
     for path in (precious, link):
-        with pytest.raises(GpuEnergyError, match="is no socket; it is left alone"):
+        with pytest.raises(GpuEnergyError, match="exists and is not a socket; remove it"):
             listen(path, socket.SOCK_STREAM, group=None)
 
     assert precious.read_text() == "data"
@@ -57,7 +57,7 @@ def test_a_file_and_a_symbolic_link_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_group_is_named_with_the_way_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no group 'no-such-group' on this host; `groupadd --system no-such-group`"):
+    with pytest.raises(UsageError, match=r"create it with `groupadd --system no-such-group`"):
         listen(tmp_path / "s", socket.SOCK_STREAM, group="no-such-group")
 
     assert not (tmp_path / "s").exists()
@@ -84,7 +84,7 @@ def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
 def test_one_daemon_per_folder_and_the_next_one_once_it_is_gone(tmp_path: Path) -> None:
     first = InstanceLock(tmp_path / "run" / "lock").acquire()
 
-    with pytest.raises(GpuEnergyError, match=rf"a daemon already runs in .*run \(pid {os.getpid()}\)"):
+    with pytest.raises(GpuEnergyError, match=rf"a daemon with pid {os.getpid()} already uses .*run"):
         InstanceLock(tmp_path / "run" / "lock").acquire()
     first.release()
     InstanceLock(tmp_path / "run" / "lock").acquire().release()
@@ -96,7 +96,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
 
-    with pytest.raises(GpuEnergyError, match="with mode 777; it must belong to uid"):
+    with pytest.raises(GpuEnergyError, match="has mode 777; it must belong to uid"):
         InstanceLock(folder / "lock").acquire()
 
 
