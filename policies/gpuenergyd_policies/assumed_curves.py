@@ -1,16 +1,15 @@
-"""What a job would save on GPUs whose clocks nobody may set: its own full-speed run, continued by assumed curves.
+"""Assumed profiles for GPUs whose clocks may not be set: full-speed measurements, extrapolated by published curves.
 
 Measured at full speed are the time of each kind of instruction, and each GPU's energy and waiting time per iteration.
-How time and energy follow the clock is assumed, and said to be: time falls in part with the clock,
+Their dependence on the clock is assumed: part of the time is inversely proportional to the clock,
     t(f) = t(f_max) * ((1 - k) + k * f_max / f)
-and what an instruction draws beyond static power goes with the square of the voltage, which rises above the knee only.
-Published curves of data-centre GPUs spread; so do the assumptions, and with them the saving: a range, not a figure.
+and power beyond static power is proportional to the square of the voltage, which rises above the knee only. Published
+curves of data-centre GPUs vary, and so do the assumptions; the predicted saving is therefore a range.
 
-Sources of the spread (all fits to published training runs): time at 0.75 of the maximum clock is 1.28 to 1.41 times
-that at the maximum, so k is 0.8 to 1 where matrix products rule, and taken to go down to 0.7 where they do not; knees
-lie at 0.70 to 0.78 of the maximum clock; voltage there is 1.21 to 1.38
-times less; static power is 32 to 80 W. Without a published figure for it, waiting is taken to draw static power and
-a tenth of the rest.
+Sources of the variation (all fits to published training runs): time at 0.75 of the maximum clock is 1.28 to 1.41 times
+that at the maximum, so k is 0.8 to 1 for matrix products, and assumed as low as 0.7 otherwise; the knee is at 0.70 to
+0.78 of the maximum clock; the voltage at the knee is lower by a factor of 1.21 to 1.38; static power is 32 to 80 W.
+Without a published figure, waiting power is assumed as static power plus a tenth of the rest.
 """
 
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 
 LOWEST_CLOCK_RATIO = 0.66
-"""Below this share of the maximum clock nothing is planned that nobody measured."""
+"""Lowest clock of an assumed profile, as a share of the maximum clock: published curves hardly go lower."""
 WAITING_SHARE = 0.1
+"""Assumed dynamic power while waiting, as a share of dynamic power at work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One way the curves could run."""
+    """Parameters of one assumed set of time and power curves."""
 
     compute_share: float
     knee_ratio: float
@@ -38,27 +38,27 @@ class Assumption:
 
 
 LIKELY = Assumption(0.9, 0.75, 1.28, 50.0)
-LITTLE = Assumption(1.0, 0.78, 1.21, 80.0)
-MUCH = Assumption(0.7, 0.70, 1.38, 32.0)
-BASIS = "assumed curves of data-centre GPUs; measured at full speed only, nothing was tried"
+PESSIMISTIC = Assumption(1.0, 0.78, 1.21, 80.0)
+OPTIMISTIC = Assumption(0.7, 0.70, 1.38, 32.0)
+BASIS = "measured at full speed only; time and power at lower clocks follow published curves of data-centre GPUs"
 
 
-class NothingToAssumeFromError(Exception):
-    """The full-speed run does not show enough; the message says what is missing."""
+class InsufficientMeasurementsError(Exception):
+    """Full-speed measurements are missing; the message names them."""
 
 
 def assumed_profile(view: JobView, assumption: Assumption) -> PipelineProfile:
-    """Return the profile of a job as it would be if an assumption held.
+    """Return the profile of a job under an assumption.
 
     Raises:
-        NothingToAssumeFromError: a kind of instruction without time, or a GPU without energy.
+        InsufficientMeasurementsError: an instruction class has no time, or a GPU no energy.
     """
     tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
     seen = [o for o in view.observations if o.is_regular and o.plan_id not in tuned]
     times_s = _times_at_full_speed_s(seen)
     wanted = {i.instruction_class for order in view.schedule.orders for i in order}
     if wanted - times_s.keys():
-        raise NothingToAssumeFromError("some instructions have not been timed at full speed")
+        raise InsufficientMeasurementsError("some instructions have not been timed at full speed")
     classes: dict[InstructionClass, InstructionProfile] = {}
     waiting_w = []
     for pp_rank, gpu in enumerate(view.gpus):
@@ -81,7 +81,7 @@ def _times_at_full_speed_s(seen: list[IterationObservation]) -> dict[Instruction
 def _powers_w(
     seen: list[IterationObservation], pp_rank: int, gpu: GpuView, assumption: Assumption
 ) -> tuple[float, float]:
-    """Return the power of one GPU at work and waiting, at full speed: medians over iterations with energy."""
+    """Return one GPU's power at work and while waiting, at full speed: medians over iterations with energy."""
     working_w, waiting_w = [], []
     for observation in seen:
         for rank in observation.ranks:
@@ -101,7 +101,7 @@ def _powers_w(
             waiting_w.append(own_waiting_w)
             working_w.append((rank.energy_j - own_waiting_w * waiting_s) / working_s)
     if not working_w:
-        raise NothingToAssumeFromError(f"no energy was measured on rank {pp_rank}")
+        raise InsufficientMeasurementsError(f"no energy was measured on rank {pp_rank}")
     return median(working_w), median(waiting_w)
 
 

@@ -1,8 +1,8 @@
-"""EnvPipe's policy: full speed on the outer envelope of the pipeline, the energy valley inside it.
+"""EnvPipe's policy: full speed on the outer envelope of the pipeline, the clock of least energy inside it.
 
-Kept as a baseline and for what it needs little of: no energy of single instructions, few clock changes. Online it
-first holds all GPUs at a handful of clocks, as the published planner does, then plans on the measured times; when the
-plan comes out slower than owed, its clocks rise. They never fall.
+Kept for comparison and because it needs little: no energy of single instructions, few clock changes. Online it first
+runs all GPUs at a few clocks, as the published planner does, then plans on the measured times. When the plan measures
+slower than the target, its clocks are raised; they are never lowered.
 """
 
 import time
@@ -28,49 +28,50 @@ from gpuenergyd_policies.planning.envpipe import (
 from gpuenergyd_policies.planning.inflight import requested_caps
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 from gpuenergyd_policies.planning.switching.requests import clock_changes
-from gpuenergyd_policies.uniform_probe import Trial, common_clocks_mhz, trials, uniform_plan
+from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measurements, common_clocks_mhz, uniform_plan
 
 LOWEST_CLOCK_RATIO = 0.55
-"""The published window of clocks on each GPU begins at about this share of the highest."""
+"""Lowest clock measured, as a share of the highest; the published planner uses about the same."""
 ITERATIONS_TO_JUDGE = 4
+"""Undisturbed iterations measured before clocks are raised."""
 TOLERATED_SLOWDOWN_RATIO = 0.005
-"""What a measured iteration may exceed the owed time by before clocks rise."""
+"""Excess of the measured iteration time over the target above which clocks are raised."""
 
 
 class Envelope:
-    """Tries a few clocks on all GPUs, then runs the envelope at full speed and the rest as slowly as fits."""
+    """Measures a few uniform clocks, then runs the envelope at full speed and everything else at lower clocks."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the next clock to try, or the reconfigured plan, a step faster each time it was too slow."""
+        """Return a plan for the next clock to measure, or the tuned plan, one step faster each time it was too slow."""
         clocks_mhz = common_clocks_mhz(view)
         if not clocks_mhz:
-            return baseline_plan(reason="the GPUs of this job share no clock")
-        tried = trials(view)
+            return baseline_plan(reason="the GPUs of this job have no clock in common")
+        measured = clock_measurements(view)
         for mhz in _clocks_to_try(clocks_mhz):
-            if mhz not in tried:
+            if mhz not in measured:
                 return uniform_plan(
-                    view, mhz, PlanPurpose.PROFILE, policy="envelope", reason=f"trying {mhz} MHz on all GPUs"
+                    view, mhz, PlanPurpose.PROFILE, policy="envelope", reason=f"measuring {mhz} MHz on all GPUs"
                 )
-        valleys_mhz = _measured_valleys(tried, len(view.gpus))
+        valleys_mhz = _measured_valleys(measured, len(view.gpus))
         if valleys_mhz is None:
-            return baseline_plan(reason="no energy was measured, so no valley is known")
-        return _tuned_plan(view, tried, valleys_mhz, clocks_mhz)
+            return baseline_plan(reason="no clock of least energy is known: no energy was measured")
+        return _tuned_plan(view, measured, valleys_mhz, clocks_mhz)
 
 
 def _clocks_to_try(clocks_mhz: Sequence[int]) -> list[int]:
-    """Return the clocks of the profiling run, highest first."""
+    """Return the clocks of the profiling run, in descending order."""
     lowest_mhz = LOWEST_CLOCK_RATIO * clocks_mhz[0]
     coarse = [mhz for mhz in clocks_mhz[1:] if mhz % VALLEY_STEP_MHZ == 0 and mhz >= lowest_mhz]
-    if not coarse:  # a grid without such multiples
+    if not coarse:  # no supported clock is such a multiple
         usable = [mhz for mhz in clocks_mhz[1:] if mhz >= lowest_mhz]
         coarse = usable[:: max(1, len(usable) // 6)]
     return [clocks_mhz[0], *coarse]
 
 
-def _measured_valleys(tried: Mapping[int, Trial], num_ranks: int) -> tuple[int, ...] | None:
+def _measured_valleys(measured: Mapping[int, ClockMeasurement], num_ranks: int) -> tuple[int, ...] | None:
     result = []
     for rank in range(num_ranks):
-        energies = [(trial.rank_energies_j[rank], mhz) for mhz, trial in tried.items()]
+        energies = [(trial.rank_energies_j[rank], mhz) for mhz, trial in measured.items()]
         known = [(energy_j, mhz) for energy_j, mhz in energies if energy_j is not None]
         if not known:
             return None
@@ -79,23 +80,23 @@ def _measured_valleys(tried: Mapping[int, Trial], num_ranks: int) -> tuple[int, 
 
 
 def _tuned_plan(
-    view: JobView, tried: Mapping[int, Trial], valleys_mhz: Sequence[int], clocks_mhz: Sequence[int]
+    view: JobView, measured: Mapping[int, ClockMeasurement], valleys_mhz: Sequence[int], clocks_mhz: Sequence[int]
 ) -> ClockPlan:
     tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
     num_issued = view.num_issued(PlanPurpose.TUNED)
     num_raises = max(0, num_issued - 1)
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-    why = "envelope at full speed, the rest as slowly as fits"
+    why = "envelope at full speed, lower clocks elsewhere"
     if tuned:
         times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == tuned[-1].plan_id]
         if len(times_s) < ITERATIONS_TO_JUDGE or median(times_s) <= target_s * (1 + TOLERATED_SLOWDOWN_RATIO):
             return tuned[-1]
         num_raises += 1
-        why = f"measured {median(times_s):.4g} s, owed {target_s:.4g} s: clocks rise"
+        why = f"clocks raised: measured {median(times_s):.4g} s, target {target_s:.4g} s"
     graph = observed_graph(view)
-    profile = _time_profile(tried, clocks_mhz)
+    profile = _time_profile(measured, clocks_mhz)
     if any(i.instruction_class not in profile.classes for i in graph.instructions):
-        return baseline_plan(reason="some instructions were not timed at any clock")
+        return baseline_plan(reason="cannot plan: some instructions have no measured time")
     raised = [min(mhz + num_raises * BALANCED_STEP_MHZ, clocks_mhz[0]) for mhz in valleys_mhz]
     raised = [min(mhz for mhz in clocks_mhz if mhz >= wanted) for wanted in raised]
     evaluated = plan_envelope(graph, profile, raised).evaluation
@@ -116,15 +117,15 @@ def _tuned_plan(
     )
 
 
-def _time_profile(tried: Mapping[int, Trial], clocks_mhz: Sequence[int]) -> PipelineProfile:
-    """Return times at every clock down to the lowest tried, on lines between those tried; energy plays no part."""
+def _time_profile(measured: Mapping[int, ClockMeasurement], clocks_mhz: Sequence[int]) -> PipelineProfile:
+    """Return times at every clock down to the lowest measured, linearly interpolated; energies are zero."""
     classes = {}
-    for key in {key for trial in tried.values() for key in trial.times_s}:
+    for key in {key for trial in measured.values() for key in trial.times_s}:
         known = InstructionProfile(
             tuple(
-                ClockOption(mhz, tried[mhz].times_s[key], 0.0)
-                for mhz in sorted(tried, reverse=True)
-                if key in tried[mhz].times_s
+                ClockOption(mhz, measured[mhz].times_s[key], 0.0)
+                for mhz in sorted(measured, reverse=True)
+                if key in measured[mhz].times_s
             )
         )
         lowest_mhz = known.options[-1].sm_clock_mhz
@@ -138,8 +139,8 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """Return EnvPipe's plan for tables; options `mode` (uniform, envelope, balanced, greedy) and `step_mhz`.
 
     Raises:
-        TargetError: its plan is slower than the target.
-        UsageError: no such mode, or a step that is not a whole number of MHz.
+        TargetError: the plan is slower than the target.
+        UsageError: `mode` is unknown, or `step_mhz` is not a whole number of MHz.
     """
     began_cpu_s = time.process_time()
     profile = request.profile
@@ -183,7 +184,7 @@ def _mode(options: Mapping[str, str]) -> EnvelopeMode:
     try:
         return EnvelopeMode(name)
     except ValueError:
-        raise UsageError(f"policy envelope has no mode {name!r}; known: {', '.join(EnvelopeMode)}") from None
+        raise UsageError(f"policy envelope: unknown mode {name!r}; valid: {', '.join(EnvelopeMode)}") from None
 
 
 def _step_mhz(options: Mapping[str, str]) -> int | None:

@@ -1,4 +1,4 @@
-"""Leaves every GPU as it is: the baseline, and what to run when nothing may be slowed down."""
+"""The full-speed policy: every GPU keeps its default clocks, as in the baseline."""
 
 import time
 
@@ -12,8 +12,8 @@ class FullSpeed:
     """Never changes a clock."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the un-tuned plan, whatever was measured."""
-        return baseline_plan(reason=f"policy full-speed leaves {len(view.gpus)} GPUs un-tuned")
+        """Return the baseline plan, independent of all measurements."""
+        return baseline_plan(reason=f"policy full-speed keeps default clocks on {len(view.gpus)} GPUs")
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:
@@ -26,5 +26,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     full_speed = baseline(request.graph, request.profile)
     target_s = request.target.iteration_time_s(full_speed.iteration_time_s)
     if full_speed.iteration_time_s > target_s:
-        raise TargetError(f"target {target_s:.6g} s: policy full-speed takes {full_speed.iteration_time_s:.6g} s")
+        raise TargetError(
+            f"target {target_s:.6g} s is too short: policy full-speed takes {full_speed.iteration_time_s:.6g} s"
+        )
     return unproven_plan(request, full_speed, solve_cpu_s=time.process_time() - started_cpu_s)

@@ -1,7 +1,7 @@
-"""The plan a policy would aim for on GPUs whose clocks nobody may set, and how much it would save: predicted, a range.
+"""Predicted plans and savings for GPUs whose clocks may not be set.
 
-The same planner works on curves that are assumed instead of measured. The plan is made for the likely curves; how far
-the saving can be off is shown by planning for curves that leave little to save and for curves that leave much.
+The planner runs on assumed instead of measured curves. The plan is made for likely curves; plans for pessimistic and
+for optimistic curves give the range of its saving.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.assumed_curves import (
     BASIS,
     LIKELY,
-    LITTLE,
-    MUCH,
+    OPTIMISTIC,
+    PESSIMISTIC,
     Assumption,
-    NothingToAssumeFromError,
+    InsufficientMeasurementsError,
     assumed_profile,
 )
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
@@ -28,23 +28,25 @@ from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import clock_changes, simulate_switching
 
 Planner = Callable[[DependencyGraph, PipelineProfile, float], dict[Instruction, int]]
-"""Clocks for a pipeline with these tables that keep this iteration time."""
+"""A function from graph, profile and deadline to a clock for each instruction that meets the deadline."""
 SAVING_LOW, SAVING_HIGH = "saving_low_ratio", "saving_high_ratio"
-"""Figures of a would-be plan: the saving if the curves leave little to save, and if they leave much."""
+"""Figures of a predicted plan: its saving for pessimistic and for optimistic curves."""
 
 
-def would_be_plan(view: JobView, planner: Planner) -> ClockPlan:
-    """Return the plan for the likely curves with its range; an un-tuned one where there is nothing to assume from."""
+def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
+    """Return the plan for likely curves and the range of its saving; the baseline plan without enough measurements."""
     try:
         likely = _planned(view, planner, LIKELY)
-        savings = [_saving_ratio(plan) for plan in (likely, *(_planned(view, planner, a) for a in (LITTLE, MUCH)))]
-    except NothingToAssumeFromError as error:
-        return baseline_plan("would-be", reason=f"cannot say what would be saved: {error}")
+        savings = [
+            _saving_ratio(plan) for plan in (likely, *(_planned(view, planner, a) for a in (PESSIMISTIC, OPTIMISTIC)))
+        ]
+    except InsufficientMeasurementsError as error:
+        return baseline_plan("predicted", reason=f"savings cannot be predicted: {error}")
     return replace(likely, figures=((SAVING_LOW, min(savings)), (SAVING_HIGH, max(savings))))
 
 
 def cheapest_clocks(graph: DependencyGraph, profile: PipelineProfile, deadline_s: float) -> dict[Instruction, int]:
-    """Return the clocks of the exact frontier: a clock for every instruction."""
+    """Return the clocks of the exact frontier at a deadline, one for each instruction."""
     solved = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK)
     return dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True))
 
@@ -52,7 +54,7 @@ def cheapest_clocks(graph: DependencyGraph, profile: PipelineProfile, deadline_s
 def cheapest_common_clock(
     graph: DependencyGraph, profile: PipelineProfile, deadline_s: float
 ) -> dict[Instruction, int]:
-    """Return the one clock for all that costs least and keeps the time; the highest when only that does."""
+    """Return the common clock of least energy that meets the deadline, for each instruction."""
     common = set.intersection(*({o.sm_clock_mhz for o in own.options} for own in profile.classes.values()))
     evaluated = {mhz: evaluate_clocks(graph, profile, [mhz] * len(graph.instructions)) for mhz in common}
     fitting = [mhz for mhz in evaluated if evaluated[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
@@ -73,7 +75,7 @@ def _planned(view: JobView, planner: Planner, assumption: Assumption) -> ClockPl
     simulated = simulate_switching(graph, profile, changes, latency=latencies)
     waiting_j = profile.blocking_power_w * graph.num_ranks * bias_s
     return ClockPlan(
-        plan_id="would-be",
+        plan_id="predicted",
         purpose=PlanPurpose.PREDICTED,
         ranks=tuple(
             RankClocks(pp_rank, tuple(clocks[i] for i in order), changes[pp_rank])

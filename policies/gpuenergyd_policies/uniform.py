@@ -1,9 +1,9 @@
-"""One clock for all GPUs: the slowest-changing way to save energy, and the yardstick for cleverer ones.
+"""The uniform policy: one clock for all GPUs of a job, the reference for policies with a clock per instruction.
 
-Theory of operation. Online the policy remembers nothing: it reads from the view which clocks were tried and what
-they took and cost, and names the next one to try, from the highest down, until one is slower than the target. Then it
-looks between the last clock that was fast enough and the first that was not, where the line through their times meets
-the target or else half way, and finally runs the cheapest clock whose measured time keeps the target.
+Theory of operation. Online the policy keeps no state: it reads measured clocks with their times and energies from the
+view and chooses the next clock to measure, from the highest down, until one is slower than the target. Then it refines
+between the last clock that met the target and the first that did not, where the line through their times meets the
+target or else half way between them, and finally runs the clock of least energy whose measured time meets the target.
 """
 
 import time
@@ -14,38 +14,42 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
-from gpuenergyd_policies.predicted_savings import cheapest_common_clock, would_be_plan
-from gpuenergyd_policies.uniform_probe import Trial, common_clocks_mhz, trials, uniform_plan
+from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
+from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measurements, common_clocks_mhz, uniform_plan
 
 COARSE_CLOCKS = 6
-"""Clocks on the way down from the highest to the lowest worth trying."""
+"""Clocks measured on the way from the highest to the lowest useful one."""
 LOWEST_CLOCK_RATIO = 0.5
 """Below this share of the highest clock, time grows faster than power falls on every GPU measured so far."""
 MAX_REFINEMENTS = 2
 
 
 class Uniform:
-    """Runs all GPUs of a job at the one clock of least energy that keeps the target."""
+    """Runs all GPUs of a job at the common clock of least energy that meets the target."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the next clock to try, or the best of those tried."""
+        """Return a plan for the next clock to measure, or for the best of those measured."""
         clocks_mhz = common_clocks_mhz(view)
         if not clocks_mhz:
-            return baseline_plan(reason="the GPUs of this job share no clock")
+            return baseline_plan(reason="the GPUs of this job have no clock in common")
         if not view.can_set_clocks:
-            return would_be_plan(view, cheapest_common_clock)
+            return predicted_plan(view, cheapest_common_clock)
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
-        measured = trials(view)
+        measured = clock_measurements(view)
         to_try_mhz = _next_to_try(clocks_mhz, measured, target_s)
         if to_try_mhz is not None:
             return uniform_plan(
-                view, to_try_mhz, PlanPurpose.PROFILE, policy="uniform", reason=f"trying {to_try_mhz} MHz on all GPUs"
+                view,
+                to_try_mhz,
+                PlanPurpose.PROFILE,
+                policy="uniform",
+                reason=f"measuring {to_try_mhz} MHz on all GPUs",
             )
         return _best_plan(view, measured, target_s)
 
 
-def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, Trial], target_s: float) -> int | None:
-    """Return the clock to measure next, None when enough is known; `clocks_mhz` descend."""
+def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, ClockMeasurement], target_s: float) -> int | None:
+    """Return the next clock to measure, None when measuring is complete; `clocks_mhz` are descending."""
     useful = [mhz for mhz in clocks_mhz if mhz >= LOWEST_CLOCK_RATIO * clocks_mhz[0]]
     steps = max(1, min(COARSE_CLOCKS, len(useful)) - 1)
     coarse = [useful[round(k * (len(useful) - 1) / steps)] for k in range(steps + 1)]
@@ -67,35 +71,38 @@ def _next_to_try(clocks_mhz: Sequence[int], measured: Mapping[int, Trial], targe
     share = (target_s - fast.iteration_time_s) / (slow.iteration_time_s - fast.iteration_time_s)
     on_line_mhz = fast_mhz - share * (fast_mhz - slow_mhz)
     between = [mhz for mhz in clocks_mhz if slow_mhz < mhz < fast_mhz]
-    # Time is convex in the clock, so what the line allows is safe; at a throttling clock it allows nothing yet.
+    # Time is convex in the clock, so clocks above the line meet the target; none may, at a clock that throttles.
     allowed = [mhz for mhz in between if mhz >= on_line_mhz]
     wanted_mhz = on_line_mhz if allowed else (fast_mhz + slow_mhz) / 2
     return min(allowed or between, key=lambda mhz: abs(mhz - wanted_mhz), default=None)
 
 
-def _best_plan(view: JobView, measured: Mapping[int, Trial], target_s: float) -> ClockPlan:
+def _best_plan(view: JobView, measured: Mapping[int, ClockMeasurement], target_s: float) -> ClockPlan:
     if view.baseline.energy_j is None:
-        return baseline_plan(reason="no energy was measured, so no clock is known to save any")
+        return baseline_plan(reason="no clock can be chosen: the baseline has no energy measurement")
     cheapest_j, cheapest_mhz = view.baseline.energy_j, None
     for clock, seen in sorted(measured.items(), reverse=True):
         if seen.iteration_time_s <= target_s and seen.energy_j is not None and seen.energy_j < cheapest_j:
             cheapest_j, cheapest_mhz = seen.energy_j, clock
     if cheapest_mhz is None:
-        return baseline_plan(reason=f"no single clock keeps {target_s:.6g} s with less energy")
+        return baseline_plan(
+            reason=f"no uniform clock meets the target of {target_s:.6g} s with less energy than the baseline"
+        )
     return uniform_plan(
         view,
         cheapest_mhz,
         PlanPurpose.TUNED,
         policy="uniform",
-        reason=f"{cheapest_mhz} MHz measured {measured[cheapest_mhz].iteration_time_s:.6g} s of {target_s:.6g} s owed",
+        reason=f"least energy that meets the target: {cheapest_mhz} MHz on all GPUs,"
+        f" measured {measured[cheapest_mhz].iteration_time_s:.6g} s, target {target_s:.6g} s",
     )
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:
-    """Return the cheapest plan with one clock for all, each class at its highest measured clock up to that one.
+    """Return the plan of least energy with one clock limit for all: each class runs at its highest clock up to it.
 
     Raises:
-        TargetError: no single clock is fast enough.
+        TargetError: no uniform clock is fast enough.
     """
     started_cpu_s = time.process_time()
     graph, profile = request.graph, request.profile
@@ -113,7 +120,9 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
             waited_s = target_s - evaluated.iteration_time_s if request.target.is_forced else 0.0
             fitting.append((evaluated.energy_j + profile.blocking_power_w * graph.num_ranks * waited_s, evaluated))
     if not fitting:
-        raise TargetError(f"target {target_s:.6g} s: policy uniform needs at least {fastest_s:.6g} s")
+        raise TargetError(
+            f"target {target_s:.6g} s is too short for policy uniform: it needs at least {fastest_s:.6g} s"
+        )
     best = min(fitting, key=lambda costed: costed[0])[1]
     return unproven_plan(request, best, solve_cpu_s=time.process_time() - started_cpu_s)
 

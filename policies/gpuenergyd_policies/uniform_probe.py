@@ -1,4 +1,4 @@
-"""Trying one clock on all GPUs of a job: the plan that does it, and what the iterations under it showed."""
+"""Probing uniform clocks: plans with one clock on all GPUs of a job, and the measurements made under them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, co
 from gpuenergyd.core.policy_api.policy import JobView
 
 ITERATIONS_PER_CLOCK = 2
+"""Undisturbed iterations that a measurement of one clock needs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What iterations with all ranks at one clock took and cost: medians; an energy is None when not measured."""
+class ClockMeasurement:
+    """Median time and energy of the iterations with all ranks at one clock; None for energies not measured."""
 
     iteration_time_s: float
     energy_j: float | None
@@ -23,12 +24,12 @@ class Trial:
 
 
 def common_clocks_mhz(view: JobView) -> list[int]:
-    """Return the clocks that all GPUs of a job support, highest first."""
+    """Return the clocks that all GPUs of a job support, in descending order."""
     return sorted(set.intersection(*(set(gpu.supported_sm_clocks_mhz) for gpu in view.gpus)), reverse=True)
 
 
 def uniform_plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, *, policy: str, reason: str) -> ClockPlan:
-    """Return the plan that holds all ranks at one clock."""
+    """Return a plan that runs all ranks at one clock."""
     return ClockPlan(
         plan_id=view.plan_id(f"{policy}-{purpose}-{sm_clock_mhz}"),
         purpose=purpose,
@@ -40,8 +41,8 @@ def uniform_plan(view: JobView, sm_clock_mhz: int, purpose: PlanPurpose, *, poli
     )
 
 
-def trials(view: JobView) -> dict[int, Trial]:
-    """Return what was measured at each clock that all ranks held for enough regular iterations."""
+def clock_measurements(view: JobView) -> dict[int, ClockMeasurement]:
+    """Return the measurements by clock, for clocks with enough undisturbed iterations."""
     clock_of_plan: dict[str, int] = {}
     for plan in view.issued_plans:
         clocks = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
@@ -53,13 +54,13 @@ def trials(view: JobView) -> dict[int, Trial]:
         if seen.is_regular and seen.plan_id in clock_of_plan:
             by_clock.setdefault(clock_of_plan[seen.plan_id], []).append(seen)
     return {
-        clock: _trial(clock, iterations, len(view.gpus))
+        clock: _measurement(clock, iterations, len(view.gpus))
         for clock, iterations in by_clock.items()
         if len(iterations) >= ITERATIONS_PER_CLOCK
     }
 
 
-def _trial(sm_clock_mhz: int, iterations: list[IterationObservation], num_ranks: int) -> Trial:
+def _measurement(sm_clock_mhz: int, iterations: list[IterationObservation], num_ranks: int) -> ClockMeasurement:
     rank_energies: list[list[float]] = [[] for _ in range(num_ranks)]
     times: dict[InstructionClass, list[float]] = {}
     for seen in iterations:
@@ -70,7 +71,7 @@ def _trial(sm_clock_mhz: int, iterations: list[IterationObservation], num_ranks:
             if sample.main_share.sm_clock_mhz == sm_clock_mhz:
                 times.setdefault(sample.instruction_class, []).append(sample.time_s)
     energies = [seen.energy_j for seen in iterations if seen.energy_j is not None]
-    return Trial(
+    return ClockMeasurement(
         median(seen.own_time_s for seen in iterations),
         median(energies) if energies else None,
         tuple(median(known) if known else None for known in rank_energies),

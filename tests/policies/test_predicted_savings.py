@@ -33,14 +33,14 @@ def observed_view(**overrides: object) -> JobView:
     return replace(view, can_set_clocks=False, issued_plans=())
 
 
-def would_save_ratio(plan: ClockPlan) -> float:
+def predicted_saving_ratio(plan: ClockPlan) -> float:
     assert plan.predicted is not None
     assert plan.predicted.baseline_energy_j is not None
     return 1 - plan.predicted.energy_j / plan.predicted.baseline_energy_j
 
 
 @pytest.mark.parametrize(("policy", "max_slowdown_ratio"), [(BubbleAware(), 0.0), (Uniform(), 0.1)])
-def test_the_predicted_range_holds_what_the_same_job_saves_under_control(
+def test_the_predicted_range_contains_the_saving_of_the_same_job_under_control(
     policy: ClockPolicy, max_slowdown_ratio: float
 ) -> None:
     plan = policy.next_plan(observed_view(max_slowdown_ratio=max_slowdown_ratio))
@@ -54,12 +54,12 @@ def test_the_predicted_range_holds_what_the_same_job_saves_under_control(
     assert low is not None
     assert high is not None
     assert plan.purpose is PlanPurpose.PREDICTED
-    assert low <= would_save_ratio(plan) <= high
+    assert low <= predicted_saving_ratio(plan) <= high
     assert low <= saving.saving_ratio.estimate <= high
     assert "assumed" in plan.reason
 
 
-def test_a_would_be_plan_keeps_the_owed_time() -> None:
+def test_a_predicted_plan_meets_the_target() -> None:
     view = observed_view()
     plan = BubbleAware().next_plan(view)
 
@@ -67,17 +67,17 @@ def test_a_would_be_plan_keeps_the_owed_time() -> None:
     assert plan.predicted.iteration_time_s <= view.baseline.iteration_time_s * (1 + 1e-6)
 
 
-def test_without_energy_nothing_is_said_to_be_saved() -> None:
+def test_no_saving_is_predicted_without_energy_measurements() -> None:
     view = observed_view()
     blind = [replace(o, ranks=tuple(replace(rank, energy_j=None) for rank in o.ranks)) for o in view.observations]
 
     plan = BubbleAware().next_plan(replace(view, observations=tuple(blind)))
 
     assert plan.predicted is None
-    assert plan.reason == "cannot say what would be saved: no energy was measured on rank 0"
+    assert plan.reason == "savings cannot be predicted: no energy was measured on rank 0"
 
 
-def test_a_would_be_plan_is_never_carried_out() -> None:
+def test_a_predicted_plan_is_never_executed() -> None:
     view = observed_view()
     plan = BubbleAware().next_plan(view)
 
@@ -86,17 +86,17 @@ def test_a_would_be_plan_is_never_carried_out() -> None:
 
 
 @pytest.mark.parametrize("policy", [BubbleAware(), Uniform()])
-def test_nothing_is_said_of_a_job_whose_instructions_nobody_has_timed(policy: ClockPolicy) -> None:
+def test_no_saving_is_predicted_without_instruction_times(policy: ClockPolicy) -> None:
     view = observed_view()
     untimed = tuple(replace(o, instruction_samples=()) for o in view.observations)
 
     plan = policy.next_plan(replace(view, observations=untimed))
 
     assert plan.ranks == ()
-    assert "cannot say what would be saved: some instructions have not been timed" in plan.reason
+    assert "savings cannot be predicted: some instructions have not been timed" in plan.reason
 
 
-def test_a_gpu_of_a_single_clock_is_left_as_it_is() -> None:
+def test_a_gpu_with_a_single_clock_is_not_controlled() -> None:
     view = observed_view()
     fixed = replace(view, gpus=tuple(replace(gpu, supported_sm_clocks_mhz=(1410,)) for gpu in view.gpus))
     running = ClockPlan("running", PlanPurpose.TUNED)
@@ -105,7 +105,7 @@ def test_a_gpu_of_a_single_clock_is_left_as_it_is() -> None:
     assert BubbleAware().next_plan(replace(fixed, issued_plans=(running,))) is running
 
 
-def test_no_frontier_is_claimed_of_a_plan_whose_profile_is_gone() -> None:
+def test_no_frontier_is_returned_without_profiling_iterations() -> None:
     view = replace(observed_view(), issued_plans=(ClockPlan("tuned", PlanPurpose.TUNED),), observations=())
 
     assert BubbleAware().frontier(view) == ()

@@ -1,4 +1,4 @@
-"""One clock for all GPUs: which clocks are tried, which one is run, and the offline planners of simple policies."""
+"""The uniform policy: clocks measured and chosen, and the offline planners of simple policies."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ SCHEDULE = one_forward_one_backward(2, 4)
 
 
 def _iteration_time_s(sm_clock_mhz: int) -> float:
-    """Nothing is gained above the throttling clock; below it time grows as the clock falls."""
+    """Constant above the throttling clock; inversely proportional to the clock below it."""
     return max(1.0, THROTTLED_ABOVE_MHZ / sm_clock_mhz)
 
 
@@ -31,7 +31,7 @@ def _energy_j(sm_clock_mhz: int) -> float:
 
 
 class _Job:
-    """A job whose iterations take what the formulas above say."""
+    """A job whose iterations follow the formulas above."""
 
     def __init__(self, *, max_slowdown_ratio: float = 0.0, measures_energy: bool = True) -> None:
         self._measures_energy = measures_energy
@@ -78,14 +78,14 @@ def _run_until_tuned(job: _Job) -> ClockPlan:
     pytest.fail("still profiling after 50 iterations")
 
 
-def test_uniform_runs_the_throttling_clock_when_nothing_may_be_slower() -> None:
+def test_uniform_runs_the_throttling_clock_without_a_slowdown_budget() -> None:
     plan = _run_until_tuned(_Job())
 
     assert plan.purpose is PlanPurpose.TUNED
     assert {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz} == {1200}
 
 
-def test_uniform_uses_the_slowdown_it_is_permitted() -> None:
+def test_uniform_uses_its_slowdown_budget() -> None:
     job = _Job(max_slowdown_ratio=0.25)
 
     plan = _run_until_tuned(job)
@@ -96,7 +96,7 @@ def test_uniform_uses_the_slowdown_it_is_permitted() -> None:
     assert clock <= 1050
 
 
-def test_uniform_measures_each_clock_twice_and_never_counts_disturbed_iterations() -> None:
+def test_uniform_measures_two_undisturbed_iterations_per_clock() -> None:
     job = _Job()
     first = Uniform().next_plan(job.view())
     job.run(first, is_regular=False)
@@ -107,21 +107,21 @@ def test_uniform_measures_each_clock_twice_and_never_counts_disturbed_iterations
     assert Uniform().next_plan(job.view()).plan_id != first.plan_id
 
 
-def test_uniform_tries_few_clocks_and_stops_going_down_at_the_first_that_is_too_slow() -> None:
+def test_uniform_measures_few_clocks_and_stops_at_the_first_too_slow_one() -> None:
     job = _Job()
 
     _run_until_tuned(job)
 
-    tried = [plan.ranks[0].sm_clocks_mhz[0] for plan in job.plans]
-    assert len(tried) == len(set(tried)) <= 2 + uniform.COARSE_CLOCKS
-    assert sum(_iteration_time_s(mhz) > 1.0 for mhz in tried if mhz is not None) <= 1 + uniform.MAX_REFINEMENTS
+    measured = [plan.ranks[0].sm_clocks_mhz[0] for plan in job.plans]
+    assert len(measured) == len(set(measured)) <= 2 + uniform.COARSE_CLOCKS
+    assert sum(_iteration_time_s(mhz) > 1.0 for mhz in measured if mhz is not None) <= 1 + uniform.MAX_REFINEMENTS
 
 
-def test_uniform_leaves_gpus_untuned_when_no_energy_was_measured() -> None:
+def test_uniform_keeps_full_speed_without_energy_measurements() -> None:
     plan = _run_until_tuned(_Job(measures_energy=False))
 
     assert plan.ranks == ()
-    assert "no energy was measured" in plan.reason
+    assert "no energy measurement" in plan.reason
 
 
 def test_full_speed_never_changes_a_clock() -> None:
@@ -147,7 +147,7 @@ def test_offline_full_speed_is_the_baseline() -> None:
 
 
 @pytest.mark.parametrize(("max_slowdown_ratio", "sm_clock_mhz"), [(0.0, 1200), (0.49, 1200), (0.5, 700)])
-def test_offline_uniform_takes_the_cheapest_clock_that_keeps_the_target(
+def test_offline_uniform_chooses_the_clock_of_least_energy_that_meets_the_target(
     max_slowdown_ratio: float, sm_clock_mhz: int
 ) -> None:
     plan = uniform.plan_offline(_request(PerformanceTarget(max_slowdown_ratio)))
@@ -156,7 +156,7 @@ def test_offline_uniform_takes_the_cheapest_clock_that_keeps_the_target(
     assert plan.iteration_time_s <= plan.baseline_time_s * (1 + max_slowdown_ratio)
 
 
-def test_offline_target_below_the_fastest_clock_is_refused_with_what_is_possible() -> None:
+def test_a_target_below_the_fastest_time_is_refused_with_that_time() -> None:
     request = _request(PerformanceTarget(permitted_time_s=9.0))
 
     with pytest.raises(TargetError, match="needs at least 10 s"):
@@ -165,25 +165,25 @@ def test_offline_target_below_the_fastest_clock_is_refused_with_what_is_possible
         full_speed.plan_offline(request)
 
 
-def test_uniform_goes_down_to_the_lowest_useful_clock_where_all_may_be_as_slow() -> None:
+def test_uniform_goes_down_to_the_lowest_useful_clock_with_a_large_budget() -> None:
     plan = _run_until_tuned(job := _Job(max_slowdown_ratio=9.0))
 
-    tried = [issued.ranks[0].sm_clocks_mhz[0] for issued in job.plans]
-    assert len(tried) == uniform.COARSE_CLOCKS
-    assert plan.ranks[0].sm_clocks_mhz[0] == min(mhz for mhz in tried if mhz is not None)
+    measured = [issued.ranks[0].sm_clocks_mhz[0] for issued in job.plans]
+    assert len(measured) == uniform.COARSE_CLOCKS
+    assert plan.ranks[0].sm_clocks_mhz[0] == min(mhz for mhz in measured if mhz is not None)
 
 
-def test_uniform_sets_no_clock_where_each_costs_more_than_none() -> None:
+def test_uniform_sets_no_clock_that_needs_more_energy_than_the_baseline() -> None:
     job = _Job()
     _run_until_tuned(job)
 
     plan = Uniform().next_plan(replace(job.view(), baseline=BaselineView(1.0, 1.0, 10)))
 
     assert plan.ranks == ()
-    assert "no single clock keeps 1 s with less energy" in plan.reason
+    assert "no uniform clock meets the target of 1 s" in plan.reason
 
 
-def test_uniform_looks_between_no_clocks_where_only_the_highest_has_become_too_slow() -> None:
+def test_uniform_does_not_refine_when_only_the_highest_clock_is_too_slow() -> None:
     job = _Job()
     _run_until_tuned(job)
     highest = job.plans[0].plan_id
@@ -196,11 +196,11 @@ def test_uniform_looks_between_no_clocks_where_only_the_highest_has_become_too_s
     assert {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz} == {1200}
 
 
-def test_uniform_leaves_gpus_alone_that_share_no_clock() -> None:
+def test_uniform_keeps_full_speed_without_a_common_clock() -> None:
     view = _Job().view()
     other = replace(view.gpus[1], supported_sm_clocks_mhz=(1395, 1345))
 
     plan = Uniform().next_plan(replace(view, gpus=(view.gpus[0], other)))
 
     assert plan.ranks == ()
-    assert "share no clock" in plan.reason
+    assert "no clock in common" in plan.reason

@@ -13,7 +13,7 @@ from gpuenergyd_policies.bubble_aware.correction import corrected_plan
 from gpuenergyd_policies.bubble_aware.model import fit_model, profiling_knowledge
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.predicted_savings import cheapest_clocks, would_be_plan
+from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_memory
@@ -47,7 +47,7 @@ class BubbleAware:
             last = view.issued_plans[-1] if view.issued_plans else None
             return last or baseline_plan(reason="a GPU of this job has a single clock")
         if not view.can_set_clocks:
-            return would_be_plan(view, cheapest_clocks)
+            return predicted_plan(view, cheapest_clocks)
         tuned = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED]
         if tuned:
             return corrected_plan(view, tuned[-1])

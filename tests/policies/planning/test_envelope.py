@@ -140,7 +140,7 @@ def test_offline_envelope_plans_with_its_own_extra_microbatches() -> None:
         (
             replace(REQUEST, options={"mode": "fast"}),
             UsageError,
-            "no mode 'fast'; known: uniform, envelope, balanced, greedy",
+            "unknown mode 'fast'; valid: uniform, envelope, balanced, greedy",
         ),
         (replace(REQUEST, options={"step_mhz": "-5"}), UsageError, "step_mhz '-5' must be"),
         (replace(REQUEST, options={"mode": "uniform"}), TargetError, "in mode uniform takes"),
@@ -330,4 +330,4 @@ def test_policy_leaves_gpus_alone_that_share_no_clock() -> None:
     view = observed_at_full_speed()
     other = replace(view.gpus[1], supported_sm_clocks_mhz=(900,))
 
-    assert "share no clock" in Envelope().next_plan(replace(view, gpus=(view.gpus[0], other))).reason
+    assert "no clock in common" in Envelope().next_plan(replace(view, gpus=(view.gpus[0], other))).reason
