@@ -40,7 +40,7 @@ class Assumption:
 LIKELY = Assumption(0.9, 0.75, 1.28, 50.0)
 PESSIMISTIC = Assumption(1.0, 0.78, 1.21, 80.0)
 OPTIMISTIC = Assumption(0.7, 0.70, 1.38, 32.0)
-BASIS = "measured at full speed only; time and power at lower clocks follow published curves of data-centre GPUs"
+BASIS = "measured at full speed only; lower clocks assumed from published curves of data-centre GPUs"
 
 
 class InsufficientMeasurementsError(Exception):

@@ -308,7 +308,7 @@ def observed_at_full_speed() -> JobView:
     )
 
 
-def test_policy_tries_what_clocks_there_are_where_none_is_a_multiple_of_90_mhz() -> None:
+def test_policy_measures_other_clocks_where_none_is_a_multiple_of_90_mhz() -> None:
     view = observed_at_full_speed()
     tried: list[int | None] = []
     for _ in range(3):
@@ -323,7 +323,7 @@ def test_policy_tries_what_clocks_there_are_where_none_is_a_multiple_of_90_mhz()
         view = replace(view, issued_plans=(*view.issued_plans, plan), observations=(*view.observations, *seen))
 
     assert tried == [1410, 1400, 1000]
-    assert "no valley is known" in Envelope().next_plan(view).reason
+    assert "no clock of least energy is known" in Envelope().next_plan(view).reason
 
 
 def test_policy_leaves_gpus_alone_that_share_no_clock() -> None:
