@@ -1,5 +1,5 @@
-# Two commands for a fresh machine that has Python >= 3.11, make and a C library: `make demo` and `make test`.
-# Each makes .venv on its first run and installs what constraints.txt pins.
+# Two commands for a fresh machine with Python >= 3.11 and make: `make demo` and `make test`.
+# Each creates .venv on its first run and installs what constraints.txt pins.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,14 +7,14 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gpuenergyd-installed
 RIVAL  := $(VENV)/.rival-installed
 REPORT ?= gpuenergyd-demo-report.html
-# Each worker takes half of the files in order, so that what a file sets up is set up once, and helps the other at the end.
+# Two workers start with half of the tests each, so that module fixtures are set up once, and share what is left.
 PYTEST_ARGS ?= -n 2 --dist worksteal
 SAMPLE ?= 200
 SEED   ?= 1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
-# The checks find their settings, and codespell its files, from here; tools that start others find them in the venv.
+# Tools that start other tools find them in the virtual environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -24,9 +24,9 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
 	  || grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST))
 
-install: $(STAMP)  ## make .venv with everything in it
+install: $(STAMP)  ## create .venv with all dependencies
 
-# torch comes first and alone: where a CPU build is at hand, pip takes it and leaves gigabytes of CUDA wheels alone.
+# torch is installed first and alone, so that pip can choose a CPU build and skip gigabytes of CUDA wheels.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python >= 3.11 is needed, %s is %s; set one with: make PYTHON=python3.12 ..." % (sys.executable, sys.version.split()[0]))'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,17 +35,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train a real pipeline on four simulated GPUs under the daemon, and print what it saved
+demo: $(STAMP)  ## train a real pipeline on four simulated GPUs under the daemon and print the savings
 	$(BIN)/gpuenergyd demo --out $(REPORT)
 
-docs: $(STAMP)  ## the site, generated reference included, into build/docs/
+docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
-test: check unit  ## every check and every test: the one command that CI runs too
+test: check unit  ## all checks and tests, as in CI
 
-check: lint types layers spelling  ## every check that runs no test
+check: lint types layers spelling  ## static checks
 
-lint: $(STAMP)  ## ruff: rules and format
+lint: $(STAMP)  ## ruff: rules and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
@@ -54,64 +54,65 @@ types: $(STAMP)  ## mypy and pyright
 	$(BIN)/mypy benchmarks/runs
 	$(BIN)/pyright
 
-layers: $(STAMP)  ## import-linter: the arrows of the architecture
+layers: $(STAMP)  ## import-linter: the architecture's layers
 	$(BIN)/lint-imports --no-logo
 
 spelling: $(STAMP)  ## codespell
 	$(BIN)/codespell
 
-unit: $(STAMP)  ## pytest; PYTEST_ARGS chooses
+unit: $(STAMP)  ## pytest with PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-again: $(STAMP)  ## the tests that have just failed, one at a time; it fails too where none has
-	@echo "run again, alone: what failed in company; whoever passes now is unstable and wants mending" >&2
+again: $(STAMP)  ## run the tests that have just failed once more, one at a time
+	@echo "running failed tests again, one at a time; a test that passes now is flaky: fix it" >&2
 	$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none
 
-frameworks: $(STAMP)  ## an environment for each training framework, for the adapters' own tests
+frameworks: $(STAMP)  ## virtual environments for the tests with training frameworks and third-party tools
+	$(BIN)/python -m tests.support.tools_environment
 	$(BIN)/python -m tests.support.framework_environments
 
-format: $(STAMP)  ## let ruff mend what it can
+format: $(STAMP)  ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-coverage: $(STAMP)  ## the tests once more, slower, counting lines that run, in child processes and kernels too; it fails below 92 %, or 98 % in core and policies
+coverage: $(STAMP)  ## line coverage of all tests; fails below 92 %, or 98 % in core and policies
 	-$(BIN)/python -m tests.support.framework_environments
 	$(BIN)/python benchmarks/runs/line_coverage.py $(COVERAGE_ARGS)
 
-mutation: $(STAMP)  ## small wrong changes to core and planning: do the tests notice? SAMPLE=200 SEED=1; it fails below 80 %
+mutation: $(STAMP)  ## mutation testing of core and the planner (SAMPLE=200 SEED=1); fails below 80 %
 	$(BIN)/python benchmarks/runs/mutation.py --sample $(SAMPLE) --seed $(SEED) $(MUTATION_ARGS)
 
-fuzz: $(STAMP)  ## 100,000 mutated messages over the sockets, as many in process; made-up requests from the API description
+fuzz: $(STAMP)  ## fuzz the sockets with 100,000 mutated messages and the HTTP API with generated requests
 	FUZZ_MESSAGES=100000 timeout 1500 $(BIN)/python -m pytest -q -s tests/daemon/api/test_socket_fuzz.py tests/daemon/api/test_fuzz.py tests/daemon/api/test_schemathesis.py
 
-# What the planner is compared with, where it can be had: without it that comparison says that it was not installed.
+# lowtime, which the planner is compared with; without it the comparison reports that it is missing.
 $(RIVAL): $(STAMP)
 	-@$(BIN)/python -m pip install --quiet --constraint constraints.txt lowtime==0.3.0 && touch $@
 
-bench: $(STAMP) $(RIVAL)  ## every benchmark, an hour at most, and docs/benchmarks.md from it; ONLY="store load" runs these alone
+bench: $(STAMP) $(RIVAL)  ## run all benchmarks (an hour at most) and write docs/benchmarks.md; ONLY="store load" selects some
 	$(BIN)/python -m benchmarks.report $(if $(ONLY),--only $(ONLY)) $(BENCH_ARGS)
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size
 	$(BIN)/python benchmarks/runs/planner.py
 
-bench-profiling: $(STAMP)  ## iterations, regret and slowdown of online profiling beside EnvPipe's and a full sweep
+bench-profiling: $(STAMP)  ## compare online profiling with EnvPipe's and a full sweep: iterations, regret, slowdown
 	$(BIN)/python benchmarks/runs/profiling.py
 
 bench-carbon: $(STAMP)  ## forecast skill and captured share of the timing gain, per zone
 	$(BIN)/python benchmarks/runs/carbon.py
 
-bench-emulation: $(STAMP)  ## GPT-3 175B on up to 8,192 GPUs: EnvPipe, Perseus and ours, with and without a straggler
+bench-emulation: $(STAMP)  ## emulate GPT-3 175B on up to 8,192 GPUs: EnvPipe, Perseus and this planner
 	$(BIN)/python benchmarks/runs/emulation.py
 
-package: $(STAMP)  ## wheel, sdist, Debian package and bill of materials into dist/, the same bytes for the same commit
+package: $(STAMP)  ## build wheel, sdist, Debian package and bill of materials into dist/, reproducibly
 	$(BIN)/python -m tools.release dist
 
-audit: $(STAMP)  ## known vulnerabilities of what constraints.txt pins; asks the index, or a copy of the PyPA's advisory database: ADVISORIES=folder
+audit: $(STAMP)  ## audit the pinned dependencies for known vulnerabilities; ADVISORIES=folder reads a copy of the PyPA's database
 	@test -n "$(ADVISORIES)" -o -x build/audit/bin/pip-audit || { $(BIN)/python -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
 	$(BIN)/python -m tools.release.audit $(if $(ADVISORIES),--advisories $(ADVISORIES),build/audit/bin/pip-audit)
 
-pythons: $(STAMP)  ## the wheel on every Python from 3.11 to 3.14 that can be had
+pythons: $(STAMP)  ## test the wheel on Python 3.11 to 3.14
 	tools/ci/pythons
 
-clean:  ## remove .venv and what tools left behind
+clean:  ## remove .venv, caches and build results
 	rm -rf $(VENV) .frameworks dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,10 +1,10 @@
-"""An environment for each training framework, since no two of them need the same: `make frameworks` builds them.
+"""A virtual environment per training framework, built by `make frameworks`.
 
     python -m tests.support.framework_environments [NAME ...]
 
-Each is a venv that sees everything of the environment that builds it, torch and pytest above all, and holds only the
-framework and what it needs beside: tens of megabytes and seconds, instead of gigabytes and minutes. What cannot be
-built in time is left out and said; the tests that need it skip.
+Each one shares the packages of the environment that builds it, torch and pytest above all, and adds only the framework
+and its own dependencies: tens of megabytes instead of gigabytes. An environment that cannot be built is reported, and
+the tests that need it skip.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ PACKAGES = {
     "deepspeed": ("deepspeed",),
     "megatron": ("megatron-core",),
 }
-"""What an environment holds; tests/trainers/test_<name>.py is what runs in it."""
+"""Packages of each environment; tests/trainers/test_<name>.py runs in it."""
 _CONSTRAINTS = ("constraints.txt", "constraints-frameworks.txt")
 _BUILD_LIMIT_S = 300.0
 _STAMP = "built-for"
@@ -36,25 +36,25 @@ def python_of(name: str) -> Path:
 
 
 def is_built(name: str) -> bool:
-    """Return whether an environment is there and was built for the versions that are asked for now."""
+    """Return whether an environment exists and was built for the current versions."""
     stamp = FOLDER / name / _STAMP
     return stamp.exists() and stamp.read_text(encoding="ascii") == _wanted(name)
 
 
 def build(name: str) -> None:
-    """Build one environment from nothing.
+    """Build one environment from scratch.
 
     Raises:
-        subprocess.SubprocessError: pip failed or took too long; nothing is left behind.
+        subprocess.SubprocessError: pip failed or timed out; the folder is removed.
     """
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     scheme = {"base": str(folder), "platbase": str(folder)}
     packages = Path(sysconfig.get_path("purelib", "venv", scheme))
-    # `addsitedir` and not the bare path: editable installs stand in .pth files of their own.
-    borrowed = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-    (packages / "borrowed.pth").write_text(borrowed, encoding="utf-8")
+    # `addsitedir` rather than the bare path, because editable installs use .pth files.
+    shared = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    (packages / "shared.pth").write_text(shared, encoding="utf-8")
     pip = [str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for constraints in _CONSTRAINTS:
         pip += ["--constraint", str(ROOT / constraints)]
@@ -67,7 +67,7 @@ def build(name: str) -> None:
 
 
 def main(names: Sequence[str]) -> int:
-    """Build what is not built yet; return 1 when something could not be."""
+    """Build missing environments; return 1 if one could not be built."""
     failed = []
     for name in names or PACKAGES:
         if is_built(name):
@@ -76,7 +76,7 @@ def main(names: Sequence[str]) -> int:
             build(name)
         except subprocess.SubprocessError as error:
             failed.append(name)
-            sys.stderr.write(f"no environment for {name} ({type(error).__name__}): its tests skip\n")
+            sys.stderr.write(f"cannot build the environment for {name} ({type(error).__name__}): its tests skip\n")
     return 1 if failed else 0
 
 

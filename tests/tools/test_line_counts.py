@@ -68,13 +68,13 @@ def test_summary_names_packages_files_runs_and_failures() -> None:
     lines = summary_lines(summary({"gpuenergyd/core/a.py": counted(200, 150)}, [broken], num_processes=4))
 
     assert "core               75.00 % of 200 lines" in lines
-    assert "all                75.00 % of 200 lines, 92 % are owed" in lines
+    assert "all                75.00 % of 200 lines, at least 92 % required" in lines
     assert "   75.00 % of  200 lines  gpuenergyd/core/a.py" in lines
     assert "tests: 1 passed, 1 failed, 0 skipped, 7 s" in lines
     assert lines[-2:] == ["failed: tests/a.py::b", "counted in 4 processes"]
 
 
-def test_the_page_tells_packages_files_covered_least_and_how_the_tests_went(tmp_path: Path) -> None:
+def test_page_lists_packages_least_covered_files_and_test_results(tmp_path: Path) -> None:
     broken = replace(FINE, name="lightning", num_failed=1, failed=("tests/a.py::b",))
     figures = summary({"gpuenergyd/core/a.py": counted(2000, 1500)}, [FINE, broken], num_processes=4)
     given = circumstances("python benchmarks/runs/line_coverage.py", datetime(2026, 1, 2, tzinfo=UTC), 1.5, 0.25)

@@ -176,7 +176,7 @@ def test_the_bill_of_materials_lists_every_dependency_with_version_and_licence()
     assert len({component.name for component in components()}) == len(listed)
 
 
-def test_an_audit_succeeds_only_where_every_package_was_asked_about_and_none_is_vulnerable() -> None:
+def test_an_audit_succeeds_only_if_every_package_was_checked_and_none_is_vulnerable() -> None:
     clean = {"name": "a", "version": "1", "vulns": []}
     hole = {"name": "b", "version": "2", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.1"]}]}
     unknown = {"name": "c", "skip_reason": "not found"}
@@ -184,8 +184,8 @@ def test_an_audit_succeeds_only_where_every_package_was_asked_about_and_none_is_
     audits = [read_report({"dependencies": members}) for members in ([clean], [clean, unknown], [hole, unknown], [])]
 
     assert [one.exit_status for one in audits] == [0, 3, 1, 3]
-    assert str(audits[0]) == "asked about 1 packages: 0 known vulnerabilities"
-    assert "could not be asked about: 1 packages (c)" in str(audits[1])
+    assert str(audits[0]) == "checked 1 packages: 0 known vulnerabilities"
+    assert "not checked: 1 packages (c)" in str(audits[1])
     assert str(audits[2]).startswith("vulnerable: b 2: PYSEC-1, fixed in 2.1\n")
 
 
@@ -220,12 +220,10 @@ def test_a_copy_of_the_advisory_database_tells_by_version_what_is_vulnerable(
     found = audit_offline(tmp_path, (lock,))
 
     assert found.exit_status == num_found
-    assert str(found).endswith(
-        f"asked about 2 packages: {num_found} known vulnerabilities, by what was known on 2026-05-06"
-    )
+    assert str(found).endswith(f"checked 2 packages: {num_found} known vulnerabilities, as of 2026-05-06")
     assert (f"vulnerable: some-package {version}: PYSEC-2026-1, fixed in 1.4\n" in str(found)) == bool(num_found)
 
 
-def test_a_folder_that_is_no_copy_of_the_database_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"is no copy of the PyPA's advisory database"):
+def test_a_folder_that_is_not_a_copy_of_the_database_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"is not a copy of the PyPA's advisory database"):
         audit_offline(tmp_path, ())

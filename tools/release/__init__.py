@@ -1,7 +1,9 @@
-"""What a release consists of: `make package`.
+"""Release packages: `make package`.
 
-build       wheel and sdist, the same bytes from the same commit
-contents    what is in them beside our own code: the dependencies with their licences
-debian      a Debian package of the daemon as services
-__main__    all of it into dist/
+build       wheel and sdist, reproducible
+contents    bill of materials: dependencies with their versions and licences
+debian      a Debian package with the daemon's services
+audit       known vulnerabilities of the pinned dependencies
+advisories  reads a copy of the PyPA's advisory database
+__main__    builds everything into dist/
 """

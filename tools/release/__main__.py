@@ -1,4 +1,4 @@
-"""`python -m tools.release [FOLDER]`: wheel, sdist, Debian package and bill of materials, with their digests."""
+"""Build wheel, sdist, Debian package and bill of materials with checksums: `python -m tools.release [FOLDER]`."""
 
 import shutil
 import sys
@@ -10,7 +10,7 @@ from tools.release.debian import build_debian_package
 
 
 def main(out: Path) -> None:
-    """Make everything anew into a folder."""
+    """Build all packages into an emptied folder."""
     if out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True)
@@ -18,7 +18,7 @@ def main(out: Path) -> None:
     if shutil.which("dpkg-deb"):
         build_debian_package(wheel, out)
     else:
-        print("no dpkg-deb here: no Debian package", file=sys.stderr)  # noqa: T201  a command's answer
+        print("dpkg-deb not found: skipping the Debian package", file=sys.stderr)  # noqa: T201  a command's answer
     (out / "gpuenergyd.cdx.json").write_text(bill_of_materials(commit_epoch_s()), encoding="utf-8")
     lines = [f"{digest(path)}  {path.name}" for path in sorted(out.iterdir())]
     (out / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Known vulnerabilities of locked packages from a copy of the PyPA's advisory database, where no index can be asked.
+"""Known vulnerabilities of pinned packages, from a local copy of the PyPA's advisory database.
 
 The format is OSV's (https://ossf.github.io/osv-schema/), one file an advisory, in `vulns/<package>/`
-(https://github.com/pypa/advisory-database). A copy knows what was known when it was made, and says so.
+(https://github.com/pypa/advisory-database). The result is as old as the copy; its date is reported.
 """
 
 import re
@@ -20,14 +20,14 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)")
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One package at one version, as a lock file names it."""
+    """A package at the version that a lock file pins."""
 
     name: str
     version: Version
 
 
 def read_pins(locks: Iterable[Path]) -> tuple[Pin, ...]:
-    """Return what these files pin, each name and version once."""
+    """Return the distinct pins of these files."""
     pins: dict[Pin, None] = {}
     for lock in locks:
         for line in lock.read_text(encoding="utf-8").splitlines():
@@ -37,29 +37,29 @@ def read_pins(locks: Iterable[Path]) -> tuple[Pin, ...]:
 
 
 class AdvisoryFolder:
-    """A copy of the database."""
+    """A local copy of the advisory database."""
 
     def __init__(self, folder: Path) -> None:
         self._vulns = folder / "vulns"
         if not self._vulns.is_dir():
-            message = f"{folder} is no copy of the PyPA's advisory database: it has no folder vulns"
+            message = f"{folder} is not a copy of the PyPA's advisory database: it has no folder 'vulns'"
             raise SystemExit(message)
 
     def newest(self) -> datetime:
-        """Return when the newest advisory changed: about how old the copy is.
+        """Return when the newest advisory changed, which tells the age of the copy.
 
         Raises:
-            SystemExit: it holds no advisory.
+            SystemExit: the folder contains no advisory.
         """
         changed = re.compile(r"^modified: ['\"]?([0-9T:.-]+)", re.MULTILINE)
         found = [match[1] for path in self._files() if (match := changed.search(path.read_text(encoding="utf-8")))]
         if not found:
-            message = f"{self._vulns} holds no advisory"
+            message = f"{self._vulns} contains no advisories"
             raise SystemExit(message)
         return max(datetime.fromisoformat(text[:19]) for text in found)
 
-    def holes(self, pin: Pin) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the id of each advisory that concerns this version, and the versions that mend it."""
+    def vulnerabilities(self, pin: Pin) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield the id of each advisory that affects this version, and the versions that fix it."""
         for path in self._files(pin.name):
             advisory = yaml.safe_load(path.read_text(encoding="utf-8"))
             if "withdrawn" in advisory:
@@ -74,7 +74,7 @@ class AdvisoryFolder:
 
 
 def is_affected(version: Version, affected: dict[str, Any]) -> bool:
-    """Return whether a version is named, or lies in a range of the index's versions (ranges of commits say nothing)."""
+    """Return whether an advisory lists the version or a version range that contains it; commit ranges are ignored."""
     if str(version) in {str(one) for one in affected.get("versions", ())}:
         return True
     return any(
@@ -107,5 +107,5 @@ def _fixes(affected: dict[str, Any]) -> Iterator[str]:
 def _version(text: object) -> Version | None:
     try:
         return Version(str(text))
-    except InvalidVersion:  # an advisory's own slip
+    except InvalidVersion:  # an invalid version in the advisory
         return None

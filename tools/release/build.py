@@ -1,4 +1,4 @@
-"""Builds wheel and sdist: the same commit gives the same bytes, whenever and wherever it is built."""
+"""Reproducible builds of wheel and sdist: the same commit gives the same bytes."""
 
 import hashlib
 import os
@@ -8,22 +8,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _NO_COMMIT_EPOCH_S = 1_767_225_600
-"""Of 2026-01-01, for sources that are in no git repository, as an sdist is."""
+"""2026-01-01 UTC, for sources outside a git repository such as an unpacked sdist."""
 
 
 def commit_epoch_s() -> int:
-    """Return when the sources were committed, the instant that every file in a package carries."""
+    """Return the commit time, which becomes the modification time of every packaged file."""
     if (given := os.environ.get("SOURCE_DATE_EPOCH")) is not None:
         return int(given)
-    asked = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return int(asked.stdout) if asked.returncode == 0 and asked.stdout.strip() else _NO_COMMIT_EPOCH_S
+    log = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(log.stdout) if log.returncode == 0 and log.stdout.strip() else _NO_COMMIT_EPOCH_S
 
 
 def build_packages(out: Path) -> tuple[Path, Path]:
-    """Build and check sdist and wheel into a folder, and return wheel and sdist.
+    """Build sdist and wheel into a folder, check them and return (wheel, sdist).
 
     Raises:
-        CalledProcessError: a build or `twine check` failed; it has said why.
+        CalledProcessError: a build or `twine check` failed.
     """
     environ = {**os.environ, "SOURCE_DATE_EPOCH": str(commit_epoch_s())}
     build = [sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", str(out), str(ROOT)]

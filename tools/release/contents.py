@@ -1,4 +1,4 @@
-"""A CycloneDX bill of materials: everything that an installation brings, with versions and licences."""
+"""A CycloneDX bill of materials: all dependencies with versions and licences."""
 
 import json
 import uuid
@@ -15,12 +15,12 @@ from gpuenergyd import __version__
 EXTRAS = ("daemon", "fast", "postgresql", "trainers")
 _CLASSIFIER = "License :: OSI Approved :: "
 _MAX_LICENCE_CHARS = 80
-"""Some packages put the whole text where the name belongs."""
+"""Longer values are full licence texts rather than names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One distribution; `licence` is as it states it itself, None where it does not."""
+    """A distribution; `licence` as declared in its metadata, None if missing."""
 
     name: str
     version: str
@@ -35,7 +35,7 @@ class Component:
 
 
 def components(extras: tuple[str, ...] = EXTRAS) -> tuple[Component, ...]:
-    """Return what is installed here for these extras, by name; the project itself is not among it."""
+    """Return the installed dependencies of these extras by name, without the project itself."""
     found: dict[str, Component] = {}
     open_requirements = [Requirement(f"gpuenergyd[{','.join(extras)}]")]
     seen: set[tuple[str, str]] = set()
@@ -49,7 +49,7 @@ def components(extras: tuple[str, ...] = EXTRAS) -> tuple[Component, ...]:
             try:
                 installed = distribution(name)
             except PackageNotFoundError:
-                continue  # wanted on other platforms, or an optional part that is not here
+                continue  # for another platform, or an optional dependency that is not installed
             needed = tuple(_requirements(installed, extra))
             open_requirements += needed
             if name != "gpuenergyd":
@@ -60,7 +60,7 @@ def components(extras: tuple[str, ...] = EXTRAS) -> tuple[Component, ...]:
 
 
 def bill_of_materials(made_at_epoch_s: int) -> str:
-    """Return the CycloneDX 1.6 document; the same environment and instant give the same bytes."""
+    """Return the CycloneDX 1.6 document; reproducible for the same environment and instant."""
     listed = components()
     own = f"pkg:pypi/gpuenergyd@{__version__}"
     purl_of = {component.name: component.purl for component in listed}
@@ -121,7 +121,7 @@ def _requirements(installed: Distribution, extra: str) -> Iterator[Requirement]:
 
 
 def _licence(installed: Distribution) -> tuple[str | None, bool]:
-    """Return how a distribution names its licence, and whether that is an SPDX expression."""
+    """Return a distribution's licence and whether it is an SPDX expression."""
     metadata = installed.metadata
     if "License-Expression" in metadata:
         return metadata["License-Expression"], True

@@ -1,8 +1,7 @@
-"""A Debian package of the daemon as services: code, units, users, folders, settings, manual pages, completions.
+"""Builds a Debian package of the daemon: code, systemd units, users, folders, settings, manual pages, completions.
 
-Dependencies are Debian's own packages, by name and version, as its policy wants it; they are there from Debian 13 on
-(installed there by apt, and started), apart from the driver binding (`nvidia-ml-py`), which is recommended and comes
-from PyPI or from Debian's contrib section.
+Dependencies are Debian packages by name and minimum version, available from Debian 13 on. The driver binding
+(`nvidia-ml-py`) is only recommended: it comes from PyPI or Debian's contrib section.
 """
 
 import gzip
@@ -38,7 +37,7 @@ _FOLDERS = {
     "etc/sysusers.d": "usr/lib/sysusers.d",
     "etc/tmpfiles.d": "usr/lib/tmpfiles.d",
 }
-"""Where `gpuenergyd install` writes as an administrator would, and where a package does."""
+"""Folders of `gpuenergyd install` and the corresponding folders of a package."""
 
 _LAUNCHER = "#!/usr/bin/python3\nfrom gpuenergyd.cli.main import main\n\nmain()\n"
 _POSTINST = """#!/bin/sh
@@ -53,7 +52,7 @@ fi
 """
 _PRERM = """#!/bin/sh
 set -e
-# Stopping puts every GPU back; an upgrade leaves the daemon to be restarted, which keeps running jobs' clocks.
+# Stopping restores every GPU. An upgrade restarts the daemon instead, which keeps the clocks of running jobs.
 if [ "$1" = remove ] && [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; then
     systemctl disable --now gpuenergyd.socket gpuenergyd.service
 fi
@@ -79,10 +78,10 @@ License: Apache-2.0
 
 
 def build_debian_package(wheel: Path, out: Path) -> Path:
-    """Build the package from a wheel into a folder, and return it; the same wheel gives the same bytes.
+    """Build the package from a wheel into a folder and return its path (reproducible).
 
     Raises:
-        CalledProcessError: dpkg-deb failed; it has said why.
+        CalledProcessError: dpkg-deb failed.
     """
     target = out / f"gpuenergyd_{__version__}-1_all.deb"
     epoch_s = commit_epoch_s()
@@ -90,7 +89,7 @@ def build_debian_package(wheel: Path, out: Path) -> Path:
         root = Path(work, "root")
         _write_files(root, wheel, epoch_s)
         _write_control(root)
-        _settle(root, epoch_s)
+        _normalize(root, epoch_s)
         environ = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)}
         pack = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(root), str(target)]
         subprocess.run(pack, env=environ, check=True, stdout=subprocess.DEVNULL)
@@ -102,7 +101,7 @@ def _write_files(root: Path, wheel: Path, epoch_s: int) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith(("/RECORD", "/LICENSE"))]
         archive.extractall(packages, names)
-    shutil.rmtree(packages / "gpuenergyd" / "systemd")  # the units stand where the package puts them
+    shutil.rmtree(packages / "gpuenergyd" / "systemd")  # units are installed to the system folder below
     for path, text in files_to_install(PYTHON).items():
         folder = _FOLDERS.get(str(path.parent), str(path.parent))
         _write(root / folder / path.name, text)
@@ -133,10 +132,10 @@ Depends: {", ".join(["python3 (>= 3.11)", "systemd (>= 252)", *needed])}
 Recommends: {", ".join(recommended)}
 Section: science
 Priority: optional
-Description: daemon that makes GPU training use less energy at the same speed
- It measures each stage of a training pipeline, plans an SM clock for every
- forward and backward, follows that plan while the pipeline trains, and puts
- every clock back when the training ends, dies, or the daemon itself does.
+Description: daemon that reduces the energy of GPU training at the same speed
+ It profiles each stage of a training pipeline, plans an SM clock for every
+ forward and backward pass, applies the plan while the pipeline trains, and
+ restores all clocks when the training or the daemon itself ends or crashes.
  .
  The services are not started: systemctl enable --now gpuenergyd.service
 """
@@ -147,7 +146,7 @@ Description: daemon that makes GPU training use less energy at the same speed
 
 
 def _debian_dependencies() -> tuple[list[str], list[str]]:
-    """Return the daemon's dependencies under Debian's names: what is needed, and what is recommended."""
+    """Return the daemon's required and recommended dependencies under their Debian names."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     requirements = [Requirement(text) for extra in ("daemon", "fast") for text in extras[extra]]
     needed = []
@@ -160,11 +159,11 @@ def _debian_dependencies() -> tuple[list[str], list[str]]:
 
 
 def _completion(shell: str) -> str:
-    """Return what the installed program itself gives a shell for completing its words."""
+    """Return the completion script that the program generates for a shell."""
     environ = {**os.environ, "_GPUENERGYD_COMPLETE": f"source_{shell}"}
     program = "from gpuenergyd.cli.main import main; main()"
-    asked = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
-    return asked.stdout.strip() + "\n"
+    script = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    return script.stdout.strip() + "\n"
 
 
 def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -178,8 +177,8 @@ def _write_packed(path: Path, text: str) -> None:
     path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
-def _settle(root: Path, epoch_s: int) -> None:
-    """Give every file the same rights and instant, wherever and under whatever umask it was written."""
+def _normalize(root: Path, epoch_s: int) -> None:
+    """Normalize permissions and modification times, independent of umask and build time."""
     for path in (root, *root.rglob("*")):
         if path.is_dir():
             path.chmod(0o755)

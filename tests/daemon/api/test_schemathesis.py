@@ -14,16 +14,15 @@ import pytest
 
 from gpuenergyd.daemon.api.openapi import api_description
 from tests.support.daemon_process import DaemonProcess, running_daemon
-from tests.support.tools_environment import tools_environment
+from tests.support.tools_environment import API_TEST_TOOLS, tools_environment
 
-SCHEMATHESIS = ("schemathesis==4.32.5",)
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 NUM_EXAMPLES = 3
 
 
 @contextlib.contextmanager
 def loopback_port_to(socket_path: Path) -> Iterator[int]:
-    """Pass a port of this host on to a Unix socket: schemathesis speaks TCP only."""
+    """Forward a TCP port of this host to a Unix socket: schemathesis supports TCP only."""
     loop = asyncio.new_event_loop()
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -62,8 +61,8 @@ def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
         yield daemon
 
 
-def test_every_answer_to_made_up_requests_is_documented(daemon: DaemonProcess, tmp_path: Path) -> None:
-    programs = tools_environment(SCHEMATHESIS)
+def test_every_answer_to_generated_requests_is_documented(daemon: DaemonProcess, tmp_path: Path) -> None:
+    programs = tools_environment(API_TEST_TOOLS)
     description = tmp_path / "openapi.json"
     description.write_text(json.dumps(api_description()))
     restarts = daemon.status()["worker"]["num_restarts"]
