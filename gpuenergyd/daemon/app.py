@@ -182,7 +182,7 @@ class Daemon:
         await self.leases.close("the daemon was stopped")
         if not await self._hand_over():
             log.info("every GPU goes back to how it was found")
-            self.worker.leave()
+            self.worker.announce_shutdown()
             await self.jobs.close("the daemon was stopped")
         # Cutting the link makes the worker restore whatever is left: a job that did not end in time, say.
         await self.worker.close()

@@ -78,7 +78,7 @@ class AskableWorker(Protocol):
 class TargetPort(Protocol):
     """The policy host, asked what a job owes."""
 
-    async def next_target(self, job_id: str, question: TargetQuery) -> TargetReply | PolicyFailure:
+    async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or why there is none."""
         ...
 

@@ -1,13 +1,13 @@
-"""The daemon's child processes: GPU worker, policy host, carbon fetcher.
+"""Helper processes of the daemon: GPU worker and policy hosts, and the daemon's clients of them.
 
-carbon_queries   forecasts and targets, asked of the policy host
-gpu_worker       starts, watches and replaces the GPU worker
-launch           starts child processes or connects to their units
-plugins          installed policies, by entry point
-policy_client    asks the policy host, with a time limit
-policy_host      the process that policies run in
-policy_unit      the policy host as a systemd unit
-restart_backoff  restart backoff for child processes
-view_delta       sends a policy only what changed in a job's view
-worker_unit      the GPU worker as a systemd unit
+carbon_queries   requests for forecasts, timing values and targets, and their evaluation in the policy host
+gpu_worker       supervision of the GPU worker and the daemon's interface to it
+launch           starting helper processes as children or connecting to their systemd units
+plugins          installed policies, found by entry point
+policy_client    requests to the policy host, with a time limit
+policy_host      main program of the process that runs policies
+policy_unit      main program of the policy host's systemd unit
+restart_backoff  delay before a lost process is restarted
+view_delta       incremental encoding of a job's view for the policy host
+worker_unit      main program of the GPU worker's systemd unit
 """

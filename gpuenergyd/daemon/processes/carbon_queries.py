@@ -1,6 +1,6 @@
-"""What the core asks the policy host about the grid: a forecast, what timing is worth, a job's target. One answer each.
+"""Carbon queries to the policy host: a forecast, the value of timing, a job's target; and their evaluation there.
 
-Series travel with null for hours nobody knows: JSON has no NaN.
+Series are sent with null for unknown hours, since JSON has no NaN.
 """
 
 import math
@@ -22,7 +22,7 @@ FORECAST_HOURS = 72
 
 @dataclass(frozen=True, slots=True)
 class EncodedSeries:
-    """An hourly series as it travels."""
+    """An hourly series in the encoding for the policy host."""
 
     zone: str
     first_hour_at: datetime
@@ -31,28 +31,28 @@ class EncodedSeries:
 
     @classmethod
     def of(cls, series: HourlySeries, last_hours: int | None = None) -> "EncodedSeries":
-        """Return a series to send, or its last hours."""
+        """Encode a series, or only its last hours."""
         values = series.values if last_hours is None else series.values[-last_hours:]
         first_at = series.end_at - len(values) * (series.end_at - series.first_hour_at) / max(1, len(series.values))
         return cls(series.zone, first_at, tuple(v if math.isfinite(v) else None for v in values), series.unit)
 
     def series(self) -> HourlySeries:
-        """Return what was sent."""
+        """Decode the series."""
         values = tuple(math.nan if value is None else value for value in self.values)
         return HourlySeries(self.zone, self.first_hour_at, values=values, unit=self.unit)
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastQuery:
-    """What comes, from a history; with `timing_value_query`, also what timing could have been worth lately."""
+    """Query for a forecast from a history, and optionally for the recent value of timing."""
 
     history: EncodedSeries
-    timing_value_query: "TimingValueQuery | None" = None
+    timing_value: "TimingValueQuery | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class TimingValueQuery:
-    """For which budget and frontier; without points one is assumed."""
+    """Budget, job length and frontier to compute the value of timing for; an empty frontier means an assumed one."""
 
     max_slowdown_ratio: float
     job_hours: float
@@ -62,7 +62,7 @@ class TimingValueQuery:
 
 @dataclass(frozen=True, slots=True)
 class ForecastReply:
-    """A forecast, and what timing is worth where that was asked and can be said."""
+    """A forecast, and the value of timing if it was requested and can be computed."""
 
     forecast: CarbonForecast
     timing_value: TimingValue | None = None
@@ -70,9 +70,9 @@ class ForecastReply:
 
 @dataclass(frozen=True, slots=True)
 class TargetQuery:
-    """A job's target; the host adds the frontier, which only its policy knows.
+    """Query for a job's target; the policy host adds the frontier, which only the job's clock policy has.
 
-    `view` is by the grid's time, in which `time_scale` seconds pass in one second of the host.
+    Times in `view` are grid times: `time_scale` seconds of the grid pass per second of the host.
     """
 
     target_policy: str
@@ -83,52 +83,51 @@ class TargetQuery:
 
 @dataclass(frozen=True, slots=True)
 class TargetReply:
-    """The decision and the frontier it rests on, both by the host's time."""
+    """The decision and the frontier it is based on, both in host time."""
 
     decision: TargetDecision
     frontier: tuple[tuple[float, float], ...]
 
 
-def answer_forecast(question: ForecastQuery) -> ForecastReply:
-    """Return what the installed machinery says.
+def answer_forecast(query: ForecastQuery) -> ForecastReply:
+    """Compute a forecast, and the value of timing if requested, with the installed entry points.
 
     Raises:
-        UnknownPolicyError: no installed package forecasts.
+        UnknownPolicyError: no installed package provides forecasts.
         GpuEnergyError: the history cannot be used.
     """
-    history = question.history.series()
-    forecast: Forecast = _machinery("forecast")
+    history = query.history.series()
+    forecast: Forecast = _load_entry_point("forecast")
     expected = forecast(history, num_hours=FORECAST_HOURS)
-    worth = None
-    if question.timing_value_query is not None:
-        timing_value_query: TimingValueEstimator = _machinery("timing-value")
-        asked = question.timing_value_query
-        worth = timing_value_query(
+    timing_value = None
+    if (wanted := query.timing_value) is not None:
+        estimate: TimingValueEstimator = _load_entry_point("timing-value")
+        timing_value = estimate(
             history,
-            frontier=asked.frontier,
-            max_slowdown_ratio=asked.max_slowdown_ratio,
-            job_hours=asked.job_hours,
-            host_power_w=asked.host_power_w,
+            frontier=wanted.frontier,
+            max_slowdown_ratio=wanted.max_slowdown_ratio,
+            job_hours=wanted.job_hours,
+            host_power_w=wanted.host_power_w,
         )
-    return ForecastReply(expected, worth)
+    return ForecastReply(expected, timing_value)
 
 
 def answer_target(
-    target_policy: Any, question: TargetQuery, policy: ClockPolicy | None, job_view: JobView | None
+    target_policy: Any, query: TargetQuery, policy: ClockPolicy | None, job_view: JobView | None
 ) -> TargetReply:
-    """Return the target policy's decision for a job, on the frontier that its clock policy knows."""
+    """Return the target policy's decision for a job, based on the frontier of its clock policy."""
     points = frontier_of(policy, job_view)
-    scale = question.time_scale
+    scale = query.time_scale
     scaled = tuple(FrontierPoint(p.iteration_time_s * scale, p.energy_j * scale, None) for p in points)
-    history = question.history.series() if question.history is not None else None
-    view = replace(question.view, frontier=scaled, history=history)
+    history = query.history.series() if query.history is not None else None
+    view = replace(query.view, frontier=scaled, history=history)
     explain: Callable[[TargetView], TargetDecision] | None = getattr(target_policy, "explain", None)
     if explain is not None:
         decision = explain(view)
     else:
         here = intensity_now(view.now_at, history, view.forecast)
         decision = TargetDecision(
-            target_policy.next_target(view), question.target_policy, here.basis, here.carbon_intensity_g_per_kwh
+            target_policy.next_target(view), query.target_policy, here.basis, here.carbon_intensity_g_per_kwh
         )
     target = decision.target
     unscaled = replace(
@@ -143,15 +142,15 @@ def answer_target(
 
 
 def frontier_of(policy: ClockPolicy | None, view: JobView | None) -> tuple[FrontierPoint, ...]:
-    """Return what a job can run at: as its policy knows it, else as it was measured."""
+    """Return a job's frontier: from its clock policy if that provides one, else from measurements."""
     if view is None:
         return ()
     known: Callable[[JobView], tuple[FrontierPoint, ...]] | None = getattr(policy, "frontier", None)
     return known(view) if known is not None else measured_frontier(view)
 
 
-def _machinery(name: str) -> Any:
+def _load_entry_point(name: str) -> Any:
     found = tuple(entry_points(group=CARBON_GROUP, name=name))
     if not found:
-        raise UnknownPolicyError(f"no installed package offers {name!r} in {CARBON_GROUP}; gpuenergyd itself does")
+        raise UnknownPolicyError(f"no entry point {name!r} in {CARBON_GROUP}; reinstall gpuenergyd[daemon]")
     return found[0].load()

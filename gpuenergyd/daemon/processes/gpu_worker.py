@@ -1,4 +1,4 @@
-"""The one GPU worker of this daemon: started or reached, watched, replaced when it dies; the next restores."""
+"""Supervision of the GPU worker process: start or connect, ping, restart, and forward requests to it."""
 
 import asyncio
 import contextlib
@@ -30,35 +30,35 @@ _CONNECT_LIMIT_S = 15.0
 _PING_PERIOD_S = 1.0
 _HUNG_LIMIT_S = 0.5
 _RESTORE_AND_EXIT_LIMIT_S = 40.0
-"""A worker whose core has gone restores first; a driver call may take this long."""
+"""A worker that has lost the daemon restores every GPU before it exits; driver calls can be this slow."""
 
 
 class WorkerListener(Protocol):
-    """Who hears what the worker says."""
+    """Receiver of the GPU worker's events."""
 
     def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
-        """Take the GPUs that a new worker found."""
+        """Handle the start of a worker, which found these GPUs."""
         ...
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Take readings."""
+        """Handle GPU readings."""
         ...
 
     def handle_clock_set(self, change: ClockSet) -> None:
-        """Take a clock change."""
+        """Handle the result of a clock change."""
         ...
 
     def handle_gpu_state(self, change: GpuStateChange) -> None:
-        """Take how a GPU is."""
+        """Handle a change of a GPU's health."""
         ...
 
     def handle_worker_lost(self, reason: str) -> None:
-        """Know that nobody can set clocks now."""
+        """Handle the loss of the worker: no clock can be set until the next one is ready."""
         ...
 
 
 class GpuWorker:
-    """The one worker of this daemon, whichever process that is now."""
+    """The daemon's GPU worker across restarts of the process."""
 
     def __init__(self, settings: Settings, process: WorkerProcess, listener: Callable[[], WorkerListener]) -> None:
         self._settings = settings
@@ -67,15 +67,15 @@ class GpuWorker:
         self._link: WorkerLink | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._is_leaving = False
+        self._is_shutting_down = False
         self._lost = asyncio.Event()
         self._is_hung = False
-        self._early_states: list[GpuStateChange] | None = None
-        self._heard_mono_s: float | None = None
+        self._pending_states: list[GpuStateChange] | None = None
+        self._heartbeat_mono_s: float | None = None
         self.trouble: str | None = "the GPU worker has not started yet"
         self.num_restarts = 0
         self.has_taken_over = False
-        """Whether the worker kept the leases of an earlier core for this one."""
+        """Whether the worker held the leases of the previous daemon for this one."""
         self._token = ""
 
     @property
@@ -90,81 +90,81 @@ class GpuWorker:
 
     @property
     def keeper_pid(self) -> int | None:
-        """The process that restores when the worker is killed."""
+        """Process id of the restore sentinel, which restores the GPUs if the worker is killed."""
         return self._link.keeper_pid if self._link is not None and self.is_alive else None
 
     @property
     def heartbeat_age_s(self) -> float | None:
-        """How long ago the worker was last heard of."""
-        return None if self._heard_mono_s is None else time.monotonic() - self._heard_mono_s
+        """Time since the last sign of life of the worker, None before the first one."""
+        return None if self._heartbeat_mono_s is None else time.monotonic() - self._heartbeat_mono_s
 
     async def start(self, token: str = "") -> None:
-        """Start a worker, then keep one running; returns when the first one is ready or has failed.
+        """Start a worker and its supervision; returns when the first worker is ready or has failed to start.
 
-        With the token that an earlier core left, leases that the worker kept are taken over.
+        `token` is the hand-over token that the previous daemon left; with it the worker's held leases are taken over.
         """
         self._token = token
-        await self._bring_up()
+        await self._start_process()
         self._token = ""
         self._supervision = asyncio.create_task(self._supervise(), name="worker supervision")
 
-    def leave(self) -> None:
-        """Know that from now on GPUs are restored because the daemon ends: some may be kept for the next one."""
-        self._is_leaving = True
+    def announce_shutdown(self) -> None:
+        """Mark later restores as part of the daemon's shutdown: `restore_policy = "keep"` exempts some GPUs then."""
+        self._is_shutting_down = True
 
     async def close(self) -> None:
-        """Cut the link, and wait until the worker has restored every GPU and ended."""
+        """Close the link and wait until the worker has restored every GPU and exited."""
         self._is_closing = True
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
-        await self._bring_down()
+        await self._end_process()
 
     async def hand_over(self, token: str, keep_s: float) -> None:
-        """Have the worker keep all leases for so long after `close`, for the core that shows the token.
+        """Have the worker hold all leases for `keep_s` after `close`, for the daemon that presents the token.
 
         Raises:
-            GpuError: refused, or no worker.
+            GpuError: the worker refused, or none runs.
         """
         await self._reachable().hand_over(token, keep_s)
 
     async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
-        """Get the right to change GPUs.
+        """Acquire the right to change GPUs.
 
         Raises:
-            GpuError: refused, or no worker.
+            GpuError: the worker refused, or none runs.
         """
         await self._reachable().lease(lease_id, gpu_uuids, owner)
 
     async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Set a power limit under a lease, and return the limit that was read back.
+        """Set a power limit under a lease; return the limit read back.
 
         Raises:
-            GpuError: refused, or no worker.
+            GpuError: the worker refused, or none runs.
         """
         return await self._reachable().limit(lease_id, gpu_uuid, power_limit_w, owner)
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Put GPUs back and end their leases.
+        """Restore GPUs and end their leases.
 
         Raises:
-            GpuError: no worker; its successor restores.
+            GpuError: no worker runs; the next one restores.
         """
-        return await self._reachable().restore(gpu_uuids, reason, is_leaving=self._is_leaving)
+        return await self._reachable().restore(gpu_uuids, reason, is_leaving=self._is_shutting_down)
 
     async def users(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.
 
         Raises:
-            GpuError: the driver does not tell, or no worker.
+            GpuError: the driver cannot report it, or no worker runs.
         """
         return await self._reachable().users(gpu_uuid)
 
     async def look(self, gpu_uuid: str) -> GpuLook:
-        """Return how a GPU is set and what it reads right now.
+        """Return the present settings and readings of a GPU.
 
         Raises:
-            GpuError: the driver does not tell, or no worker.
+            GpuError: the driver cannot report it, or no worker runs.
         """
         return await self._reachable().look(gpu_uuid)
 
@@ -175,40 +175,41 @@ class GpuWorker:
 
     def _reachable(self) -> WorkerLink:
         if self._link is None or not self._link.is_open:
-            raise GpuError("no GPU worker runs at the moment")
+            raise GpuError("no GPU worker is running; the daemon is restarting it")
         return self._link
 
     async def _supervise(self) -> None:
         backoff = RestartBackoff()
         while True:
-            up_since_s = time.monotonic()
-            came_up = self.is_alive
-            if came_up:
+            started_mono_s = time.monotonic()
+            was_ready = self.is_alive
+            if was_ready:
                 await self._watch()
-            lived_s = time.monotonic() - up_since_s
-            await self._bring_down()
-            is_awaited = self._process.has_left_gpus()
-            await asyncio.sleep(backoff.next_delay_s(lived_s=lived_s, came_up=came_up, is_awaited=is_awaited))
+            lifetime_s = time.monotonic() - started_mono_s
+            await self._end_process()
+            has_unrestored_gpus = self._process.has_unrestored_gpus()
+            delay_s = backoff.next_delay_s(lifetime_s=lifetime_s, was_ready=was_ready, is_urgent=has_unrestored_gpus)
+            await asyncio.sleep(delay_s)
             self.num_restarts += 1
-            await self._bring_up()
+            await self._start_process()
 
     async def _watch(self) -> None:
-        """Return when the worker is lost: its link cut, or its main thread no longer answering."""
+        """Ping the worker; return when the link is cut or the worker does not answer."""
         while not self._lost.is_set():
             try:
                 await self._reachable().ping()
-                self._heard_mono_s = time.monotonic()
+                self._heartbeat_mono_s = time.monotonic()
             except GpuError as error:
                 self._is_hung = not self._lost.is_set()
-                self._on_lost(f"the GPU worker hangs: {error}")
+                self._on_lost(f"the GPU worker does not answer: {error}")
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), _PING_PERIOD_S)
 
-    async def _bring_up(self) -> None:
+    async def _start_process(self) -> None:
         self._lost.clear()
         self._is_hung = False
-        self._early_states = []
+        self._pending_states = []
         try:
             await self._process.start()
             connecting = asyncio.create_task(self._connect())
@@ -217,20 +218,20 @@ class GpuWorker:
             if not connecting.done():
                 connecting.cancel()
                 await asyncio.gather(connecting, return_exceptions=True)
-                self._say(dying.result())
+                self._set_trouble(dying.result())
                 return
             dying.cancel()
             self._link = connecting.result()
         except (GpuError, OSError) as error:
-            self._say(str(error))
+            self._set_trouble(str(error))
             return
         self.has_taken_over = self._link.has_taken_over
-        self._heard_mono_s = time.monotonic()
-        self._say(None)
+        self._heartbeat_mono_s = time.monotonic()
+        self._set_trouble(None)
         self._listener().handle_worker_ready(self._link.identities)
-        for change in self._early_states:
+        for change in self._pending_states:
             self._listener().handle_gpu_state(change)
-        self._early_states = None
+        self._pending_states = None
 
     async def _connect(self) -> WorkerLink:
         return await WorkerLink.connect(
@@ -244,27 +245,27 @@ class GpuWorker:
             token=self._token,
         )
 
-    async def _bring_down(self) -> None:
+    async def _end_process(self) -> None:
         link, self._link = self._link, None
         if link is not None:
             await link.close()
         await self._process.end(_HUNG_LIMIT_S if self._is_hung else _RESTORE_AND_EXIT_LIMIT_S)
 
     def _on_gpu_state(self, change: GpuStateChange) -> None:
-        if self._early_states is None:
+        if self._pending_states is None:
             self._listener().handle_gpu_state(change)
         else:
-            # The first ones come before the GPUs themselves are known.
-            self._early_states.append(change)
+            # The first state changes arrive before the worker has listed its GPUs.
+            self._pending_states.append(change)
 
     def _on_lost(self, reason: str) -> None:
         if self._lost.is_set() or self._is_closing:
             return
         self._lost.set()
-        self._say(reason)
+        self._set_trouble(reason)
         self._listener().handle_worker_lost(reason)
 
-    def _say(self, trouble: str | None) -> None:
+    def _set_trouble(self, trouble: str | None) -> None:
         if trouble != self.trouble:
             if trouble is None:
                 log.info("GPU worker %s is ready", self.pid)

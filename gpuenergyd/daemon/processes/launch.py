@@ -1,8 +1,8 @@
-"""How the processes beside the core come to be: started as its children, or reached where units of their own listen.
+"""Launching helper processes: GPU worker and policy host as child processes, or as systemd units to connect to.
 
-The one seam between the two: everything else talks to a worker by its link and to a policy host by its channel and
-does not know who started them. A child is ended by its parent. A unit belongs to the service manager: it is told by
-its connection being cut, and its own watchdog or guard ends it when it does not listen.
+The rest of the daemon uses the worker's link and the policy host's channel and does not depend on which of the two
+applies. The daemon ends its children. A unit ends when its connection is closed; if it hangs, its watchdog or guard
+process kills it.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ POLICY_HOST_COMMAND = (sys.executable, "-I", "-m", "gpuenergyd.daemon.processes.
 
 
 class WorkerProcess(Protocol):
-    """The process behind the link to the GPU worker."""
+    """The GPU worker as a process: start, wait for its end, end it."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it can be expected to answer."""
+        """Whether the process runs, as far as known."""
         ...
 
     async def start(self) -> None:
-        """See to it that one runs.
+        """Start the process if that is the daemon's task.
 
         Raises:
             OSError: it cannot be started.
@@ -43,21 +43,21 @@ class WorkerProcess(Protocol):
         ...
 
     async def wait(self) -> str:
-        """Return why it ended, once it has."""
+        """Wait until the process ends and return the reason."""
         ...
 
     async def end(self, limit_s: float) -> None:
-        """End it, by force after the limit; its link has been cut."""
+        """End the process, by SIGKILL after the limit; its link is closed already."""
         ...
 
-    def has_left_gpus(self) -> bool:
-        """Return whether GPUs wait for its successor to put them back."""
+    def has_unrestored_gpus(self) -> bool:
+        """Return whether the ended process left GPUs for the next one to restore."""
         ...
 
 
 @dataclass(slots=True)
 class ChildWorker:
-    """A worker that the core starts, and ends."""
+    """A GPU worker that runs as a child process of the daemon."""
 
     command: Sequence[str]
     journal_path: Path
@@ -65,22 +65,22 @@ class ChildWorker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the child lives."""
+        """Whether the child process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start a child in a session of its own: Ctrl-C in a terminal reaches the core alone."""
+        """Start the child in a session of its own, so that Ctrl-C in a terminal reaches only the daemon."""
         self._process = await asyncio.create_subprocess_exec(
             *self.command, start_new_session=True, env=child_environment()
         )
 
     async def wait(self) -> str:
-        """Return its exit status in words."""
+        """Wait until the child exits and return a message with its exit status."""
         status = None if self._process is None else await self._process.wait()
-        return f"the GPU worker ended with status {status}; its last lines say why"
+        return f"the GPU worker exited with status {status}; its last log lines give the reason"
 
     async def end(self, limit_s: float) -> None:
-        """Ask it to end, and kill it when it does not: the next one restores."""
+        """Send SIGTERM, then SIGKILL after the limit; the next worker restores what a killed one left."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -89,13 +89,13 @@ class ChildWorker:
         try:
             await asyncio.wait_for(process.wait(), limit_s)
         except TimeoutError:
-            log.warning("GPU worker %d does not end; it is killed, and the next one restores", process.pid)
+            log.warning("GPU worker %d did not exit; killing it, the next worker restores the GPUs", process.pid)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
 
-    def has_left_gpus(self) -> bool:
-        """Return whether the journal still lists any; one that cannot be read is for the successor to judge."""
+    def has_unrestored_gpus(self) -> bool:
+        """Return whether the journal lists GPUs or cannot be read."""
         try:
             return bool(Journal(self.journal_path).read().entries)
         except JournalError:
@@ -104,35 +104,35 @@ class ChildWorker:
 
 @dataclass(slots=True)
 class WorkerUnit:
-    """A worker that is a unit of its own: connecting starts it, its watchdog ends it, `ExecStopPost=` restores."""
+    """The GPU worker as a systemd unit: socket-activated, ended by its watchdog, restoring with `ExecStopPost=`."""
 
     is_running: bool = True
 
     async def start(self) -> None:
-        """Leave that to the connection."""
+        """Do nothing: connecting to the socket starts the unit."""
 
     async def wait(self) -> str:
-        """Never return: the end of the link is all that is heard of it."""
+        """Wait forever: the end of the unit shows only as the end of the link."""
         await asyncio.Event().wait()
         raise AssertionError
 
     async def end(self, limit_s: float) -> None:
-        """Leave that to the service manager."""
+        """Do nothing: the service manager ends the unit."""
 
-    def has_left_gpus(self) -> bool:
-        """Return no: `ExecStopPost=` has put them back."""
+    def has_unrestored_gpus(self) -> bool:
+        """Return False: `ExecStopPost=` restores the GPUs."""
         return False
 
 
 @dataclass(slots=True)
 class PolicyChannel:
-    """Two-way lines to a policy host; `kill` ends it whatever it is doing."""
+    """A line-based connection to a policy host; `kill` ends the host even while a policy computes."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     pid: int | None
     is_alive: Callable[[], bool]
-    why_ended: Callable[[], Awaitable[str]]
+    exit_reason: Callable[[], Awaitable[str]]
     kill: Callable[[], Awaitable[None]]
 
 
@@ -140,7 +140,7 @@ StartPolicyHost = Callable[[], Awaitable[PolicyChannel]]
 
 
 async def start_policy_child(memory_limit_bytes: int | None, command: Sequence[str]) -> PolicyChannel:
-    """Start a policy host as a child and return its channel.
+    """Start a policy host as a child process and return its channel.
 
     Raises:
         OSError: it cannot be started.
@@ -158,7 +158,7 @@ async def start_policy_child(memory_limit_bytes: int | None, command: Sequence[s
     assert process.stdout is not None
     writer = process.stdin
 
-    async def why_ended() -> str:
+    async def exit_reason() -> str:
         return f"exit status {await process.wait()}"
 
     async def kill() -> None:
@@ -169,16 +169,16 @@ async def start_policy_child(memory_limit_bytes: int | None, command: Sequence[s
         await _close(writer)
 
     return PolicyChannel(
-        process.stdout, writer, process.pid, lambda: process.returncode is None, why_ended=why_ended, kill=kill
+        process.stdout, writer, process.pid, lambda: process.returncode is None, exit_reason=exit_reason, kill=kill
     )
 
 
 async def connect_policy_unit(path: Path) -> PolicyChannel:
-    """Connect to where the policy host's unit listens: each connection gets a host of its own.
+    """Connect to the socket of the policy host's unit, which starts one host per connection.
 
     Raises:
-        OSError: nobody listens.
-        DriverError: somebody listens whom we do not trust.
+        OSError: nothing listens on the socket.
+        DriverError: the listener runs as a user that is not trusted.
     """
     reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
     try:
@@ -187,11 +187,11 @@ async def connect_policy_unit(path: Path) -> PolicyChannel:
         await _close(writer)
         raise
 
-    async def why_ended() -> str:
-        return "its unit closed the connection"
+    async def exit_reason() -> str:
+        return "the unit closed the connection"
 
     async def kill() -> None:
-        # Its guard sees the connection end and kills it.
+        # The guard process of the unit kills the host when the connection ends.
         await _close(writer)
 
     return PolicyChannel(
@@ -199,21 +199,21 @@ async def connect_policy_unit(path: Path) -> PolicyChannel:
         writer,
         None,
         lambda: not (writer.is_closing() or reader.at_eof()),
-        why_ended=why_ended,
+        exit_reason=exit_reason,
         kill=kill,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLaunchers:
-    """Who starts what."""
+    """Launchers of the two helper processes."""
 
     worker: WorkerProcess
     policy_host: StartPolicyHost = field(repr=False)
 
 
 def process_launchers(settings: Settings) -> ProcessLaunchers:
-    """Return how worker and policy host come to be under these settings."""
+    """Return the launchers of GPU worker and policy host for `settings.processes`."""
     match settings.processes:
         case Processes.CHILDREN:
             limit_bytes = settings.policy_memory_limit_bytes
@@ -226,7 +226,7 @@ def process_launchers(settings: Settings) -> ProcessLaunchers:
 
 
 def worker_command(settings: Settings) -> list[str]:
-    """Return the worker's command line: standard library and driver only, told everything it needs to know."""
+    """Return the GPU worker's command line; the worker gets all its settings from it."""
     command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main"]
     command += ["--link", str(settings.worker_link_path), "--journal", str(settings.journal_path)]
     command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]

@@ -1,4 +1,4 @@
-"""Which policies are installed, and one of them by name. Entry points are the only door."""
+"""Installed policies: list them and load one by name, through entry points only."""
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -13,7 +13,7 @@ TARGET_GROUP = "gpuenergyd.targets"
 
 @dataclass(frozen=True, slots=True)
 class InstalledPolicy:
-    """A policy that some distribution offers; `error` says why it cannot be used."""
+    """A policy that an installed distribution provides; `error` is the reason if it cannot be loaded."""
 
     name: str
     group: str
@@ -23,12 +23,12 @@ class InstalledPolicy:
 
 
 def policy_names(group: str = POLICY_GROUP) -> tuple[str, ...]:
-    """Return the installed names, sorted, without importing any plugin."""
+    """Return the names of the installed policies, sorted, without importing them."""
     return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
 def installed_policies(group: str = POLICY_GROUP) -> tuple[InstalledPolicy, ...]:
-    """Return what is installed, by name; imports each plugin to see whether it can be used."""
+    """Return the installed policies, sorted by name; imports each one to find out whether it loads."""
     found = []
     for point in sorted(entry_points(group=group), key=lambda p: (p.name, _distribution(p))):
         error = _ambiguity(point)
@@ -46,7 +46,7 @@ def check_policy_name(name: str, group: str = POLICY_GROUP) -> None:
     """Check that a policy is installed, without importing it.
 
     Raises:
-        UnknownPolicyError: it is not; the message names those that are.
+        UnknownPolicyError: it is not installed; the message lists the installed ones.
     """
     names = policy_names(group)
     if name not in names:
@@ -58,7 +58,7 @@ def load_policy(name: str) -> ClockPolicy:
     """Return a new instance of the policy with this name.
 
     Raises:
-        UnknownPolicyError: not installed, offered twice, or not a policy.
+        UnknownPolicyError: not installed, provided twice, or not a policy.
     """
     policy: ClockPolicy = _loaded(name, POLICY_GROUP, "next_plan")
     return policy
@@ -68,7 +68,7 @@ def load_target_policy(name: str) -> TargetPolicy:
     """Return a new instance of the target policy with this name.
 
     Raises:
-        UnknownPolicyError: not installed, offered twice, or not a target policy.
+        UnknownPolicyError: not installed, provided twice, or not a target policy.
     """
     policy: TargetPolicy = _loaded(name, TARGET_GROUP, "next_target")
     return policy
@@ -81,7 +81,7 @@ def _loaded(name: str, group: str, method: str) -> Any:
         raise UnknownPolicyError(error)
     policy = point.load()()
     if not callable(getattr(policy, method, None)):
-        raise UnknownPolicyError(f"policy {name!r} ({point.value}) has no {method}")
+        raise UnknownPolicyError(f"policy {name!r} ({point.value}) has no method {method}()")
     return policy
 
 
@@ -90,8 +90,8 @@ def _distribution(point: EntryPoint) -> str:
 
 
 def _ambiguity(point: EntryPoint) -> str | None:
-    offers = {(p.value, _distribution(p)) for p in entry_points(group=point.group, name=point.name)}
-    if len(offers) == 1:
+    providers = {(p.value, _distribution(p)) for p in entry_points(group=point.group, name=point.name)}
+    if len(providers) == 1:
         return None
-    by = ", ".join(sorted(f"{value} of {distribution or 'nobody'}" for value, distribution in offers))
-    return f"policy {point.name!r} is offered more than once: {by}"
+    by = ", ".join(sorted(f"{value} ({distribution or 'no distribution'})" for value, distribution in providers))
+    return f"policy {point.name!r} is provided more than once: {by}; uninstall all but one"

@@ -1,4 +1,4 @@
-"""The core's side of the policy host: ask for a plan, wait a bounded time, and replace a host that misbehaves."""
+"""Client of the policy host: send a request, wait for a limited time, restart a host that fails."""
 
 import asyncio
 import logging
@@ -18,20 +18,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailure:
-    """Why a policy gave no plan, in one line."""
+    """The reason why a policy returned no result, in one line."""
 
     reason: str
 
 
 class PolicyClient:
-    """One request at a time, so that a time limit blames the job whose policy is running."""
+    """Sends one request at a time, so that a timeout can be attributed to the job whose policy runs."""
 
     def __init__(self, start_host: StartPolicyHost, *, time_limit_s: float, first_time_limit_s: float) -> None:
         self._start_host = start_host
         self._time_limit_s = time_limit_s
         self._first_time_limit_s = first_time_limit_s
         self._host: PolicyChannel | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._next_request_id = 1
         self._has_answered = False
         self._sent: dict[str, ViewSender] = {}
@@ -41,7 +41,7 @@ class PolicyClient:
 
     @property
     def pid(self) -> int | None:
-        """The host's process id, None when there is none or its unit keeps it to itself."""
+        """Process id of the host, None if no host runs or it runs as a systemd unit."""
         return self._host.pid if self.is_alive and self._host is not None else None
 
     @property
@@ -50,49 +50,49 @@ class PolicyClient:
         return self._host is not None and self._host.is_alive()
 
     async def start(self) -> None:
-        """Start the host."""
-        await self._ask("", "", None)
+        """Start the policy host."""
+        await self._request("", "", None)
 
     async def preload(self, policy: str) -> None:
-        """Have the host load a policy once, for a job that will ask it: what it imports is there by then."""
+        """Have the host import a policy before its first request; each policy once per host."""
         if policy not in self._loaded:
             self._loaded.add(policy)
-            await self._ask("", policy, None)
+            await self._request("", policy, None)
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
-        """Return the policy's plan, or why there is none; never raises for what a policy does."""
-        answer = await self._ask(job_id, policy, view)
+        """Return the policy's plan, or a failure; an exception in the policy is a failure, too."""
+        answer = await self._request(job_id, policy, view)
         if isinstance(answer, PolicyFailure):
             return answer
         if answer.plan is None:
-            return PolicyFailure(answer.error or "no plan")
+            return PolicyFailure(answer.error or "the policy returned no plan")
         return answer.plan
 
-    async def next_target(self, job_id: str, question: TargetQuery) -> TargetReply | PolicyFailure:
-        """Return a target policy's decision for a job, or why there is none."""
-        answer = await self._ask(job_id, question.target_policy, None, target=question)
+    async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
+        """Return a target policy's decision for a job, or a failure."""
+        answer = await self._request(job_id, query.target_policy, None, target=query)
         if isinstance(answer, PolicyFailure):
             return answer
-        return answer.target or PolicyFailure(answer.error or "no target")
+        return answer.target or PolicyFailure(answer.error or "the policy returned no target")
 
-    async def forecast(self, question: ForecastQuery) -> ForecastReply | PolicyFailure:
-        """Return a forecast, or why there is none."""
-        answer = await self._ask("", "forecast", None, forecast=question)
+    async def forecast(self, query: ForecastQuery) -> ForecastReply | PolicyFailure:
+        """Return a forecast, or a failure."""
+        answer = await self._request("", "forecast", None, forecast=query)
         if isinstance(answer, PolicyFailure):
             return answer
-        return answer.forecast or PolicyFailure(answer.error or "no forecast")
+        return answer.forecast or PolicyFailure(answer.error or "the policy host returned no forecast")
 
     async def drop_job(self, job_id: str) -> None:
-        """Drop the policy instance of a job that has ended."""
+        """Discard the policy instance of a job that has ended."""
         if self.is_alive:
-            await self._ask(job_id, "", None)
+            await self._request(job_id, "", None)
 
     async def close(self) -> None:
-        """End the host."""
+        """End the policy host."""
         self._is_closed = True
         await self._kill()
 
-    async def _ask(
+    async def _request(
         self,
         job_id: str,
         policy: str,
@@ -101,7 +101,7 @@ class PolicyClient:
         target: TargetQuery | None = None,
         forecast: ForecastQuery | None = None,
     ) -> PlanAnswer | PolicyFailure:
-        async with self._turn:
+        async with self._lock:
             if self._is_closed:
                 return PolicyFailure("the daemon is stopping")
             limit_s = self._first_time_limit_s
@@ -110,11 +110,11 @@ class PolicyClient:
                 limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
                 answer = await asyncio.wait_for(self._exchange(host, job_id, policy, view, target, forecast), limit_s)
             except TimeoutError:
-                return await self._give_up(f"policy {policy!r} did not answer within {limit_s:g} s")
+                return await self._restart_host(f"policy {policy!r} did not answer within {limit_s:g} s")
             except (ProtocolError, ValueError) as error:
-                return await self._give_up(f"policy {policy!r} sent something that is no plan: {error}")
+                return await self._restart_host(f"policy {policy!r} returned an invalid result: {error}")
             except (OSError, EOFError, GpuError) as error:
-                return await self._give_up(f"the policy host died while running {policy!r} ({error})")
+                return await self._restart_host(f"the policy host died while running {policy!r} ({error})")
             except asyncio.CancelledError:
                 await self._kill()
                 raise
@@ -141,10 +141,10 @@ class PolicyClient:
         await host.writer.drain()
         line = await host.reader.readline()
         if not line.endswith(b"\n"):
-            raise EOFError(await host.why_ended())
+            raise EOFError(await host.exit_reason())
         answer = decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES)
         if answer.request_id != request_id:
-            raise ProtocolError(f"answer to request {answer.request_id} instead of {request_id}")
+            raise ProtocolError(f"received the answer to request {answer.request_id}, expected {request_id}")
         return answer
 
     async def _ensure_host(self) -> PolicyChannel:
@@ -158,8 +158,8 @@ class PolicyClient:
             self._host = await self._start_host()
         return self._host
 
-    async def _give_up(self, reason: str) -> PolicyFailure:
-        log.warning("%s; the policy host is replaced", reason)
+    async def _restart_host(self, reason: str) -> PolicyFailure:
+        log.warning("%s; restarting the policy host", reason)
         await self._kill()
         return PolicyFailure(reason)
 

@@ -1,7 +1,7 @@
-"""The process that policies live in: requests in, plans out, one JSON line each. It may be killed at any moment.
+"""The policy host process: runs policies, reads requests and writes answers as JSON lines; may be killed any time.
 
-It holds no socket, no driver and no database, so the worst a plugin can do is to waste
-the time and memory it was given.
+It has no socket, no driver handle and no database connection, so a faulty plugin can only waste the time and memory
+granted to this process.
 """
 
 import contextlib
@@ -29,16 +29,23 @@ from gpuenergyd.wire.daemon_codec import decode, encode
 
 MAX_LINE_BYTES = 64 * 2**20
 NICENESS = 10
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""Policies compute beside the training: one core is theirs at most."""
+THREAD_COUNT_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+"""Each set to 1: policies share the CPUs with the training and may use one core."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Ask the policy of one job for its next plan; without a view, forget the job and load a policy that is named.
+    """One request: the next plan of a job, a target, a forecast, or discarding a job.
 
-    With a question about the grid, that is answered instead and the job stays as it is.
+    `target` or `forecast` set: answer that query; the job's policy is unchanged. `view` set: the next plan. None of the
+    three: discard the job's policy, and import `policy` if it is named.
     """
 
     request_id: int
@@ -51,7 +58,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """A plan, or what else was asked, or why there is none."""
+    """The answer to one request: the plan, target or forecast, or an error message."""
 
     request_id: int
     plan: ClockPlan | None = None
@@ -61,7 +68,7 @@ class PlanAnswer:
 
 
 class PolicyHost:
-    """One policy instance per job."""
+    """Holds one policy instance per job and answers requests."""
 
     def __init__(self) -> None:
         self._policies: dict[str, ClockPolicy] = {}
@@ -70,11 +77,11 @@ class PolicyHost:
         self._views: dict[str, JobView] = {}
 
     def answer(self, request: PlanRequest) -> PlanAnswer:
-        """Return the policy's plan, or what went wrong in one line."""
+        """Return the requested result, or the error in one line."""
         if request.target is not None or request.forecast is not None:
             try:
-                return self._about_the_grid(request)
-            except Exception as error:  # noqa: BLE001  as below
+                return self._answer_carbon_query(request)
+            except Exception as error:  # noqa: BLE001  see below
                 return PlanAnswer(request.request_id, error=_in_one_line(error))
         if request.view is None:
             self._policies.pop(request.job_id, None)
@@ -82,7 +89,7 @@ class PolicyHost:
             self._views.pop(request.job_id, None)
             self._targets = {key: kept for key, kept in self._targets.items() if key[0] != request.job_id}
             if request.policy:
-                # What it imports is then there when its first job asks.
+                # Import it now, so that the first request of a job does not wait for it.
                 with contextlib.suppress(Exception):
                     load_policy(request.policy)
             return PlanAnswer(request.request_id)
@@ -93,13 +100,13 @@ class PolicyHost:
             if policy is None:
                 policy = self._policies[request.job_id] = load_policy(request.policy)
             plan: object = policy.next_plan(view)
-        except Exception as error:  # noqa: BLE001  a plugin may fail in any way; the core decides what follows
+        except Exception as error:  # noqa: BLE001  a plugin may raise anything; the daemon handles the error
             return PlanAnswer(request.request_id, error=_in_one_line(error))
         if not isinstance(plan, ClockPlan):
             return PlanAnswer(request.request_id, error=f"next_plan returned {type(plan).__name__}, not a ClockPlan")
         return PlanAnswer(request.request_id, plan=plan)
 
-    def _about_the_grid(self, request: PlanRequest) -> PlanAnswer:
+    def _answer_carbon_query(self, request: PlanRequest) -> PlanAnswer:
         if request.forecast is not None:
             return PlanAnswer(request.request_id, forecast=answer_forecast(request.forecast))
         assert request.target is not None
@@ -117,30 +124,30 @@ def _in_one_line(error: Exception) -> str:
 
 
 def run(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until the core closes the channel."""
+    """Answer requests until the daemon closes the channel."""
     host = PolicyHost()
     while line := requests.readline(MAX_LINE_BYTES):
         answer = host.answer(decode(line, PlanRequest, max_bytes=MAX_LINE_BYTES))
         try:
             encoded = encode(answer)
         except (TypeError, ValueError, RecursionError) as error:
-            encoded = encode(PlanAnswer(answer.request_id, error=f"plan cannot be sent: {error}"))
+            encoded = encode(PlanAnswer(answer.request_id, error=f"the result cannot be encoded: {error}"))
         answers.write(encoded + b"\n")
         answers.flush()
 
 
 def main() -> None:
-    """Keep the channel for ourselves, give the processor away, and serve."""
+    """Lower the CPU priority, keep standard input and output for requests only, and answer requests."""
     _die_with_parent()
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    for variable in ONE_THREAD:
-        os.environ.setdefault(variable, "1")  # before any policy loads what reads them
+    for variable in THREAD_COUNT_VARIABLES:
+        os.environ.setdefault(variable, "1")  # before a policy imports a library that reads them
     if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    # What a policy prints or reads must not reach the channel: it prints to the log and reads nothing.
+    # A policy must not touch the channel: its prints go to standard error, its standard input is empty.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)

@@ -1,10 +1,10 @@
-"""The policy host as a unit of its own: one per connection of the core, killed the moment that connection ends.
+"""Main program of the policy host's systemd unit: one per connection of the daemon, killed when the connection ends.
 
     python -I -m gpuenergyd.daemon.processes.policy_unit MEMORY_LIMIT_BYTES
 
-Standard input is the connection (`Accept=yes`, `StandardInput=socket`). Only the core may have opened it: the socket
-file is the core user's alone, which the kernel checks. A policy that computes for ever in C hears nothing of its
-connection, so it runs in a child, and what waits here is free to kill it.
+Standard input is the connection (`Accept=yes`, `StandardInput=socket`). Only the daemon can have opened it: the socket
+file is accessible to the daemon's user alone. A policy in an endless loop in C code does not notice the end of its
+connection, so it runs in a child process that this one kills.
 """
 
 import os
@@ -16,10 +16,10 @@ _HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 def main() -> int:
-    """Run a policy host until it ends or the core hangs up; return 0 for either, since both are normal."""
+    """Run a policy host until it exits or the daemon closes the connection; both are normal and return 0."""
     child = os.fork()
     if child == 0:
-        from gpuenergyd.daemon.processes.policy_host import main as run_host  # noqa: PLC0415  the guard itself stays small
+        from gpuenergyd.daemon.processes.policy_host import main as run_host  # noqa: PLC0415  keeps the guard process small
 
         run_host()
         return 0

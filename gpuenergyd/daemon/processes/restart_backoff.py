@@ -1,29 +1,29 @@
-"""How soon a process that was lost is started again: at once where somebody waits for it, later each time where not."""
+"""Restart backoff for helper processes: exponential delay, none while GPUs wait to be restored."""
 
 from dataclasses import dataclass
 
-_FIRST_PAUSE_S = 0.1
-_LAST_PAUSE_S = 10.0
-_STEADY_AFTER_S = 30.0
-_MAX_ATTEMPTS_IN_VAIN = 3
+_FIRST_DELAY_S = 0.1
+_MAX_DELAY_S = 10.0
+_RESET_AFTER_S = 30.0
+_MAX_FAILED_STARTS = 3
 
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """Pauses between a process and its successor; one that lived for half a minute clears the record."""
+    """Delays between restarts of one process; a process that lived for 30 s resets them."""
 
-    _pause_s: float = 0.0
-    _num_in_vain: int = 0
+    _delay_s: float = 0.0
+    _num_failed_starts: int = 0
 
-    def next_delay_s(self, *, lived_s: float, came_up: bool, is_awaited: bool) -> float:
-        """Return how long to wait before the successor of a process that has just been lost.
+    def next_delay_s(self, *, lifetime_s: float, was_ready: bool, is_urgent: bool) -> float:
+        """Return the delay before the restart of a process that has just been lost.
 
-        `came_up`: it was ready before it was lost. `is_awaited`: what it left undone hurts until the next one is there.
-        Then the next comes at once, unless several in a row were lost before they were ready: more would not help.
+        `was_ready`: the process had finished starting. `is_urgent`: GPUs stay changed until the next process restores
+        them. An urgent restart has no delay, unless several processes in a row were lost before they were ready.
         """
-        if lived_s > _STEADY_AFTER_S:
-            self._pause_s = 0.0
-        pause_s = self._pause_s
-        self._pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LAST_PAUSE_S)
-        self._num_in_vain = 0 if came_up else self._num_in_vain + 1
-        return 0.0 if is_awaited and self._num_in_vain < _MAX_ATTEMPTS_IN_VAIN else pause_s
+        if lifetime_s > _RESET_AFTER_S:
+            self._delay_s = 0.0
+        delay_s = self._delay_s
+        self._delay_s = min(max(_FIRST_DELAY_S, 2 * delay_s), _MAX_DELAY_S)
+        self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
+        return 0.0 if is_urgent and self._num_failed_starts < _MAX_FAILED_STARTS else delay_s

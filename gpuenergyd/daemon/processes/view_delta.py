@@ -1,8 +1,8 @@
-"""How a job's view travels to its policy: only what the policy host does not have yet.
+"""Incremental encoding of a job's view: only the parts that the policy host does not have yet are sent.
 
-A view holds hundreds of observations, of which one is new. Encoding them all would keep the core busy for tens of
-milliseconds per iteration, and clock records waiting for it. So both sides number what was sent: the sender names
-what the view consists of, and encloses what it has not sent before.
+A view holds hundreds of observations, of which one is new per iteration. Encoding all of them would block the event
+loop for tens of milliseconds, and clock requests with it. So both sides number the observations and plans: the sender
+lists the numbers that the view consists of and attaches the items it has not sent before.
 """
 
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ from gpuenergyd.errors import ProtocolError
 
 T = TypeVar("T")
 
-_NOTHING = Schedule(name="", num_microbatches=0, orders=())
+_NO_SCHEDULE = Schedule(name="", num_microbatches=0, orders=())
 
 
 @dataclass(frozen=True, slots=True)
 class ViewDifference:
-    """A view without what was sent before; numbers say what belongs into it, in order.
+    """A view without the items sent before; the numbers list its items in order.
 
-    `reduced.observations` and `reduced.issued_plans` hold the new ones, in the order in which they are first named.
+    `reduced.observations` and `reduced.issued_plans` hold the new items, in the order of their first number.
     """
 
     reduced: JobView
@@ -34,28 +34,28 @@ class ViewDifference:
     has_schedule: bool
     has_gpus: bool
     has_previous_run: bool = True
-    """Whether what an earlier run showed is as enclosed, or else as it was sent before."""
+    """Whether `reduced` contains the previous run; otherwise the one sent before applies."""
 
 
 @dataclass(slots=True)
 class _Numbered(Generic[T]):
-    """Things by identity, each with the number it was sent under; holding them keeps identities from being reused."""
+    """Items by identity, each with the number it was sent under; holding them prevents reuse of their ids."""
 
     known: dict[int, tuple[T, int]] = field(default_factory=dict)
     next_number: int = 0
 
-    def number(self, things: Iterable[T]) -> tuple[tuple[int, ...], tuple[T, ...]]:
-        """Return the numbers of all things and those that are new; what is no longer there is forgotten."""
+    def number(self, items: Iterable[T]) -> tuple[tuple[int, ...], tuple[T, ...]]:
+        """Return the numbers of all items, and the new items; items no longer in use are dropped."""
         numbers: list[int] = []
         new: list[T] = []
         still_known: dict[int, tuple[T, int]] = {}
-        for thing in things:
-            entry = self.known.get(id(thing)) or still_known.get(id(thing))
+        for item in items:
+            entry = self.known.get(id(item)) or still_known.get(id(item))
             if entry is None:
-                entry = (thing, self.next_number)
+                entry = (item, self.next_number)
                 self.next_number += 1
-                new.append(thing)
-            still_known[id(thing)] = entry
+                new.append(item)
+            still_known[id(item)] = entry
             numbers.append(entry[1])
         self.known = still_known
         return tuple(numbers), tuple(new)
@@ -63,7 +63,7 @@ class _Numbered(Generic[T]):
 
 @dataclass(slots=True)
 class ViewSender:
-    """Knows what one policy host has of one job."""
+    """Encodes the views of one job; tracks the items that the policy host has."""
 
     _observations: _Numbered[IterationObservation] = field(default_factory=_Numbered[IterationObservation])
     _plans: _Numbered[ClockPlan] = field(default_factory=_Numbered[ClockPlan])
@@ -72,7 +72,7 @@ class ViewSender:
     _previous_run: PreviousRun | None = None
 
     def difference(self, view: JobView) -> ViewDifference:
-        """Return what to send; from now on it counts as sent."""
+        """Return the difference to the views sent before, and record it as sent."""
         observation_numbers, new_observations = self._observations.number(view.observations)
         plan_numbers, new_plans = self._plans.number(view.issued_plans)
         has_schedule = view.schedule is not self._schedule
@@ -84,7 +84,7 @@ class ViewSender:
                 view,
                 observations=new_observations,
                 issued_plans=new_plans,
-                schedule=view.schedule if has_schedule else _NOTHING,
+                schedule=view.schedule if has_schedule else _NO_SCHEDULE,
                 gpus=view.gpus if has_gpus else (),
                 previous_run=view.previous_run if has_previous_run else None,
             ),
@@ -98,7 +98,7 @@ class ViewSender:
 
 @dataclass(slots=True)
 class ViewReceiver:
-    """Keeps what was received of one job."""
+    """Decodes the views of one job; keeps the items received."""
 
     _observations: dict[int, IterationObservation] = field(default_factory=dict)
     _plans: dict[int, ClockPlan] = field(default_factory=dict)
@@ -107,10 +107,10 @@ class ViewReceiver:
     _previous_run: PreviousRun | None = None
 
     def view(self, difference: ViewDifference) -> JobView:
-        """Return the whole view.
+        """Return the complete view.
 
         Raises:
-            ProtocolError: it refers to what was never sent.
+            ProtocolError: the difference refers to an item that was not received.
         """
         reduced = difference.reduced
         if difference.has_schedule:
@@ -120,7 +120,7 @@ class ViewReceiver:
         if difference.has_previous_run:
             self._previous_run = reduced.previous_run
         if self._schedule is None:
-            raise ProtocolError("a view without a schedule, and none was sent before")
+            raise ProtocolError("the view has no schedule, and none was received before")
         self._observations = _completed(self._observations, difference.observation_numbers, reduced.observations)
         self._plans = _completed(self._plans, difference.plan_numbers, reduced.issued_plans)
         return replace(
@@ -137,6 +137,6 @@ def _completed(known: dict[int, T], numbers: tuple[int, ...], new: tuple[T, ...]
     wanted = dict.fromkeys(numbers)
     unknown = [number for number in wanted if number not in known]
     if len(unknown) != len(new):
-        raise ProtocolError(f"{len(unknown)} things are unknown, {len(new)} were sent")
+        raise ProtocolError(f"the view refers to {len(unknown)} unknown items, but {len(new)} were sent")
     known = {**known, **dict(zip(unknown, new, strict=True))}
-    return {number: thing for number, thing in known.items() if number in wanted}
+    return {number: item for number, item in known.items() if number in wanted}

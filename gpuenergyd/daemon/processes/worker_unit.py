@@ -1,8 +1,9 @@
-"""What the GPU worker's unit starts: it reads the settings, as the core does, and becomes the worker.
+"""Main program of the GPU worker's systemd unit: reads the daemon's settings, then executes the worker.
 
     python -I -m gpuenergyd.daemon.processes.worker_unit --core-user gpuenergyd
 
-Nothing of what reads settings stays in the process that may change GPUs: it is replaced, sockets and pid kept.
+execv replaces this process, so no code that parses settings remains in the privileged process; its pid and inherited
+sockets stay the same.
 """
 
 import os
@@ -14,11 +15,11 @@ from gpuenergyd.errors import GpuEnergyError
 
 
 def main() -> None:
-    """Become the worker, or say which setting makes no sense."""
+    """Execute the worker, or print which setting is invalid and exit."""
     try:
         command = [*worker_command(load_settings()), *sys.argv[1:]]
     except GpuEnergyError as error:
-        print(f"gpuenergyd-worker: {error}", file=sys.stderr)  # noqa: T201  a command's own voice
+        print(f"gpuenergyd-worker: {error}", file=sys.stderr)  # noqa: T201  a command's output
         sys.exit(error.exit_code)
     os.execv(command[0], command)  # noqa: S606  a fixed interpreter and our own module
 

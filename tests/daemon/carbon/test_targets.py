@@ -93,12 +93,12 @@ class Following:
             self.reasons.append(event.refusal)
         self.run.tell(event)
 
-    async def next_target(self, job_id: str, question: TargetQuery) -> TargetReply | PolicyFailure:
+    async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Answer as a policy host does."""
         del job_id
         self.num_asked += 1
         if self.lies is None:
-            return answer_target(CarbonTarget(), question, self.policy, self.run.job.view())
+            return answer_target(CarbonTarget(), query, self.policy, self.run.job.view())
         lie = self.lies[(self.num_asked - 1) % len(self.lies)]
         if lie is None:
             return PolicyFailure("it was killed")

@@ -61,7 +61,7 @@ def test_each_job_keeps_its_policy_until_it_is_forgotten() -> None:
     [
         ("raises", "RuntimeError: no idea"),
         ("garbage", "next_plan returned dict, not a ClockPlan"),
-        ("no-policy", "has no next_plan"),
+        ("no-policy", "has no method next_plan"),
         ("nope", "no policy 'nope'; installed: "),
     ],
 )
@@ -92,7 +92,7 @@ def test_every_line_is_answered_under_its_own_number_what_cannot_be_sent_with_th
 
     told = [decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES) for line in answers.getvalue().splitlines()]
     assert [answer.request_id for answer in told] == [11, 12, 13]
-    assert (told[0].error or "").startswith("plan cannot be sent: ")
+    assert (told[0].error or "").startswith("the result cannot be encoded: ")
     assert plan_id(told[1]) == "polite-a-1"
     assert told[2] == PlanAnswer(13)
 

@@ -108,8 +108,8 @@ def test_a_policy_is_loaded_ahead_once_and_one_that_cannot_be_loaded_hurts_nobod
     [
         ("raises", "RuntimeError: no idea"),
         ("garbage", "next_plan returned dict, not a ClockPlan"),
-        ("unsendable", "plan cannot be sent"),
-        ("no-policy", "has no next_plan"),
+        ("unsendable", "the result cannot be encoded"),
+        ("no-policy", "has no method next_plan"),
         ("broken-import", "ModuleNotFoundError"),
         ("nope", "no policy 'nope'; installed: "),
     ],
@@ -139,7 +139,7 @@ def test_a_policy_that_fails_in_order_is_a_failure_and_the_host_lives_on(
     [
         ("loops", "did not answer within 0.5 s"),
         ("exits", "died while running 'exits' (exit status 3)"),
-        ("mistyped", "sent something that is no plan"),
+        ("mistyped", "returned an invalid result"),
     ],
 )
 def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_replaced(
@@ -256,5 +256,5 @@ def test_a_name_that_two_distributions_offer_is_refused(tmp_path: Path, monkeypa
     (info / "entry_points.txt").write_text("[gpuenergyd.policies]\nuniform = impostor:Uniform\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    with pytest.raises(UnknownPolicyError, match=r"'uniform' is offered more than once: .*impostor"):
+    with pytest.raises(UnknownPolicyError, match=r"'uniform' is provided more than once: .*impostor"):
         load_policy("uniform")

@@ -1,49 +1,49 @@
-"""A successor comes at once where GPUs wait for it, and otherwise later each time."""
+"""Restart backoff: no delay while GPUs wait to be restored, otherwise a growing one."""
 
 from gpuenergyd.daemon.processes.restart_backoff import RestartBackoff
 
 
-def lost_early(succession: RestartBackoff, *, came_up: bool = True, is_awaited: bool = False) -> float:
-    return succession.next_delay_s(lived_s=1.0, came_up=came_up, is_awaited=is_awaited)
+def lost_early(backoff: RestartBackoff, *, was_ready: bool = True, is_urgent: bool = False) -> float:
+    return backoff.next_delay_s(lifetime_s=1.0, was_ready=was_ready, is_urgent=is_urgent)
 
 
-def test_the_first_successor_comes_at_once_and_the_others_ever_later() -> None:
-    succession = RestartBackoff()
+def test_the_first_restart_is_immediate_and_later_delays_grow_to_10_s() -> None:
+    backoff = RestartBackoff()
 
-    pauses = [lost_early(succession) for _ in range(12)]
+    delays_s = [lost_early(backoff) for _ in range(12)]
 
-    assert pauses[:4] == [0.0, 0.1, 0.2, 0.4]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 10.0
+    assert delays_s[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert delays_s == sorted(delays_s)
+    assert delays_s[-1] == 10.0
 
 
-def test_a_long_life_clears_the_record() -> None:
-    succession = RestartBackoff()
+def test_a_lifetime_above_30_s_resets_the_delay() -> None:
+    backoff = RestartBackoff()
     for _ in range(6):
-        lost_early(succession)
+        lost_early(backoff)
 
-    assert succession.next_delay_s(lived_s=31.0, came_up=True, is_awaited=False) == 0.0
-    assert lost_early(succession) == 0.1
-
-
-def test_gpus_that_wait_are_never_kept_waiting_however_often_their_worker_is_killed() -> None:
-    succession = RestartBackoff()
-
-    assert {lost_early(succession, is_awaited=True) for _ in range(50)} == {0.0}
+    assert backoff.next_delay_s(lifetime_s=31.0, was_ready=True, is_urgent=False) == 0.0
+    assert lost_early(backoff) == 0.1
 
 
-def test_a_worker_that_cannot_come_up_is_not_started_in_a_loop_even_then() -> None:
-    succession = RestartBackoff()
+def test_an_urgent_restart_has_no_delay_however_often_the_process_is_killed() -> None:
+    backoff = RestartBackoff()
 
-    pauses = [lost_early(succession, came_up=False, is_awaited=True) for _ in range(10)]
-
-    assert pauses[:2] == [0.0, 0.0]
-    assert pauses[-1] == 10.0
+    assert {lost_early(backoff, is_urgent=True) for _ in range(50)} == {0.0}
 
 
-def test_one_that_came_up_earns_a_prompt_successor_again() -> None:
-    succession = RestartBackoff()
+def test_repeated_failed_starts_are_delayed_even_if_urgent() -> None:
+    backoff = RestartBackoff()
+
+    delays_s = [lost_early(backoff, was_ready=False, is_urgent=True) for _ in range(10)]
+
+    assert delays_s[:2] == [0.0, 0.0]
+    assert delays_s[-1] == 10.0
+
+
+def test_a_successful_start_makes_urgent_restarts_immediate_again() -> None:
+    backoff = RestartBackoff()
     for _ in range(6):
-        lost_early(succession, came_up=False, is_awaited=True)
+        lost_early(backoff, was_ready=False, is_urgent=True)
 
-    assert lost_early(succession, came_up=True, is_awaited=True) == 0.0
+    assert lost_early(backoff, was_ready=True, is_urgent=True) == 0.0

@@ -86,7 +86,7 @@ def test_a_difference_to_what_was_never_received_is_refused() -> None:
     sender.difference(replace(START, observations=(observation(1),)))
     later = sender.difference(replace(START, observations=sender_view(sender)))
 
-    with pytest.raises(ProtocolError, match="none was sent before"):
+    with pytest.raises(ProtocolError, match="none was received before"):
         ViewReceiver().view(later)
 
 
