@@ -304,7 +304,7 @@ def measure_envpipe(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
         planned = timeline(graph, times_s)
         if planned.iteration_time_s <= untuned_s * (1 + 1e-9):
             break
-        path = [span.instruction for span in planned.critical_path() if clocks[span.instruction] < top]
+        path = [s.instruction for s in planned.spans if s.is_critical and clocks[s.instruction] < top]
         if not path:
             break
         lowest = min(clocks[i] for i in path)

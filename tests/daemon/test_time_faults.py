@@ -106,7 +106,7 @@ def test_after_a_sleep_every_job_begins_at_full_speed_and_no_energy_is_taken_ove
     play(scenario)
     watched.counter.record(1 * NS_PER_S, 100.0)
     watched.counter.record(2 * NS_PER_S, 200.0)
-    watched.counter.begin_anew()
+    watched.counter.interrupt()
     watched.counter.record(3 * NS_PER_S, 90_000.0)
     watched.counter.record(4 * NS_PER_S, 90_100.0)
 

@@ -81,7 +81,7 @@ def test_a_predicted_plan_is_never_executed() -> None:
     view = observed_view()
     plan = BubbleAware().next_plan(view)
 
-    with pytest.raises(PlanError, match="would-be plan"):
+    with pytest.raises(PlanError, match="purpose PREDICTED"):
         check_plan(plan, view.schedule, [gpu.supported_sm_clocks_mhz for gpu in view.gpus])
 
 

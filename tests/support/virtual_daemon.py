@@ -112,7 +112,7 @@ class DaemonTraining(VirtualTraining):
             gpu = jobs.services.gpus[f"GPU-{r}"]
             self.clocks[r], self.counters[r] = gpu.clocks, gpu.counter
             gpu.clocks.record(self._ns(self.now_s), self.clocks_mhz[0])
-            gpu.counter.begin_anew()
+            gpu.counter.interrupt()
             gpu.counter.record(self._ns(self.now_s), self.total_j[r])
             registration = RankRegistration(
                 protocol_version=1,

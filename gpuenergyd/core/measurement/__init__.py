@@ -1,7 +1,7 @@
 """Measurements: from samples and reported intervals to observed iterations and attributed energy.
 
 attribution  splits each GPU's energy by second and by owner
-merge        one iteration of a pipeline across hosts, from what each host observed
-observation  what one iteration showed: durations at clocks, energy per GPU
-telemetry    samples, counters and what an iteration cost
+merge        merges the observations of single ranks into one of the whole pipeline
+observation  observation of one iteration: instruction times by clock, energy per GPU
+telemetry    clock histories, energy counters and the observation of an iteration
 """

@@ -1,8 +1,9 @@
-"""Whose every joule is: one GPU's time, cut at every second and at every change of owner, and what each piece cost.
+"""Energy attribution: splits each GPU's energy by second and by owner.
 
-Pieces never overlap and leave no gap between the first sample and the last cut, so whatever is added up over jobs and
-idle time is what the GPU used. A piece is measured where the energy counter spans it, estimated where only power was
-read or where nothing was and the counter spans the whole gap, and missing otherwise: missing is never zero.
+A slice ends at every full second and at every change of owner. Slices never overlap and leave no gap between the first
+sample and the last cut, so that the sum over jobs and idle time is the GPU's energy. The energy of a slice is measured
+if the energy counter spans it, estimated if only power was sampled or if a gap without samples was spanned by the
+counter as a whole, and missing otherwise. Missing energy is None, never zero.
 """
 
 from collections import deque
@@ -13,17 +14,17 @@ from gpuenergyd.core.measurement.telemetry import EnergyCounter
 
 _NS_PER_S = 1_000_000_000
 _GRACE_NS = 2 * _NS_PER_S
-"""How long a piece waits for the counter to pass its end before it is closed without."""
-_GAP_STEPS_S = (1, 60, 3600, 86_400)
-_MAX_GAP_PIECES = 120
+"""Longest wait for a counter edge after the end of a slice; then the slice is closed without the counter."""
+_GAP_SLICE_LENGTHS_S = (1, 60, 3600, 86_400)
+_MAX_GAP_SLICES = 120
 
 
 @dataclass(frozen=True, slots=True)
 class EnergySlice:
-    """What one GPU did for one job (empty: for nobody) in one piece of time, at most a second while samples come.
+    """Energy of one GPU in an interval with one owner, at most one second long while samples arrive.
 
-    `energy_j` is what the counter measured, `estimated_j` what was estimated; of both at most one is not None. The
-    three durations add up to the length of the piece.
+    `job_id` is empty while the GPU is idle. At most one of `energy_j` (measured by the counter) and `estimated_j` is
+    not None. The three durations add up to the length of the interval.
     """
 
     started_at: datetime
@@ -42,8 +43,8 @@ class EnergySlice:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A piece whose end, or whose energy, is not known yet; `second` is the wall-clock second it belongs to."""
+class _OpenSlice:
+    """A slice whose end or energy is not known yet; `second` is its wall-clock second."""
 
     second: datetime
     started_at: datetime
@@ -56,14 +57,16 @@ class _Open:
 
 @dataclass(slots=True)
 class EnergyAttribution:
-    """The ledger of one GPU; fed by every sample, gives out pieces once nothing can change them."""
+    """Attribution of one GPU's energy: samples in, slices out once they are final."""
 
-    _pieces: deque[_Open] = field(default_factory=deque)
+    _open: deque[_OpenSlice] = field(default_factory=deque)
     _last_sample_ns: int = 0
 
-    def take(self, *, mono_ns: int, at: datetime, job_id: str, power_w: float | None, sm_clock_mhz: int | None) -> None:
-        """Note a sample: `at` is the wall-clock instant of `mono_ns`. One that comes out of order changes nothing."""
-        last = self._pieces[-1] if self._pieces else None
+    def add_sample(
+        self, *, mono_ns: int, at: datetime, job_id: str, power_w: float | None, sm_clock_mhz: int | None
+    ) -> None:
+        """Add a sample; `at` is the wall-clock instant of `mono_ns`. Out-of-order samples are ignored."""
+        last = self._open[-1] if self._open else None
         if last is not None and mono_ns <= self._last_sample_ns:
             return
         second = at.replace(microsecond=0)
@@ -72,11 +75,11 @@ class EnergyAttribution:
             if last is not None:
                 self._fill_gap(mono_ns, at, last.job_id)
                 if last.second != second:
-                    # A wall clock that was set back still cuts after the last sample.
+                    # Even if the wall clock was set back, the cut lies after the last sample.
                     begin_ns = max(mono_ns - at.microsecond * 1000, self._last_sample_ns)
             started_at = at - timedelta(microseconds=(mono_ns - begin_ns) // 1000)
-            last = _Open(second, started_at, begin_ns, job_id)
-            self._pieces.append(last)
+            last = _OpenSlice(second, started_at, begin_ns, job_id)
+            self._open.append(last)
         self._last_sample_ns = mono_ns
         last.num_samples += 1
         if power_w is not None:
@@ -85,57 +88,57 @@ class EnergyAttribution:
             last.clocks_mhz.append(sm_clock_mhz)
 
     def _fill_gap(self, mono_ns: int, at: datetime, job_id: str) -> None:
-        """Cut a time without samples into pieces, so that what the counter says of it is spread over it."""
+        """Cut a gap without samples into slices, so that the counter's energy is spread over it."""
         this_second_ns = mono_ns - at.microsecond * 1000
         gap_s = (this_second_ns - self._last_sample_ns) / _NS_PER_S
-        step_s = next((s for s in _GAP_STEPS_S if gap_s / s <= _MAX_GAP_PIECES), _GAP_STEPS_S[-1])
+        step_s = next((s for s in _GAP_SLICE_LENGTHS_S if gap_s / s <= _MAX_GAP_SLICES), _GAP_SLICE_LENGTHS_S[-1])
         second = at.replace(microsecond=0)
-        for k in range(min(int(gap_s / step_s), _MAX_GAP_PIECES), 0, -1):
+        for k in range(min(int(gap_s / step_s), _MAX_GAP_SLICES), 0, -1):
             begin_ns = this_second_ns - k * step_s * _NS_PER_S
-            if begin_ns > self._pieces[-1].begin_ns:
+            if begin_ns > self._open[-1].begin_ns:
                 begun = second - timedelta(seconds=k * step_s)
-                self._pieces.append(_Open(begun, begun, begin_ns, job_id))
+                self._open.append(_OpenSlice(begun, begun, begin_ns, job_id))
 
-    def complete(self, now_ns: int, counter: EnergyCounter) -> tuple[EnergySlice, ...]:
-        """Return the pieces that are over and whose energy is known, or will not become known."""
+    def completed_slices(self, now_ns: int, counter: EnergyCounter) -> tuple[EnergySlice, ...]:
+        """Return the ended slices whose energy is known or will not become known."""
         done: list[EnergySlice] = []
-        while len(self._pieces) > 1:
-            piece, end_ns = self._pieces[0], self._pieces[1].begin_ns
+        while len(self._open) > 1:
+            open_slice, end_ns = self._open[0], self._open[1].begin_ns
             if not counter.covers(end_ns) and now_ns < end_ns + _GRACE_NS:
                 break
-            self._pieces.popleft()
-            done.append(_closed(piece, end_ns, counter.energy_j(piece.begin_ns, end_ns)))
+            self._open.popleft()
+            done.append(_closed(open_slice, end_ns, counter.energy_j(open_slice.begin_ns, end_ns)))
         return tuple(done)
 
 
-def _closed(piece: _Open, end_ns: int, counted_j: float | None) -> EnergySlice:
-    length_s = (end_ns - piece.begin_ns) / _NS_PER_S
-    mean_power_w = _mean(piece.powers_w)
+def _closed(open_slice: _OpenSlice, end_ns: int, counted_j: float | None) -> EnergySlice:
+    length_s = (end_ns - open_slice.begin_ns) / _NS_PER_S
+    mean_power_w = _mean(open_slice.powers_w)
     energy_j = estimated_j = None
     measured_s = estimated_s = missing_s = 0.0
-    if counted_j is not None and piece.num_samples:
+    if counted_j is not None and open_slice.num_samples:
         energy_j, measured_s = counted_j, length_s
     elif counted_j is not None:
-        # The counter spans the gap, but nobody saw how the energy was spread over it.
+        # The counter spans the gap, but the distribution of the energy within it is unknown.
         estimated_j, estimated_s = counted_j, length_s
     elif mean_power_w is not None:
         estimated_j, estimated_s = mean_power_w * length_s, length_s
     else:
         missing_s = length_s
     return EnergySlice(
-        started_at=piece.started_at,
-        begin_mono_ns=piece.begin_ns,
+        started_at=open_slice.started_at,
+        begin_mono_ns=open_slice.begin_ns,
         end_mono_ns=end_ns,
-        job_id=piece.job_id,
+        job_id=open_slice.job_id,
         energy_j=energy_j,
         estimated_j=estimated_j,
         measured_s=measured_s,
         estimated_s=estimated_s,
         missing_s=missing_s,
         mean_power_w=mean_power_w,
-        max_power_w=max(piece.powers_w, default=None),
-        mean_sm_clock_mhz=_mean(piece.clocks_mhz),
-        num_samples=piece.num_samples,
+        max_power_w=max(open_slice.powers_w, default=None),
+        mean_sm_clock_mhz=_mean(open_slice.clocks_mhz),
+        num_samples=open_slice.num_samples,
     )
 
 

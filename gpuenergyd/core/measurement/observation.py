@@ -1,7 +1,6 @@
-"""What one iteration showed: how long instructions took at which clock, and what each GPU spent.
+"""Observation of one iteration: instruction times by clock, and the energy of each GPU.
 
-Intervals come from the training processes, clocks and energy from the GPU worker; both use the host's
-monotonic clock, and they meet here. Pure functions: times are arguments.
+Intervals come from the training processes, clocks and energy from the GPU worker; both use the host's monotonic clock.
 """
 
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 
 @dataclass(frozen=True, slots=True)
 class ClockShare:
-    """How much of an instruction ran at one clock; a clock change in mid-flight leaves several shares."""
+    """Time of an instruction at one clock; a clock change during the instruction results in several shares."""
 
     sm_clock_mhz: int
     time_s: float
@@ -19,10 +18,10 @@ class ClockShare:
 
 @dataclass(frozen=True, slots=True)
 class InstructionSample:
-    """Instructions of one class in one iteration that ran mostly at one clock: their mean time, split by clock.
+    """Mean time, by clock, of the instructions of one class in one iteration that ran mostly at one clock.
 
     With r(f) = 1 / t(f) the speed at clock f, sum(share.time_s * r(share.sm_clock_mhz)) = 1 for each instruction, hence
-    for their mean: clock changes in mid-flight are data, not disturbance.
+    for their mean; so instructions with a clock change are usable as samples.
     """
 
     pp_rank: int
@@ -38,18 +37,18 @@ class InstructionSample:
 
     @property
     def instruction_class(self) -> InstructionClass:
-        """The class that these instructions are of."""
+        """Class of these instructions."""
         return InstructionClass(self.pp_rank, self.kind, self.chunk_index)
 
     @property
     def main_share(self) -> ClockShare:
-        """The clock at which most of it ran, and for how long."""
+        """Share with the longest time."""
         return max(self.shares, key=lambda share: share.time_s)
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAtClock:
-    """How long a GPU ran one kind of instruction (None: waited) at one clock within an energy window."""
+    """Time of one kind of instruction (None: waiting) at one clock within an energy window."""
 
     kind: InstructionKind | None
     sm_clock_mhz: int
@@ -59,7 +58,7 @@ class TimeAtClock:
 
 @dataclass(frozen=True, slots=True)
 class RankEnergy:
-    """What one rank's GPU spent in one iteration, by its energy counter; `energy_j` None when it was not measured."""
+    """Energy of one rank's GPU in one iteration by its energy counter; `energy_j` is None if not measured."""
 
     pp_rank: int
     window_s: float
@@ -69,10 +68,10 @@ class RankEnergy:
 
 @dataclass(frozen=True, slots=True)
 class IterationObservation:
-    """One complete iteration, seen from all ranks.
+    """One complete iteration of all ranks.
 
-    `plan_id` is None when the ranks did not all follow the same plan. `is_regular` is False when the iteration
-    was disturbed (first ones, a changed order, a rank that reported nothing).
+    `plan_id` is None if the ranks did not all follow the same plan. `is_regular` is False if the iteration was
+    disturbed (warm-up, a changed order, a missing report).
     """
 
     iteration_index: int
@@ -82,34 +81,33 @@ class IterationObservation:
     ranks: tuple[RankEnergy, ...]
     is_regular: bool = True
     communication_latency_s: float | None = None
-    """Median time from the end of an instruction to the begin of the one on another rank that waited for it."""
+    """Median time from the end of an instruction to the begin of a waiting instruction on another rank."""
     launch_gap_s: float | None = None
-    """Median time between two instructions of one rank when the second had everything it needs."""
+    """Median time between two instructions of one rank if the second one's input was ready."""
     turnarounds_s: tuple[float | None, ...] = ()
-    """By rank, from the end of its last instruction to its begin of the next step; None, or left out: not seen."""
+    """By rank, time from the end of its last instruction to the begin of its next step; None if not observed."""
     lead_s: float | None = None
-    """From the begin of the step on rank 0 to its first instruction."""
+    """Time from the begin of the step on rank 0 to its first instruction."""
     busy_s: float | None = None
-    """What the instructions take one after another as the schedule orders them, waits for other replicas left out; None
-    for a job that has none."""
+    """Iteration time of the instructions alone, without waits for other replicas; None for a job without replicas."""
     waited_s: float = 0.0
-    """Time in which the job waited for other replicas of its training."""
+    """Time that the job waited for other replicas of its training."""
     is_at_straggler_pace: bool = False
-    """Whether a straggler among the replicas set the pace: no measure of what the job takes or saves by itself."""
+    """Whether a straggler among the replicas set the iteration time, which is then no measure of the job itself."""
 
     @property
     def is_own(self) -> bool:
-        """Whether its time is the job's own: nothing else ran in it, and no straggler set its pace."""
+        """Whether the iteration time is the job's own: regular, and not at straggler pace."""
         return self.is_regular and not self.is_at_straggler_pace
 
     @property
     def own_time_s(self) -> float:
-        """What the iteration took without waiting for other replicas."""
+        """Iteration time without waits for other replicas."""
         return self.iteration_time_s - self.waited_s
 
     @property
     def energy_j(self) -> float | None:
-        """Energy of all ranks, None when any is missing: missing is never zero."""
+        """Energy of all ranks; None if any is missing."""
         total_j = 0.0
         for rank in self.ranks:
             if rank.energy_j is None:

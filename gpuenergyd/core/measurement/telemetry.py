@@ -1,6 +1,6 @@
-"""Samples and intervals of one job put together: clock histories, energy counters, and the observation of an iteration.
+"""Clock histories, energy counters and the observation of an iteration from samples and reported intervals.
 
-Instants are integer nanoseconds of the host's monotonic clock, given by whoever measured; nothing here reads a clock.
+Instants are integer nanoseconds of the host's monotonic clock; they are arguments, no function here reads a clock.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,51 +19,51 @@ from gpuenergyd.core.measurement.observation import (
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.timeline import makespan_s
 
-Pieces = Sequence[tuple[int, int]]
-"""Clocks in MHz and for how many ns each, in order of time."""
+ClockIntervals = Sequence[tuple[int, int]]
+"""Pairs (clock in MHz, duration in ns) in order of time."""
 
 _NS_PER_S = 1e9
 _OUTLIER_RATIO = 1.3
-"""An instruction this much longer than its like in the same iteration was disturbed by something else."""
+"""An instruction longer than this ratio of its class's median in the iteration was disturbed."""
 _WAITED_AT_LEAST_S = 0.002
-"""A gap longer than this before an instruction means that it waited for its input."""
+"""Minimum gap before an instruction that counts as a wait for its input."""
 
 
 @dataclass(slots=True)
 class ClockHistory:
-    """The clock in force on one GPU over time: a step function, extended at its end."""
+    """Effective clock of one GPU over time, a step function."""
 
     initial_sm_clock_mhz: int
     _at_ns: list[int] = field(default_factory=list)
     _clocks_mhz: list[int] = field(default_factory=list)
 
     def record(self, effective_mono_ns: int, sm_clock_mhz: int) -> None:
-        """Note that a clock took effect; what arrives out of order is put where it belongs."""
+        """Record a clock and the instant at which it took effect; records may arrive out of order."""
         position = bisect_right(self._at_ns, effective_mono_ns)
         self._at_ns.insert(position, effective_mono_ns)
         self._clocks_mhz.insert(position, sm_clock_mhz)
 
-    def pieces(self, begin_ns: int, end_ns: int) -> Pieces:
-        """Return the clocks over an interval."""
+    def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
+        """Return the clocks over an interval and how long each was effective."""
         if begin_ns >= end_ns:
             return ()
         position = bisect_right(self._at_ns, begin_ns)
         clock = self._clocks_mhz[position - 1] if position else self.initial_sm_clock_mhz
         if position == len(self._at_ns) or self._at_ns[position] >= end_ns:
             return ((clock, end_ns - begin_ns),)
-        pieces = []
+        intervals = []
         at = begin_ns
         while at < end_ns:
             until = min(end_ns, self._at_ns[position]) if position < len(self._at_ns) else end_ns
             if until > at:
-                pieces.append((clock, until - at))
+                intervals.append((clock, until - at))
             clock = self._clocks_mhz[position] if position < len(self._at_ns) else clock
             at = until
             position += 1
-        return pieces
+        return intervals
 
     def forget_before(self, mono_ns: int) -> None:
-        """Drop what is older than an instant, keeping the clock in force at it."""
+        """Drop records older than an instant, except the clock effective at that instant."""
         keep_from = bisect_right(self._at_ns, mono_ns)
         if keep_from > 1:
             self.initial_sm_clock_mhz = self._clocks_mhz[keep_from - 2]
@@ -73,10 +73,10 @@ class ClockHistory:
 
 @dataclass(slots=True)
 class EnergyCounter:
-    """Edges of one GPU's energy counter: the instants at which its value was seen to change.
+    """Edges of one GPU's energy counter: the instants at which its value changed.
 
-    A counter moves in steps, so only its edges carry information. A decrease is a new count (driver reload):
-    no energy is taken across it.
+    The counter moves in steps, so that only its edges carry information. A decrease is a reset (driver reload): energy
+    across it is unknown.
     """
 
     _at_ns: list[int] = field(default_factory=list)
@@ -84,12 +84,12 @@ class EnergyCounter:
     _segment: list[int] = field(default_factory=list)
     _is_interrupted: bool = False
 
-    def begin_anew(self) -> None:
-        """Take no energy across this moment, whatever the counter says: nobody was counting."""
+    def interrupt(self) -> None:
+        """Treat the next edge as the start of a new count: energy across this moment is unknown."""
         self._is_interrupted = True
 
     def record(self, edge_mono_ns: int, total_energy_j: float) -> None:
-        """Note an edge; a repeated one changes nothing."""
+        """Record an edge; a repeated or older one is ignored."""
         if not self._at_ns:
             self._append(edge_mono_ns, total_energy_j, 0)
         elif edge_mono_ns > self._at_ns[-1]:
@@ -98,11 +98,11 @@ class EnergyCounter:
             self._append(edge_mono_ns, total_energy_j, self._segment[-1] + is_new_count)
 
     def covers(self, mono_ns: int) -> bool:
-        """Return whether an edge at or after this instant has been seen."""
+        """Return whether there is an edge at or after this instant."""
         return bool(self._at_ns) and self._at_ns[-1] >= mono_ns
 
     def energy_j(self, begin_ns: int, end_ns: int) -> float | None:
-        """Return the energy of an interval, interpolated between edges; None when the edges do not span it."""
+        """Return the energy of an interval, interpolated between edges; None if the edges do not span it."""
         if not self._at_ns or begin_ns < self._at_ns[0] or end_ns > self._at_ns[-1] or end_ns < begin_ns:
             return None
         begin, end = self._interpolate(begin_ns), self._interpolate(end_ns)
@@ -111,7 +111,7 @@ class EnergyCounter:
         return end[0] - begin[0]
 
     def forget_before(self, mono_ns: int) -> None:
-        """Drop edges that no interval from this instant on can need."""
+        """Drop edges that no interval after this instant needs."""
         keep_from = bisect_right(self._at_ns, mono_ns) - 1
         if keep_from > 0:
             for column in (self._at_ns, self._energy_j, self._segment):
@@ -135,7 +135,7 @@ class EnergyCounter:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredInstruction:
-    """One instruction as a training process timed it."""
+    """Begin and end of one instruction, timed by the training process."""
 
     instruction: Instruction
     begin_ns: int
@@ -144,7 +144,7 @@ class MeasuredInstruction:
 
 @dataclass(frozen=True, slots=True)
 class RankIteration:
-    """What one rank reported of one iteration; `next_begin_ns` 0 when there was no next iteration."""
+    """Report of one rank on one iteration; `next_begin_ns` is 0 if there was no next iteration."""
 
     pp_rank: int
     iteration_index: int
@@ -157,7 +157,7 @@ class RankIteration:
 
 @dataclass(frozen=True, slots=True)
 class ObservedSpan:
-    """One instruction on the measured timeline; seconds count from the begin of the iteration on rank 0."""
+    """One instruction on the measured timeline, in seconds from the begin of the iteration on rank 0."""
 
     pp_rank: int
     kind: InstructionKind
@@ -170,9 +170,9 @@ class ObservedSpan:
 
 @dataclass(frozen=True, slots=True)
 class IterationWindow:
-    """One iteration of all ranks: rank 0's begin to rank 0's next begin, the same window for every GPU.
+    """Energy window of an iteration: from rank 0's begin to its next begin, the same for every GPU.
 
-    One window for all keeps the sum exact: every joule of every GPU falls into exactly one iteration.
+    A common window keeps sums exact: every joule of every GPU belongs to exactly one iteration.
     """
 
     begin_ns: int
@@ -180,7 +180,7 @@ class IterationWindow:
 
 
 def iteration_window(rank_0: RankIteration) -> IterationWindow:
-    """Return the window of an iteration; the last one of a job ends with its step."""
+    """Return the window of an iteration; the last iteration of a job ends with its step."""
     return IterationWindow(rank_0.begin_ns, rank_0.next_begin_ns or rank_0.end_ns)
 
 
@@ -194,17 +194,17 @@ def observe_iteration(
     is_regular: bool,
     has_replicas: bool = False,
 ) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
-    """Put together what all ranks and their GPUs showed in one iteration; maps are keyed by pp_rank."""
+    """Return the observation and the spans of one iteration; maps are keyed by pp_rank."""
     window = iteration_window(next(rank for rank in ranks if rank.pp_rank == 0))
     samples: list[InstructionSample] = []
     energies: list[RankEnergy] = []
     spans: list[ObservedSpan] = []
     for rank in ranks:
         history = clocks[rank.pp_rank]
-        pieces = [history.pieces(measured.begin_ns, measured.end_ns) for measured in rank.instructions]
-        samples += _instruction_samples(rank, pieces)
+        by_instruction = [history.clocks_between(m.begin_ns, m.end_ns) for m in rank.instructions]
+        samples += _instruction_samples(rank, by_instruction)
         energies.append(_rank_energy(rank, window, history, counters[rank.pp_rank]))
-        spans += [_span(measured, window, of_it) for measured, of_it in zip(rank.instructions, pieces, strict=True)]
+        spans += [_span(m, window, own) for m, own in zip(rank.instructions, by_instruction, strict=True)]
     latency_s, gap_s = _gaps(ranks, graph)
     observation = IterationObservation(
         iteration_index=ranks[0].iteration_index,
@@ -223,7 +223,7 @@ def observe_iteration(
 
 
 def _turnaround_s(rank: RankIteration) -> float | None:
-    """Return the time from a rank's last instruction to its next step, None where there was none of either."""
+    """Return the time from a rank's last instruction to its next step; None without instructions or next step."""
     if not rank.instructions or not rank.next_begin_ns:
         return None
     return (rank.next_begin_ns - max(measured.end_ns for measured in rank.instructions)) / _NS_PER_S
@@ -235,12 +235,12 @@ def _lead_s(rank: RankIteration) -> float | None:
     return (min(measured.begin_ns for measured in rank.instructions) - rank.begin_ns) / _NS_PER_S
 
 
-def _instruction_samples(rank: RankIteration, pieces: Sequence[Pieces]) -> list[InstructionSample]:
-    """Return the samples of a rank's instructions; `pieces` are the clocks of each."""
+def _instruction_samples(rank: RankIteration, clocks: Sequence[ClockIntervals]) -> list[InstructionSample]:
+    """Return the samples of a rank's instructions; `clocks` holds the clock intervals of each."""
     groups: dict[tuple[InstructionKind, int, int], list[dict[int, int]]] = defaultdict(list)
-    for measured, of_it in zip(rank.instructions, pieces, strict=True):
+    for measured, intervals in zip(rank.instructions, clocks, strict=True):
         shares: dict[int, int] = {}
-        for clock, duration_ns in of_it:
+        for clock, duration_ns in intervals:
             shares[clock] = shares.get(clock, 0) + duration_ns
         if shares:
             mostly = max(shares, key=shares.__getitem__)
@@ -269,17 +269,17 @@ def _instruction_samples(rank: RankIteration, pieces: Sequence[Pieces]) -> list[
 
 
 def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapping[int, ClockHistory]) -> float | None:
-    """Return how long the instructions would take if no rank waited for its likes in other replicas.
+    """Return the iteration time of the instructions without waits for other replicas; None if one was not reported.
 
-    Such a wait hides in one instruction, the last backward for instance, when gradients are reduced inside it: what
-    takes many more cycles than its likes counts as long as they are. None when an instruction was not reported.
+    Such a wait is inside an instruction, for instance the last backward, if gradients are reduced inside it. An
+    instruction with many more cycles than the median of its class counts with the median.
     """
     classes: dict[InstructionClass, list[tuple[Instruction, int, float]]] = defaultdict(list)
     for rank in ranks:
         for measured in rank.instructions:
             duration_ns = measured.end_ns - measured.begin_ns
-            pieces = clocks[rank.pp_rank].pieces(measured.begin_ns, measured.end_ns)
-            cycles = sum(clock * ns for clock, ns in pieces)
+            intervals = clocks[rank.pp_rank].clocks_between(measured.begin_ns, measured.end_ns)
+            cycles = sum(clock * ns for clock, ns in intervals)
             classes[measured.instruction.instruction_class].append((measured.instruction, duration_ns, cycles))
     durations_s: dict[Instruction, float] = {}
     for members in classes.values():
@@ -300,12 +300,12 @@ def _rank_energy(
     for measured in sorted(rank.instructions, key=lambda m: m.begin_ns):
         begin, end = max(at, measured.begin_ns), min(window.end_ns, measured.end_ns)
         if begin > at:
-            for clock, duration_ns in history.pieces(at, begin):
+            for clock, duration_ns in history.clocks_between(at, begin):
                 busy[None, 0, clock] += duration_ns
-        for clock, duration_ns in history.pieces(begin, end):
+        for clock, duration_ns in history.clocks_between(begin, end):
             busy[measured.instruction.kind, measured.instruction.chunk_index, clock] += duration_ns
         at = max(at, end)
-    for clock, duration_ns in history.pieces(at, window.end_ns):
+    for clock, duration_ns in history.clocks_between(at, window.end_ns):
         busy[None, 0, clock] += duration_ns
     return RankEnergy(
         pp_rank=rank.pp_rank,
@@ -318,9 +318,9 @@ def _rank_energy(
     )
 
 
-def _span(measured: MeasuredInstruction, window: IterationWindow, pieces: Pieces) -> ObservedSpan:
+def _span(measured: MeasuredInstruction, window: IterationWindow, clocks: ClockIntervals) -> ObservedSpan:
     duration_ns = measured.end_ns - measured.begin_ns
-    weighted = sum(clock * ns for clock, ns in pieces)
+    weighted = sum(clock * ns for clock, ns in clocks)
     instruction = measured.instruction
     return ObservedSpan(
         pp_rank=instruction.pp_rank,
@@ -334,7 +334,7 @@ def _span(measured: MeasuredInstruction, window: IterationWindow, pieces: Pieces
 
 
 def _gaps(ranks: Sequence[RankIteration], graph: DependencyGraph) -> tuple[float | None, float | None]:
-    """Return (communication latency, launch gap): medians over the instructions that show one or the other."""
+    """Return the medians (communication latency, launch gap) over the instructions that waited for either."""
     times = {m.instruction: (m.begin_ns, m.end_ns) for rank in ranks for m in rank.instructions}
     step_begin_ns = {rank.pp_rank: rank.begin_ns for rank in ranks}
     latencies: list[float] = []
@@ -351,7 +351,7 @@ def _gaps(ranks: Sequence[RankIteration], graph: DependencyGraph) -> tuple[float
                     own_ns = max(own_ns or 0, times[before][1])
                 else:
                     other_ns = max(other_ns or 0, times[before][1])
-        # A rank's first instruction may have waited for the end of the rank's own step before.
+        # A rank's first instruction may have waited for the end of the rank's previous step.
         free_ns = step_begin_ns[instruction.pp_rank] if own_ns is None else own_ns
         if other_ns is not None and other_ns - free_ns > _WAITED_AT_LEAST_S * _NS_PER_S:
             latencies.append((begin_ns - other_ns) / _NS_PER_S)

@@ -1,4 +1,4 @@
-"""Why an instruction runs at its clock: its slack, what its neighbours in the table would cost, and what bounds it."""
+"""Explanation of each instruction's clock: its slack, the neighbouring clock options and the limiting reason."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +10,24 @@ from gpuenergyd.core.pipeline.timeline import Span, timeline
 
 
 class ClockReason(StrEnum):
-    """What keeps an instruction from running slower."""
+    """Reason why an instruction does not run slower."""
 
     CHEAPEST = "cheapest"
-    """Slower costs more than it saves, however much time there is."""
+    """A slower clock uses more energy than it saves, however much slack there is."""
     CRITICAL = "critical"
-    """It is on the critical path: slower would lengthen the iteration."""
+    """The instruction is on the critical path: a slower clock would lengthen the iteration."""
     NO_ROOM = "no-room"
-    """It has slack, but less than the next slower clock takes."""
+    """The slack is shorter than the extra time of the next slower clock."""
     ROOM_LEFT = "room-left"
-    """The next slower clock would fit: the plan spends the time elsewhere, or keeps its number of changes low."""
+    """The next slower clock would fit; the plan uses the time elsewhere or keeps the number of clock changes low."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockExplanation:
-    """One instruction of a plan; `slower` and `faster` are the next options worth considering, None at the ends.
+    """Explanation of one instruction's clock.
 
-    `price_w` is what one more second of room here would save, None when the planner does not know.
+    `slower` and `faster` are the neighbouring Pareto options, None at the ends. `price_w` is the energy that one more
+    second of slack would save here, None if the planner does not compute it.
     """
 
     span: Span
@@ -38,22 +39,22 @@ class ClockExplanation:
 
     @property
     def instruction(self) -> Instruction:
-        """Which one."""
+        """The explained instruction."""
         return self.span.instruction
 
     def sentence(self, blocking_power_w: float) -> str:
-        """Return the reason in words, with its numbers."""
+        """Return the explanation as a sentence with numbers."""
         slack_ms = 1e3 * self.span.slack_s
         if self.slower is None:
-            return "no clock costs less here than this one: slower saves less than the same time of waiting costs"
+            return "this is the cheapest clock: a slower one saves less than waiting for the same time costs"
         longer_ms = 1e3 * (self.slower.time_s - self.option.time_s)
         saved_j = self.option.effective_energy_j(blocking_power_w) - self.slower.effective_energy_j(blocking_power_w)
         next_mhz = f"{self.slower.sm_clock_mhz} MHz would save {saved_j:.3g} J and take {longer_ms:.3g} ms more"
         if self.reason is ClockReason.CRITICAL:
-            return f"on the critical path: {next_mhz}, and lengthen the iteration"
+            return f"on the critical path: {next_mhz}, which would lengthen the iteration"
         if self.reason is ClockReason.NO_ROOM:
-            return f"{next_mhz}; only {slack_ms:.3g} ms are free"
-        return f"{next_mhz} of {slack_ms:.3g} ms free, which other instructions use or few clock changes leave"
+            return f"{next_mhz}; the slack is only {slack_ms:.3g} ms"
+        return f"{next_mhz} of {slack_ms:.3g} ms slack, used by other instructions or left to save clock changes"
 
 
 def explain_clocks(
@@ -62,7 +63,7 @@ def explain_clocks(
     sm_clocks_mhz: Mapping[Instruction, int],
     prices_w: Mapping[Instruction, float],
 ) -> tuple[ClockExplanation, ...]:
-    """Return an explanation for every node of a graph, in node order."""
+    """Return the explanations of all nodes of a graph, in node order."""
     options = [profile[i.instruction_class].at_clock(sm_clocks_mhz[i]) for i in graph.instructions]
     spans = timeline(graph, [option.time_s for option in options]).spans
     return tuple(

@@ -1,14 +1,15 @@
-"""Who computes what in which order: instructions, schedules, and the dependency graph between them."""
+"""Instructions, schedules and the dependency graph between instructions."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 
 from gpuenergyd.errors import ScheduleError
 
 
 class InstructionKind(StrEnum):
-    """What an instruction computes, named as torch.distributed.pipelining names it."""
+    """Kind of computation, named as in torch.distributed.pipelining."""
 
     F = "F"
     """Forward."""
@@ -22,7 +23,7 @@ class InstructionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstructionClass:
-    """Instructions that cost the same at the same clock: one profile serves them all."""
+    """Key of instructions with equal cost at equal clock; they share one profile."""
 
     pp_rank: int
     kind: InstructionKind
@@ -40,7 +41,7 @@ class Instruction:
 
     @property
     def instruction_class(self) -> InstructionClass:
-        """The class whose profile this instruction shares."""
+        """Class that this instruction shares its profile with."""
         return InstructionClass(self.pp_rank, self.kind, self.chunk_index)
 
     def __str__(self) -> str:
@@ -50,10 +51,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The order of instructions on every pipeline rank.
+    """Order of instructions on every pipeline rank.
 
-    `orders[r]` is what rank r runs, first to last. `extra_inflight[r]` counts the microbatches that rank r
-    keeps in flight beyond plain 1F1B (empty: none).
+    `orders[r]` lists the instructions of rank r in program order. `extra_inflight[r]` is the number of microbatches
+    that rank r keeps in flight beyond plain 1F1B (empty: none).
     """
 
     name: str
@@ -62,18 +63,18 @@ class Schedule:
     num_chunks: int = 1
     extra_inflight: tuple[int, ...] = ()
     stage_of_chunk: tuple[tuple[int, ...], ...] = field(default=())
-    """`stage_of_chunk[r][v]`: the model stage that chunk v of rank r computes; empty means stage = v * R + r."""
+    """`stage_of_chunk[r][v]` is the model stage of chunk v of rank r; empty means stage = v * R + r."""
     sent_after: tuple[tuple[Instruction, Instruction], ...] = ()
-    """Instructions whose output leaves their rank only after another, later one on that rank, and this other one."""
+    """Pairs (instruction, later): the output of `instruction` leaves its rank only after `later` has finished."""
 
     @property
     def num_ranks(self) -> int:
-        """Pipeline ranks, R."""
+        """Number of pipeline ranks, R."""
         return len(self.orders)
 
     @property
     def num_stages(self) -> int:
-        """Model stages, R * V."""
+        """Number of model stages, R * V."""
         return self.num_ranks * self.num_chunks
 
     def stage_index(self, pp_rank: int, chunk_index: int) -> int:
@@ -83,7 +84,7 @@ class Schedule:
         return chunk_index * self.num_ranks + pp_rank
 
     def peak_inflight(self, pp_rank: int) -> int:
-        """Return the largest number of microbatch activations that a rank holds at once, over its chunks."""
+        """Return the largest number of microbatch activations that a rank holds at once, summed over its chunks."""
         held = peak = 0
         for instruction in self.orders[pp_rank]:
             match instruction.kind:
@@ -116,12 +117,12 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int, extra_inflig
     """Return 1F1B, with `extra_inflight[r]` more warm-up forwards on rank r (EnvPipe, ATC'23, section 4.3).
 
     Raises:
-        ScheduleError: the extra microbatches would deadlock: each rank must run ahead at least as far as the next.
+        ScheduleError: the extra microbatches would deadlock; each rank must run ahead at least as far as the next.
     """
     _require_sizes(num_ranks, num_microbatches)
     extra = tuple(extra_inflight) or (0,) * num_ranks
     if len(extra) != num_ranks:
-        raise ScheduleError(f"extra in-flight microbatches for {len(extra)} ranks, the pipeline has {num_ranks}")
+        raise ScheduleError(f"extra in-flight microbatches given for {len(extra)} ranks; the pipeline has {num_ranks}")
     if min(extra) < 0 or extra[-1] != 0:
         raise ScheduleError(f"extra in-flight microbatches {list(extra)}: must be >= 0, and 0 on the last rank")
     plain = [min(num_ranks - 1 - r, num_microbatches) for r in range(num_ranks)]
@@ -153,9 +154,10 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int, extra_inflig
 
 @dataclass(frozen=True, slots=True)
 class DependencyGraph:
-    """Instructions and what each waits for; node i is `instructions[i]`, rank 0 first, each rank in program order.
+    """Instructions and their dependencies.
 
-    `predecessors[v]` lists (u, latency_s): v starts at the earliest latency_s after u has finished.
+    Node i is `instructions[i]`: rank 0 first, each rank in program order. `predecessors[v]` lists (u, latency_s): node
+    v starts at the earliest `latency_s` after node u has finished.
     """
 
     instructions: tuple[Instruction, ...]
@@ -184,7 +186,7 @@ class DependencyGraph:
 
     @property
     def num_edges(self) -> int:
-        """Order and data edges together."""
+        """Number of order and data edges."""
         return sum(len(before) for before in self.predecessors)
 
 
@@ -197,20 +199,13 @@ def dependency_graph(
     """Return the dependency graph of a schedule.
 
     Order edges join consecutive instructions of a rank and take `launch_gap_s`. Data edges carry activations
-    forward and input gradients backward; one that crosses ranks takes `communication_latency_s` (seconds, or
-    a function of the sending and the receiving rank), from the end of the instruction after which it is sent.
+    forward and input gradients backward; an edge between ranks takes `communication_latency_s` (seconds, or
+    a function of the sending and the receiving rank) from the end of the instruction after which the data is sent.
 
     Raises:
-        ScheduleError: the order cannot run (it waits for itself), or an instruction is missing its input.
+        ScheduleError: the order has a cyclic dependency, or no rank computes the input of an instruction.
     """
-
-    def latency_s(sender: int, receiver: int) -> float:
-        if callable(communication_latency_s):
-            return communication_latency_s(sender, receiver)
-        return communication_latency_s
-
-    kinds = InstructionKind
-    producer: dict[tuple[InstructionKind, int, int], int] = {}
+    producer: dict[_DataKey, int] = {}
     instructions = tuple(instruction for order in schedule.orders for instruction in order)
     for node, instruction in enumerate(instructions):
         stage = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
@@ -220,48 +215,51 @@ def dependency_graph(
         producer[key] = node
     node_of = {instruction: node for node, instruction in enumerate(instructions)}
     sender_of = {node_of[u]: node_of[later] for u, later in schedule.sent_after if u in node_of and later in node_of}
-    edges: list[tuple[int, int, float]] = []
-    node = 0
-    for order in schedule.orders:
-        edges.extend((n, n + 1, launch_gap_s) for n in range(node, node + len(order) - 1))
-        node += len(order)
-
-    def data_edge(kind_options: Iterable[InstructionKind], stage: int, microbatch: int, v: int) -> None:
-        for kind in kind_options:
-            u = producer.get((kind, stage, microbatch))
-            if u is not None:
-                sender, receiver = instructions[u].pp_rank, instructions[v].pp_rank
-                if sender == receiver:
-                    edges.append((u, v, 0.0))
-                else:
-                    edges.append((sender_of.get(u, u), v, latency_s(sender, receiver)))
-                return
-        wanted = "|".join(kind_options)
-        raise ScheduleError(f"{instructions[v]} needs {wanted}{microbatch} of stage {stage}, which nobody runs")
-
+    edges = [(u, u + 1, launch_gap_s) for u, (a, b) in enumerate(pairwise(instructions)) if a.pp_rank == b.pp_rank]
     for v, instruction in enumerate(instructions):
-        stage = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
-        microbatch = instruction.microbatch_index
-        match instruction.kind:
-            case kinds.F:
-                if stage > 0:
-                    data_edge((kinds.F,), stage - 1, microbatch, v)
-            case kinds.B | kinds.I:
-                data_edge((kinds.F,), stage, microbatch, v)
-                if stage < schedule.num_stages - 1:
-                    data_edge((kinds.B, kinds.I), stage + 1, microbatch, v)
-            case kinds.W:
-                data_edge((kinds.I,), stage, microbatch, v)
+        for keys in _inputs(schedule, instruction):
+            u = next((producer[key] for key in keys if key in producer), None)
+            if u is None:
+                kinds, (_, stage, microbatch) = "|".join(kind for kind, *_ in keys), keys[0]
+                raise ScheduleError(f"{instruction} needs {kinds}{microbatch} of stage {stage}, which no rank computes")
+            sender, receiver = instructions[u].pp_rank, instruction.pp_rank
+            if sender == receiver:
+                edges.append((u, v, 0.0))
+            elif callable(communication_latency_s):
+                edges.append((sender_of.get(u, u), v, communication_latency_s(sender, receiver)))
+            else:
+                edges.append((sender_of.get(u, u), v, communication_latency_s))
     return graph_from_edges(instructions, edges, num_ranks=schedule.num_ranks)
+
+
+_DataKey = tuple[InstructionKind, int, int]
+"""Kind, model stage and microbatch of an instruction: identifies the data that it produces."""
+
+
+def _inputs(schedule: Schedule, instruction: Instruction) -> Iterator[tuple[_DataKey, ...]]:
+    """Yield the inputs of an instruction; each is a tuple of alternatives, of which a schedule has one."""
+    kinds = InstructionKind
+    stage = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
+    microbatch = instruction.microbatch_index
+    match instruction.kind:
+        case kinds.F:
+            if stage > 0:
+                yield ((kinds.F, stage - 1, microbatch),)
+        case kinds.B | kinds.I:
+            yield ((kinds.F, stage, microbatch),)
+            if stage < schedule.num_stages - 1:
+                yield (kinds.B, stage + 1, microbatch), (kinds.I, stage + 1, microbatch)
+        case kinds.W:
+            yield ((kinds.I, stage, microbatch),)
 
 
 def graph_from_edges(
     instructions: Sequence[Instruction], edges: Iterable[tuple[int, int, float]], *, num_ranks: int
 ) -> DependencyGraph:
-    """Return a graph from (u, v, latency_s) edges, duplicates merged to the larger latency.
+    """Return a graph from (u, v, latency_s) edges; of duplicate edges the larger latency counts.
 
     Raises:
-        ScheduleError: an edge names no instruction, or the edges form a cycle.
+        ScheduleError: an edge names a node that does not exist, or the edges form a cycle.
     """
     n = len(instructions)
     merged: dict[tuple[int, int], float] = {}
@@ -300,7 +298,6 @@ def graph_from_edges(
 
 
 def _require_sizes(num_ranks: int, num_microbatches: int) -> None:
-    if num_ranks < 1:
-        raise ScheduleError(f"{num_ranks} pipeline ranks: must be >= 1")
-    if num_microbatches < 1:
-        raise ScheduleError(f"{num_microbatches} microbatches: must be >= 1")
+    for count, what in ((num_ranks, "pipeline ranks"), (num_microbatches, "microbatches")):
+        if count < 1:
+            raise ScheduleError(f"{count} {what}: must be >= 1")

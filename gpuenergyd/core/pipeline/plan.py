@@ -1,33 +1,32 @@
-"""An SM clock for every instruction of an iteration, and the few clock changes that bring it about."""
+"""Clock plans: an SM clock for every instruction of an iteration, and the clock changes that apply it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 from gpuenergyd.errors import PlanError
 
 
 class PlanPurpose(StrEnum):
-    """Why a plan runs: what its iterations may be compared with."""
+    """Purpose of a plan; decides what its iterations are compared with."""
 
     BASELINE = "baseline"
-    """Un-tuned: the reference of every saving."""
+    """Full speed: the reference of all savings."""
     PROFILE = "profile"
-    """Tries clocks to learn what they cost."""
+    """Runs other clocks to measure their time and energy."""
     TUNED = "tuned"
-    """Saves energy at the owed iteration time."""
+    """Saves energy within the target iteration time."""
     PREDICTED = "would_be"
-    """Never carried out: what a policy would aim for if it were allowed to set clocks."""
+    """Never applied: a policy's predicted plan for a job whose clocks may not be set."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockChange:
-    """Ask for a clock `offset_s` after an instruction has begun.
+    """Request for a clock, sent `offset_s` after the begin of an instruction.
 
-    A slower clock is asked for when the slow instruction begins, a faster one ahead of need, during the instruction
-    before: a late clock then costs a little energy and never time.
+    A slower clock is requested when the slow instruction begins, a faster one ahead of need, during the instruction
+    before: a late change then costs a little energy and never time.
     """
 
     instruction: Instruction
@@ -37,7 +36,7 @@ class ClockChange:
 
 @dataclass(frozen=True, slots=True)
 class RankClocks:
-    """The clocks of one rank: `sm_clocks_mhz[k]` for the k-th instruction of its order; None runs un-tuned."""
+    """Clocks of one rank: `sm_clocks_mhz[k]` is for the k-th instruction of its order; None leaves the clock alone."""
 
     pp_rank: int
     sm_clocks_mhz: tuple[int | None, ...]
@@ -46,7 +45,7 @@ class RankClocks:
 
 @dataclass(frozen=True, slots=True)
 class PlanPrediction:
-    """What the planner expects of its plan; `lower_bound_j` is proven for every plan with that iteration time."""
+    """Predicted time and energy of a plan; `lower_bound_j` is proven for all plans with that iteration time."""
 
     iteration_time_s: float
     energy_j: float
@@ -57,7 +56,7 @@ class PlanPrediction:
 
 @dataclass(frozen=True, slots=True)
 class ClockPlan:
-    """One iteration's clocks for all ranks of a pipeline; an empty `ranks` runs everything un-tuned."""
+    """Clocks of all ranks of a pipeline for one iteration; an empty `ranks` leaves all clocks alone."""
 
     plan_id: str
     purpose: PlanPurpose
@@ -65,37 +64,32 @@ class ClockPlan:
     predicted: PlanPrediction | None = None
     reason: str = ""
     figures: tuple[tuple[str, float], ...] = ()
-    """Numbers that a policy without memory wants to find again in `JobView.issued_plans`."""
+    """Numbers that the policy finds again in `JobView.issued_plans`."""
 
     def figure(self, name: str) -> float | None:
-        """Return one of the policy's own numbers."""
+        """Return the policy's number with this name; None if there is none."""
         return dict(self.figures).get(name)
 
     def changes_of(self, pp_rank: int) -> tuple[ClockChange, ...]:
-        """Return the clock changes of one rank; none means un-tuned."""
+        """Return the clock changes of one rank; empty leaves its clock alone."""
         for rank in self.ranks:
             if rank.pp_rank == pp_rank:
                 return rank.changes
         return ()
 
-    def num_switches(self, pp_rank: int) -> int:
-        """Return how often a rank's clock really changes in one iteration."""
-        clocks = [change.sm_clock_mhz for change in self.changes_of(pp_rank)]
-        return sum(a != b for a, b in pairwise(clocks))
-
 
 BASELINE_PLAN_ID = "baseline"
 
 
-def baseline_plan(plan_id: str = BASELINE_PLAN_ID, *, reason: str = "un-tuned") -> ClockPlan:
-    """Return the plan that leaves every GPU as it was found."""
+def baseline_plan(plan_id: str = BASELINE_PLAN_ID, *, reason: str = "baseline") -> ClockPlan:
+    """Return the plan that leaves every GPU at its default clocks, without leases."""
     return ClockPlan(plan_id=plan_id, purpose=PlanPurpose.BASELINE, reason=reason)
 
 
 def full_speed_plan(
     plan_id: str, schedule: Schedule, supported_sm_clocks_mhz: Sequence[Sequence[int]], *, reason: str
 ) -> ClockPlan:
-    """Return the plan that holds every GPU at its maximum clock: full speed without giving up the lease."""
+    """Return the plan that locks every GPU at its maximum clock: full speed with the leases kept."""
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
         top = max(supported_sm_clocks_mhz[pp_rank])
@@ -104,7 +98,7 @@ def full_speed_plan(
 
 
 def constant_clock_changes(order: Sequence[Instruction], sm_clock_mhz: int) -> tuple[ClockChange, ...]:
-    """Return the one change that holds a rank at one clock for the whole iteration."""
+    """Return the single change that sets one clock for the whole iteration."""
     return (ClockChange(order[0], 0.0, sm_clock_mhz),)
 
 
@@ -112,11 +106,11 @@ def check_plan(plan: ClockPlan, schedule: Schedule, supported_sm_clocks_mhz: Seq
     """Check that a plan fits its pipeline and its GPUs; `supported_sm_clocks_mhz[r]` belongs to rank r.
 
     Raises:
-        PlanError: a rank, instruction or clock that does not exist, or an offset that is not a time; a plan that was
-            made for nobody to follow.
+        PlanError: the plan has a rank, instruction or clock that does not exist, an offset outside [0, 3600) s, or the
+            purpose `PREDICTED`.
     """
     if plan.purpose is PlanPurpose.PREDICTED:
-        raise PlanError(f"plan {plan.plan_id!r} is a would-be plan: only where no clock may be set is one asked for")
+        raise PlanError(f"plan {plan.plan_id!r}: purpose PREDICTED is only for jobs whose clocks may not be set")
     for rank in plan.ranks:
         if not 0 <= rank.pp_rank < schedule.num_ranks:
             raise PlanError(f"plan {plan.plan_id!r}: no rank {rank.pp_rank}; the pipeline has {schedule.num_ranks}")
@@ -124,7 +118,7 @@ def check_plan(plan: ClockPlan, schedule: Schedule, supported_sm_clocks_mhz: Seq
         if len(rank.sm_clocks_mhz) != len(order):
             raise PlanError(
                 f"plan {plan.plan_id!r}: {len(rank.sm_clocks_mhz)} clocks for rank {rank.pp_rank},"
-                f" which runs {len(order)} instructions"
+                f" which has {len(order)} instructions"
             )
         supported = set(supported_sm_clocks_mhz[rank.pp_rank])
         known = set(order)
@@ -143,5 +137,5 @@ def check_plan(plan: ClockPlan, schedule: Schedule, supported_sm_clocks_mhz: Seq
 
 
 def instruction_key(instruction: Instruction) -> tuple[InstructionKind, int, int]:
-    """Return what identifies an instruction within its rank: kind, microbatch, chunk."""
+    """Return the key of an instruction within its rank: kind, microbatch, chunk."""
     return instruction.kind, instruction.microbatch_index, instruction.chunk_index

@@ -1,4 +1,4 @@
-"""Measured time and energy of every kind of instruction at every SM clock, and the sets a planner works on."""
+"""Pipeline profiles: time and energy of each instruction class at each SM clock, Pareto sets and convex hulls."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,38 +14,38 @@ _SHARE_OF_CLOCK_LOST = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ClockOption:
-    """One way to run an instruction: at this SM clock it takes this long and costs this much."""
+    """Time and energy of an instruction at one SM clock."""
 
     sm_clock_mhz: int
     time_s: float
     energy_j: float
 
     def effective_energy_j(self, blocking_power_w: float) -> float:
-        """Return what this option costs beyond waiting for the same time."""
+        """Return the energy beyond what waiting for the same time would use."""
         return self.energy_j - blocking_power_w * self.time_s
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionProfile:
-    """The options of one instruction class, highest clock first."""
+    """Clock options of one instruction class, highest clock first."""
 
     options: tuple[ClockOption, ...]
 
     @property
     def at_max_clock(self) -> ClockOption:
-        """What the instruction does when nobody tunes anything."""
+        """The option at the highest clock: full speed."""
         return self.options[0]
 
     @property
     def fastest(self) -> ClockOption:
-        """The option with the least time, the cheaper one of equals; not always the highest clock."""
+        """The option with the shortest time, of equals the cheapest; not always the highest clock."""
         return min(self.options, key=lambda o: (o.time_s, o.energy_j))
 
     def at_clock(self, sm_clock_mhz: int) -> ClockOption:
-        """Return the option of one clock.
+        """Return the option at one clock.
 
         Raises:
-            ProfileError: that clock was not measured.
+            ProfileError: the clock was not measured.
         """
         for option in self.options:
             if option.sm_clock_mhz == sm_clock_mhz:
@@ -54,7 +54,7 @@ class InstructionProfile:
         raise ProfileError(f"no measurement at {sm_clock_mhz} MHz; measured: {known}")
 
     def interpolated(self, sm_clock_mhz: int) -> ClockOption:
-        """Return what a clock does: as measured, else linear between its measured neighbours, else the nearest end."""
+        """Return time and energy at a clock: measured, linear between measured neighbours, or the nearest end."""
         slower = next((o for o in self.options if o.sm_clock_mhz <= sm_clock_mhz), self.options[-1])
         faster = next((o for o in reversed(self.options) if o.sm_clock_mhz >= sm_clock_mhz), self.options[0])
         if slower.sm_clock_mhz >= faster.sm_clock_mhz:
@@ -68,10 +68,10 @@ class InstructionProfile:
 
     @property
     def throttling_clock_mhz(self) -> int | None:
-        """The clock above which higher ones buy no time, None where the top clock does: what a power cap looks like.
+        """The clock above which higher clocks save no time, a sign of a power cap; None if the highest clock does.
 
-        It is the lowest clock at which the time is within 1.5 % of the fastest and has lost less than a quarter of what
-        the clock has lost; a clock that limits the work loses time about as it falls.
+        The lowest clock whose time is within 1.5 % of the fastest, and whose loss of time is less than a quarter of the
+        loss of clock: where the clock limits the work, time grows about in proportion.
         """
         top, fastest_s = self.options[0].sm_clock_mhz, self.fastest.time_s
         throttling = top
@@ -83,7 +83,7 @@ class InstructionProfile:
         return throttling if throttling < top else None
 
     def pareto(self, blocking_power_w: float) -> tuple[ClockOption, ...]:
-        """Return the options that no other beats in both time and effective energy, fastest first."""
+        """Return the Pareto set of time and effective energy, fastest first."""
         kept: list[ClockOption] = []
         best_j = math.inf
         for option in sorted(self.options, key=lambda o: (o.time_s, o.effective_energy_j(blocking_power_w))):
@@ -105,7 +105,7 @@ class InstructionProfile:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProfile:
-    """A profile for every instruction class of a pipeline, and the power of a GPU that waits for a peer."""
+    """Profiles of all instruction classes of a pipeline, and the blocking power of its GPUs."""
 
     classes: Mapping[InstructionClass, InstructionProfile]
     blocking_power_w: float
@@ -114,7 +114,7 @@ class PipelineProfile:
         """Return the profile of one instruction class.
 
         Raises:
-            ProfileError: that class was not measured.
+            ProfileError: the class was not measured.
         """
         try:
             return self.classes[key]
@@ -123,7 +123,7 @@ class PipelineProfile:
 
 
 def instruction_profile(options: Iterable[ClockOption], *, where: str) -> InstructionProfile:
-    """Return a checked profile; `where` names it in errors.
+    """Return a validated profile; `where` names it in error messages.
 
     Raises:
         ProfileError: no options, two for one clock, or a value that is not a positive finite number.

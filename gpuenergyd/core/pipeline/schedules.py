@@ -1,7 +1,7 @@
-"""Schedules by name: the simple ones, and those with chunks or split backwards, in the order that torch runs them.
+"""Schedules by name, in the instruction order of torch.distributed.pipelining.
 
-Notation of the rules below: R ranks, V chunks per rank, M microbatches, r this rank. Chunks are counted from 0;
-each repeat of an operation takes the next microbatch of its kind and chunk.
+Notation: R ranks, V chunks per rank, M microbatches, r the current rank. Chunks are counted from 0; each repetition of
+an operation uses the next microbatch of its kind and chunk.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, Instructio
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
-    """Return looped breadth-first order (Lamy-Poirier, 2023): chunk by chunk, backwards in reverse."""
+    """Return the looped breadth-first schedule (Lamy-Poirier, 2023): chunk by chunk, backwards in reverse."""
     _require_sizes(num_ranks, num_microbatches, num_chunks)
     orders = []
     for r in range(num_ranks):
@@ -33,7 +33,7 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
 
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return ZB-H1 (Qi et al., 2023): 1F1B with weight gradients put off into the bubbles, memory as 1F1B."""
+    """Return ZB-H1 (Qi et al., 2023): 1F1B with weight gradients deferred into the bubbles, memory as 1F1B."""
     return _interleaved("zb-h1", num_ranks, num_microbatches, 1, splits_backward=True)
 
 
@@ -45,19 +45,19 @@ def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_chunks: i
 def _interleaved(
     name: str, num_ranks: int, num_microbatches: int, num_chunks: int, *, splits_backward: bool
 ) -> Schedule:
-    """Warm up, then alternate forward and backward, then drain; chunks take turns every `per_round` microbatches."""
+    """Return warm-up, alternation and drain; the chunk changes every `per_round` microbatches."""
     _require_sizes(num_ranks, num_microbatches, num_chunks)
     num_rounds = max(1, num_microbatches // num_ranks)
     if num_microbatches % num_rounds:
         raise ScheduleError(
-            f"schedule {name!r}: {num_microbatches} microbatches do not divide into {num_rounds} rounds of"
-            f" {num_ranks} ranks; a multiple of {num_ranks} always does"
+            f"schedule {name!r}: {num_microbatches} microbatches do not divide into {num_rounds} equal rounds;"
+            f" use a multiple of the {num_ranks} ranks"
         )
     per_round = num_microbatches // num_rounds
     total = num_microbatches * num_chunks
 
-    def turn(number: int) -> tuple[int, int]:
-        """Return chunk and microbatch of the n-th forward."""
+    def chunk_and_microbatch(number: int) -> tuple[int, int]:
+        """Return the chunk and the microbatch of the n-th forward."""
         return (number // per_round) % num_chunks, number // (per_round * num_chunks) * per_round + number % per_round
 
     orders = []
@@ -68,11 +68,11 @@ def _interleaved(
         pending: deque[Instruction] = deque()
         for number in range(total + warmup):
             if number < total:
-                chunk, microbatch = turn(number)
+                chunk, microbatch = chunk_and_microbatch(number)
                 order.append(Instruction(r, F, microbatch, chunk))
             if number < warmup:
                 continue
-            chunk, microbatch = turn(number - warmup)
+            chunk, microbatch = chunk_and_microbatch(number - warmup)
             chunk = num_chunks - 1 - chunk
             if not splits_backward:
                 order.append(Instruction(r, B, microbatch, chunk))
@@ -86,7 +86,7 @@ def _interleaved(
 
 
 class _OrderBuilder:
-    """Writes one rank's order, counting the microbatches of each chunk and kind."""
+    """Builder of one rank's order; counts the microbatches of each chunk and kind."""
 
     def __init__(self, pp_rank: int) -> None:
         self.order: list[Instruction] = []
@@ -96,11 +96,11 @@ class _OrderBuilder:
         self._pending: deque[Instruction] = deque()
 
     def count(self, kind: InstructionKind, chunk: int) -> int:
-        """Return how many of these have been written."""
+        """Return the number of instructions of this kind and chunk so far."""
         return self._next.get((kind, chunk), 0)
 
     def add(self, kind: InstructionKind, chunk: int) -> None:
-        """Write the next instruction of this kind; input gradients and full backwards share one count."""
+        """Append the next instruction of this kind; input gradients and full backwards share one count."""
         counted = I if kind is B else kind
         microbatch = self._next.get((counted, chunk), 0)
         self._next[counted, chunk] = microbatch + 1
@@ -109,14 +109,14 @@ class _OrderBuilder:
             self._pending.append(Instruction(self._pp_rank, W, microbatch, chunk))
 
     def add_pair(self, forward_chunk: int, backward_chunk: int, *, is_one_action: bool = True) -> None:
-        """Write a forward and a full backward; as one action, both send when both are done."""
+        """Append a forward and a full backward; as one action, both send their output when both are done."""
         self.add(F, forward_chunk)
         self.add(B, backward_chunk)
         if is_one_action:
             self.sent_after.append((self.order[-2], self.order[-1]))
 
     def add_oldest_weight_gradient(self) -> None:
-        """Write the weight gradient that has waited longest, if any does."""
+        """Append the oldest pending weight gradient, if any."""
         if self._pending:
             self.order.append(self._pending.popleft())
 
@@ -134,7 +134,7 @@ def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def _zbv_steps(builder: _OrderBuilder, num_ranks: int, r: int, total: int) -> Iterator[tuple[InstructionKind, int]]:
-    """Give the steps for `total` microbatches; the caller drops those that do not exist."""
+    """Yield (kind, chunk) for `total` microbatches; the caller drops instructions of microbatches that do not exist."""
     yield from [(F, 0)] * (2 * (num_ranks - r) - 1)
     yield from [(F, 1), (F, 0)] * r
     yield from [(F, 1), (I, 1), (W, 1)] * (num_ranks - r)
@@ -150,56 +150,60 @@ def _zbv_steps(builder: _OrderBuilder, num_ranks: int, r: int, total: int) -> It
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return DualPipeV (DeepSeek, 2025), placed as ZBV; a forward beside a backward counts as two in a row.
+    """Return DualPipeV (DeepSeek, 2025), placed as ZBV; an overlapped forward and backward count as two in a row.
 
-    torch's runtime makes one action of the two and sends what they give when both are done, so that whoever waits for
-    the forward's output waits for the backward as well.
+    torch's runtime executes the two as one action and sends both outputs when both are done, so that a consumer of the
+    forward's output also waits for the backward.
+
+    Raises:
+        ScheduleError: fewer than 2 R microbatches.
     """
     _require_sizes(num_ranks, num_microbatches, 2)
     if num_microbatches < 2 * num_ranks:
         raise ScheduleError(
-            f"schedule 'dualpipev': {num_microbatches} microbatches, {num_ranks} ranks need at least {2 * num_ranks}"
+            f"schedule 'dualpipev': {num_microbatches} microbatches; {num_ranks} ranks need at least {2 * num_ranks}"
         )
-    orders, sent_after = [], []
-    for r in range(num_ranks):
-        builder = _OrderBuilder(r)
-        add = builder.add
-        behind = num_ranks - r - 1
-        for _ in range(2 * behind):
-            add(F, 0)
-        for _ in range(r + 1):
-            add(F, 0)
-            add(F, 1)
-        for _ in range(behind):
-            add(I, 1)
-            builder.add_oldest_weight_gradient()
-            add(F, 1)
-        for repeat in range(num_microbatches - 2 * num_ranks + r + 1):
-            builder.add_pair(0, 1, is_one_action=repeat > 0 or behind > 0)
-            builder.add_pair(1, 0)
-        for _ in range(behind):
-            add(B, 1)
-            builder.add_pair(1, 0)
-        # The second half of the drain splits its backwards, to keep weight gradients for the end.
-        half, is_odd = (r + 1) // 2, r % 2 == 1
-        for repeat in range(r + 1):
-            add(I if repeat > half or (repeat == half and is_odd) else B, 1)
-            add(I if repeat >= half else B, 0)
-        for _ in range(behind):
-            builder.add_oldest_weight_gradient()
-            add(I, 0)
-        for _ in range(r + 1):
-            builder.add_oldest_weight_gradient()
-        orders.append(tuple(builder.order))
-        sent_after += builder.sent_after
+    builders = [_dualpipe_v_order(num_ranks, num_microbatches, r) for r in range(num_ranks)]
     return Schedule(
         "dualpipev",
         num_microbatches,
-        tuple(orders),
+        tuple(tuple(builder.order) for builder in builders),
         2,
         stage_of_chunk=_v_placement(num_ranks),
-        sent_after=tuple(sent_after),
+        sent_after=tuple(pair for builder in builders for pair in builder.sent_after),
     )
+
+
+def _dualpipe_v_order(num_ranks: int, num_microbatches: int, r: int) -> _OrderBuilder:
+    builder = _OrderBuilder(r)
+    add = builder.add
+    behind = num_ranks - r - 1
+    for _ in range(2 * behind):
+        add(F, 0)
+    for _ in range(r + 1):
+        add(F, 0)
+        add(F, 1)
+    for _ in range(behind):
+        add(I, 1)
+        builder.add_oldest_weight_gradient()
+        add(F, 1)
+    for repeat in range(num_microbatches - 2 * num_ranks + r + 1):
+        builder.add_pair(0, 1, is_one_action=repeat > 0 or behind > 0)
+        builder.add_pair(1, 0)
+    for _ in range(behind):
+        add(B, 1)
+        builder.add_pair(1, 0)
+    # The second half of the drain splits its backwards, to keep weight gradients for the end.
+    half, is_odd = (r + 1) // 2, r % 2 == 1
+    for repeat in range(r + 1):
+        add(I if repeat > half or (repeat == half and is_odd) else B, 1)
+        add(I if repeat >= half else B, 0)
+    for _ in range(behind):
+        builder.add_oldest_weight_gradient()
+        add(I, 0)
+    for _ in range(r + 1):
+        builder.add_oldest_weight_gradient()
+    return builder
 
 
 def _v_placement(num_ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -208,7 +212,7 @@ def _v_placement(num_ranks: int) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFamily:
-    """How to make a schedule of this name, and how many chunks a rank holds in it."""
+    """Constructor of the schedules with one name, and the number of chunks per rank."""
 
     make: Callable[[int, int, int], Schedule]
     default_num_chunks: int = 1
@@ -225,16 +229,16 @@ SCHEDULES: Mapping[str, ScheduleFamily] = {
     "zbv": ScheduleFamily(lambda r, m, _: zbv(r, m), 2),
     "dualpipev": ScheduleFamily(lambda r, m, _: dualpipe_v(r, m), 2),
 }
-"""Schedules by the name a user types."""
+"""Schedule families by the name used on the command line."""
 
 
 def stage_of_chunk(name: str, num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Return which model stage each chunk of each rank computes in schedules of this name; empty: v * R + r."""
+    """Return the model stage of each chunk of each rank in schedules with this name; empty means v * R + r."""
     return _v_placement(num_ranks) if name in {"zbv", "dualpipev"} else ()
 
 
 def sent_after(schedule: Schedule) -> tuple[tuple[Instruction, Instruction], ...]:
-    """Return what a schedule of this name sends late, if its orders are those that the name stands for."""
+    """Return the late-sent outputs of a schedule (`Schedule.sent_after`), if its orders are those of its name."""
     if schedule.name != "dualpipev" or schedule.num_microbatches < 2 * schedule.num_ranks:
         return ()
     own = dualpipe_v(schedule.num_ranks, schedule.num_microbatches)
@@ -245,7 +249,7 @@ def schedule_family(name: str) -> ScheduleFamily:
     """Return the family with this name.
 
     Raises:
-        ScheduleError: there is none.
+        ScheduleError: the name is unknown.
     """
     try:
         return SCHEDULES[name]
@@ -254,16 +258,16 @@ def schedule_family(name: str) -> ScheduleFamily:
 
 
 def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None) -> Schedule:
-    """Return the schedule with this name; `num_chunks` None takes the usual number of chunks per rank.
+    """Return the schedule with this name; `num_chunks` None means the family's default number of chunks per rank.
 
     Raises:
-        ScheduleError: no such schedule, or sizes it cannot take.
+        ScheduleError: the name is unknown, or the schedule does not support these sizes.
     """
     family = schedule_family(name)
     if num_chunks is None:
         num_chunks = family.default_num_chunks
     elif not family.takes_any_num_chunks and num_chunks != family.default_num_chunks:
-        raise ScheduleError(f"schedule {name!r} has {family.default_num_chunks} chunks per rank, not {num_chunks}")
+        raise ScheduleError(f"schedule {name!r} has {family.default_num_chunks} chunks per rank, got {num_chunks}")
     return family.make(num_ranks, num_microbatches, num_chunks)
 
 

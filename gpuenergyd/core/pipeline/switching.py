@@ -1,14 +1,14 @@
-"""How long clock changes of one GPU take: learned from the changes a job makes anyway, given to planners as figures.
+"""Switch latencies of one GPU, estimated from the clock changes that a job makes.
 
-Theory of operation. A change is asked for, waits for the driver, is called for, and some time after the call has
-returned the new clock is effective. When that was is known only between two looks at the GPU: the last that showed
-the old clock and the first that showed the new one; the middle of the two is taken, and half their distance is what
-cannot be known better. A change that was never seen to arrive took at least as long as it was watched: it counts as
-such (Kaplan and Meier, 1958), or slow GPUs would look fast.
+Theory of operation. A clock request waits for the driver thread, the driver call runs, and some time after the call has
+returned the new clock is effective. That instant is known only up to an interval between two readings: the last that
+showed the old clock and the first that showed the new one. The estimate is the middle of the interval, its error half
+the width. A change that was never observed to settle took at least as long as it was watched; it counts as a censored
+observation (Kaplan and Meier, 1958), otherwise slow GPUs would look fast.
 
-Latency depends on the GPU, on whether the clock rises or falls, and on both clocks, of which the target matters more
-(arXiv 2502.20075). So changes are sorted by direction and by coarse regions of start and target; where a region has
-too few, those with the same target stand in, then all of the direction.
+Latency depends on the GPU, on the direction of the change and on both clocks, mostly on the target clock
+(arXiv 2502.20075). Changes are therefore grouped by direction and by coarse regions of start and target clock. A region
+with too few changes uses those with the same target region, then all of the same direction.
 """
 
 from collections import deque
@@ -18,49 +18,49 @@ from enum import StrEnum
 from statistics import median
 
 ENOUGH = 12
-"""Changes seen before a figure is believed: the 90th percentile of fewer is one of the two slowest."""
+"""Minimum number of changes for an estimate: the 90th percentile of fewer is one of the two slowest."""
 LOW_QUANTILE, LATE_QUANTILE = 0.1, 0.9
-"""Leading by more than the latter buys little time and costs energy at every raise."""
+"""A lead beyond the latter saves little time and costs energy at every raise."""
 _KEPT = 512
 _EVERY = 8
-_NEWS_RATIO = 0.25
+_NOTABLE_RATIO = 0.25
 
 
 class Direction(StrEnum):
-    """Which way a clock changes."""
+    """Direction of a clock change."""
 
     RAISE = "raise"
     LOWER = "lower"
 
 
 class ClockRegion(StrEnum):
-    """Where a clock lies, against the GPU's maximum; voltage begins to fall with the clock between middle and low."""
+    """Clock relative to the GPU's maximum; voltage starts to fall with the clock between middle and low."""
 
     HIGH = "high"
-    """90 % and more."""
+    """90 % of the maximum and more."""
     MIDDLE = "middle"
     LOW = "low"
-    """Below 75 %."""
+    """Below 75 % of the maximum."""
 
 
 class LatencyBasis(StrEnum):
-    """Where a latency to plan with comes from."""
+    """Source of a switch latency."""
 
     ASSUMED = "assumed"
-    """Nothing is known of this GPU model."""
+    """Default for unknown GPU models."""
     PUBLISHED = "published"
-    """Measured by others on this GPU model or its die."""
+    """Published measurement of this GPU model or its die."""
     MEASURED = "measured"
-    """Seen on this GPU, on this host, since the daemon started."""
+    """Measured on this GPU since the daemon started."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedSwitch:
-    """One clock change that was followed to its effect, or as long as it was watched.
+    """Measured latency of one clock change.
 
-    `handover_s` is the time from when it was due until the driver was called, without waits for calls that set other
-    GPUs; `call_s` the driver's call. The clock was not there `settle_low_s` after the call, and was `settle_high_s`
-    after it; None if it was never seen.
+    `handover_s` is the time from the due instant to the driver call, without waits for calls on other GPUs; `call_s` is
+    the duration of the driver call. After the call, the new clock was not yet effective at `settle_low_s` and was
+    effective at `settle_high_s`; None if it was never observed.
     """
 
     from_sm_clock_mhz: int
@@ -72,28 +72,28 @@ class ObservedSwitch:
 
     @property
     def settle_s(self) -> float:
-        """The best guess at the settling time, or what it exceeded."""
+        """Estimated settling time; a lower bound if settling was not observed."""
         if self.settle_high_s is None:
             return self.settle_low_s
         return (self.settle_low_s + self.settle_high_s) / 2
 
     @property
     def latency_s(self) -> float:
-        """From due to effective, or what that exceeded."""
+        """Time from the due instant to the effective clock; a lower bound if settling was not observed."""
         return self.handover_s + self.call_s + self.settle_s
 
     @property
     def direction(self) -> Direction:
-        """Which way the clock went."""
+        """Direction of this change."""
         return direction_of(self.from_sm_clock_mhz, self.to_sm_clock_mhz)
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchEstimate:
-    """What was seen of one kind of change; None for a region stands for all.
+    """Latency statistics of one kind of clock change; region None means all regions.
 
-    `low_s` and `high_s` are the 10th and 90th percentile; None when so many were not seen that they are not known.
-    `resolution_s` is the median distance between the looks before and after.
+    `low_s` and `high_s` are the 10th and 90th percentile; a quantile is None if too many changes were not observed to
+    settle. `resolution_s` is the median interval between the readings before and after.
     """
 
     direction: Direction
@@ -111,7 +111,7 @@ class SwitchEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RegionLatency:
-    """What to plan a change with that goes from one region to another: what is typical, and what is late."""
+    """Typical (median) and late (90th percentile) latency of changes between two clock regions."""
 
     direction: Direction
     from_region: ClockRegion
@@ -122,10 +122,10 @@ class RegionLatency:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLatency:
-    """What to plan a GPU's clock changes with, waits for other GPUs left out.
+    """Switch latencies of a GPU for planning, without waits for other GPUs.
 
-    A raise is asked for `raise_s` ahead (90th percentile: one that comes late costs time), a reduction is taken to
-    come `lower_s` after it was asked for (median: it costs energy only). While `call_s` runs, the driver changes no
+    A raise is requested `raise_s` ahead (90th percentile: a late raise costs time); a reduction is assumed to take
+    effect `lower_s` after its request (median: a late one costs only energy). During `call_s` the driver changes no
     other GPU of the host.
     """
 
@@ -133,21 +133,21 @@ class SwitchLatency:
     lower_s: float
     call_s: float = 0.0
     typical_raise_s: float | None = None
-    """Median of raises; None where only one figure is known."""
+    """Median latency of raises; None if only one figure is known."""
     max_sm_clock_mhz: int = 0
-    """What the regions refer to."""
+    """Maximum clock that the regions are relative to."""
     regions: tuple[RegionLatency, ...] = ()
     basis: LatencyBasis = LatencyBasis.ASSUMED
 
     def late_s(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> float:
-        """Return how long ahead a change must be asked for."""
+        """Return the lead of a request for this change: its late (90th percentile) latency."""
         region = self._region(from_sm_clock_mhz, to_sm_clock_mhz)
         if region is not None:
             return region.late_s
         return self.raise_s if to_sm_clock_mhz > from_sm_clock_mhz else self.lower_s
 
     def typical_s(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> float:
-        """Return how long a change takes as a rule."""
+        """Return the typical (median) latency of this change."""
         region = self._region(from_sm_clock_mhz, to_sm_clock_mhz)
         if region is not None:
             return region.typical_s
@@ -166,17 +166,17 @@ class SwitchLatency:
 
 
 def constant_latency(latency_s: float, basis: LatencyBasis = LatencyBasis.ASSUMED) -> SwitchLatency:
-    """Return a latency that is the same for every change."""
+    """Return a switch latency that is the same for all changes."""
     return SwitchLatency(latency_s, latency_s, basis=basis)
 
 
 def direction_of(from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> Direction:
-    """Return which way a change goes."""
+    """Return the direction of a change."""
     return Direction.RAISE if to_sm_clock_mhz > from_sm_clock_mhz else Direction.LOWER
 
 
 def region_of(sm_clock_mhz: int, max_sm_clock_mhz: int) -> ClockRegion:
-    """Return where a clock lies."""
+    """Return the region of a clock."""
     if sm_clock_mhz >= 0.9 * max_sm_clock_mhz:
         return ClockRegion.HIGH
     return ClockRegion.MIDDLE if sm_clock_mhz >= 0.75 * max_sm_clock_mhz else ClockRegion.LOW
@@ -184,11 +184,11 @@ def region_of(sm_clock_mhz: int, max_sm_clock_mhz: int) -> ClockRegion:
 
 @dataclass(slots=True)
 class SwitchCalibration:
-    """Learns the latency of one GPU's clock changes; `latency` is what to plan with now."""
+    """Estimator of one GPU's switch latency; `latency` is the value for planning."""
 
     max_sm_clock_mhz: int
     latency: SwitchLatency
-    """Begins as what is known of the GPU's model, and stays that until enough changes were seen."""
+    """Latency of the GPU's model until enough changes were measured."""
     num_seen: int = 0
     num_unseen: int = 0
     _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -196,7 +196,7 @@ class SwitchCalibration:
     _estimates: tuple[SwitchEstimate, ...] | None = None
 
     def observe(self, switch: ObservedSwitch) -> bool:
-        """Take a change; return whether the latency to plan with has become another by it."""
+        """Add a measured change; return whether `latency` has changed."""
         is_seen = switch.settle_high_s is not None
         self.num_seen += is_seen
         self.num_unseen += not is_seen
@@ -208,13 +208,13 @@ class SwitchCalibration:
             return False
         self._num_new = 0
         latency = self._measured()
-        if latency is None or (not is_first and not _is_news(self.latency, latency)):
+        if latency is None or (not is_first and not _differs_notably(self.latency, latency)):
             return False
         self.latency = latency
         return True
 
     def estimates(self) -> tuple[SwitchEstimate, ...]:
-        """Return what was seen so far: each direction as a whole, then by regions; empty before anything was."""
+        """Return the statistics of each direction, then by regions; empty before the first change."""
         if self._estimates is None:
             self._estimates = self._estimated()
         return self._estimates
@@ -233,12 +233,12 @@ class SwitchCalibration:
         return region_of(switch.from_sm_clock_mhz, top), region_of(switch.to_sm_clock_mhz, top)
 
     def _measured(self) -> SwitchLatency | None:
-        """Return what the changes seen say, None while one direction has too few."""
+        """Return the latency from the measured changes; None while both directions have too few."""
         both = {d: [s for s in self._switches if s.direction is d] for d in Direction}
         known = {direction: _figures(own) for direction, own in both.items() if len(own) >= ENOUGH}
         if not known:
             return None
-        # Until the other direction has been seen often enough, it is taken to be no faster than this one.
+        # A direction with too few changes uses the figures of the other one.
         raises, lowers = (known.get(d) or next(iter(known.values())) for d in (Direction.RAISE, Direction.LOWER))
         regions = []
         for direction in known:
@@ -278,14 +278,14 @@ def _estimate(
 
 
 def _figures(switches: Sequence[ObservedSwitch]) -> tuple[float, float]:
-    """Return (typical, late) latency; where too many were not seen, the longest that was watched."""
+    """Return (typical, late) latency; a quantile that is unknown counts as the longest observation."""
     longest_s = max(s.latency_s for s in switches)
     typical_s, late_s = (latency_quantile_s(switches, share) for share in (0.5, LATE_QUANTILE))
     return longest_s if typical_s is None else typical_s, longest_s if late_s is None else late_s
 
 
 def latency_quantile_s(switches: Iterable[ObservedSwitch], share: float) -> float | None:
-    """Return the latency that `share` of the changes do not exceed; None when too many were not seen to say so."""
+    """Return a quantile of the latency (Kaplan-Meier); None if too many changes were not observed to settle."""
     ordered = sorted((s.latency_s, s.settle_high_s is None) for s in switches)
     surviving, at_risk = 1.0, len(ordered)
     for latency_s, is_unseen in ordered:
@@ -297,13 +297,13 @@ def latency_quantile_s(switches: Iterable[ObservedSwitch], share: float) -> floa
     return None
 
 
-def _is_news(before: SwitchLatency, now: SwitchLatency) -> bool:
-    """Return whether a plan made with one would be another with the other."""
+def _differs_notably(before: SwitchLatency, now: SwitchLatency) -> bool:
+    """Return whether two latencies differ enough to require another plan."""
     if [_key(r) for r in now.regions] != [_key(r) for r in before.regions]:
         return True
     pairs = [(before.raise_s, now.raise_s), (before.lower_s, now.lower_s)]
     pairs += [(a.late_s, b.late_s) for a, b in zip(before.regions, now.regions, strict=True)]
-    return any(abs(b - a) > _NEWS_RATIO * a for a, b in pairs)
+    return any(abs(b - a) > _NOTABLE_RATIO * a for a, b in pairs)
 
 
 def _key(region: RegionLatency) -> tuple[Direction, ClockRegion, ClockRegion]:

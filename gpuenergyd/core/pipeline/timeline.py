@@ -1,4 +1,4 @@
-"""A dependency graph with durations: when each instruction runs, what is critical, and what it all costs."""
+"""Timeline of an iteration: start, end and slack of each instruction, iteration time and energy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from operator import add
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 
 CRITICAL_SLACK_S = 1e-9
-"""Slack up to which an instruction counts as critical: below any clock a host can read."""
+"""Slack up to which an instruction counts as critical; below the resolution of host clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One instruction on the timeline; `slack_s` is how far it may slip without lengthening the iteration."""
+    """One instruction on the timeline; `slack_s` is the delay that does not lengthen the iteration."""
 
     instruction: Instruction
     start_s: float
@@ -21,18 +21,18 @@ class Span:
 
     @property
     def duration_s(self) -> float:
-        """How long it runs."""
+        """Run time of the instruction."""
         return self.end_s - self.start_s
 
     @property
     def is_critical(self) -> bool:
-        """Whether stretching it stretches the iteration."""
+        """Whether a longer run time lengthens the iteration."""
         return self.slack_s <= CRITICAL_SLACK_S
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All instructions of one iteration, in the node order of their graph, each as early as it can run."""
+    """All instructions of one iteration in the node order of their graph, each at its earliest start."""
 
     spans: tuple[Span, ...]
     num_ranks: int
@@ -41,14 +41,6 @@ class Timeline:
     def rank_spans(self, pp_rank: int) -> tuple[Span, ...]:
         """Return the spans of one rank in program order."""
         return tuple(span for span in self.spans if span.instruction.pp_rank == pp_rank)
-
-    def bubble_s(self, pp_rank: int) -> float:
-        """Return how long a rank waits inside the iteration, its end included."""
-        return self.iteration_time_s - sum(span.duration_s for span in self.rank_spans(pp_rank))
-
-    def critical_path(self) -> tuple[Span, ...]:
-        """Return the critical spans ordered by start."""
-        return tuple(sorted((s for s in self.spans if s.is_critical), key=lambda s: (s.start_s, s.end_s)))
 
 
 def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
@@ -77,7 +69,7 @@ def timeline(graph: DependencyGraph, durations_s: Sequence[float]) -> Timeline:
 
 
 def makespan_s(graph: DependencyGraph, durations_s: Sequence[float]) -> float:
-    """Return how long one iteration takes, without the slack of its instructions."""
+    """Return the time of one iteration; faster than `timeline`, without slack."""
     finish = [0.0] * len(graph.instructions)
     for v in graph.topological_order:
         finish[v] = max((finish[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0) + durations_s[v]
@@ -92,7 +84,7 @@ def iteration_energy_j(
     num_ranks: int,
     blocking_power_w: float,
 ) -> float:
-    """Return the energy of one iteration: each instruction's own, and blocking power for every rank's waiting.
+    """Return the energy of one iteration: the instructions' energy plus blocking power while ranks wait.
 
     sum(e_i) + P_block * (R * T - sum(t_i)), Perseus (SOSP'24), section 4.1.
     """

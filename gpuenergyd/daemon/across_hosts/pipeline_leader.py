@@ -31,7 +31,7 @@ from gpuenergyd.core.job.messages import (
     TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.measurement.merge import Place, busy_s, merge_observations
+from gpuenergyd.core.measurement.merge import MemberKey, busy_s, merge_observations
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID
@@ -65,8 +65,8 @@ class WholePipeline:
     leader_job_id: str
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     job: Job = field(init=False)
-    _places: frozenset[Place] = frozenset()
-    _waiting: dict[int, dict[Place, IterationObservation]] = field(default_factory=lambda: defaultdict(dict))
+    _places: frozenset[MemberKey] = frozenset()
+    _waiting: dict[int, dict[MemberKey, IterationObservation]] = field(default_factory=lambda: defaultdict(dict))
     _newest_seen: int = -1
     _epoch_of_plan: dict[str, int] = field(default_factory=lambda: {BASELINE_PLAN_ID: 0})
     _sent: SendPlan | None = None
@@ -144,7 +144,7 @@ class WholePipeline:
         self._record("straggler", change.reason, after)
         self._tell(StragglerChanged(straggler_time_s, change.reason))
 
-    def _join(self, parts: Mapping[Place, PartState]) -> None:
+    def _join(self, parts: Mapping[MemberKey, PartState]) -> None:
         for (pp_rank, tp_rank), state in sorted(parts.items()):
             if state.order != parts[pp_rank, 0].order:
                 raise JobError(f"tensor-parallel rank {tp_rank} of pipeline rank {pp_rank} runs another order")
@@ -304,7 +304,7 @@ def _rows(sent: SendPlan, pp_rank: int) -> list[ChangeRow]:
     ]
 
 
-def _checked_parts(report: PipelineReport, num_pp_ranks: int) -> dict[Place, PartState]:
+def _checked_parts(report: PipelineReport, num_pp_ranks: int) -> dict[MemberKey, PartState]:
     expected = {(pp, tp) for pp in range(num_pp_ranks) for tp in range(report.num_tp_ranks)}
     parts = {(part.pp_rank, part.tp_rank): part.state for part in report.parts}
     if len(parts) != len(report.parts) or parts.keys() != expected:
@@ -341,7 +341,7 @@ def _kind(kind: str) -> InstructionKind:
     return InstructionKind(kind)
 
 
-def _common_gpu(pp_rank: int, parts: Mapping[Place, PartState]) -> GpuView:
+def _common_gpu(pp_rank: int, parts: Mapping[MemberKey, PartState]) -> GpuView:
     """Return the GPU that a stage is planned for: the first one's, with the clocks that all its GPUs can run at."""
     gpus = [state.gpu for (stage, _), state in sorted(parts.items()) if stage == pp_rank]
     common = set(gpus[0].supported_sm_clocks_mhz).intersection(*(gpu.supported_sm_clocks_mhz for gpu in gpus[1:]))

@@ -17,7 +17,7 @@ class GpuHistory:
     """Converts samples of one GPU to records; an energy record follows once the energy of its interval is known."""
 
     gpu_uuid: str
-    _ledger: EnergyAttribution = field(default_factory=EnergyAttribution)
+    _attribution: EnergyAttribution = field(default_factory=EnergyAttribution)
 
     def records_of(self, sample: GpuSample, *, at: datetime, job_id: str, counter: EnergyCounter) -> Iterator[Record]:
         """Yield the records that a sample completes; `at` is the wall-clock time of the reading."""
@@ -29,14 +29,14 @@ class GpuHistory:
             sample.sm_clock_mhz,
             sample.temperature_celsius,
         )
-        self._ledger.take(
+        self._attribution.add_sample(
             mono_ns=sample.read_mono_ns,
             at=at,
             job_id=job_id,
             power_w=sample.power_w,
             sm_clock_mhz=sample.sm_clock_mhz,
         )
-        for piece in self._ledger.complete(sample.read_mono_ns, counter):
+        for piece in self._attribution.completed_slices(sample.read_mono_ns, counter):
             for bucket_s in BUCKETS_S:
                 yield self._rollup(piece, bucket_s)
 

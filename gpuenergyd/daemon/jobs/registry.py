@@ -252,7 +252,7 @@ class Jobs:
     def host_slept(self, slept_s: float) -> None:
         """Begin anew after the host has slept: the driver may have forgotten every lock, and energy has a gap."""
         for gpu in self.services.gpus:
-            gpu.counter.begin_anew()
+            gpu.counter.interrupt()
         for runner in self:
             runner.observed.forget_pending()
             runner.control_lost(f"the host slept for {slept_s:.0f} s")

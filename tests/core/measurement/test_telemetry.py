@@ -31,10 +31,10 @@ def test_pieces_of_a_clock_history_fill_the_interval(changes: list[tuple[int, in
     for at_ns, clock in changes:
         history.record(at_ns, clock)
 
-    pieces = list(history.pieces(begin, begin + length))
+    intervals = list(history.clocks_between(begin, begin + length))
 
-    assert sum(ns for _, ns in pieces) == length
-    assert all(ns > 0 for _, ns in pieces)
+    assert sum(ns for _, ns in intervals) == length
+    assert all(ns > 0 for _, ns in intervals)
 
 
 def test_clock_history_puts_late_news_where_it_belongs() -> None:
@@ -42,7 +42,7 @@ def test_clock_history_puts_late_news_where_it_belongs() -> None:
     history.record(20, 900)
     history.record(10, 1200)
 
-    assert list(history.pieces(0, 30)) == [(1410, 10), (1200, 10), (900, 10)]
+    assert list(history.clocks_between(0, 30)) == [(1410, 10), (1200, 10), (900, 10)]
 
 
 def test_clock_history_forgets_only_what_no_later_interval_needs() -> None:
@@ -52,8 +52,8 @@ def test_clock_history_forgets_only_what_no_later_interval_needs() -> None:
 
     history.forget_before(25)
 
-    assert list(history.pieces(25, 40)) == [(900, 5), (1410, 10)]
-    assert list(history.pieces(15, 22)) == [(1200, 5), (900, 2)]
+    assert list(history.clocks_between(25, 40)) == [(900, 5), (1410, 10)]
+    assert list(history.clocks_between(15, 22)) == [(1200, 5), (900, 2)]
 
 
 def test_energy_between_edges_is_interpolated() -> None:
@@ -246,7 +246,7 @@ def test_no_energy_is_taken_across_a_moment_in_which_nobody_counted() -> None:
     counter = EnergyCounter()
     counter.record(0, 10.0)
     counter.record(10, 20.0)
-    counter.begin_anew()
+    counter.interrupt()
     counter.record(20, 90.0)
     counter.record(30, 95.0)
 

@@ -48,11 +48,11 @@ def counter(*edges: tuple[int, float]) -> EnergyCounter:
     ],
 )
 def test_the_clocks_of_an_interval(begin_ns: int, end_ns: int, pieces: list[tuple[int, int]]) -> None:
-    assert list(history((10, 7), (20, 9)).pieces(begin_ns, end_ns)) == pieces
+    assert list(history((10, 7), (20, 9)).clocks_between(begin_ns, end_ns)) == pieces
 
 
 def test_of_two_changes_at_one_instant_the_later_news_holds() -> None:
-    assert list(history((10, 7), (10, 9), (20, 11)).pieces(0, 30)) == [(5, 10), (9, 10), (11, 10)]
+    assert list(history((10, 7), (10, 9), (20, 11)).clocks_between(0, 30)) == [(5, 10), (9, 10), (11, 10)]
 
 
 @pytest.mark.parametrize("before_ns", [0, 9, 10, 19, 20, 29, 30, 99])
@@ -61,7 +61,7 @@ def test_what_is_forgotten_changes_no_later_interval(before_ns: int) -> None:
 
     cut.forget_before(before_ns)
 
-    assert list(cut.pieces(before_ns, 200)) == list(whole.pieces(before_ns, 200))
+    assert list(cut.clocks_between(before_ns, 200)) == list(whole.clocks_between(before_ns, 200))
 
 
 def test_what_no_later_interval_needs_is_forgotten() -> None:
@@ -122,7 +122,7 @@ def test_a_counter_that_stands_still_goes_on_and_one_that_falls_begins_anew() ->
 
 def test_no_energy_is_taken_across_an_interruption_and_all_after_it() -> None:
     seen = counter((10, 1.0), (20, 2.0))
-    seen.begin_anew()
+    seen.interrupt()
     for at_ns, energy_j in ((30, 3.0), (40, 4.0), (50, 5.0)):
         seen.record(at_ns, energy_j)
 

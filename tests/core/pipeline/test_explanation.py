@@ -48,15 +48,15 @@ def test_price_is_known_only_where_the_planner_gave_one() -> None:
     assert explained["F0@1"].price_w is None
 
 
-def test_sentence_names_the_step_and_what_stands_in_its_way() -> None:
+def test_the_explanation_names_the_next_clock_and_the_limit() -> None:
     explained = _explained({"F1@0": 1000})
 
-    assert "1000 MHz would save 30 J and take 1e+03 ms more, and lengthen" in explained["F0@0"].sentence(10.0)
-    assert "only 1e+03 ms are free" in explained["F1@0"].sentence(10.0)
-    assert "no clock costs less" in _explained({"F1@0": 900})["F1@0"].sentence(10.0)
+    assert "1000 MHz would save 30 J and take 1e+03 ms more, which would lengthen" in explained["F0@0"].sentence(10.0)
+    assert "slack is only 1e+03 ms" in explained["F1@0"].sentence(10.0)
+    assert "this is the cheapest clock" in _explained({"F1@0": 900})["F1@0"].sentence(10.0)
 
 
-def test_sentence_of_free_time_says_who_else_uses_it() -> None:
+def test_the_explanation_of_unused_slack_names_its_other_uses() -> None:
     explained = _explained({"F1@0": 1000})
 
-    assert "of 2e+03 ms free, which other instructions use" in explained["B0@0"].sentence(10.0)
+    assert "of 2e+03 ms slack, used by other instructions" in explained["B0@0"].sentence(10.0)

@@ -51,7 +51,7 @@ def test_no_extra_microbatches_is_plain_1f1b() -> None:
     ("extra", "message"),
     [
         ([0, 2, 0], "deadlock: rank 0 warms up with 2 forwards, rank 1 waits for 3"),
-        ([1, 0], "for 2 ranks, the pipeline has 3"),
+        ([1, 0], "for 2 ranks; the pipeline has 3"),
         ([0, 0, 1], "0 on the last rank"),
         ([-1, 0, 0], "must be >= 0"),
     ],
@@ -123,8 +123,8 @@ def test_input_gradient_waits_for_the_next_stages_input_gradient_and_weight_grad
     ("orders", "message"),
     [
         ((("F0", "F0"),), "F0@0 appears twice"),
-        ((("B0",),), "B0@0 needs F0 of stage 0, which nobody runs"),
-        ((("F0",), ("F0", "F1")), "F1@1 needs F1 of stage 0, which nobody runs"),
+        ((("B0",),), "B0@0 needs F0 of stage 0, which no rank computes"),
+        ((("F0",), ("F0", "F1")), "F1@1 needs F1 of stage 0, which no rank computes"),
         ((("F0", "B0"), ("B0", "F0")), "waits for itself"),
     ],
 )
@@ -206,7 +206,7 @@ def test_launches_take_their_gap_between_instructions_of_a_rank_and_nowhere_else
 
 
 def test_gradients_come_from_the_next_stage_only_where_there_is_one() -> None:
-    with pytest.raises(ScheduleError, match=r"B0@0 needs B\|I0 of stage 1, which nobody runs"):
+    with pytest.raises(ScheduleError, match=r"B0@0 needs B\|I0 of stage 1, which no rank computes"):
         dependency_graph(Schedule("bad", 1, ((Instruction(0, F, 0), Instruction(0, B, 0)), (Instruction(1, F, 0),))))
 
 

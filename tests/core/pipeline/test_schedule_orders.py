@@ -126,5 +126,5 @@ def test_one_rank_one_microbatch_is_the_least_of_most_and_nothing_is_none(name: 
 
 def test_fewer_microbatches_than_ranks_make_one_round() -> None:
     assert [len(order) for order in make_schedule("interleaved", 4, 3).orders] == [12] * 4
-    with pytest.raises(ScheduleError, match="7 microbatches do not divide into 3 rounds"):
+    with pytest.raises(ScheduleError, match="7 microbatches do not divide into 3 equal rounds"):
         make_schedule("interleaved", 2, 7)

@@ -113,10 +113,10 @@ def test_zero_bubble_h1_keeps_no_more_microbatches_than_1f1b_on_the_first_rank()
         (("1f1b", 0, 8), "0 pipeline ranks"),
         (("interleaved", 4, 0), "0 microbatches"),
         (("interleaved", 4, 8, 0), "0 chunks"),
-        (("interleaved", 4, 9), "9 microbatches do not divide into 2 rounds of 4 ranks"),
+        (("interleaved", 4, 9), "9 microbatches do not divide into 2 equal rounds"),
         (("zb-h1", 4, 9), "9 microbatches do not divide"),
-        (("dualpipev", 4, 7), "7 microbatches, 4 ranks need at least 8"),
-        (("zbv", 4, 8, 3), "schedule 'zbv' has 2 chunks per rank, not 3"),
+        (("dualpipev", 4, 7), "7 microbatches; 4 ranks need at least 8"),
+        (("zbv", 4, 8, 3), "schedule 'zbv' has 2 chunks per rank, got 3"),
     ],
 )
 def test_sizes_that_a_schedule_cannot_take_are_refused(arguments: tuple[str, int, int], message: str) -> None:

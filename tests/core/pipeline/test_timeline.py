@@ -1,4 +1,4 @@
-"""Start, end, slack, critical path, bubbles and energy of a graph with durations, on pipelines solved by hand."""
+"""Start, end, slack, critical instructions and energy of pipelines that are solved by hand."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,6 @@ def test_balanced_1f1b_takes_m_plus_r_minus_one_rounds() -> None:
     planned = timeline(graph, [1.0 if i.kind is F else 2.0 for i in graph.instructions])
 
     assert planned.iteration_time_s == 3.0 * (4 + 3 - 1)
-    assert [planned.bubble_s(r) for r in range(3)] == [6.0, 6.0, 6.0]
 
 
 def test_short_stage_has_slack_and_long_stage_is_critical() -> None:
@@ -31,10 +30,11 @@ def test_short_stage_has_slack_and_long_stage_is_critical() -> None:
     assert starts["B1@1"] == (10.0, 13.0, 0.0)
     assert starts["B0@0"] == (10.0, 11.0, 2.0)
     assert planned.iteration_time_s == 14.0
-    assert [str(s.instruction) for s in planned.critical_path()] == ["F0@0", "F0@1", "F1@1", "B0@1", "B1@1", "B1@0"]
+    critical = {str(span.instruction) for span in planned.spans if span.is_critical}
+    assert critical == {"F0@0", "F0@1", "F1@1", "B0@1", "B1@1", "B1@0"}
 
 
-def test_latency_delays_the_receiver_and_counts_into_slack() -> None:
+def test_communication_latency_delays_the_receiver_and_reduces_slack() -> None:
     graph = dependency_graph(gpipe(2, 1), communication_latency_s=0.5)
 
     planned = timeline(graph, [1.0] * 4)
@@ -43,7 +43,7 @@ def test_latency_delays_the_receiver_and_counts_into_slack() -> None:
     assert all(span.is_critical for span in planned.spans)
 
 
-def test_what_a_rank_does_after_its_last_instruction_counts_into_the_iteration_and_into_slack() -> None:
+def test_an_epilogue_lengthens_the_iteration_and_adds_slack_to_other_ranks() -> None:
     graph = dependency_graph(gpipe(2, 1)).with_epilogues([0.0, 1.5])
 
     planned = timeline(graph, [1.0] * 4)
@@ -51,7 +51,6 @@ def test_what_a_rank_does_after_its_last_instruction_counts_into_the_iteration_a
     # rank 1 ends at 3 and is done at 4.5; rank 0, which gets its gradient at 3, ends at 4
     assert planned.iteration_time_s == makespan_s(graph, [1.0] * 4) == 4.5
     assert {str(span.instruction): span.slack_s for span in planned.spans if span.slack_s} == {"B0@0": 0.5}
-    assert planned.bubble_s(1) == 2.5
 
 
 def test_energy_counts_waiting_of_every_rank_at_blocking_power() -> None:

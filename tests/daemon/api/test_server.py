@@ -132,7 +132,7 @@ def test_a_malformed_message_is_refused_in_one_line(
         ({"num_pp_ranks": 10**9}, 400, "num_pp_ranks 1000000000 must be in"),
         ({"order": []}, 400, "order: "),
         ({"order": [["X", 0, 0]]}, 400, "instruction kind 'X'; known: F, B, I, W"),
-        ({"order": [["B", 0, 0]]}, 409, "nobody runs"),
+        ({"order": [["B", 0, 0]]}, 409, "no rank computes"),
         ({"max_slowdown_ratio": -1.0}, 400, "slowdown -1.0 must be"),
         ({"job_name": "x" * 257}, 400, "job_name: 257 characters; at most 256"),
     ],
