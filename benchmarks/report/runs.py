@@ -102,7 +102,7 @@ RUNS = (
 
 PARTS = {
     "carbon_prior.py": "fits the forecast prior that ships, and priors that leave a zone out; measures nothing",
-    "core_instruments.py": "what load.py puts into the core",
+    "daemon_instruments.py": "what load.py puts into the core",
     "fleet_history.py": "a fleet's history, made by the server",
     "fleet_hosts.py": "what one host of the fleet records",
     "fleet_postgresql.py": "PostgreSQL's part of fleet.py",

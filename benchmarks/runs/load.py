@@ -9,7 +9,7 @@
 The generator is one process with raw sockets and prepared frames; its share of the same cores is printed. Latency runs
 from the write of a request to the last byte of its answer, once per window of ten seconds and for all of them; inside
 the core it is measured again from the bytes read to the answer written, beside the turns of the event loop (see
-core_instruments.py). A batch is lost when it is not acknowledged, or not in the history afterwards. CPU times hardly
+daemon_instruments.py). A batch is lost when it is not acknowledged, or not in the history afterwards. CPU times hardly
 depend on what else runs on the machine; latencies do.
 """
 
@@ -79,8 +79,8 @@ INSTRUMENTED = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "benchmarks" / "runs")!r})
 sys.path.insert(0, {str(ROOT)!r})
-import core_instruments
-core_instruments.install()
+import daemon_instruments
+daemon_instruments.install()
 """
 
 
@@ -364,7 +364,7 @@ def of_inside(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 def compare(options: argparse.Namespace, folder: Path) -> int:
     """Flood daemons with and without fair turns by turns, and show how long another user waits for each."""
-    ways = {"with": "", "without": "core_instruments.without_fair_turns()\n"}
+    ways = {"with": "", "without": "daemon_instruments.without_fair_turns()\n"}
     options.seconds = min(options.seconds, WINDOW_S)
     are_complete = True
     for kind in FLOODS if options.flood is None else (options.flood,):
@@ -406,7 +406,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         if options.compare:
             return compare(options, Path(folder))
-        profiling = "core_instruments.profile_callbacks()\n" if options.profile else ""
+        profiling = "daemon_instruments.profile_callbacks()\n" if options.profile else ""
         figures = measure(options, Path(folder), flood=options.flood, prologue=profiling)
     show(figures, as_json=options.json)
     return 0 if is_complete(figures) else 1
