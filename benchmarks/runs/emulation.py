@@ -32,8 +32,7 @@ from typing import Any
 
 from carbon import zones_in
 
-from gpuenergyd.cli.plan.command import load_planner
-from gpuenergyd.cli.plan.inputs import PlanOptions, plan_input
+from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
 from gpuenergyd.core.carbon.replay import ReplayRequest
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest

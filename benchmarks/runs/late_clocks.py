@@ -7,8 +7,7 @@ bound with clocks that change at once. "Naive" asks for each clock when its inst
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuenergyd.cli.plan.command import load_planner
-from gpuenergyd.cli.plan.inputs import PlanOptions, plan_input
+from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 
 INSTANCE = "s8m32_1f1b_a100"

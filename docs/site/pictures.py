@@ -3,8 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from gpuenergyd.cli.plan.command import load_planner
-from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, plan_input
+from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.timeline import timeline

@@ -1,15 +1,16 @@
 """The command line.
 
-app        the commands, by name
-carbon     `gpuenergyd carbon`: query, forecast and backtest grid carbon intensity
-commands   one file per command
-demo       `gpuenergyd demo`: the whole loop on simulated GPUs
-doctor     `gpuenergyd doctor`: diagnoses this host
-help       help beyond `--help`: manual pages, settings, versions
-install    `gpuenergyd install` and `uninstall`
-json_text  values as one line of JSON
-main       the console entry: one line and an exit code for every error
-output     JSON for scripts, tables for people
-plan       `gpuenergyd plan` and `gpuenergyd explain`: the offline planner
-terminal   a terminal without colour when piped
+app         all commands by name, grouped by task, each imported only when needed
+carbon      `gpuenergyd carbon`: query, forecast and backtest grid carbon intensity
+commands    the commands that fit into a file or two each
+demo        `gpuenergyd demo`: train on simulated GPUs and report the saving
+doctor      `gpuenergyd doctor`: diagnose this host and suggest fixes
+exit_codes  exit codes of all commands
+help        manual pages and the reference, generated from the command line and the settings
+install     `gpuenergyd install` and `gpuenergyd uninstall`
+main        console entry point: turns every error into one line and an exit code
+options     options that several commands share
+output      JSON for scripts, a Rich console for people
+plan        `gpuenergyd plan` and `gpuenergyd explain`: the offline planner
+versions    `gpuenergyd --version`
 """

@@ -1,4 +1,4 @@
-"""The commands, by name; a module is loaded only when its command runs, or when all are to be listed."""
+"""All commands by name, grouped by task; a command's module is imported only when it runs or when help lists it."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 TASKS = {
     "Try it": {"demo": "demo.command"},
     "Train": {"run": "commands.run"},
-    "See what happens": {
+    "Monitor": {
         "status": "commands.status",
         "report": "commands.report",
         "dashboard": "commands.dashboard",
@@ -22,7 +22,7 @@ TASKS = {
         "policies": "commands.policies",
         "carbon": "carbon.command",
     },
-    "Run a host": {
+    "Operate a host": {
         "serve": "commands.serve",
         "doctor": "doctor.command",
         "restore": "commands.restore",
@@ -31,33 +31,33 @@ TASKS = {
     },
     "Set up a host": {"install": "install.command", "uninstall": "install.command"},
 }
-"""What people come to do, and the module of this folder that holds each command for it; help lists them so."""
+"""Commands by task, in the order of the help, each with its module in this package."""
 
 _MODULES = {command: module for commands in TASKS.values() for command, module in commands.items()}
 
 
-class _ByTask(TyperGroup):
-    """Lists its commands in help by what they are for."""
+class _TaskGroup(TyperGroup):
+    """Command group whose help lists the commands by task."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  the library's signature
-        """Write a section for each task, with the same columns in all of them."""
+        """Write one section per task, with the same column widths in all of them."""
         name_width = max(map(len, _MODULES))
         text_width = formatter.width - 6 - name_width
         for task, names in TASKS.items():
-            found = [self.commands[name] for name in names if name in self.commands]
-            rows = [(str(c.name).ljust(name_width), c.get_short_help_str(text_width)) for c in found]
+            commands = [self.commands[name] for name in names if name in self.commands]
+            rows = [(str(c.name).ljust(name_width), c.get_short_help_str(text_width)) for c in commands]
             if rows:
                 with formatter.section(task):
                     formatter.write_dl(rows)
 
 
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line: with the one command that the arguments begin with, or with all of them."""
+    """Return the command line: only the command that `arguments` start with, or all commands."""
     app = typer.Typer(
         name="gpuenergyd",
-        cls=_ByTask,
-        help="Make GPU training use less energy at the same speed.",
-        epilog="Exit codes: 0 fine, 1 failed, 2 usage, 3 daemon not running, 4 degraded.",
+        cls=_TaskGroup,
+        help="Reduce the energy of GPU training without slowing it down.",
+        epilog="Exit codes: 0 success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded.",
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
@@ -65,8 +65,8 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_root)
     first = arguments[0] if arguments else None
-    wanted = [first] if first in _MODULES else [] if first == "--version" else [*_MODULES]
-    for name in wanted:
+    names = [first] if first in _MODULES else [] if first == "--version" else [*_MODULES]
+    for name in names:
         command = getattr(import_module(f"gpuenergyd.cli.{_MODULES[name]}"), name)
         if isinstance(command, typer.Typer):
             app.add_typer(command)
@@ -75,9 +75,9 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from gpuenergyd.cli.help.versions import version_lines  # noqa: PLC0415  no other command looks at what is installed
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        from gpuenergyd.cli.versions import version_lines  # noqa: PLC0415  no other command needs it
 
         typer.echo("\n".join(version_lines()))
         raise typer.Exit
@@ -90,8 +90,8 @@ def _root(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the version and what is installed.",
+            help="Print the versions of gpuenergyd and its dependencies.",
         ),
     ] = False,
 ) -> None:
-    """Make GPU training use less energy at the same speed."""
+    """Reduce the energy of GPU training without slowing it down."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.cli.install.installation import carry_out, plan_install
+from gpuenergyd.cli.install.installation import apply_steps, plan_install
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
@@ -139,7 +139,7 @@ def installed_daemon(folder: Path, *, num_gpus: int = 2, watchdog_s: float | Non
     """Boot a host on which the daemon's units are installed and running; core and worker may get another watchdog."""
     root = folder / "image"
     root.mkdir()
-    carry_out(plan_install(root, INSTALLED / "bin" / "python", replaces_changed=False))
+    apply_steps(plan_install(root, INSTALLED / "bin" / "python", replaces_changed=False))
     etc = root / "etc"
     units: dict[str, str] = {}
     for name in (path.name for path in (etc / "systemd" / "system").iterdir()):

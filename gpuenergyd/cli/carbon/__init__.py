@@ -1,7 +1,7 @@
 """`gpuenergyd carbon`: query, forecast and backtest grid carbon intensity.
 
-command  `carbon now`, `forecast` and `backtest`
-files    trace, frontier and profile files
-inputs   from options to requests
-plot     a forecast as a picture
+command  `carbon now`, `carbon forecast` and `carbon backtest`
+files    reads traces, frontiers and profiles; writes forecasts and choices
+inputs   builds requests from the options; finds the forecaster and the backtest by entry point
+plot     a forecast as bars in the terminal or as SVG
 """

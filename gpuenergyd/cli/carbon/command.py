@@ -1,4 +1,4 @@
-"""`gpuenergyd carbon now | forecast | backtest`: what the grid emits, what comes, and what following it is worth."""
+"""`gpuenergyd carbon now`, `forecast` and `backtest`: grid carbon intensity, its forecast, and the value of timing."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,14 +16,15 @@ from gpuenergyd.cli.carbon.files import (
 )
 from gpuenergyd.cli.carbon.inputs import (
     checked_instant,
-    forecast_machinery,
     frontier_points,
-    replay_machinery,
+    load_backtest,
+    load_forecaster,
     utc_now,
 )
 from gpuenergyd.cli.carbon.plot import forecast_lines, write_forecast_svg
-from gpuenergyd.cli.output import JsonOption, print_json
-from gpuenergyd.cli.terminal import people_console
+from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
+from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     EmissionFactor,
@@ -37,62 +38,67 @@ from gpuenergyd.core.carbon.intensity import (
 from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd.errors import CarbonDataError
 
-EXIT_DEGRADED = 4
-
 carbon = typer.Typer(
     name="carbon",
-    help="What the grid emits, what comes, and what following it is worth.",
+    help="Query, forecast and backtest grid carbon intensity.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="The grid's zone, e.g. GB or DE.")]
+ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="Grid zone, e.g. GB or DE.")]
 SourceOption = Annotated[
-    str | None, typer.Option("--source", metavar="NAME", help="Who to ask [default for GB: neso].")
+    str | None, typer.Option("--source", metavar="NAME", help="Carbon source [default for GB: neso].")
 ]
 KeyFileOption = Annotated[
-    Path | None, typer.Option("--key-file", metavar="FILE", help="The source's key; mode 0600, never printed.")
+    Path | None, typer.Option("--key-file", metavar="FILE", help="File with the source's API key; must have mode 0600.")
 ]
-BaseUrlOption = Annotated[str | None, typer.Option("--base-url", metavar="URL", help="Another address of the source.")]
-CsvOption = Annotated[
-    Path | None, typer.Option("--csv", metavar="FILE", help="Use a file instead of a source that is asked.")
+BaseUrlOption = Annotated[
+    str | None, typer.Option("--base-url", metavar="URL", help="Base URL of the source instead of its default.")
 ]
+CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Trace file to use instead of a source.")]
 
 
 @carbon.command()
-def now(
+def now(  # noqa: PLR0913  each option is a parameter
     *,
     zone: ZoneOption = None,
     source: SourceOption = None,
     key_file: KeyFileOption = None,
     base_url: BaseUrlOption = None,
     csv_file: CsvOption = None,
-    fixed: Annotated[float | None, typer.Option("--fixed", metavar="G", help="A constant in g/kWh.")] = None,
-    kind: Annotated[SignalKind | None, typer.Option(help="Which signal, where the source has both.")] = None,
-    factor: Annotated[EmissionFactor | None, typer.Option(help="What counts as an emission.")] = None,
+    fixed: Annotated[
+        float | None, typer.Option("--fixed", metavar="G", help="Constant intensity in g/kWh instead of a source.")
+    ] = None,
+    kind: Annotated[SignalKind | None, typer.Option(help="Signal, for sources with both.")] = None,
+    factor: Annotated[EmissionFactor | None, typer.Option(help="Emission factor.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Ask a source what the grid emits now, and say what the value is and how old."""
-    from gpuenergyd.carbon.fetcher import FetcherConfig, source_of  # noqa: PLC0415  needs requests
+    """Query the current carbon intensity.
 
-    asked_zone = zone or (csv_file.stem.partition("_")[0] if csv_file is not None else None)
-    if asked_zone is None:
-        raise CarbonDataError("give --zone, e.g. --zone GB")
+    Prints the value with its kind, age and source. Exits 4 if it is stale, estimated or incomplete.
+    """
+    from gpuenergyd.carbon.fetcher import FetcherConfig, source_of  # noqa: PLC0415  start fast
+
+    zone_name = zone or (csv_file.stem.partition("_")[0] if csv_file is not None else None)
+    if zone_name is None:
+        raise CarbonDataError("--zone is required, e.g. --zone GB")
     chosen = source or ("csv" if csv_file is not None else "fixed" if fixed is not None else None)
-    config = FetcherConfig(asked_zone, Path(), chosen, key_file, base_url, kind, factor, csv_file, fixed)
-    asked = source_of(config)
+    config = FetcherConfig(zone_name, Path(), chosen, key_file, base_url, kind, factor, csv_file, fixed)
+    carbon_source = source_of(config)
     at = utc_now()
-    reply = asked.fetch(at)
+    reply = carbon_source.fetch(at)
     here = intensity_now(
-        at, hourly_series(asked_zone, reply.samples), _given_forecast(asked_zone, reply.forecast, asked.signal.source)
+        at,
+        hourly_series(zone_name, reply.samples),
+        _given_forecast(zone_name, reply.forecast, carbon_source.signal.source),
     )
     newest = reply.samples[-1] if reply.samples else None
     is_degraded = reply.is_stale or bool(reply.rejected) or here.basis is not IntensityBasis.LIVE
-    signal = asked.signal
+    signal = carbon_source.signal
     if as_json:
         print_json(
             {
-                "zone": asked_zone,
+                "zone": zone_name,
                 "carbon_intensity_g_per_kwh": here.carbon_intensity_g_per_kwh,
                 "basis": here.basis,
                 "age_s": here.age_s,
@@ -112,44 +118,48 @@ def now(
         shown = "unknown" if value is None else f"{value:.0f} g/kWh"
         status = newest.status.value if newest is not None else "no sample"
         console = people_console()
-        console.print(
-            f"{asked_zone}: {shown} ({here.basis}; {status}; {signal.kind}, {signal.factor}; {signal.source})"
-        )
+        console.print(f"{zone_name}: {shown} ({here.basis}; {status}; {signal.kind}, {signal.factor}; {signal.source})")
         for reason in reply.rejected:
-            console.print(f"  not used: {reason}", markup=False)
+            console.print(f"  rejected: {reason}", markup=False)
         if reply.is_stale:
-            console.print("  the newest value is older than a day: the source lags or this host's clock is wrong")
+            console.print(
+                "  the newest value is more than a day old: the source is late, or this host's clock is wrong"
+            )
     return EXIT_DEGRADED if is_degraded else 0
 
 
 @carbon.command()
 def forecast(
     traces: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TRACE.csv]...", help="One zone's history; else a source's.")
+        list[Path] | None,
+        typer.Argument(metavar="TRACE.csv", help="History of one zone [default: from the source]."),
     ] = None,
     *,
-    hours: Annotated[int, typer.Option(min=1, max=72, help="How far to look ahead.")] = 24,
+    hours: Annotated[int, typer.Option(min=1, max=72, metavar="H", help="Forecast horizon in hours.")] = 24,
     zone: ZoneOption = None,
     source: SourceOption = None,
     key_file: KeyFileOption = None,
     base_url: BaseUrlOption = None,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it there too.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the forecast as SVG.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Forecast a zone's carbon intensity from its history, with the range that holds 8 of 10 hours."""
+    """Forecast the carbon intensity of a zone.
+
+    Uses the zone's history, or the forecast of the source; ranges are 80 % prediction intervals.
+    """
     given: CarbonForecast | None = None
     if traces:
         series = read_traces(traces)
         if len(series) != 1:
             raise CarbonDataError(
-                f"traces of {len(series)} zones ({', '.join(s.zone for s in series)}); give one zone's"
+                f"traces of {len(series)} zones ({', '.join(s.zone for s in series)}); give traces of one zone"
             )
         history: HourlySeries | None = series[0]
     else:
         history, given = _from_source(zone, source, key_file, base_url, hours)
-    expected = given if given is not None or history is None else forecast_machinery()(history, num_hours=hours)
+    expected = given if given is not None or history is None else load_forecaster()(history, num_hours=hours)
     if expected is None:
-        raise CarbonDataError("the source gave neither a history nor a forecast")
+        raise CarbonDataError("the source returned neither a history nor a forecast")
     if svg is not None:
         write_forecast_svg(svg, expected, history)
     if as_json:
@@ -174,52 +184,57 @@ def forecast(
         return 0
     console = people_console()
     issued = f"{expected.issued_at:%Y-%m-%d %H:%M}"
-    console.print(f"{expected.zone}: {expected.unit} from {issued} UTC on, by {expected.model}", markup=False)
+    console.print(f"{expected.zone}: {expected.unit} from {issued} UTC, model {expected.model}", markup=False)
     for line in forecast_lines(expected):
         console.print(line, markup=False)
     if expected.skill is not None:
         skill = expected.skill
         console.print(
-            f"error against the best naive forecast, last 4 weeks: 1 h {-100 * skill.skill_1h_ratio:+.0f} %, "
+            f"error relative to the best naive forecast, last 4 weeks: 1 h {-100 * skill.skill_1h_ratio:+.0f} %, "
             f"6 h {-100 * skill.skill_6h_ratio:+.0f} %, mean of 24 h {-100 * skill.skill_24h_mean_ratio:+.0f} %"
         )
     return 0
 
 
 @carbon.command()
-def backtest(
+def backtest(  # noqa: PLR0913  each option is a parameter
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE.csv...", help="Hourly traces; a name up to its first _ is the zone."),
+        typer.Argument(metavar="TRACE.csv", help="Hourly traces, named ZONE_anything.csv."),
     ],
     *,
-    train_until: Annotated[str, typer.Option(metavar="DATE", help="The first forecast is issued then (UTC).")],
+    train_until: Annotated[str, typer.Option(metavar="DATE", help="Issue the first forecast at this time (UTC).")],
     frontier: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='Points to run at: [{"T": s, "E": J}, ...].')
+        Path | None, typer.Option(metavar="FILE", help='Operating points: [{"T": s, "E": J}, ...].')
     ] = None,
     profile: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE...", help="Instead: its GPUs' power-limit profiles, or a pipeline's profile."),
+        typer.Option(metavar="FILE", help="Power-limit profiles or a pipeline profile, instead of --frontier."),
     ] = None,
-    schedule: Annotated[str | None, typer.Option(help="Schedule of a pipeline's profile.")] = None,
-    microbatches: Annotated[int | None, typer.Option(metavar="M", help="Microbatches of a pipeline's profile.")] = None,
-    budget: Annotated[float, typer.Option(metavar="R", help="Permitted slowdown of the whole job.")] = 0.025,
-    job_hours: Annotated[float, typer.Option(metavar="H", help="Length of a job at full speed.")] = 72.0,
-    starts: Annotated[int, typer.Option(metavar="N", help="Jobs per zone, at hours drawn at random.")] = 240,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of that draw.")] = 1,
+    schedule: Annotated[str | None, typer.Option(metavar="NAME", help="Schedule, for a pipeline profile.")] = None,
+    microbatches: Annotated[int | None, typer.Option(metavar="M", help="Microbatches, for a pipeline profile.")] = None,
+    budget: Annotated[float, typer.Option(metavar="R", help="Allowed slowdown of the whole job.")] = 0.025,
+    job_hours: Annotated[float, typer.Option(metavar="H", help="Length of a job in hours at full speed.")] = 72.0,
+    starts: Annotated[int, typer.Option(metavar="N", help="Jobs per zone, with random start times.")] = 240,
+    seed: Annotated[int, typer.Option(metavar="S", help="Random seed of the start times.")] = 1,
     starts_file: Annotated[
-        Path | None, typer.Option(metavar="JSON", help='Instead: [{"zone": ..., "starts_utc": [...]}].')
+        Path | None, typer.Option(metavar="JSON", help='Start times: [{"zone": ..., "starts_utc": [...]}].')
     ] = None,
-    host_power_w: Annotated[float, typer.Option(metavar="W", help="Power of the host beside its GPUs.")] = 0.0,
+    host_power_w: Annotated[float, typer.Option(metavar="W", help="Power of the host without its GPUs.")] = 0.0,
     history_days: Annotated[
-        int | None, typer.Option(metavar="D", min=8, help="Let forecasts see only so many days, as after installing.")
+        int | None, typer.Option(metavar="D", min=8, help="Limit the history that forecasts see, in days.")
     ] = None,
-    forecasts_out: Annotated[Path | None, typer.Option(metavar="CSV", help="Write every forecast.")] = None,
-    choices_out: Annotated[Path | None, typer.Option(metavar="JSON", help="Write what each job ran at.")] = None,
+    forecasts_out: Annotated[Path | None, typer.Option(metavar="CSV", help="Write all forecasts to a file.")] = None,
+    choices_out: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Write the points chosen for each job to a file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Live past traces again without look-ahead: what timing is worth, and how much of it forecasts capture."""
-    # `--profile A B` leaves B among the traces: it is told apart by its columns.
+    """Replay historical traces without look-ahead.
+
+    Reports how much carbon timing could save with perfect forecasts, and how much of that real forecasts capture.
+    """
+    # `--profile A B` makes B a positional argument; profiles and traces differ in their columns.
     profiles = list(profile or ())
     traces = [path for path in files if not profiles or is_trace(path)]
     profiles += [path for path in files if path not in traces]
@@ -236,7 +251,7 @@ def backtest(
         history_days=history_days,
         want_forecasts=forecasts_out is not None,
     )
-    zones = replay_machinery()(request)
+    zones = load_backtest()(request)
     if forecasts_out is not None:
         write_forecasts(forecasts_out, zones)
     if choices_out is not None:
@@ -253,19 +268,19 @@ def backtest(
 def _from_source(
     zone: str | None, source: str | None, key_file: Path | None, base_url: str | None, hours: int
 ) -> tuple[HourlySeries | None, CarbonForecast | None]:
-    """Return what a source knows; its own forecast goes first, ours needs a longer history than sources give."""
-    from gpuenergyd.carbon.fetcher import FetcherConfig, source_of  # noqa: PLC0415  needs requests
+    """Return a source's history and its own forecast, which is preferred: ours needs a longer history."""
+    from gpuenergyd.carbon.fetcher import FetcherConfig, source_of  # noqa: PLC0415  start fast
 
     if zone is None:
-        raise CarbonDataError("give a zone's history as TRACE.csv, or --zone, e.g. --zone GB")
-    asked = source_of(FetcherConfig(zone, Path(), source, key_file, base_url))
-    reply = asked.fetch(utc_now())
-    given = _given_forecast(zone, reply.forecast, asked.signal.source, hours)
+        raise CarbonDataError("give TRACE.csv files of a zone, or --zone, e.g. --zone GB")
+    carbon_source = source_of(FetcherConfig(zone, Path(), source, key_file, base_url))
+    reply = carbon_source.fetch(utc_now())
+    given = _given_forecast(zone, reply.forecast, carbon_source.signal.source, hours)
     return hourly_series(zone, reply.samples), given
 
 
 def _given_forecast(zone: str, samples: Any, source: str, hours: int = 72) -> CarbonForecast | None:
-    """Return a provider's own forecast by the hour; it states no range."""
+    """Return a provider's own hourly forecast, which has no prediction interval."""
     series = hourly_series(zone, samples)
     if series is None:
         return None
@@ -273,28 +288,29 @@ def _given_forecast(zone: str, samples: Any, source: str, hours: int = 72) -> Ca
     ahead = tuple(
         ForecastHour(series.first_hour_at + k * step, value, value, value)
         for k, value in enumerate(series.values[:hours])
-        if value == value  # noqa: PLR0124  NaN is an hour the provider left out
+        if value == value  # noqa: PLR0124  NaN marks hours without a value
     )
-    return CarbonForecast(zone, utc_now(), f"{source}'s own", ahead)
+    return CarbonForecast(zone, utc_now(), f"{source}", ahead)
 
 
 def _print_zone(zone: ZoneReplay) -> None:
-    from rich import box  # noqa: PLC0415  only a person who reads needs it
+    from rich import box  # noqa: PLC0415  only tables need it
     from rich.table import Table  # noqa: PLC0415
 
     console = people_console()
     console.print(
-        f"{zone.zone}: {zone.num_jobs} jobs; a constant point saves {100 * zone.constant_saving_ratio:.2f} %, "
-        f"perfect timing adds {100 * zone.timing_gain_ratio:.2f} points, ours {100 * zone.captured_ratio:.0f} % of that"
+        f"{zone.zone}: {zone.num_jobs} jobs; a constant speed saves {100 * zone.constant_saving_ratio:.2f} %, "
+        f"perfect timing adds {100 * zone.timing_gain_ratio:.2f} points; forecasts capture "
+        f"{100 * zone.captured_ratio:.0f} % of that"
     )
     skill = zone.skill
     console.print(
-        f"forecast skill against the best naive one: 1 h {100 * skill.skill_1h_ratio:.0f} %, "
+        f"forecast skill against the best naive forecast: 1 h {100 * skill.skill_1h_ratio:.0f} %, "
         f"6 h {100 * skill.skill_6h_ratio:.0f} %, mean of 24 h {100 * skill.skill_24h_mean_ratio:.0f} %"
     )
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("look-ahead", "saving %", "captured %", "worst job, points", "slowdown %", "time of permitted %"):
-        table.add_column(title, justify="left" if title == "look-ahead" else "right")
+    for title in ("forecast", "saving %", "captured %", "worst job, points", "slowdown %", "time used of allowed %"):
+        table.add_column(title, justify="left" if title == "forecast" else "right")
     for method in zone.methods:
         table.add_row(
             method.name,

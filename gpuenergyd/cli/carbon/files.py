@@ -1,4 +1,4 @@
-"""Files of the carbon commands: traces, frontiers, profiles and starts in; forecasts and choices out."""
+"""Reads and writes the files of the carbon commands: traces, frontiers, profiles, start times, forecasts, choices."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def read_traces(paths: Sequence[Path]) -> tuple[HourlySeries, ...]:
     """Return one series per zone, in the order of its first file; several files of a zone are joined.
 
     Raises:
-        CarbonDataError: a file cannot be read, a row makes no sense, or two files contradict each other.
+        CarbonDataError: a file cannot be read, a row is invalid, or two files contradict each other.
     """
     by_zone: dict[str, dict[datetime, float]] = {}
     for path in paths:
@@ -33,7 +33,7 @@ def read_traces(paths: Sequence[Path]) -> tuple[HourlySeries, ...]:
         for line, (at, value) in enumerate(_trace_rows(path), start=2):
             known = hours.get(at)
             if known is not None and not (known == value or math.isnan(known) or math.isnan(value)):
-                raise CarbonDataError(f"{path}: line {line}: {utc_text(at)} is {value:g} here and {known:g} before")
+                raise CarbonDataError(f"{path}: line {line}: {value:g} for {utc_text(at)}, but {known:g} earlier")
             if known is None or math.isnan(known):
                 hours[at] = value
     traces = []
@@ -48,21 +48,21 @@ def read_traces(paths: Sequence[Path]) -> tuple[HourlySeries, ...]:
 
 
 def zone_of(path: Path) -> str:
-    """Return the zone a trace is of: its file name up to the first underscore."""
+    """Return the zone of a trace: its file name up to the first underscore."""
     return path.stem.partition("_")[0]
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file begins as a trace does."""
+    """Return whether a file has the columns of a trace."""
     with io.StringIO(_text(path)[:4096]) as file:
         return set(TRACE_COLUMNS) <= set(next(csv.reader(file), ()))
 
 
 def read_frontier(path: Path) -> Points:
-    """Return the points of `[{"T": seconds, "E": joules}, ...]` or `[[T, E], ...]`.
+    """Return the points of a JSON file `[{"T": seconds, "E": joules}, ...]` or `[[T, E], ...]`.
 
     Raises:
-        CarbonDataError: the file holds something else.
+        CarbonDataError: the file has another format.
     """
     try:
         document = json.loads(_text(path))
@@ -71,14 +71,14 @@ def read_frontier(path: Path) -> Points:
             for point in document
         )
     except (ValueError, TypeError, KeyError, IndexError):
-        raise CarbonDataError(f'{path}: not a frontier like [{{"T": 1.0, "E": 500.0}}, ...] (s, J)') from None
+        raise CarbonDataError(f'{path}: must be a frontier such as [{{"T": 1.0, "E": 500.0}}, ...] (s, J)') from None
     if not points:
-        raise CarbonDataError(f"{path}: the frontier has no point")
+        raise CarbonDataError(f"{path}: the frontier is empty")
     return points
 
 
 def read_power_limit_profiles(paths: Sequence[Path]) -> Points:
-    """Return points measured under power limits, one file per GPU: the slowest GPU's time and all GPUs' energy.
+    """Return points measured under power limits, one file per GPU: the slowest GPU's time and the sum of energies.
 
     The columns are those of Zeus: `elapsed_time` and `gpu<N>_energy`.
 
@@ -87,7 +87,7 @@ def read_power_limit_profiles(paths: Sequence[Path]) -> Points:
     """
     tables = [_power_limit_rows(path) for path in paths]
     if len({len(table) for table in tables}) != 1:
-        raise CarbonDataError(f"profiles {', '.join(map(str, paths))} have different numbers of rows")
+        raise CarbonDataError(f"profiles {', '.join(map(str, paths))} must have the same number of rows")
     return tuple(
         (max(time_s for time_s, _ in row), sum(energy_j for _, energy_j in row)) for row in zip(*tables, strict=True)
     )
@@ -101,10 +101,10 @@ def is_power_limit_profile(path: Path) -> bool:
 
 
 def read_starts(path: Path) -> dict[str, tuple[datetime, ...]]:
-    """Return the starts of `[{"zone": ..., "starts_utc": [...]}]`.
+    """Return the start times of a JSON file `[{"zone": ..., "starts_utc": [...]}]`.
 
     Raises:
-        CarbonDataError: the file holds something else.
+        CarbonDataError: the file has another format.
     """
     try:
         document = json.loads(_text(path))
@@ -112,12 +112,12 @@ def read_starts(path: Path) -> dict[str, tuple[datetime, ...]]:
         return {str(row["zone"]): tuple(utc_instant(text) for text in row["starts_utc"]) for row in listed}
     except (ValueError, TypeError, KeyError):
         raise CarbonDataError(
-            f'{path}: not starts like [{{"zone": "GB", "starts_utc": ["2024-01-01T00:00Z"]}}]'
+            f'{path}: must be start times such as [{{"zone": "GB", "starts_utc": ["2024-01-01T00:00Z"]}}]'
         ) from None
 
 
 def write_forecasts(path: Path, zones: Sequence[ZoneReplay]) -> None:
-    """Write every forecast as `issued_at_utc,target_utc,carbon_intensity_g_per_kwh`; several zones add a column.
+    """Write all forecasts as `issued_at_utc,target_utc,carbon_intensity_g_per_kwh`; several zones add a zone column.
 
     Raises:
         CarbonDataError: the file cannot be written.
@@ -142,7 +142,7 @@ def write_forecasts(path: Path, zones: Sequence[ZoneReplay]) -> None:
 
 
 def write_choices(path: Path, zones: Sequence[ZoneReplay]) -> None:
-    """Write what every job ran at in every hour: one object, or a list of them for several zones.
+    """Write the point chosen for each hour of each job: one object, or a list of objects for several zones.
 
     Raises:
         CarbonDataError: the file cannot be written.
@@ -158,15 +158,15 @@ def write_choices(path: Path, zones: Sequence[ZoneReplay]) -> None:
 
 
 def utc_text(at: datetime) -> str:
-    """Return an instant as traces write it."""
+    """Return an instant in the format of traces."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def utc_instant(text: str) -> datetime:
-    """Return an instant; without a zone it is in UTC.
+    """Return an instant; text without a time zone is UTC.
 
     Raises:
-        ValueError: it is no date or time.
+        ValueError: the text is not a date or time.
     """
     at = datetime.fromisoformat(text)
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
@@ -175,18 +175,20 @@ def utc_instant(text: str) -> datetime:
 def _trace_rows(path: Path) -> Iterable[tuple[datetime, float]]:
     reader = csv.DictReader(io.StringIO(_text(path)))
     if not set(TRACE_COLUMNS) <= set(reader.fieldnames or ()):
-        raise CarbonDataError(f"{path}: a trace has the columns {','.join(TRACE_COLUMNS)}")
+        raise CarbonDataError(f"{path}: a trace must have the columns {','.join(TRACE_COLUMNS)}")
     for line, row in enumerate(reader, start=2):
         stamp, text = row[TRACE_COLUMNS[0]], row[TRACE_COLUMNS[1]]
         try:
             at = utc_instant(stamp)
             value = checked_intensity(float(text)) if text and text.strip().lower() != "nan" else math.nan
         except (ValueError, TypeError):
-            raise CarbonDataError(f"{path}: line {line}: {stamp!r:.40}, {text!r:.40} is no time and number") from None
+            raise CarbonDataError(
+                f"{path}: line {line}: {stamp!r:.40}, {text!r:.40}: must be a time and a number"
+            ) from None
         except CarbonSourceError as error:
             raise CarbonDataError(f"{path}: line {line}: {error}") from None
         if (at.minute, at.second, at.microsecond) != (0, 0, 0):
-            raise CarbonDataError(f"{path}: line {line}: {stamp} is no full hour; traces are hourly")
+            raise CarbonDataError(f"{path}: line {line}: {stamp} is not a full hour; traces are hourly")
         yield at, value
 
 
@@ -194,11 +196,11 @@ def _power_limit_rows(path: Path) -> list[tuple[float, float]]:
     reader = csv.DictReader(io.StringIO(_text(path)))
     energy = next((name for name in reader.fieldnames or () if _is_energy(name)), None)
     if energy is None or "elapsed_time" not in (reader.fieldnames or ()):
-        raise CarbonDataError(f"{path}: a power-limit profile has the columns {','.join(POWER_LIMIT_COLUMNS)}")
+        raise CarbonDataError(f"{path}: a power-limit profile must have the columns {','.join(POWER_LIMIT_COLUMNS)}")
     try:
         return [(float(row["elapsed_time"]), float(row[energy])) for row in reader]
     except (TypeError, ValueError):
-        raise CarbonDataError(f"{path}: a row holds no time and energy") from None
+        raise CarbonDataError(f"{path}: every row must contain a time and an energy") from None
 
 
 def _is_energy(column: str) -> bool:
@@ -212,15 +214,15 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise CarbonDataError(f"{path}: {error.strerror}") from None
     if len(content) > _MAX_BYTES:
-        raise CarbonDataError(f"{path}: larger than {_MAX_BYTES} bytes")
+        raise CarbonDataError(f"{path}: larger than the maximum of {_MAX_BYTES} bytes")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise CarbonDataError(f"{path}: no UTF-8 text") from None
+        raise CarbonDataError(f"{path}: not UTF-8 text") from None
 
 
 def plain_zone(zone: ZoneReplay) -> dict[str, Any]:
-    """Return a zone's result as JSON names it: ratios, skill, and the same of every method beside ours."""
+    """Return a zone's result as a JSON object: ratios, forecast skill, and the results of all methods."""
     return {
         "zone": zone.zone,
         "num_jobs": zone.num_jobs,

@@ -1,7 +1,7 @@
-"""The live page's HTTP server: GET on loopback only, for browsers and a Prometheus of this host.
+"""HTTP server of the dashboard: GET on loopback only, for browsers and a Prometheus on this host.
 
-Three things keep other pages out of it: it listens on 127.0.0.1 alone; a request must name this host in its Host
-header, so that a name that was rebound to 127.0.0.1 gets nothing; and no reply allows another origin to read it.
+Three measures protect it from other web pages: it listens on 127.0.0.1 only; the Host header must name this host,
+which defeats DNS rebinding; and no response allows another origin to read it.
 """
 
 import secrets
@@ -13,55 +13,55 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import BoundedSemaphore, Lock
 from typing import Any
 
-from gpuenergyd.cli.json_text import json_text
+from gpuenergyd.cli.output import json_text
 from gpuenergyd.client.connection import DaemonClient, DaemonConnection
 from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
 
 HOST = "127.0.0.1"
-_NAMES = frozenset({HOST, "localhost"})
-_REQUEST_LIMIT_S = 10.0
-_DAEMON_LIMIT_S = 5.0
+_HOST_NAMES = frozenset({HOST, "localhost"})
+_REQUEST_TIMEOUT_S = 10.0
+_DAEMON_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 32
-_PAGE_AGE_S = 5.0
-_SHOWN_JOBS = 5
+_MAX_PAGE_AGE_S = 5.0
+_NUM_JOBS = 5
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(slots=True)
 class HistoryView:
-    """The page with the newest jobs, drawn at most once in some seconds however many ask."""
+    """The page with the newest jobs, rendered at most once every five seconds."""
 
     database: str
     shown_days: float = 7
     _lock: Lock = field(default_factory=Lock)
     _nonce: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    _drawn_mono_s: float = float("-inf")
+    _rendered_mono_s: float = float("-inf")
     _page: str = ""
 
     def page(self) -> tuple[str, str]:
-        """Return the page and the nonce of its script; a history that cannot be read is said on the page."""
+        """Return the page and the nonce of its script; an unreadable history becomes a note on the page."""
         with self._lock:
-            if time.monotonic() - self._drawn_mono_s > _PAGE_AGE_S:
-                self._page = self._draw()
-                self._drawn_mono_s = time.monotonic()
+            if time.monotonic() - self._rendered_mono_s > _MAX_PAGE_AGE_S:
+                self._page = self._render()
+                self._rendered_mono_s = time.monotonic()
             return self._page, self._nonce
 
-    def _draw(self) -> str:
-        from gpuenergyd.report.job import job_reports  # noqa: PLC0415  heavy, and only pages need it
+    def _render(self) -> str:
+        from gpuenergyd.report.job import job_reports  # noqa: PLC0415  slow imports, needed for pages only
         from gpuenergyd.report.page import live_page  # noqa: PLC0415
         from gpuenergyd.store import open_history  # noqa: PLC0415
 
         now = datetime.now(tz=UTC)
         try:
             with open_history(self.database) as history:
-                reports = job_reports(history, since=now - timedelta(days=self.shown_days))[-_SHOWN_JOBS:][::-1]
+                reports = job_reports(history, since=now - timedelta(days=self.shown_days))[-_NUM_JOBS:][::-1]
                 return live_page(history, reports, made_at=now.astimezone(), nonce=self._nonce)
         except GpuEnergyError as error:
             return live_page(None, (), made_at=now.astimezone(), nonce=self._nonce, note=f"No history: {error}.")
 
 
 class DashboardServer(ThreadingHTTPServer):
-    """Serves until `shutdown`; at most some connections at once, each for a short time."""
+    """Threaded HTTP server with a limited number of connections and a timeout on each."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -72,61 +72,63 @@ class DashboardServer(ThreadingHTTPServer):
         self.has_metrics = has_metrics
         self._slots = BoundedSemaphore(_MAX_CONNECTIONS)
         try:
-            super().__init__((HOST, port), _Requests)
+            super().__init__((HOST, port), _RequestHandler)
         except OSError as error:
-            raise UsageError(f"cannot serve on {HOST}:{port}: {error.strerror}; --port 0 takes a free port") from None
+            raise UsageError(f"cannot serve on {HOST}:{port}: {error.strerror}; --port 0 selects a free port") from None
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """URL of the page."""
         return f"http://{HOST}:{self.server_port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, or hang up when too many are being answered."""
+        """Handle the connection in a thread, or close it when the limit of connections is reached."""
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for another."""
+        """Handle the connection, then free its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that hung up."""
+        """Ignore connections that browsers closed early."""
 
 
-class _Requests(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     server: DashboardServer  # pyright: ignore[reportIncompatibleVariableOverride]  http.server names it so
     server_version = "gpuenergyd"
     sys_version = ""
-    timeout = _REQUEST_LIMIT_S
+    timeout = _REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
-        """Answer one request."""
-        if not self._names_this_host():
-            self._send(421, "text/plain; charset=utf-8", f"ask for {self.server.url}\n".encode())
+        """Respond to one request."""
+        if not self._host_header_is_valid():
+            self._send(421, "text/plain; charset=utf-8", f"wrong Host header; use {self.server.url}\n".encode())
             return
         routes: dict[str, Callable[[], None]] = {"/": self._page, "/status.json": self._status}
         if self.server.has_metrics:
             routes["/metrics"] = self._metrics
-        answer = routes.get(self.path.partition("?")[0])
-        if answer is None:
-            self._send(404, "text/plain; charset=utf-8", f"nothing here; there are {', '.join(routes)}\n".encode())
+        respond = routes.get(self.path.partition("?")[0])
+        if respond is None:
+            self._send(404, "text/plain; charset=utf-8", f"no such page; pages: {', '.join(routes)}\n".encode())
             return
-        answer()
+        respond()
 
     def _refuse_method(self) -> None:
-        self._send(405, "text/plain; charset=utf-8", b"only GET: this page changes nothing\n", {"Allow": "GET"})
+        self._send(
+            405, "text/plain; charset=utf-8", b"only GET is allowed: the dashboard is read-only\n", {"Allow": "GET"}
+        )
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = _refuse_method  # noqa: N815  as above
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = _refuse_method  # noqa: N815  names set by http.server
 
-    def _names_this_host(self) -> bool:
+    def _host_header_is_valid(self) -> bool:
         name, _, port = self.headers.get("Host", "").rpartition(":")
-        return name in _NAMES and port == str(self.server.server_port)
+        return name in _HOST_NAMES and port == str(self.server.server_port)
 
     def _page(self) -> None:
         page, nonce = self.server.view.page()
@@ -146,16 +148,16 @@ class _Requests(BaseHTTPRequestHandler):
     def _metrics(self) -> None:
         connection = DaemonConnection(self.server.socket_path)
         try:
-            status, body = connection.request("GET", "/v1/metrics", limit_s=_DAEMON_LIMIT_S)
+            status, body = connection.request("GET", "/v1/metrics", limit_s=_DAEMON_TIMEOUT_S)
         except (OSError, ProtocolError) as error:
-            status, body = 503, f"no daemon answers on {self.server.socket_path}: {error}\n".encode()
+            status, body = 503, f"cannot reach the daemon at {self.server.socket_path}: {error}\n".encode()
         finally:
             connection.close()
         self._send(status, _METRICS_TYPE, body)
 
     def _send(self, status: int, content_type: str, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        held = {
+        all_headers = {
             "Content-Type": content_type,
             "Content-Length": str(len(body)),
             "Cache-Control": "no-store",
@@ -163,11 +165,11 @@ class _Requests(BaseHTTPRequestHandler):
             "Referrer-Policy": "no-referrer",
             "Cross-Origin-Resource-Policy": "same-origin",
         }
-        for name, value in (held | (headers or {})).items():
+        for name, value in (all_headers | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name that http.server calls it by
-        """Say nothing of each request."""
+        """Do not log requests."""

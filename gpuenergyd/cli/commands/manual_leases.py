@@ -1,19 +1,19 @@
-"""`gpuenergyd lock` and `gpuenergyd limit`: an administrator's clock lock or power limit, put back like a job's."""
+"""`gpuenergyd lock` and `gpuenergyd limit`: an administrator's clock lock or power limit, leased from the daemon."""
 
 from typing import Annotated, Any
 
 import typer
 
-from gpuenergyd.cli.output import JsonOption, SocketOption, print_json
+from gpuenergyd.cli.options import DryRunOption, JsonOption, SocketOption
+from gpuenergyd.cli.output import print_json
 from gpuenergyd.errors import UsageError
 
 GpuArgument = Annotated[str, typer.Argument(metavar="GPU", help="UUID or index, as `gpuenergyd status` lists them.")]
-ReleaseOption = Annotated[bool, typer.Option("--release", help="Put the GPU back: its clock lock and its power limit.")]
+ReleaseOption = Annotated[bool, typer.Option("--release", help="Restore the GPU: remove lock and limit.")]
 LifetimeOption = Annotated[
     float | None,
-    typer.Option("--for", min=0, metavar="SECONDS", help="Put it back after so long; the newest command's counts."),
+    typer.Option("--for", min=0, metavar="SECONDS", help="Restore the GPU after this time; the last command counts."),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check and say what would be done; change nothing.")]
 
 
 def lock(
@@ -28,14 +28,13 @@ def lock(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Lock a GPU's SM clock, leased through the daemon.
+    """Lock a GPU's SM clock.
 
-    The lease outlives this command. It ends, and the GPU goes back, with --release, when --for is over, and when the
-    daemon stops. For root and the user who runs the daemon; refused while a job owns the GPU.
+    The daemon holds the lease, so it outlives this command. The GPU is restored by --release, when --for expires, and
+    when the daemon stops. Only for root and the user who runs the daemon; refused while a job owns the GPU.
     """
-    _check("CLOCK_MHZ", clock_mhz, lifetime_s, release=release)
-    wanted = {"sm_clock_mhz": clock_mhz}
-    return _carry_out(gpu, wanted, lifetime_s, release=release, dry_run=dry_run, socket=socket, as_json=as_json)
+    request = _request("CLOCK_MHZ", gpu, {"sm_clock_mhz": clock_mhz}, lifetime_s, release=release, dry_run=dry_run)
+    return _send(request, release=release, socket=socket, as_json=as_json)
 
 
 def limit(
@@ -48,60 +47,58 @@ def limit(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Limit a GPU's power, leased through the daemon.
+    """Limit a GPU's power.
 
-    The lease outlives this command. It ends, and the GPU goes back, with --release, when --for is over, and when the
-    daemon stops. For root and the user who runs the daemon; refused while a job owns the GPU.
+    The daemon holds the lease, so it outlives this command. The GPU is restored by --release, when --for expires, and
+    when the daemon stops. Only for root and the user who runs the daemon; refused while a job owns the GPU.
     """
-    _check("WATTS", watts, lifetime_s, release=release)
-    wanted = {"power_limit_w": watts}
-    return _carry_out(gpu, wanted, lifetime_s, release=release, dry_run=dry_run, socket=socket, as_json=as_json)
+    request = _request("WATTS", gpu, {"power_limit_w": watts}, lifetime_s, release=release, dry_run=dry_run)
+    return _send(request, release=release, socket=socket, as_json=as_json)
 
 
-def _check(name: str, value: float | None, lifetime_s: float | None, *, release: bool) -> None:
-    if release and (value is not None or lifetime_s is not None):
-        raise UsageError(f"--release puts the GPU back; it takes neither {name} nor --for")
-    if not release and value is None:
-        raise UsageError(f"name {name} to set it, or --release to put the GPU back")
+def _request(
+    name: str, gpu: str, setting: dict[str, Any], lifetime_s: float | None, *, release: bool, dry_run: bool
+) -> dict[str, Any]:
+    """Return the body of the request to the daemon.
+
+    Raises:
+        UsageError: a value is missing, or given together with --release.
+    """
+    (value,) = setting.values()
+    if release:
+        if value is not None or lifetime_s is not None:
+            raise UsageError(f"--release cannot be combined with {name} or --for")
+        return {"gpu": gpu, "is_dry_run": dry_run}
+    if value is None:
+        raise UsageError(f"give {name}, or --release to restore the GPU")
+    return {"gpu": gpu, **setting, "lifetime_s": lifetime_s, "is_dry_run": dry_run}
 
 
-def _carry_out(
-    gpu: str,
-    wanted: dict[str, Any],
-    lifetime_s: float | None,
-    *,
-    release: bool,
-    dry_run: bool,
-    socket: str | None,
-    as_json: bool,
-) -> int:
+def _send(request: dict[str, Any], *, release: bool, socket: str | None, as_json: bool) -> int:
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
 
     client = DaemonClient(find_socket_path(socket))
     try:
-        if release:
-            answer = client.post("/v1/leases/release", {"gpu": gpu, "is_dry_run": dry_run})
-        else:
-            answer = client.post("/v1/leases", {"gpu": gpu, **wanted, "lifetime_s": lifetime_s, "is_dry_run": dry_run})
+        reply = client.post("/v1/leases/release" if release else "/v1/leases", request)
     finally:
         client.close()
     if as_json:
-        print_json(answer)
+        print_json(reply)
     else:
-        typer.echo(_released_text(answer) if release else _granted_text(answer))
+        typer.echo(_released_text(reply) if release else _granted_text(reply))
     return 0
 
 
-def _granted_text(answer: dict[str, Any]) -> str:
-    held = [f"clock locked at {answer['sm_clock_mhz']} MHz"] if answer["sm_clock_mhz"] is not None else []
-    held += [f"power limited to {answer['power_limit_w']:g} W"] if answer["power_limit_w"] is not None else []
-    until = "until released" if answer["remaining_s"] is None else f"for {answer['remaining_s']:g} s"
-    would = "would be: " if answer["is_dry_run"] else ""
-    return f"{answer['gpu_uuid']}: {would}{', '.join(held)}, {until} or the daemon stops"
+def _granted_text(reply: dict[str, Any]) -> str:
+    settings = [f"clock locked at {reply['sm_clock_mhz']} MHz"] if reply["sm_clock_mhz"] is not None else []
+    settings += [f"power limited to {reply['power_limit_w']:g} W"] if reply["power_limit_w"] is not None else []
+    until = "until released" if reply["remaining_s"] is None else f"for {reply['remaining_s']:g} s"
+    would_be = "would be: " if reply["is_dry_run"] else ""
+    return f"{reply['gpu_uuid']}: {would_be}{', '.join(settings)}, {until} or the daemon stops"
 
 
-def _released_text(answer: dict[str, Any]) -> str:
-    if answer["is_dry_run"]:
-        return f"{answer['gpu_uuid']}: would be put back, and lease {answer['lease_id']} would end"
-    return f"{answer['gpu_uuid']}: {'; '.join(answer['outcomes']).replace('_', ' ') or 'nothing was left to restore'}"
+def _released_text(reply: dict[str, Any]) -> str:
+    if reply["is_dry_run"]:
+        return f"{reply['gpu_uuid']}: would be restored, and lease {reply['lease_id']} would end"
+    return f"{reply['gpu_uuid']}: {'; '.join(reply['outcomes']).replace('_', ' ') or 'nothing to restore'}"

@@ -1,4 +1,4 @@
-"""`gpuenergyd otlp`: the metrics to an OpenTelemetry collector, by a process without rights; off unless started."""
+"""`gpuenergyd otlp`: exports the daemon's metrics to an OpenTelemetry collector, from an unprivileged process."""
 
 import socket as sockets
 import sys
@@ -10,62 +10,64 @@ from urllib.parse import SplitResult, urlsplit
 
 import typer
 
-from gpuenergyd.cli.json_text import json_text
-from gpuenergyd.cli.output import SocketOption
+from gpuenergyd.cli.options import SocketOption
+from gpuenergyd.cli.output import json_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 _ENDPOINT = "http://127.0.0.1:4318/v1/metrics"
-_LIMIT_S = 10.0
+_TIMEOUT_S = 10.0
 _HTTP_OK = range(200, 300)
 
 
-class _NotTakenError(GpuEnergyError):
-    """No collector took what was sent."""
+class _ExportError(GpuEnergyError):
+    """The collector could not be reached or rejected the metrics."""
 
 
 def otlp(
     *,
     endpoint: Annotated[
-        str, typer.Option(metavar="URL", help="Where the collector takes metrics by OTLP/HTTP.")
+        str, typer.Option(metavar="URL", help="The collector's OTLP/HTTP endpoint for metrics.")
     ] = _ENDPOINT,
-    every_s: Annotated[float, typer.Option("--every-s", min=1.0, max=3600.0, help="Seconds between two looks.")] = 15.0,
-    once: Annotated[bool, typer.Option("--once", help="Send once and end.")] = False,
+    every_s: Annotated[
+        float, typer.Option("--every-s", min=1.0, max=3600.0, metavar="S", help="Export interval in seconds.")
+    ] = 15.0,
+    once: Annotated[bool, typer.Option("--once", help="Export once and exit.")] = False,
     socket: SocketOption = None,
 ) -> int:
-    """Send the metrics to an OpenTelemetry collector.
+    """Export metrics to OpenTelemetry.
 
-    Runs until Ctrl-C, beside the daemon and without its rights; the daemon itself never speaks to a network.
+    Runs until Ctrl-C as an unprivileged process; the daemon itself has no network access.
     """
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  start fast
 
-    url = _checked(endpoint)
+    url = _checked_endpoint(endpoint)
     path = find_socket_path(socket)
-    said: str | None = None
+    last_problem: str | None = None
     while True:
-        trouble = None
+        problem = None
         try:
-            _send(path, url)
+            _export(path, url)
         except GpuEnergyError as error:
             if once:
                 raise
-            trouble = str(error)
-        if trouble is not None and trouble != said:
-            sys.stderr.write(f"gpuenergyd: {trouble}; trying again every {every_s:g} s\n")
+            problem = str(error)
+        if problem is not None and problem != last_problem:
+            sys.stderr.write(f"gpuenergyd: {problem}; retrying every {every_s:g} s\n")
             sys.stderr.flush()
-        said = trouble
+        last_problem = problem
         if once:
             return 0
         time.sleep(every_s)
 
 
-def _send(socket_path: str, url: SplitResult) -> None:
-    """Send the metrics of now.
+def _export(socket_path: str, url: SplitResult) -> None:
+    """Read the current metrics from the daemon and send them to the collector.
 
     Raises:
-        GpuEnergyError: no daemon answers, or no collector takes it.
+        GpuEnergyError: the daemon or the collector cannot be reached, or the collector rejects the metrics.
     """
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
-    from gpuenergyd.daemon.api.otlp import otlp_metrics  # noqa: PLC0415  as above
+    from gpuenergyd.daemon.api.otlp import otlp_metrics  # noqa: PLC0415  start fast
 
     client = DaemonClient(socket_path)
     try:
@@ -73,27 +75,27 @@ def _send(socket_path: str, url: SplitResult) -> None:
     finally:
         client.close()
     body = json_text(otlp_metrics(status, at=datetime.now(tz=UTC), host_name=sockets.gethostname()))
-    kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
-    connection = kind(url.hostname or "", url.port, timeout=_LIMIT_S)
+    connection_type = HTTPSConnection if url.scheme == "https" else HTTPConnection
+    connection = connection_type(url.hostname or "", url.port, timeout=_TIMEOUT_S)
     try:
-        where = url.path + (f"?{url.query}" if url.query else "")
-        connection.request("POST", where, body.encode(), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        answer.read()
+        target = url.path + (f"?{url.query}" if url.query else "")
+        connection.request("POST", target, body.encode(), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
     except (OSError, HTTPException) as error:
-        raise _NotTakenError(f"no collector at {url.geturl()}: {error}") from None
+        raise _ExportError(f"cannot reach the collector at {url.geturl()}: {error}") from None
     finally:
         connection.close()
-    if answer.status not in _HTTP_OK:
-        raise _NotTakenError(f"the collector at {url.geturl()} answered {answer.status} {answer.reason}")
+    if response.status not in _HTTP_OK:
+        raise _ExportError(f"the collector at {url.geturl()} returned {response.status} {response.reason}")
 
 
-def _checked(endpoint: str) -> SplitResult:
+def _checked_endpoint(endpoint: str) -> SplitResult:
     try:
         url = urlsplit(endpoint)
         is_valid = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
     except ValueError:
         is_valid = False
     if not is_valid:
-        raise UsageError(f"--endpoint {endpoint!r}: a URL as {_ENDPOINT} is valid")
+        raise UsageError(f"--endpoint {endpoint!r}: must be a URL such as {_ENDPOINT}")
     return url if url.path not in {"", "/"} else url._replace(path="/v1/metrics")

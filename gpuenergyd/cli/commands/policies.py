@@ -1,9 +1,9 @@
-"""`gpuenergyd policies`: what is installed, by which package, and what is broken and why."""
+"""`gpuenergyd policies`: lists installed plugins, their packages, and why a broken one cannot be loaded."""
 
 from dataclasses import asdict
 
-from gpuenergyd.cli.output import JsonOption, print_json
-from gpuenergyd.cli.terminal import people_console
+from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.output import people_console, print_json
 
 _KINDS = {
     "policy": "gpuenergyd.policies",
@@ -14,9 +14,9 @@ _KINDS = {
 
 
 def policies(*, as_json: JsonOption = False) -> int:
-    """List policies, targets, planners and sources.
+    """List policies, targets, planners and carbon sources.
 
-    Found by entry point; a broken one says why.
+    Plugins are found by entry point; a plugin that cannot be loaded is shown with the reason.
     """
     from gpuenergyd.daemon.processes.plugins import installed_policies  # noqa: PLC0415  imports every plugin
 
@@ -29,7 +29,7 @@ def policies(*, as_json: JsonOption = False) -> int:
             rows.append({"kind": kind, **row, "is_usable": plugin.error is None})
         print_json({"policies": rows})
         return 0
-    from rich import box  # noqa: PLC0415  only a person who reads needs it
+    from rich import box  # noqa: PLC0415  only tables need it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -42,7 +42,7 @@ def policies(*, as_json: JsonOption = False) -> int:
         table.add_row(plugin.name, kind, plugin.distribution, plugin.version, note)
     console = people_console()
     if not found:
-        console.print("no policy is installed; jobs run un-tuned")
+        console.print("no policies installed; jobs run at full speed")
         return 0
     console.print(table)
     for kind, plugin in found:

@@ -1,4 +1,4 @@
-"""`gpuenergyd report`: what jobs used and saved, from the history; the daemon need not run."""
+"""`gpuenergyd report`: energy, savings and cost of jobs from the history; works without the daemon."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,34 +6,32 @@ from typing import Annotated
 import typer
 
 from gpuenergyd.cli.commands.report_output import Format, GroupBy, ReportRequest, write_report
-from gpuenergyd.cli.output import JsonOption
+from gpuenergyd.cli.options import DatabaseOption, JsonOption
 
 
-def report(
+def report(  # noqa: PLR0913  each option is a parameter
     *,
     since: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="From: 2026-11-21, 2026-11-21T08:00, or an age: 24h, 7d.")
+        str | None, typer.Option(metavar="TIME", help="Start: 2026-11-21, 2026-11-21T08:00, or an age (24h, 7d).")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Before: as --since.")] = None,
-    job: Annotated[str | None, typer.Option(metavar="JOB", help="One job, by id or name.")] = None,
-    group_by: Annotated[GroupBy, typer.Option(help="What to add up over.")] = GroupBy.JOB,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="End, exclusive; same formats as --since.")] = None,
+    job: Annotated[str | None, typer.Option(metavar="JOB", help="Only this job, by id or name.")] = None,
+    group_by: Annotated[GroupBy, typer.Option(help="Group the figures by this.")] = GroupBy.JOB,
     tag: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which tag --group-by tag means, e.g. git_commit.")
+        str | None, typer.Option(metavar="NAME", help="Tag to group by, with --group-by tag; e.g. git_commit.")
     ] = None,
     price_per_kwh: Annotated[
-        float | None, typer.Option("--price-per-kwh", min=0.0, metavar="PRICE", help="Add what the energy costs.")
+        float | None, typer.Option("--price-per-kwh", min=0.0, metavar="PRICE", help="Add cost at a flat price.")
     ] = None,
     tariff: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prices by hour and weekday, as TOML; see the README.")
+        Path | None, typer.Option(metavar="FILE", help="Add cost from a TOML file of prices by hour and weekday.")
     ] = None,
-    output_format: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of to the terminal.")] = None,
-    database: Annotated[
-        str | None, typer.Option(metavar="PATH|URL", help="The history to read; else the daemon's own.")
-    ] = None,
+    output_format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead of stdout.")] = None,
+    database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Report what jobs used and saved.
+    """Report energy and savings of jobs.
 
     Reads the history, so the daemon need not run.
     """

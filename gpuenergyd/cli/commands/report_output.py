@@ -1,4 +1,4 @@
-"""What `gpuenergyd report` does once its arguments are read. Nothing here loads Typer: a report starts fast."""
+"""`gpuenergyd report`: reads the history and writes the report. Imports nothing slow at the top, to start fast."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
-from gpuenergyd.cli.json_text import json_text
+from gpuenergyd.cli.output import json_text
 from gpuenergyd.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Format(StrEnum):
-    """How a report is written."""
+    """Output format of a report."""
 
     TABLE = "table"
     JSON = "json"
@@ -34,7 +34,7 @@ class Format(StrEnum):
 
 
 class GroupBy(StrEnum):
-    """What a report adds up over."""
+    """Grouping of the figures in a report."""
 
     JOB = "job"
     USER = "user"
@@ -46,7 +46,7 @@ class GroupBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
-    """What is to be reported, and how it is written."""
+    """Parsed options of `gpuenergyd report`; None where an option was not given."""
 
     since: str | None = None
     until: str | None = None
@@ -62,20 +62,20 @@ class ReportRequest:
 
     @property
     def written_as(self) -> Format:
-        """The format: --json is short for one of them."""
+        """The output format; --json is short for --format json."""
         return Format.JSON if self.as_json else self.output_format
 
 
 def write_report(request: ReportRequest) -> int:
-    """Write the report that is asked for; return the exit code.
+    """Write the requested report and return the exit code.
 
     Raises:
-        UsageError: what is asked for contradicts itself, or names what is not there.
+        UsageError: options contradict each other, or name a job or tag that does not exist.
         StoreError: the history cannot be read.
     """
-    from gpuenergyd.report.groups import Span  # noqa: PLC0415  a wrong option is said before anything is loaded
-    from gpuenergyd.report.job import job_reports  # noqa: PLC0415  as above
-    from gpuenergyd.store import open_history  # noqa: PLC0415  as above
+    from gpuenergyd.report.groups import Span  # noqa: PLC0415  start fast
+    from gpuenergyd.report.job import job_reports  # noqa: PLC0415  start fast
+    from gpuenergyd.store import open_history  # noqa: PLC0415  start fast
 
     now = datetime.now(tz=UTC)
     begin = instant(request.since, now=now, option="--since")
@@ -95,7 +95,7 @@ def write_report(request: ReportRequest) -> int:
             raise UsageError(_unknown_job(history, job, begin, end))
         span = Span(history, begin, end, prices, only_jobs=job is not None)
         rows = _rows(span, reports, group_by, request.tag)
-        for line in _clock_troubles(history, reports, now=now):
+        for line in _clock_warnings(history, reports, now=now):
             sys.stderr.write(f"gpuenergyd: {line}\n")
         match request.written_as:
             case Format.TABLE:
@@ -104,11 +104,11 @@ def write_report(request: ReportRequest) -> int:
             case Format.JSON:
                 text = json_text({"jobs" if group_by is GroupBy.JOB else "groups": rows}) + "\n"
             case Format.CSV:
-                from gpuenergyd.report.csv_table import csv_text  # noqa: PLC0415  only who asks for it needs it
+                from gpuenergyd.report.csv_table import csv_text  # noqa: PLC0415  only CSV needs it
 
                 text = csv_text(rows)
             case Format.HTML:
-                from gpuenergyd.report.page import report_page  # noqa: PLC0415  Jinja2, for the page only
+                from gpuenergyd.report.page import report_page  # noqa: PLC0415  Jinja2, only HTML needs it
 
                 text = report_page(history, reports, made_at=now.astimezone())
             case _:
@@ -122,44 +122,44 @@ def write_report(request: ReportRequest) -> int:
     return 0
 
 
-def _clock_troubles(history: "History", reports: "Sequence[JobReport]", *, now: datetime) -> list[str]:
-    """Return what a clock that was set back did to a history: nothing is lost, but its times cannot be believed."""
+def _clock_warnings(history: "History", reports: "Sequence[JobReport]", *, now: datetime) -> list[str]:
+    """Return warnings about records whose times are wrong because the wall clock was set back."""
     found = []
     newest = max(
         [at for at in (history.last_recorded_at(), *(r.summary.started_at for r in reports)) if at], default=now
     )
     if newest > now + _CLOCK_TOLERANCE:
         found.append(
-            f"records of {newest:%Y-%m-%d %H:%M} UTC are newer than this host's clock, {now:%Y-%m-%d %H:%M} UTC:"
-            " it was set back, or was wrong then"
+            f"warning: the newest record, {newest:%Y-%m-%d %H:%M} UTC, is later than this host's clock,"
+            f" {now:%Y-%m-%d %H:%M} UTC: the clock was set back, or was wrong when the record was written"
         )
-    turned = [r.summary.job_name for r in reports if r.summary.ended_at and r.summary.ended_at < r.summary.started_at]
-    if turned:
+    affected = [r.summary.job_name for r in reports if r.summary.ended_at and r.summary.ended_at < r.summary.started_at]
+    if affected:
         found.append(
-            f"the clock was set back while {', '.join(sorted(set(turned)))} ran: durations are sums of iterations,"
-            " and days and hours are those that the clock showed"
+            f"warning: the clock was set back while {', '.join(sorted(set(affected)))} ran: durations are sums of"
+            " iteration times; dates and hours are those of the wrong clock"
         )
     return found
 
 
 def _check_options(request: ReportRequest) -> None:
-    """Refuse options that contradict each other."""
+    """Raise UsageError for options that contradict each other."""
     job, group_by, tag = request.job, request.group_by, request.tag
     if request.out is not None and request.written_as is Format.TABLE:
-        raise UsageError("--out needs --format json, csv or html; a table is for the terminal")
+        raise UsageError("--out needs --format json, csv or html; tables are printed to the terminal only")
     if group_by is not GroupBy.JOB and request.written_as is Format.HTML:
-        raise UsageError("--format html shows jobs; use --group-by with table, json or csv")
+        raise UsageError("--format html is a report by job; --group-by needs --format table, json or csv")
     if job is not None and group_by in {GroupBy.GPU, GroupBy.DAY}:
-        raise UsageError(f"--group-by {group_by} counts whole GPUs; it takes no --job")
+        raise UsageError(f"--group-by {group_by} counts whole GPUs and cannot be combined with --job")
     if tag is not None and group_by is not GroupBy.TAG:
-        raise UsageError(f"--tag {tag} says what --group-by tag adds up over, and has no meaning without it")
+        raise UsageError(f"--tag {tag} needs --group-by tag")
 
 
 def _rows(span: "Span", reports: "Sequence[JobReport]", group_by: GroupBy, tag: str | None) -> list[dict[str, Any]]:
-    """Return what the report says, a mapping for each line."""
+    """Return the rows of the report, one mapping per row."""
     if group_by is GroupBy.JOB:
         return [each.figures() for each in reports]
-    from gpuenergyd.report import groups  # noqa: PLC0415  heavy: SQLAlchemy
+    from gpuenergyd.report import groups  # noqa: PLC0415  start fast
 
     match group_by:
         case GroupBy.USER:
@@ -167,8 +167,8 @@ def _rows(span: "Span", reports: "Sequence[JobReport]", group_by: GroupBy, tag: 
         case GroupBy.TAG:
             known = sorted({name for report in reports for name, _ in report.summary.tags})
             if tag is None or (reports and tag not in known):
-                said = "needs --tag NAME" if tag is None else f"knows no tag {tag!r}"
-                raise UsageError(f"--group-by tag {said}; jobs of that time carry: {', '.join(known) or 'none'}")
+                problem = "--group-by tag needs --tag NAME" if tag is None else f"no job has a tag {tag!r}"
+                raise UsageError(f"{problem}; tags in this period: {', '.join(known) or 'none'}")
             found = groups.groups_by_tag(span, reports, tag)
         case GroupBy.HOST:
             found = groups.groups_by_host(span, reports)
@@ -185,29 +185,31 @@ def _tariff(price_per_kwh: float | None, path: Path | None) -> "Tariff | None":
     if price_per_kwh is None and path is None:
         return None
     if price_per_kwh is not None and path is not None:
-        raise UsageError("--price-per-kwh and --tariff both say what energy costs; give one")
-    from gpuenergyd.report.tariff import Tariff, read_tariff  # noqa: PLC0415  only who asks for costs needs it
+        raise UsageError("--price-per-kwh and --tariff both set a price; give only one")
+    from gpuenergyd.report.tariff import Tariff, read_tariff  # noqa: PLC0415  only costs need it
 
     return Tariff(price_per_kwh) if price_per_kwh is not None else read_tariff(path or Path())
 
 
 def _unknown_job(history: "History", job: str, begin: datetime | None, end: datetime | None) -> str:
-    """Return what is wrong with a job's name: nothing of that name in the span, or none at all."""
+    """Return the error message for a job that is not in the history, or not in the requested period."""
     if begin is not None or end is not None:
         elsewhere = history.job_summaries(job=job)
         if elsewhere:
-            return f"job {job!r} did not run in that time; it began {elsewhere[-1].started_at:%Y-%m-%d %H:%M} UTC"
+            return (
+                f"job {job!r} did not run in this period; it started at {elsewhere[-1].started_at:%Y-%m-%d %H:%M} UTC"
+            )
     names = sorted({summary.job_name for summary in history.job_summaries(since=begin, until=end)})
-    return f"no job {job!r} in that time; known: {', '.join(names) or 'none'}"
+    return f"no job {job!r} in this period; jobs: {', '.join(names) or 'none'}"
 
 
 def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: GroupBy) -> None:
-    from gpuenergyd.cli.terminal import people_console  # noqa: PLC0415  as below
-    from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, for tables only
+    from gpuenergyd.cli.output import people_console  # noqa: PLC0415  only tables need it
+    from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, only tables need it
 
     if not rows:
         people_console().print(
-            "nothing was measured then" if group_by in {GroupBy.DAY, GroupBy.GPU} else "no job ran in that time"
+            "no measurements in this period" if group_by in {GroupBy.DAY, GroupBy.GPU} else "no jobs in this period"
         )
     elif group_by is not GroupBy.JOB:
         people_console().print(groups_table(rows, by=group_by))
@@ -216,10 +218,10 @@ def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], gro
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file the user named.
+    """Write text to a file named by the user.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     try:
         path.write_text(text, encoding="utf-8")
@@ -228,10 +230,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
-    """Return the instant a user means: ISO 8601 in local time, or an age before now.
+    """Return the instant of an option: ISO 8601 in local time, or an age before now.
 
     Raises:
-        UsageError: neither of them.
+        UsageError: the text is neither, or out of range.
     """
     if text is None:
         return None
@@ -239,25 +241,27 @@ def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
         try:
             return now - timedelta(seconds=int(age[1]) * _SECONDS[age[2]])
         except OverflowError:
-            raise UsageError(f"{option} {text!r}: before the calendar begins") from None
+            raise UsageError(f"{option} {text!r}: date out of range") from None
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise UsageError(f"{option} {text!r}: a date, a time as 2026-11-21T08:00, or an age as 24h is valid") from None
+        raise UsageError(
+            f"{option} {text!r}: must be a date, a time such as 2026-11-21T08:00, or an age such as 24h"
+        ) from None
 
 
 def _check_span(begin: datetime | None, end: datetime | None, *, now: datetime) -> None:
     if begin is not None and begin > now:
-        raise UsageError(f"--since {begin.isoformat()} lies in the future")
+        raise UsageError(f"--since {begin.isoformat()} is in the future")
     if begin is not None and end is not None and begin >= end:
         raise UsageError(f"--since {begin.isoformat()} is not before --until {end.isoformat()}")
 
 
 def _default_database() -> str:
-    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  pydantic, only where no database is named
+    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  pydantic, only the default needs it
 
     url = load_settings().database_url
     path = url.removeprefix("sqlite:///")
     if path != url and not Path(path).exists():
-        raise StoreError(f"no history at {path}; the daemon writes it there, or name another with --database")
+        raise StoreError(f"no history at {path}, where the daemon writes it; --database reads another one")
     return url

@@ -1,4 +1,4 @@
-"""`gpuenergyd restore`: put every journalled GPU back; what systemd runs after a crash. Needs no daemon."""
+"""`gpuenergyd restore`: restores journaled GPU clocks and power limits; works without the daemon."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.main import EXIT_DEGRADED
-from gpuenergyd.cli.output import JsonOption, print_json
+from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
+from gpuenergyd.cli.options import DryRunOption, JsonOption
+from gpuenergyd.cli.output import print_json
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
@@ -15,37 +16,38 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy
 def restore(
     *,
     journal: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="What to put back; else where the settings say.")
+        Path | None, typer.Option(metavar="PATH", help="Restore journal [default: the daemon's].")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")] = False,
+    dry_run: DryRunOption = False,
     reset_all: Annotated[
-        bool, typer.Option("--all", help="Remove the clock lock of every GPU, journalled or not.")
+        bool, typer.Option("--all", help="Remove the clock lock of every GPU, journaled or not.")
     ] = False,
     policy: Annotated[
         RestorePolicy | None,
-        typer.Option(help="Overrule what the settings said when it was changed; then nothing is kept."),
+        typer.Option(help="Override the restore policy recorded in the journal."),
     ] = None,
-    driver: Annotated[str, typer.Option(help="With --all: nvml, or simulated.")] = "nvml",
+    driver: Annotated[str, typer.Option(metavar="nvml|simulated", help="Driver, with --all.")] = "nvml",
     world: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="With --all: where the simulated GPUs live.")
+        Path | None, typer.Option(metavar="PATH", help="Folder of the simulated GPUs, with --all.")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Put every GPU back as it was found.
+    """Restore GPU clocks and power limits.
 
-    Reads the journal that is written before the first change. Somebody else's power limit stays, unless the policy is
-    "restore"; a lock cannot be read back, so a journalled one is removed. What the daemon was told to keep is named and
-    stays. An entry of an earlier boot is void. Exits 4 when something could not be put back.
+    Reads the journal, which holds the original state of every GPU that the daemon has changed. Clock locks are removed;
+    a power limit is restored unless another program has changed it since (--policy restore overwrites it). GPUs with
+    restore policy `keep` are listed and left alone. Entries from before the last boot are ignored. Exits 4 if a GPU
+    could not be restored.
     """
-    from gpuenergyd.gpu.restore import command as restoring  # noqa: PLC0415  the driver binding is slow to load
+    from gpuenergyd.gpu.restore import command as restore_command  # noqa: PLC0415  start fast
 
     if reset_all:
         if dry_run or journal is not None or policy is not None:
-            raise UsageError("--all resets every GPU at once; it takes neither --dry-run nor --journal nor --policy")
-        outcomes = restoring.reset_all(driver, world)
+            raise UsageError("--all resets every GPU and cannot be combined with --dry-run, --journal or --policy")
+        outcomes = restore_command.reset_all(driver, world)
     else:
-        outcomes = restoring.restore(journal or _default_journal(), is_dry_run=dry_run, policy=policy)
-    has_failed = any(outcome.result is restoring.RestoreResult.FAILED for outcome in outcomes)
+        outcomes = restore_command.restore(journal or _default_journal(), is_dry_run=dry_run, policy=policy)
+    has_failed = any(outcome.result is restore_command.RestoreResult.FAILED for outcome in outcomes)
     if as_json:
         print_json({"outcomes": [asdict(outcome) for outcome in outcomes], "is_complete": not has_failed})
     else:
@@ -53,14 +55,14 @@ def restore(
             typer.echo(f"{outcome.gpu_uuid}: {outcome.result.replace('_', ' ')}: {outcome.detail}")
         if not outcomes:
             typer.echo("nothing to restore")
-        if any(outcome.result is restoring.RestoreResult.KEPT for outcome in outcomes):
-            typer.echo("`gpuenergyd restore --policy only-if-ours` puts back what was kept")
+        if any(outcome.result is restore_command.RestoreResult.KEPT for outcome in outcomes):
+            typer.echo("to restore GPUs that were kept: gpuenergyd restore --policy only-if-ours")
     return EXIT_DEGRADED if has_failed else 0
 
 
 def _default_journal() -> Path:
-    """Return the journal of the daemon that the settings describe, else of the worker that is a unit of its own."""
-    from gpuenergyd.daemon.settings import (  # noqa: PLC0415  pydantic, only where no journal is named
+    """Return the journal named by the settings or, if it does not exist, that of the GPU worker's systemd unit."""
+    from gpuenergyd.daemon.settings import (  # noqa: PLC0415  pydantic, only the default needs it
         WORKER_UNIT_DIR,
         load_settings,
     )

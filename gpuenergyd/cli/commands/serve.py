@@ -1,4 +1,4 @@
-"""`gpuenergyd serve`: the daemon, in the foreground."""
+"""`gpuenergyd serve`: runs the daemon in the foreground."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,37 +6,45 @@ from typing import Annotated
 import typer
 
 
-def serve(
+def serve(  # noqa: PLR0913  each option is a parameter
     *,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="TOML file; its keys are these options.")] = None,
-    mode: Annotated[str | None, typer.Option(help="control, or observe: measure and change nothing.")] = None,
-    driver: Annotated[str | None, typer.Option(help="nvml, or simulated.")] = None,
-    world_path: Annotated[
-        Path | None, typer.Option("--world", "--world-path", metavar="PATH", help="Where the simulated GPUs live.")
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Configuration file (TOML).")] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="control|observe", help="observe measures and changes nothing.")
     ] = None,
-    runtime_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Sockets and the restore journal.")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The history.")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Policy of jobs that name none.")] = None,
+    driver: Annotated[str | None, typer.Option(metavar="nvml|simulated", help="GPU driver.")] = None,
+    world_path: Annotated[
+        Path | None, typer.Option("--world", "--world-path", metavar="PATH", help="Folder of the simulated GPUs.")
+    ] = None,
+    runtime_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for sockets and the restore journal.")
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the history.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Clock policy of jobs that do not set one.")
+    ] = None,
     max_slowdown_ratio: Annotated[
         float | None,
         typer.Option(
             "--max-slowdown",
             "--max-slowdown-ratio",
             metavar="RATIO",
-            help="How much slower than un-tuned a job may become: 0.05 is 5 %.",
+            help="Allowed slowdown against full speed; 0.05 is 5 %.",
         ),
     ] = None,
     baseline_iterations: Annotated[
-        int | None, typer.Option(metavar="N", help="Un-tuned iterations that savings are compared with.")
+        int | None, typer.Option(metavar="N", help="Iterations at full speed that form the baseline.")
     ] = None,
     sample_period_s: Annotated[
         float | None,
-        typer.Option("--sample-period", "--sample-period-s", metavar="S", help="Time between two readings of a GPU."),
+        typer.Option(
+            "--sample-period", "--sample-period-s", metavar="S", help="Sampling period of GPU counters in seconds."
+        ),
     ] = None,
 ) -> int:
     """Run the daemon in the foreground.
 
-    It starts its GPU worker and its policy host itself and stops them with it.
+    Starts the GPU worker and the policy host as child processes and stops them on exit.
     """
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic
 

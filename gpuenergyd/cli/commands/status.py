@@ -1,26 +1,26 @@
-"""`gpuenergyd status`: GPUs, jobs, plans and health, as the daemon knows them now."""
+"""`gpuenergyd status`: shows GPUs, jobs, plans and health."""
 
 import time
 from typing import Annotated, Any
 
 import typer
 
-from gpuenergyd.cli.main import EXIT_DEGRADED
-from gpuenergyd.cli.output import JsonOption, SocketOption, print_json
-from gpuenergyd.cli.terminal import people_console
+from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
+from gpuenergyd.cli.options import JsonOption, SocketOption
+from gpuenergyd.cli.output import people_console, print_json
 
 _WATCH_PERIOD_S = 1.0
 
 
 def status(
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Stay and refresh each second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Show GPUs, jobs, plans and health.
 
-    Exits 3 when no daemon runs, 4 when it is degraded.
+    Exits 3 if the daemon is not running, 4 if it is degraded.
     """
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
@@ -33,7 +33,7 @@ def status(
         elif as_json:
             print_json(state)
         else:
-            from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich is not needed for JSON
+            from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich, JSON does not need it
 
             people_console().print(status_view(state))
     finally:
@@ -42,16 +42,16 @@ def status(
 
 
 def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
-    """Refresh until interrupted; into a file or a pipe one table per second, with JSON one line."""
+    """Refresh every second until interrupted; a pipe gets one table, with --json one line, per refresh."""
     if as_json:
         while True:
             print_json(state)
             time.sleep(_WATCH_PERIOD_S)
             state = client.get_status()
-    from rich.live import Live  # noqa: PLC0415  only a person who watches needs it
+    from rich.live import Live  # noqa: PLC0415  Rich, JSON does not need it
 
-    from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  as above
-    from gpuenergyd.report.terminal.screen import screen_view  # noqa: PLC0415  as above
+    from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich, JSON does not need it
+    from gpuenergyd.report.terminal.screen import screen_view  # noqa: PLC0415  Rich, JSON does not need it
 
     console = people_console()
     while not console.is_terminal:

@@ -1,10 +1,10 @@
-"""`gpuenergyd demo`: the whole loop on simulated GPUs.
+"""`gpuenergyd demo`: train a small GPT on simulated GPUs and report the saving.
 
-command         `demo`: the whole loop on simulated GPUs
-folder_cleanup  removes the folder of a killed demo
-grid            a replayed or synthetic grid for it
-processes       its daemon and training processes
-progress        what it shows while it runs
-synthetic_grid  hourly intensities from a seed
-with_parent     runs a module that ends with its parent
+command         the command: starts daemon and training, waits, reports
+folder_cleanup  helper process that removes the temporary folder of a killed demo
+grid            daemon settings for a replayed carbon trace
+processes       child processes of the demo
+progress        live view or log lines while the demo runs
+synthetic_grid  seeded synthetic carbon trace
+with_parent     runs a module that is terminated when its parent dies
 """

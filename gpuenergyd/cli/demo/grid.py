@@ -1,4 +1,4 @@
-"""The demo on a grid: a past or made-up trace lived again at speed, so that a day of it passes in minutes."""
+"""Daemon settings for a demo that follows a carbon trace, historical or synthetic, replayed faster than real time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from gpuenergyd.errors import UsageError
 
 SYNTHETIC = "synthetic"
 HISTORY_HOURS = 21 * 24
-"""What the forecaster may have seen before the demo begins, where the trace holds so much."""
+"""Hours of the trace before the demo that the forecaster may use, if the trace is long enough."""
 LEAST_HISTORY_HOURS = 8 * 24
 DEFAULT_BUDGET_RATIO = 0.1
-"""A demo's: large enough to be seen in a table, and to hold what profiling takes of so short a job."""
+"""Slowdown budget of the demo: large enough to cover profiling of a short job and to show in a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoGrid:
-    """What the demo's daemon follows: an hour of the trace in `hour_s`, and a budget over `num_hours`."""
+    """Carbon trace of a demo; an hour of it takes `hour_s` seconds, and the budget covers `num_hours`."""
 
     trace: str
     hour_s: float
     num_hours: int
 
     def configuration(self, folder: Path, *, seed: int, budget_ratio: float) -> str:
-        """Return the daemon's settings for it, as TOML; a made-up trace is written into the folder.
+        """Return the daemon's settings as TOML; a synthetic trace is written into the folder.
 
         Raises:
-            UsageError: the trace cannot be read, or is too short.
+            UsageError: the trace cannot be read or is too short.
         """
         if self.trace == SYNTHETIC:
-            path = folder / f"{ZONE}_made-up_2030.csv"
-            # Joining, the baseline and profiling take some of its hours before the budget's window begins.
+            path = folder / f"{ZONE}_synthetic_2030.csv"
+            # Registration, baseline and profiling take some hours before the budget's window begins.
             write_synthetic_trace(path, num_hours=HISTORY_HOURS + 10 * self.num_hours + 200, seed=seed)
         else:
             path = Path(self.trace).resolve()
@@ -42,8 +42,8 @@ class DemoGrid:
         spare = len(series.values) - 3 * self.num_hours
         if spare < LEAST_HISTORY_HOURS:
             raise UsageError(
-                f"--carbon-trace {path}: {len(series.values)} hours; {LEAST_HISTORY_HOURS} before the demo and"
-                f" {3 * self.num_hours} for it are needed"
+                f"--carbon-trace {path}: has {len(series.values)} hours, needs at least {LEAST_HISTORY_HOURS} before"
+                f" and {3 * self.num_hours} during the demo"
             )
         begin_at = series.first_hour_at + min(HISTORY_HOURS, spare) * HOUR
         return "\n".join(
@@ -60,16 +60,16 @@ class DemoGrid:
 
     @property
     def job_hours(self) -> float:
-        """How long the job says it will be, in real hours at full speed."""
+        """Announced length of the job, in real hours at full speed."""
         return self.num_hours * self.hour_s / 3600.0
 
     def is_over(self, job: Mapping[str, Any]) -> bool:
-        """Return whether the job has done all that it said it would."""
+        """Return whether the job has reached its announced length."""
         target = job.get("target")
         return target is not None and bool(target["is_length_reached"])
 
-    def patience(self) -> timedelta:
-        """Return how long the demo may take beyond its usual limit."""
+    def extra_time(self) -> timedelta:
+        """Return the time allowed in addition to the demo's time limit."""
         return timedelta(seconds=2 * self.num_hours * self.hour_s)
 
     def _read(self, path: Path) -> HourlySeries:

@@ -1,4 +1,4 @@
-"""The demo's processes: a private daemon and a training run, ended whatever happens, with the log of one that fails."""
+"""Child processes of the demo: started in sessions of their own, always terminated, failures shown with their log."""
 
 import contextlib
 import os
@@ -24,21 +24,21 @@ _POLL_S = 0.02
 
 @dataclass(slots=True)
 class Child:
-    """One child process, its session's leader, with its log."""
+    """One child process, leader of its own session, with its log file."""
 
     name: str
     process: subprocess.Popen[bytes]
     log_path: Path
 
-    def tail(self) -> str:
-        """Return the last lines of its log, indented."""
+    def log_tail(self) -> str:
+        """Return the last lines of the log, indented."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         return "\n".join(f"  {line}" for line in lines)
 
 
 @dataclass(slots=True)
 class Children:
-    """Children that do not outlive the `with` block: last started, first ended."""
+    """Child processes that are terminated at the end of the `with` block, last started first."""
 
     folder: Path
     inherited_fds: Sequence[int] = ()
@@ -50,19 +50,20 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whoever presses Ctrl-C twice shall still not find processes left behind; every wait below is bounded.
+        # A second Ctrl-C must not leave processes behind; every wait below is bounded.
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             for child in reversed(self._children):
-                self.end(child)
+                self._terminate(child)
         finally:
             for number, action in before.items():
                 signal.signal(number, action)
 
     def start(self, name: str, arguments: Sequence[str], **variables: str) -> Child:
-        """Start a Python module as a child in a session of its own: Ctrl-C reaches us, and we end it in order.
+        """Start a Python module as a child process.
 
-        If we are killed and cannot, the kernel asks it to end.
+        Its own session keeps Ctrl-C from reaching it, so that children are terminated in order. If the demo is killed,
+        the kernel terminates the child.
         """
         log_path = self.folder / f"{name}.log"
         with log_path.open("wb") as log:
@@ -80,19 +81,19 @@ class Children:
         return child
 
     def check(self) -> None:
-        """Check that every child lives or has ended well.
+        """Check that every child is running or has exited with status 0.
 
         Raises:
-            GpuEnergyError: one has failed; the end of its log has been printed.
+            GpuEnergyError: a child has failed; the end of its log has been printed.
         """
         for child in self._children:
             code = child.process.poll()
             if code not in {None, 0}:
-                typer.echo(child.tail(), err=True)
-                raise GpuEnergyError(f"{child.name} failed with exit code {code}; the end of its log stands above")
+                typer.echo(child.log_tail(), err=True)
+                raise GpuEnergyError(f"{child.name} failed with exit code {code}; see the end of its log above")
 
-    def end(self, child: Child) -> None:
-        """Ask a child to end and wait; what is left of its session after a while is killed."""
+    def _terminate(self, child: Child) -> None:
+        """Terminate a child, or kill it after a timeout, and kill what is left of its session."""
         if child.process.poll() is None:
             child.process.terminate()
             try:
@@ -104,7 +105,7 @@ class Children:
 
 
 def _kill_session(leader_pid: int) -> None:
-    """Kill what a child left running in its process group; usually nothing."""
+    """Kill the processes that a child left in its process group; usually there are none."""
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
         try:
@@ -115,9 +116,9 @@ def _kill_session(leader_pid: int) -> None:
 
 
 @contextlib.contextmanager
-def removed_when_left(folder: Path) -> Iterator[int]:
-    """Remove a folder at the end of the block, or, if we are killed, when nobody holds the yielded descriptor."""
-    keeper = subprocess.Popen(
+def remove_on_exit(folder: Path) -> Iterator[int]:
+    """Remove a folder at the end of the block or, after SIGKILL, once no process holds the yielded descriptor."""
+    cleanup = subprocess.Popen(
         [sys.executable, "-I", "-m", "gpuenergyd.cli.demo.folder_cleanup", str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -125,20 +126,20 @@ def removed_when_left(folder: Path) -> Iterator[int]:
         cwd="/",
         start_new_session=True,
     )
-    assert keeper.stdin is not None  # a pipe was asked for
+    assert cleanup.stdin is not None  # stdin=PIPE
     try:
-        yield keeper.stdin.fileno()
+        yield cleanup.stdin.fileno()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        keeper.stdin.close()
-        keeper.wait()
+        cleanup.stdin.close()
+        cleanup.wait()
 
 
 def raise_on_termination() -> None:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that everything that was started is ended."""
+    """Make SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that all child processes are terminated."""
 
-    def end(number: int, _frame: FrameType | None) -> None:
+    def exit_process(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGHUP, end)
+    signal.signal(signal.SIGTERM, exit_process)
+    signal.signal(signal.SIGHUP, exit_process)

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live view on a terminal, a line per change elsewhere."""
+"""Progress of the demo: a live view on a terminal, a line per change elsewhere."""
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -13,29 +13,29 @@ from gpuenergyd.report.terminal.live import Status, status_view
 
 
 class Progress(Protocol):
-    """Shows where the demo is."""
+    """Shows the progress of the demo."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the display."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Stop the display and restore the terminal."""
         ...
 
-    def say(self, text: str) -> None:
-        """Show what happens now."""
+    def announce(self, text: str) -> None:
+        """Show the current step."""
         ...
 
     def show(self, status: Status) -> None:
-        """Show the daemon's state."""
+        """Show the daemon's status."""
         ...
 
 
 class LiveProgress:
-    """The daemon's state, redrawn in place and gone at the end."""
+    """Live view of the daemon's status, removed at the end."""
 
     def __init__(self, console: Console, *, baseline_iterations: int, tuned_iterations: int) -> None:
         self._live = Live(console=console, transient=True, auto_refresh=False)
@@ -51,13 +51,13 @@ class LiveProgress:
     ) -> None:
         self._live.stop()
 
-    def say(self, text: str) -> None:
-        """Show what happens now."""
+    def announce(self, text: str) -> None:
+        """Show the current step."""
         self._text = text
         self._live.update(Text(text, style="bold"), refresh=True)
 
     def show(self, status: Status) -> None:
-        """Show the daemon's state under a line of the three phases."""
+        """Show the daemon's status below a line with the phases of the job."""
         steps = Text()
         for name, done, wanted, is_now in _steps(status, *self._wanted):
             steps.append(f"{'>' if is_now else ' '} {name} ", style="bold" if is_now else "dim")
@@ -66,7 +66,7 @@ class LiveProgress:
 
 
 class LineProgress:
-    """A line when the phase changes and one every few iterations, for pipes and logs."""
+    """Prints a line when the phase changes and every ten iterations, for pipes and logs."""
 
     _EVERY_ITERATIONS = 10
 
@@ -83,12 +83,12 @@ class LineProgress:
     ) -> None:
         pass
 
-    def say(self, text: str) -> None:
-        """Print what happens now."""
+    def announce(self, text: str) -> None:
+        """Print the current step."""
         self._print(text)
 
     def show(self, status: Status) -> None:
-        """Print a line if there is news."""
+        """Print a line if the phase or the number of iterations has changed."""
         for name, done, wanted, is_now in _steps(status, *self._wanted):
             mark = (name, done // self._EVERY_ITERATIONS)
             if is_now and mark != self._last:
@@ -98,7 +98,7 @@ class LineProgress:
 
 
 def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, int | None, bool]]:
-    """Return name, iterations done, iterations wanted and whether it runs now, for each phase."""
+    """Return name, iterations done, iterations requested and whether it is running, for each phase."""
     if not status["jobs"]:
         return []
     job = status["jobs"][0]
@@ -111,15 +111,15 @@ def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, in
     ]
     if phase == "fallback":
         again = max(0, counts["baseline"] - baseline)
-        steps.append((f"un-tuned again ({job['plan_reason']})", again, None, True))
+        steps.append((f"full speed again ({job['plan_reason']})", again, None, True))
     return steps
 
 
 def _figures(job: Mapping[str, Any]) -> str:
-    """Return what is known so far of a job, as the end of a line."""
+    """Return the figures of a job known so far, as the end of a line."""
     if job["saving_ratio"] is not None:
         slower = f"{ratio_text(job['slowdown_ratio'])} time"
-        return f", {energy_text(job['energy_j'])} an iteration: saves {ratio_text(job['saving_ratio'])} at {slower}"
+        return f", {energy_text(job['energy_j'])} per iteration: saves {ratio_text(job['saving_ratio'])} at {slower}"
     if job["baseline_time_s"] is not None:
-        return f", un-tuned {time_text(job['baseline_time_s'])} and {energy_text(job['baseline_energy_j'])}"
+        return f", full speed: {time_text(job['baseline_time_s'])} and {energy_text(job['baseline_energy_j'])}"
     return ""

@@ -1,4 +1,4 @@
-"""A made-up grid for demonstrations: hourly intensities like a windy island's, seeded, and named synthetic."""
+"""Synthetic carbon trace for the demo: hourly intensities of a windy grid, from a seed."""
 
 import math
 import random
@@ -11,8 +11,8 @@ _MEAN_G_PER_KWH = 190.0
 
 
 def write_synthetic_trace(path: Path, *, num_hours: int, seed: int) -> None:
-    """Write a trace of demand that peaks in the evening, and of wind that comes and goes within days."""
-    draw = random.Random(seed)  # noqa: S311  weather, no secret
+    """Write a trace with an evening peak in demand and wind that varies over days."""
+    draw = random.Random(seed)  # noqa: S311  not a secret
     wind = 0.0
     rows = ["timestamp_utc,carbon_intensity_g_per_kwh"]
     for hour in range(num_hours):

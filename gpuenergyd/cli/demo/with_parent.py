@@ -1,4 +1,4 @@
-"""Run a module that ends when its parent does, even when the parent is killed: `with_parent PID MODULE ARGUMENT...`."""
+"""Runs a module that is terminated when its parent dies, even by SIGKILL: `with_parent PID MODULE ARGUMENT...`."""
 
 import ctypes
 import os
@@ -10,10 +10,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Have the kernel send SIGTERM at the parent's death, then become the module."""
+    """Request SIGTERM from the kernel at the parent's death, then run the module."""
     parent_pid, module = int(sys.argv[1]), sys.argv[2]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent_pid:  # it died before the call above
+    if os.getppid() != parent_pid:  # the parent died before the call above
         sys.exit(128 + signal.SIGTERM)
     del sys.argv[:2]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

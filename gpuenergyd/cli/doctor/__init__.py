@@ -1,5 +1,5 @@
-"""`gpuenergyd doctor`: diagnoses this host.
+"""`gpuenergyd doctor`: diagnose this host and suggest fixes.
 
-command     `doctor`: diagnoses this host
-host_facts  what it looks up, changing nothing
+command     the command and its output
+host_facts  collects facts about the host, read-only
 """

@@ -1,4 +1,4 @@
-"""What `gpuenergyd doctor` looks up on this host. It only looks: nothing is made, locked, written or set."""
+"""Collects the facts that `gpuenergyd doctor` diagnoses, without creating, locking or changing anything."""
 
 import contextlib
 import ctypes
@@ -31,18 +31,18 @@ from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, S
 
 T = TypeVar("T")
 
-_DRIVER_LIMIT_S = 10.0
-_SYSTEMCTL_LIMIT_S = 5.0
+_DRIVER_TIMEOUT_S = 10.0
+_SYSTEMCTL_TIMEOUT_S = 5.0
 _CAP_SYS_ADMIN = 1 << 21
 _TIMEX_BYTES = 1024
-"""More than any kernel's struct timex; zeroes in it ask and set nothing."""
+"""At least the size of `struct timex`; a zeroed struct reads the clock state and sets nothing."""
 _CLOCK_UNSYNCHRONISED = 5
-_RIVALS = ("zeusd.service", "geopm.service")
+_CONFLICTING_UNITS = ("zeusd.service", "geopm.service")
 _UNITS = ("gpuenergyd.service", "gpuenergyd-gpu.service", "gpuenergyd-carbon.service", "gpuenergyd-restore.service")
 
 
-def look_at_host(config: Path | None, socket: str | None) -> HostFacts:
-    """Return the facts about this host, for its daemon and for whoever asks."""
+def collect_host_facts(config: Path | None, socket: str | None) -> HostFacts:
+    """Return the facts about this host, its daemon and the calling user."""
     settings: Settings | None = None
     settings_trouble: str | None = None
     try:
@@ -71,7 +71,7 @@ def _socket_path(socket: str | None, settings: Settings | None) -> str:
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  start fast
 
     found = find_socket_path(socket)
-    if socket is None and settings is not None and (_is_there(settings.socket_path) or not _is_there(Path(found))):
+    if socket is None and settings is not None and (_exists(settings.socket_path) or not _exists(Path(found))):
         return str(settings.socket_path)
     return found
 
@@ -97,7 +97,7 @@ def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
     finally:
         connection.close()
     if code != 200 or not isinstance(status, dict):
-        return None, DaemonFacts(path, SocketState.SILENT, group, detail=f"its status is HTTP {code}")
+        return None, DaemonFacts(path, SocketState.SILENT, group, detail=f"/v1/status returned HTTP {code}")
     return status, DaemonFacts(
         path,
         SocketState.ANSWERS,
@@ -116,17 +116,17 @@ def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverF
         gpus = status.get("gpus", ()) if status is not None else ()
         return DriverFacts(kind, tuple(GpuFacts(f"{g['model_name']} {g['gpu_uuid']}", 0, None, None) for g in gpus))
     try:
-        gpus_found = _within(_DRIVER_LIMIT_S, lambda: _gpus(kind, world))
+        gpus_found = _run_with_timeout(_DRIVER_TIMEOUT_S, lambda: _gpus(kind, world))
     except GpuEnergyError as error:
         return DriverFacts(kind, trouble=str(error))
     if gpus_found is None:
-        hang = f"the driver has not answered for {_DRIVER_LIMIT_S:g} s; `dmesg | grep Xid` says why, a reboot helps"
-        return DriverFacts(kind, trouble=hang)
+        timeout = f"the driver did not respond within {_DRIVER_TIMEOUT_S:g} s; check `dmesg | grep Xid`, then reboot"
+        return DriverFacts(kind, trouble=timeout)
     return DriverFacts(kind, gpus_found)
 
 
 def _gpus(kind: str, world: Path | None) -> tuple[GpuFacts, ...]:
-    from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  the driver binding is slow to load
+    from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  start fast
 
     host = open_driver(kind, world)
     try:
@@ -172,7 +172,7 @@ def _journal(path: Path) -> JournalFacts:
 
 
 def _history(settings: Settings | None, status: dict[str, Any] | None) -> HistoryFacts | None:
-    from gpuenergyd.store import open_history  # noqa: PLC0415  SQLAlchemy is slow to load
+    from gpuenergyd.store import open_history  # noqa: PLC0415  start fast
 
     where = settings.database_url.removeprefix("sqlite:///") if settings is not None else None
     if status is not None:
@@ -183,7 +183,7 @@ def _history(settings: Settings | None, status: dict[str, Any] | None) -> Histor
     try:
         if not path.exists():
             return HistoryFacts(where, is_there=False)
-        kept = tuple(
+        corrupt_copies = tuple(
             sorted(str(p) for p in path.parent.glob(f"{path.name}.corrupt-*") if not p.name.endswith(("-wal", "-shm")))
         )
         with open_history(path, nobody_writes=status is None) as history:
@@ -191,8 +191,8 @@ def _history(settings: Settings | None, status: dict[str, Any] | None) -> Histor
     except PermissionError as error:
         return HistoryFacts(where, is_there=True, trouble=f"{path}: {error.strerror}")
     except StoreError as error:
-        return HistoryFacts(where, is_there=True, trouble=str(error), set_aside=kept)
-    return HistoryFacts(where, is_there=True, last_record_at=newest, set_aside=kept)
+        return HistoryFacts(where, is_there=True, trouble=str(error), set_aside=corrupt_copies)
+    return HistoryFacts(where, is_there=True, last_record_at=newest, set_aside=corrupt_copies)
 
 
 def _disk(folder: Path) -> DiskFacts | None:
@@ -205,7 +205,7 @@ def _disk(folder: Path) -> DiskFacts | None:
 
 
 def _is_time_synchronised() -> bool | None:
-    """Ask the kernel; None where it may not be asked."""
+    """Return the kernel's synchronization state, or None where it cannot be read."""
     with contextlib.suppress(OSError, AttributeError):
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
         if state >= 0:
@@ -219,9 +219,9 @@ def _carbon(settings: Settings) -> CarbonFacts | None:
     zone, is_fetched = settings.carbon_zone, settings.asks_network
     if zone is None:
         return None
-    # Who asks need not be told, as the units are, that the fetcher is one of them.
+    # Unlike the units, the calling user's settings do not say that the fetcher is a systemd unit.
     of_unit = FETCHER_UNIT_DIR / "carbon.json"
-    path = of_unit if _is_there(of_unit) and not _is_there(settings.carbon_file_path) else settings.carbon_file_path
+    path = of_unit if _exists(of_unit) and not _exists(settings.carbon_file_path) else settings.carbon_file_path
     try:
         fetched = read_fetched(path)
     except CarbonSourceError as error:
@@ -235,45 +235,47 @@ def _carbon(settings: Settings) -> CarbonFacts | None:
 def _units() -> UnitFacts:
     if not Path("/run/systemd/system").is_dir():
         return UnitFacts(is_managed=False, active_states={}, enabled_states={})
-    command = ["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState", *_UNITS, *_RIVALS]
+    command = ["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState", *_UNITS, *_CONFLICTING_UNITS]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_LIMIT_S, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SYSTEMCTL_TIMEOUT_S, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return UnitFacts(is_managed=False, active_states={}, enabled_states={})
     shown: list[dict[str, str]] = [
         {key: value for key, _, value in (line.partition("=") for line in block.splitlines())}
-        for block in said.split("\n\n")
+        for block in output.split("\n\n")
     ]
     loaded = [unit for unit in shown if unit.get("LoadState") == "loaded"]
     return UnitFacts(
         is_managed=True,
         active_states={u["Id"]: u["ActiveState"] for u in loaded if u["Id"] in _UNITS},
         enabled_states={u["Id"]: u["UnitFileState"] for u in loaded if u["Id"] in _UNITS},
-        rivals=tuple(u["Id"] for u in loaded if u["Id"] in _RIVALS and u["ActiveState"] == "active"),
+        rivals=tuple(u["Id"] for u in loaded if u["Id"] in _CONFLICTING_UNITS and u["ActiveState"] == "active"),
     )
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except PermissionError:
         return True
 
 
-def _within(limit_s: float, look: Callable[[], T]) -> T | None:
-    """Return what `look` does, or None when it takes too long: a driver that hangs must not hang who asks why."""
-    answer: list[T] = []
-    failure: list[GpuEnergyError] = []
+def _run_with_timeout(timeout_s: float, function: Callable[[], T]) -> T | None:
+    """Return the result of `function`, or None if it takes longer: a hanging driver must not block the diagnosis."""
+    results: list[T] = []
+    errors: list[GpuEnergyError] = []
 
     def run() -> None:
         try:
-            answer.append(look())
+            results.append(function())
         except GpuEnergyError as error:
-            failure.append(error)
+            errors.append(error)
 
-    thread = threading.Thread(target=run, name="look at the driver", daemon=True)
+    thread = threading.Thread(target=run, name="driver diagnosis", daemon=True)
     thread.start()
-    thread.join(limit_s)
-    if failure:
-        raise failure[0]
-    return answer[0] if answer else None
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    return results[0] if results else None

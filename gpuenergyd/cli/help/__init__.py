@@ -1,7 +1,6 @@
-"""Help beyond `--help`: manual pages, settings, versions.
+"""Manual pages and reference texts, generated from the command line and the settings.
 
 command_tree   every command with its options
 manual_pages   `man gpuenergyd`
 settings_text  every setting with its explanation
-versions       `--version`
 """

@@ -1,4 +1,4 @@
-"""Every command with its options, read from the command line itself: manual pages and the reference come from it."""
+"""Every command with its options, extracted from Typer for the manual pages and the online reference."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +13,7 @@ PROGRAM = "gpuenergyd"
 
 @dataclass(frozen=True, slots=True)
 class OptionText:
-    """An option or argument as help shows it: how it is written, and what it does."""
+    """An option or argument: its usage, such as `--seed S`, and its help text."""
 
     usage: str
     text: str
@@ -21,7 +21,7 @@ class OptionText:
 
 @dataclass(frozen=True, slots=True)
 class CommandText:
-    """One command; `name` is the whole of it, such as `gpuenergyd carbon now`."""
+    """A command and its help; `name` includes the parents, such as `gpuenergyd carbon now`."""
 
     name: str
     task: str
@@ -34,7 +34,7 @@ class CommandText:
 
 @cache
 def described_commands() -> tuple[CommandText, ...]:
-    """Return the program itself, then every command and subcommand in the order in which help lists them."""
+    """Return the program itself, then every command and subcommand in the order of the help."""
     group: Any = typer.main.get_command(command_line())
     found = list(_described(group, (PROGRAM,), ""))
     order = {name: index for index, name in enumerate(name for names in TASKS.values() for name in names)}

@@ -1,4 +1,4 @@
-"""Manual pages, written from the command line and the settings themselves: `man gpuenergyd`, `man gpuenergyd-plan`."""
+"""Manual pages generated from the command line and the settings: `man gpuenergyd`, `man gpuenergyd-plan`."""
 
 import re
 import textwrap
@@ -11,23 +11,23 @@ from gpuenergyd.cli.help.settings_text import SettingText, described_settings, e
 
 _CONFIG_PAGE = f"{PROGRAM}.toml"
 _WIDTH = 66
-"""Of a line of the source, before characters that roff would read as its own are escaped."""
+"""Line width of the source, before roff control characters are escaped."""
 _EXIT_STATUS = (
-    ("0", "fine"),
-    ("1", "failed"),
-    ("2", "usage"),
-    ("3", "the daemon does not run"),
-    ("4", "degraded: something is wrong, and it says what"),
+    ("0", "success"),
+    ("1", "failure"),
+    ("2", "usage error"),
+    ("3", "the daemon is not running"),
+    ("4", "degraded: the output names the problem"),
 )
 _FILES = (
     ("/etc/gpuenergyd/config.toml", f"settings, see {_CONFIG_PAGE}(5)"),
-    ("/run/gpuenergyd/gpuenergyd.sock", "where training programs and the command line reach the daemon"),
-    ("/var/lib/gpuenergyd/history.sqlite3", "the history of jobs, plans and energy"),
+    ("/run/gpuenergyd/gpuenergyd.sock", "socket of the daemon, for training programs and the command line"),
+    ("/var/lib/gpuenergyd/history.sqlite3", "history of jobs, plans and energy"),
 )
 
 
 def manual_pages() -> dict[str, str]:
-    """Return every page by its file name: one for the program, one for each command, one for the settings."""
+    """Return all pages by file name: one for the program, one per command, one for the settings."""
     commands = described_commands()
     program, rest = commands[0], commands[1:]
     names = [command.name.split()[1] for command in rest if len(command.name.split()) == 2]
@@ -59,7 +59,7 @@ def _program_page(program: CommandText, commands: Sequence[CommandText]) -> str:
 
 
 def _command_page(commands: Sequence[CommandText]) -> str:
-    """Write a command with its subcommands, if it has any."""
+    """Return the page of a command and its subcommands."""
     command, *subcommands = commands
     page_name = command.name.replace(" ", "-")
     lines = [*_head(page_name, 1, command.summary), *_section("SYNOPSIS", [_bold(command.usage)])]
@@ -80,10 +80,11 @@ def _settings_page(settings: Iterable[SettingText]) -> str:
         *_section(
             "DESCRIPTION",
             [
-                _text("TOML; an unknown key is an error."),
-                _text("Later wins: this file, then the environment, then flags of"),
-                f".BR {PROGRAM}\\-serve (1).",
-                _text(f"The variable of a key is its name in capitals after {environment_variable('')}."),
+                _text("The file is TOML; an unknown key is an error."),
+                _text("Environment variables override this file; command-line options of"),
+                f".BR {PROGRAM}\\-serve (1)",
+                _text("override both."),
+                _text(f"The variable of a key is its upper-case name with the prefix {environment_variable('')}."),
             ],
         ),
         ".SH SETTINGS",
@@ -121,7 +122,7 @@ def _bold(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Fill lines and escape what roff would read as its own."""
+    """Wrap lines and escape roff control characters."""
     lines = textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return "\n".join(_escaped(line) for line in lines)
 

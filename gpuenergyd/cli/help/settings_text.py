@@ -1,4 +1,4 @@
-"""Every setting with its explanation, from the commented file that `gpuenergyd install` writes."""
+"""Every setting with its explanation, parsed from the commented default configuration file."""
 
 import re
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ _KEY = re.compile(r"# ([a-z][a-z0-9_]*) = (.+)")
 
 @dataclass(frozen=True, slots=True)
 class SettingText:
-    """Settings that share an explanation, each with an example or default as TOML."""
+    """One or more settings that share an explanation, each with an example value in TOML."""
 
     explanation: tuple[str, ...]
-    """Its lines; those of a list begin with a dash."""
+    """Lines of text; list items begin with a dash."""
     examples: tuple[tuple[str, str], ...]
 
     @property
@@ -24,7 +24,7 @@ class SettingText:
 
 
 def described_settings() -> tuple[SettingText, ...]:
-    """Return the settings in the order of the file."""
+    """Return all settings in the order of the file."""
     found = []
     blocks = DEFAULT_CONFIG_PATH.read_text(encoding="utf-8").split("\n\n")
     for block in blocks[1:]:
@@ -37,12 +37,12 @@ def described_settings() -> tuple[SettingText, ...]:
 
 
 def environment_variable(key: str) -> str:
-    """Return the variable that sets a key."""
+    """Return the environment variable that overrides a setting."""
     return ENVIRONMENT_PREFIX + key.upper()
 
 
 def default_text(key: str) -> str | None:
-    """Return a setting's default as the file would say it; None where it is worked out from other settings."""
+    """Return a setting's default in TOML; None if it is derived from other settings."""
     field = Settings.model_fields[key]
     if field.default_factory is not None and not field.default_factory_takes_validated_data:
         value: Any = field.get_default(call_default_factory=True)

@@ -1,5 +1,5 @@
-"""`gpuenergyd install` and `uninstall`.
+"""`gpuenergyd install` and `gpuenergyd uninstall`.
 
-command       `install` and `uninstall`
-installation  planned and applied file changes
+command       the two commands and their output
+installation  plans and applies the file changes
 """

@@ -1,4 +1,4 @@
-"""`gpuenergyd install` and `uninstall`: units, users, folders and a default configuration for this host, and back."""
+"""`gpuenergyd install` and `uninstall`: systemd units, system users, folders and a default configuration."""
 
 import os
 import shutil
@@ -12,13 +12,14 @@ import typer
 from gpuenergyd.cli.install.installation import (
     Action,
     Step,
-    carbon_said,
-    carry_out,
+    apply_steps,
+    carbon_text,
     plan_install,
     plan_uninstall,
     units_python,
 )
-from gpuenergyd.cli.output import JsonOption, print_json
+from gpuenergyd.cli.options import DryRunOption, JsonOption
+from gpuenergyd.cli.output import print_json
 from gpuenergyd.errors import AccessError, GpuEnergyError, UsageError
 
 _START = ("systemctl", "enable", "--now", "gpuenergyd.service")
@@ -30,38 +31,37 @@ _AFTER_INSTALL = (
 )
 
 RootOption = Annotated[
-    Path, typer.Option("--root", metavar="DIR", help="Write below DIR, as for an image; then nothing is started.")
+    Path, typer.Option("--root", metavar="DIR", help="Install below DIR, e.g. for an image; starts nothing.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also units that were changed by hand.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Also replace or remove units edited since.")]
 
 
 def install(
     *,
     root: RootOption = Path("/"),
     python: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Interpreter that the units start; else this one.")
+        Path | None, typer.Option(metavar="PATH", help="Python interpreter of the units [default: this one].")
     ] = None,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Install the daemon as services of this host.
+    """Install the daemon as systemd services.
 
-    Writes units for each process, their users and folders, and /etc/gpuenergyd/config.toml with every key commented
-    out. What was changed by hand is kept. Starts nothing: it says what does.
+    Writes the units of all processes, their users and folders, and /etc/gpuenergyd/config.toml with every key commented
+    out. Keeps files that were edited since. Starts nothing, but prints the command that does.
     """
     is_this_host = _is_this_host(root)
     steps = plan_install(root, units_python(python), replaces_changed=force)
     commands = _AFTER_INSTALL if is_this_host else ()
     if not dry_run:
         _require_root_user(is_this_host, "install")
-        carry_out(steps)
+        apply_steps(steps)
         for command in commands:
             _run(command)
     next_command = _START if is_this_host else None
-    carbon = carbon_said(root)
-    _tell(steps, commands, is_dry_run=dry_run, next_command=next_command, as_json=as_json, carbon=carbon)
+    carbon = carbon_text(root)
+    _print_outcome(steps, commands, is_dry_run=dry_run, next_command=next_command, as_json=as_json, carbon=carbon)
     return 0
 
 
@@ -69,15 +69,15 @@ def uninstall(
     *,
     root: RootOption = Path("/"),
     force: ForceOption = False,
-    config: Annotated[bool, typer.Option("--config", help="Also a configuration that was changed.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Also the history of jobs and energy.")] = False,
+    config: Annotated[bool, typer.Option("--config", help="Also remove an edited configuration.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Also remove the history of jobs and energy.")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Undo `install`: stop the services, which puts every GPU back, and remove what was written.
+    """Stop and remove the systemd services.
 
-    What was changed by hand, the configuration among it, and the history stay unless their removal is asked for; the
-    system users stay.
+    Stopping the services restores all GPUs. Edited files, the configuration and the history stay unless --force,
+    --config or --history is given; the system users stay.
     """
     is_this_host = _is_this_host(root)
     steps = plan_uninstall(root, removes_changed=force, removes_config=config, removes_history=history)
@@ -88,10 +88,10 @@ def uninstall(
         _require_root_user(is_this_host, "uninstall")
         for command in commands[:1]:
             _run(command)
-        carry_out(steps)
+        apply_steps(steps)
         for command in commands[1:]:
             _run(command)
-    _tell(steps, commands, is_dry_run=dry_run, next_command=None, as_json=as_json)
+    _print_outcome(steps, commands, is_dry_run=dry_run, next_command=None, as_json=as_json)
     return 0
 
 
@@ -103,29 +103,29 @@ def _is_this_host(root: Path) -> bool:
 
 def _require_root_user(is_this_host: bool, name: str) -> None:
     if is_this_host and os.geteuid() != 0:
-        raise AccessError(f"{name} changes this host and takes root: `sudo gpuenergyd {name}`; --dry-run does not")
+        raise AccessError(f"{name} needs root: `sudo gpuenergyd {name}`; --dry-run works without")
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run a command of systemd's; without systemd there is nothing to tell.
+    """Run a systemd command; skip it on hosts without systemd.
 
     Raises:
-        GpuEnergyError: it fails; the message is its own.
+        GpuEnergyError: the command fails; the message contains its stderr.
     """
     if shutil.which(command[0]) is None:
-        typer.echo(f"skipped, no {command[0]} on this host: {' '.join(command)}", err=True)
+        typer.echo(f"skipped, {command[0]} is not installed: {' '.join(command)}", err=True)
         return
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0 and not _is_without_manager(done.stderr):
+    if done.returncode != 0 and not _is_without_systemd(done.stderr):
         raise GpuEnergyError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
 
 
-def _is_without_manager(complaint: str) -> bool:
-    """Return whether systemd is installed but does not run here, as in most containers."""
-    return "not been booted with systemd" in complaint or "Failed to connect to bus" in complaint
+def _is_without_systemd(stderr: str) -> bool:
+    """Return whether systemd is installed but not running, as in most containers."""
+    return "not been booted with systemd" in stderr or "Failed to connect to bus" in stderr
 
 
-def _tell(
+def _print_outcome(
     steps: Sequence[Step],
     commands: Sequence[Sequence[str]],
     *,
@@ -146,7 +146,7 @@ def _tell(
         )
         return
     if is_dry_run:
-        typer.echo("would do, and has not done:")
+        typer.echo("dry run, nothing was changed; steps:")
     for step in steps:
         typer.echo(f"{step.action}: {step.path}")
     for command in commands:
@@ -154,7 +154,7 @@ def _tell(
     if not any(step.action.is_change for step in steps):
         typer.echo("nothing to change")
     if any(step.action is Action.KEEP_CHANGED for step in steps):
-        typer.echo("what was changed by hand is kept; see --help for what replaces or removes it")
+        typer.echo("edited files were kept; --help lists the options that replace or remove them")
     if carbon is not None:
         typer.echo(carbon)
     if next_command:

@@ -1,7 +1,7 @@
-"""What `install` and `uninstall` do to a host's files: planned first, then carried out, never against an edit by hand.
+"""File changes of `gpuenergyd install` and `uninstall`: planned first, then applied; edited files are kept.
 
-Every file that is written says on its first line what it contained then. So a later run knows what is still ours and
-may be replaced or removed, and what somebody has changed since.
+The first line of every installed file holds the SHA-256 of the rest. A later run replaces or removes only files that
+still match, so that an administrator's edits survive.
 """
 
 import hashlib
@@ -19,33 +19,33 @@ from gpuenergyd import __version__
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 UNITS_PYTHON = "/opt/gpuenergyd/bin/python"
-"""What the unit files in the sources name."""
+"""Interpreter named in the unit files of the sources."""
 CONFIG_PATH = Path("etc/gpuenergyd/config.toml")
 STATE_DIR = Path("var/lib/gpuenergyd")
-_HEADER = "# Written by gpuenergyd install {version}; unchanged while this is the SHA-256 of the rest: {digest}\n"
-_HEADER_PATTERN = re.compile(r"# Written by gpuenergyd install \S+; unchanged while .*: ([0-9a-f]{64})\n")
+_HEADER = "# Written by gpuenergyd install {version}; unedited while the SHA-256 of the rest is: {digest}\n"
+_HEADER_PATTERN = re.compile(r"# Written by gpuenergyd install \S+; un(?:changed|edited) while .*: ([0-9a-f]{64})\n")
 _HIDDEN_FROM_UNITS = ("home", "root", "tmp", "run/user", "var/tmp")
 
 
 class Action(StrEnum):
-    """What becomes of a file."""
+    """Change of one file."""
 
     WRITE = "write"
     REPLACE = "replace"
     REMOVE = "remove"
     UP_TO_DATE = "up to date"
-    KEEP_CHANGED = "keep, changed by hand"
+    KEEP_CHANGED = "keep, edited"
     KEEP = "keep"
 
     @property
     def is_change(self) -> bool:
-        """Whether anything is done."""
+        """Whether the file is changed."""
         return self in {Action.WRITE, Action.REPLACE, Action.REMOVE}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One file or folder, and what becomes of it."""
+    """One file or folder and its change."""
 
     action: Action
     path: Path
@@ -53,29 +53,29 @@ class Step:
 
 
 def units_python(given: Path | None) -> Path:
-    """Return the interpreter that the units start: this one unless another is named.
+    """Return the Python interpreter of the units: the given one, else the running one.
 
     Raises:
-        UsageError: it is not absolute, or lies where the units' sandbox hides it.
+        UsageError: the path is relative, or hidden by the sandbox of the units.
     """
     python = given or Path(sys.executable)
     if not python.is_absolute():
-        raise UsageError(f"--python {python}: an absolute path is needed, such as {UNITS_PYTHON}")
+        raise UsageError(f"--python {python}: must be an absolute path such as {UNITS_PYTHON}")
     needed = [python] if given else [python, python.resolve(), Path(gpuenergyd.__file__).resolve()]
     for path in needed:
         if any(path.is_relative_to(Path("/") / hidden) for hidden in _HIDDEN_FROM_UNITS):
             raise UsageError(
-                f"{path} is hidden from the units, which see neither home folders nor /tmp; install into a place of its"
-                " own (`python3 -m venv /opt/gpuenergyd`, with an interpreter under /usr), or name one with --python"
+                f"{path} is hidden from the sandboxed units, which cannot read home folders or /tmp; install gpuenergyd"
+                " elsewhere (`python3 -m venv /opt/gpuenergyd`, with an interpreter under /usr), or set --python"
             )
     return python
 
 
 def files_to_install(python: Path) -> dict[Path, str]:
-    """Return every file's content by its path under the root.
+    """Return the content of every installed file by its path below the root.
 
     Raises:
-        GpuEnergyError: the unit files are not there.
+        GpuEnergyError: the unit files are missing.
     """
     source = _units_folder()
     files = {}
@@ -90,7 +90,7 @@ def files_to_install(python: Path) -> dict[Path, str]:
 
 
 def plan_install(root: Path, python: Path, *, replaces_changed: bool) -> tuple[Step, ...]:
-    """Return what installing does to each file; a changed configuration is kept in any case."""
+    """Return the change of each file on install; an edited configuration is always kept."""
     steps = []
     for path, text in files_to_install(python).items():
         content, target = _signed(text), root / path
@@ -108,41 +108,41 @@ def plan_install(root: Path, python: Path, *, replaces_changed: bool) -> tuple[S
 def plan_uninstall(
     root: Path, *, removes_changed: bool, removes_config: bool, removes_history: bool
 ) -> tuple[Step, ...]:
-    """Return what uninstalling does to each file; configuration and history stay unless their removal is asked for."""
+    """Return the change of each file on uninstall; configuration and history stay unless requested."""
     steps = []
     for path in files_to_install(Path(UNITS_PYTHON)):
         target = root / path
         if not os.path.lexists(target):
             continue
         is_ours = not target.is_symlink() and _is_unchanged(target)
-        is_asked_for = removes_config if path == CONFIG_PATH else removes_changed
-        steps.append(Step(Action.REMOVE if is_ours or is_asked_for else Action.KEEP_CHANGED, target))
+        is_requested = removes_config if path == CONFIG_PATH else removes_changed
+        steps.append(Step(Action.REMOVE if is_ours or is_requested else Action.KEEP_CHANGED, target))
     history = root / STATE_DIR
     if history.is_dir():
         steps.append(Step(Action.REMOVE if removes_history else Action.KEEP, history))
     return tuple(steps)
 
 
-def carbon_said(root: Path) -> str:
-    """Return whether the carbon fetcher will have anything to do, as the configuration that is there says."""
+def carbon_text(root: Path) -> str:
+    """Return one line that says which carbon source the installed configuration selects."""
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic
 
     path = root / CONFIG_PATH
     try:
-        settings = load_settings(path if path.is_file() else Path(os.devnull))
+        settings = load_settings(path) if path.is_file() else None
     except UsageError as error:
-        return f"carbon: unknown whether a source is configured: {error}"
-    if settings.asks_network:
+        return f"carbon: the configuration is invalid: {error}"
+    if settings is not None and settings.asks_network:
         source = settings.carbon_source or "the zone's own source"
-        return f"carbon: gpuenergyd-carbon.service asks {source} for zone {settings.carbon_zone}"
-    return f"carbon: no source is configured (carbon_zone in /{CONFIG_PATH}), so gpuenergyd-carbon.service ends at once"
+        return f"carbon: gpuenergyd-carbon.service queries {source} for zone {settings.carbon_zone}"
+    return f"carbon: no source configured (carbon_zone in /{CONFIG_PATH}); gpuenergyd-carbon.service exits at once"
 
 
-def carry_out(steps: Sequence[Step]) -> None:
-    """Do it; a file is there as a whole or not at all.
+def apply_steps(steps: Sequence[Step]) -> None:
+    """Apply the changes; files are written atomically.
 
     Raises:
-        GpuEnergyError: a file cannot be written or removed; the message names it.
+        GpuEnergyError: a file cannot be written or removed; the message names the file.
     """
     for step in steps:
         try:
@@ -168,13 +168,13 @@ def _signed(text: str) -> str:
 
 
 def _is_unchanged(path: Path) -> bool:
-    """Return whether a file is as we once wrote it."""
+    """Return whether a file still matches the checksum of its first line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
-    found = _HEADER_PATTERN.match(text)
-    return found is not None and hashlib.sha256(text[found.end() :].encode()).hexdigest() == found[1]
+    header = _HEADER_PATTERN.match(text)
+    return header is not None and hashlib.sha256(text[header.end() :].encode()).hexdigest() == header[1]
 
 
 def _write(path: Path, content: str) -> None:

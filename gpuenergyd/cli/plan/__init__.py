@@ -1,6 +1,6 @@
 """`gpuenergyd plan` and `gpuenergyd explain`: the offline planner.
 
-command  `plan`: the offline planner
+command  `plan`: computes a plan and prints it
 explain  `explain`: why each instruction runs at its clock
-inputs   from a file and options to a planner's request
+inputs   builds a planner's request from a file and the options
 """

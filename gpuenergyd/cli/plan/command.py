@@ -1,26 +1,24 @@
-"""`gpuenergyd plan FILE`: the offline planner, from tables to a clock for every instruction and a proven bound."""
+"""`gpuenergyd plan FILE`: computes a clock for every instruction from measured tables, with a proven lower bound."""
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.table import Table
 
-from gpuenergyd.cli.output import JsonOption, print_json
-from gpuenergyd.cli.plan.inputs import DEFAULT_SCHEDULE, PlanInput, PlanOptions, plan_input
-from gpuenergyd.cli.terminal import people_console
+from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.cli.plan.inputs import DEFAULT_SCHEDULE, PlanInput, PlanOptions, load_planner, plan_input
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
-from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflinePlanner, SwitchingFigures
-from gpuenergyd.errors import UnknownPolicyError
+from gpuenergyd.core.policy_api.policy import FrontierPoint, OfflinePlan, SwitchingFigures
 
-PLANNER_GROUP = "gpuenergyd.planners"
 DEFAULT_POLICY = "bubble-aware"
 
 
-def plan(
+def plan(  # noqa: PLR0913  each option is a parameter
     file: Annotated[
         Path,
         typer.Argument(metavar="FILE", help="A profile CSV or an instance JSON."),
@@ -28,43 +26,54 @@ def plan(
     *,
     schedule: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(SCHEDULES)} [default: {DEFAULT_SCHEDULE}]"),
+        typer.Option(metavar="NAME", help=f"{', '.join(SCHEDULES)} [default: {DEFAULT_SCHEDULE}]"),
     ] = None,
     microbatches: Annotated[int | None, typer.Option(metavar="M", help="Microbatches per iteration.")] = None,
-    chunks: Annotated[int | None, typer.Option(metavar="V", help="Stages per GPU, where the schedule is free.")] = None,
+    chunks: Annotated[
+        int | None, typer.Option(metavar="V", help="Stages per GPU, for schedules that allow several.")
+    ] = None,
     extra_inflight: Annotated[
-        str | None, typer.Option(metavar="K|auto", help="Let stages run ahead by up to K more microbatches (1f1b).")
+        str | None, typer.Option(metavar="K|auto", help="Allow K extra microbatches in flight (1f1b).")
     ] = None,
     memory_limit_microbatches: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Microbatches whose activations fit, for all stages or each.")
+        str | None,
+        typer.Option(metavar="N[,N...]", help="Microbatches that fit in memory: one value, or one per stage."),
     ] = None,
     free_memory_bytes: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Memory left on each stage beside the schedule's own need.")
+        str | None, typer.Option(metavar="N[,N...]", help="Memory left on each stage by the plain schedule.")
     ] = None,
     activation_bytes: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="What one more microbatch in flight takes of it.")
+        str | None, typer.Option(metavar="N[,N...]", help="Memory that one extra microbatch needs.")
     ] = None,
-    slowdown: Annotated[float | None, typer.Option(metavar="R", help="Permitted slowdown ratio [default: 0].")] = None,
-    target_s: Annotated[float | None, typer.Option(metavar="T", help="Permitted iteration time instead.")] = None,
+    slowdown: Annotated[float | None, typer.Option(metavar="R", help="Allowed slowdown ratio [default: 0].")] = None,
+    target_s: Annotated[
+        float | None, typer.Option(metavar="S", help="Allowed iteration time in seconds instead.")
+    ] = None,
     straggler_time_s: Annotated[
-        float | None, typer.Option(metavar="T", help="The job waits until then anyway: use all of it.")
+        float | None, typer.Option(metavar="S", help="Iteration time of a straggler that the job waits for.")
     ] = None,
     max_switches: Annotated[
-        int | None, typer.Option(metavar="K", help="At most K clock segments per stage and iteration.")
+        int | None, typer.Option(metavar="K", help="Maximum number of clock segments per stage and iteration.")
     ] = None,
-    switch_latency_s: Annotated[float, typer.Option(metavar="L", help="Seconds until a clock is effective.")] = 0.0,
-    blocking_power_w: Annotated[float | None, typer.Option(metavar="W", help="Power of a waiting GPU.")] = None,
+    switch_latency_s: Annotated[
+        float, typer.Option(metavar="S", help="Switch latency of clock changes in seconds.")
+    ] = 0.0,
+    blocking_power_w: Annotated[float | None, typer.Option(metavar="W", help="Power of a GPU that waits.")] = None,
     communication_latency_s: Annotated[
-        float | None, typer.Option(metavar="L", help="Seconds from one stage to the next.")
+        float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")
     ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Whose planner to use.")] = DEFAULT_POLICY,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")] = DEFAULT_POLICY,
     set_option: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of the policy's own.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the policy; may be repeated.")
     ] = None,
-    frontier: Annotated[bool, typer.Option("--frontier", help="Add the whole time-energy frontier.")] = False,
+    frontier: Annotated[bool, typer.Option("--frontier", help="Add the time-energy frontier.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Plan a pipeline's clocks from measured tables: least energy at the owed iteration time."""
+    """Plan a pipeline's clocks from measured tables.
+
+    Finds the plan with the least energy whose iteration time meets the target, and a proven lower bound on that energy.
+    Needs neither a daemon nor a GPU.
+    """
     planner = load_planner(policy)
     given = plan_input(
         file,
@@ -84,7 +93,7 @@ def plan(
             blocking_power_w=blocking_power_w,
             communication_latency_s=communication_latency_s,
             want_frontier=frontier,
-            own=tuple(set_option or ()),
+            policy_options=tuple(set_option or ()),
         ),
     )
     figures = plan_figures(given, planner(given.request))
@@ -95,24 +104,8 @@ def plan(
     return 0
 
 
-def load_planner(name: str) -> OfflinePlanner:
-    """Return the offline planner that a policy of this name ships.
-
-    Raises:
-        UnknownPolicyError: none is installed; the message names those that are.
-    """
-    points = {point.name: point for point in entry_points(group=PLANNER_GROUP)}
-    if name not in points:
-        raise UnknownPolicyError(f"no policy {name!r} plans offline; installed: {', '.join(sorted(points)) or 'none'}")
-    try:
-        planner: OfflinePlanner = points[name].load()
-    except (ImportError, AttributeError) as error:
-        raise UnknownPolicyError(f"policy {name!r} cannot be loaded: {error}") from None
-    return planner
-
-
 def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
-    """Return what the command prints as JSON; when the wait is forced, all energies are charged until it ends."""
+    """Return the JSON document of the command; with a straggler, energies include waiting until its time."""
     num_ranks = len(planned.orders)
     charged_until_s = given.request.target.straggler_time_s
 
@@ -196,44 +189,40 @@ def _switching_figures(
     }
 
 
-def _print_switching(console: Console, switching: dict[str, Any]) -> None:
-    from rich import box  # noqa: PLC0415  only a person who reads needs it
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in (f"clocks {1000 * switching['switch_latency_s']:g} ms late", "saving", "slowdown"):
-        table.add_column(title, justify="right" if table.columns else "left")
-    rows = (
-        ("this plan", "planned"),
-        ("free clocks, asked ahead", "free_with_lead"),
-        ("free clocks, naive", "free_naive"),
-    )
-    for title, key in rows:
-        outcome = switching[key]
-        table.add_row(title, f"{100 * outcome['saving_ratio']:.2f} %", f"{100 * outcome['slowdown_ratio']:+.2f} %")
-    console.print(table)
-
-
 def _print_for_people(given: PlanInput, figures: dict[str, Any]) -> None:
-    from rich import box  # noqa: PLC0415  only a person who reads needs it
-    from rich.table import Table  # noqa: PLC0415
-
     console = people_console()
     extra = figures["extra_inflight"]
     console.print(
         f"{given.request.name}: {figures['schedule']}, {figures['num_stages']} stages,"
         f" {figures['num_microbatches']} microbatches" + (f", extra in flight {extra}" if any(extra) else "")
     )
-    summary = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("", "full speed", "planned", "change"):
-        summary.add_column(title, justify="left" if not title else "right")
-    summary.add_row(
+    console.print(_summary_table(figures))
+    console.print(_clocks_table(figures["clocks"]))
+    if figures["frontier"]:
+        console.print(_frontier_table(figures["frontier"]))
+    if "switching" in figures:
+        console.print(_switching_table(figures["switching"]))
+    console.print(f"planning took {figures['solve_cpu_s']:.2f} CPU s")
+    for note in _notes(given, figures):
+        console.print(f"note: {note}")
+
+
+def _new_table(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="right" if table.columns else "left")
+    return table
+
+
+def _summary_table(figures: dict[str, Any]) -> Table:
+    table = _new_table("", "full speed", "planned", "change")
+    table.add_row(
         "iteration time",
         f"{figures['baseline_time_s']:.4f} s",
         f"{figures['iteration_time_s']:.4f} s",
         f"{100 * figures['slowdown_ratio']:+.2f} %",
     )
-    summary.add_row(
+    table.add_row(
         "energy",
         f"{figures['baseline_energy_j']:.1f} J",
         f"{figures['energy_j']:.1f} J",
@@ -241,36 +230,53 @@ def _print_for_people(given: PlanInput, figures: dict[str, Any]) -> None:
     )
     if figures["lower_bound_j"] is not None:
         gap = figures["energy_j"] / figures["lower_bound_j"] - 1.0
-        summary.add_row("proven least", "", f"{figures['lower_bound_j']:.1f} J", f"plan is {100 * gap:+.2f} %")
-    console.print(summary)
-    clocks = Table(box=box.SIMPLE, pad_edge=False)
+        table.add_row("lower bound", "", f"{figures['lower_bound_j']:.1f} J", f"plan is {100 * gap:+.2f} %")
+    return table
+
+
+def _clocks_table(clocks: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
     for title in ("stage", "instruction", "clocks, MHz", "segments"):
-        clocks.add_column(title, justify="left" if title == "instruction" else "right")
-    by_stage = groupby(figures["clocks"], key=lambda row: row["stage"])
+        table.add_column(title, justify="left" if title == "instruction" else "right")
+    by_stage = groupby(clocks, key=lambda row: row["stage"])
     for stage, rows in ((stage, list(rows)) for stage, rows in by_stage):
-        segments = sum(1 for _ in groupby(rows, key=lambda row: row["sm_clock_mhz"]))
-        for at, kind in enumerate(sorted({row["instruction"] for row in rows}, key="FBIW".index)):
+        num_segments = sum(1 for _ in groupby(rows, key=lambda row: row["sm_clock_mhz"]))
+        for index, kind in enumerate(sorted({row["instruction"] for row in rows}, key="FBIW".index)):
             used = [row["sm_clock_mhz"] for row in rows if row["instruction"] == kind]
             span = str(used[0]) if min(used) == max(used) else f"{min(used)} to {max(used)}"
-            clocks.add_row("" if at else str(stage), str(kind), span, "" if at else str(segments))
-    console.print(clocks)
-    if figures["frontier"]:
-        frontier = Table("iteration time, s", "energy, J", "proven least, J", box=box.SIMPLE, pad_edge=False)
-        for point in figures["frontier"]:
-            bound = "" if point.lower_bound_j is None else f"{point.lower_bound_j:.1f}"
-            frontier.add_row(f"{point.iteration_time_s:.4f}", f"{point.energy_j:.1f}", bound)
-        console.print(frontier)
-    if "switching" in figures:
-        _print_switching(console, figures["switching"])
-    console.print(f"planned in {figures['solve_cpu_s']:.2f} CPU s")
+            table.add_row("" if index else str(stage), str(kind), span, "" if index else str(num_segments))
+    return table
+
+
+def _frontier_table(points: Sequence[FrontierPoint]) -> Table:
+    table = Table("iteration time, s", "energy, J", "lower bound, J", box=box.SIMPLE, pad_edge=False)
+    for point in points:
+        bound = "" if point.lower_bound_j is None else f"{point.lower_bound_j:.1f}"
+        table.add_row(f"{point.iteration_time_s:.4f}", f"{point.energy_j:.1f}", bound)
+    return table
+
+
+def _switching_table(switching: dict[str, Any]) -> Table:
+    table = _new_table(f"switch latency {1000 * switching['switch_latency_s']:g} ms", "saving", "slowdown")
+    for title, key in (
+        ("this plan", "planned"),
+        ("unlimited segments, with lead", "free_with_lead"),
+        ("unlimited segments, no lead", "free_naive"),
+    ):
+        outcome = switching[key]
+        table.add_row(title, f"{100 * outcome['saving_ratio']:.2f} %", f"{100 * outcome['slowdown_ratio']:+.2f} %")
+    return table
+
+
+def _notes(given: PlanInput, figures: dict[str, Any]) -> list[str]:
+    notes = []
     if given.request.target.straggler_time_s is not None:
-        console.print(f"energies count waiting until {given.request.target.straggler_time_s:g} s")
+        notes.append(f"energies include waiting until {given.request.target.straggler_time_s:g} s")
     if figures["throttling"]:
         lowest, highest = (f(row["sm_clock_mhz"] for row in figures["throttling"]) for f in (min, max))
         clock = f"{lowest}" if lowest == highest else f"{lowest} to {highest}"
-        console.print(
-            f"note: {len(figures['throttling'])} of {len(given.request.profile.classes)} instructions are throttled:"
-            f" above {clock} MHz a higher clock buys no time"
+        notes.append(
+            f"{len(figures['throttling'])} of {len(given.request.profile.classes)} instructions are throttled:"
+            f" clocks above {clock} MHz do not make them faster"
         )
-    for note in given.notes:
-        console.print(f"note: {note}")
+    return [*notes, *given.notes]

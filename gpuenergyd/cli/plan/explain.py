@@ -1,4 +1,4 @@
-"""`gpuenergyd explain FILE`: why each instruction of an offline plan runs at its clock, and what more room is worth."""
+"""`gpuenergyd explain FILE`: explains why each instruction of an offline plan runs at its clock."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,39 +9,47 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gpuenergyd.cli.output import JsonOption, print_json
-from gpuenergyd.cli.plan.command import DEFAULT_POLICY, load_planner
-from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, plan_input
-from gpuenergyd.cli.terminal import people_console
+from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.cli.plan.command import DEFAULT_POLICY
+from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
 from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.errors import UsageError
 
-ROWS = 12
-"""How many instructions are shown when none is named."""
+_MAX_ROWS = 12
+"""Rows of the table that is printed when no instruction is named."""
 
 
-def explain(
+def explain(  # noqa: PLR0913  each option is a parameter
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile CSV or an instance JSON.")],
     instructions: Annotated[
-        list[str] | None, typer.Argument(metavar="[INSTRUCTION]...", help="Such as F3@2: forward 3 of stage 2.")
+        list[str] | None,
+        typer.Argument(metavar="INSTRUCTION", help="E.g. F3@2: forward of microbatch 3 on stage 2."),
     ] = None,
     *,
-    schedule: Annotated[str | None, typer.Option(help="As for `plan`.")] = None,
+    schedule: Annotated[str | None, typer.Option(metavar="NAME", help="As for `gpuenergyd plan`.")] = None,
     microbatches: Annotated[int | None, typer.Option(metavar="M", help="Microbatches per iteration.")] = None,
-    chunks: Annotated[int | None, typer.Option(metavar="V", help="Stages per GPU, where the schedule is free.")] = None,
-    extra_inflight: Annotated[str | None, typer.Option(metavar="K|auto", help="As for `plan`.")] = None,
-    slowdown: Annotated[float | None, typer.Option(metavar="R", help="Permitted slowdown ratio [default: 0].")] = None,
-    target_s: Annotated[float | None, typer.Option(metavar="T", help="Permitted iteration time instead.")] = None,
-    blocking_power_w: Annotated[float | None, typer.Option(metavar="W", help="Power of a waiting GPU.")] = None,
-    communication_latency_s: Annotated[
-        float | None, typer.Option(metavar="L", help="Seconds from one stage to the next.")
+    chunks: Annotated[
+        int | None, typer.Option(metavar="V", help="Stages per GPU, for schedules that allow several.")
     ] = None,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Whose planner to use.")] = DEFAULT_POLICY,
+    extra_inflight: Annotated[str | None, typer.Option(metavar="K|auto", help="As for `gpuenergyd plan`.")] = None,
+    slowdown: Annotated[float | None, typer.Option(metavar="R", help="Allowed slowdown ratio [default: 0].")] = None,
+    target_s: Annotated[
+        float | None, typer.Option(metavar="S", help="Allowed iteration time in seconds instead.")
+    ] = None,
+    blocking_power_w: Annotated[float | None, typer.Option(metavar="W", help="Power of a GPU that waits.")] = None,
+    communication_latency_s: Annotated[
+        float | None, typer.Option(metavar="S", help="Latency between stages in seconds.")
+    ] = None,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Policy whose planner to use.")] = DEFAULT_POLICY,
     as_json: JsonOption = False,
 ) -> int:
-    """Explain a plan: slack, critical path, the price of one more millisecond, and why each clock."""
+    """Explain each clock of a plan.
+
+    Prints slack, critical path and marginal value of time; with INSTRUCTION arguments, the reason for each clock.
+    """
     planner = load_planner(policy)
     given = plan_input(
         file,
@@ -60,14 +68,14 @@ def explain(
     explained = explain_clocks(
         _planned_graph(given, planned), given.request.profile, planned.sm_clocks_mhz, planned.prices_w
     )
-    chosen = _named(explained, instructions) if instructions else explained
-    roomier = None
+    shown = _selected(explained, instructions) if instructions else explained
+    with_extra = None
     if not instructions and given.schedule.name == "1f1b" and extra_inflight is None and not given.fixes_order:
-        roomier = planner(replace(given.request, extra_inflight="auto"))
+        with_extra = planner(replace(given.request, extra_inflight="auto"))
     if as_json:
-        print_json(_figures(given, planned, chosen, roomier))
+        print_json(_figures(given, planned, shown, with_extra))
     else:
-        _print_for_people(given, planned, chosen, roomier, is_summary=not instructions)
+        _print_for_people(given, planned, shown, with_extra, is_summary=not instructions)
     return 0
 
 
@@ -80,27 +88,27 @@ def _planned_graph(given: PlanInput, planned: OfflinePlan) -> DependencyGraph:
     )
 
 
-def _named(explained: Sequence[ClockExplanation], names: Sequence[str]) -> list[ClockExplanation]:
+def _selected(explained: Sequence[ClockExplanation], names: Sequence[str]) -> list[ClockExplanation]:
     known = {str(e.instruction): e for e in explained}
     missing = [name for name in names if name not in known]
     if missing:
         first, last = next(iter(known)), list(known)[-1]
-        raise UsageError(f"no instruction {missing[0]!r} in this plan; it has {first} to {last}")
+        raise UsageError(f"no instruction {missing[0]!r} in this plan; instructions are {first} to {last}")
     return [known[name] for name in names]
 
 
 def _figures(
-    given: PlanInput, planned: OfflinePlan, chosen: Sequence[ClockExplanation], roomier: OfflinePlan | None
+    given: PlanInput, planned: OfflinePlan, shown: Sequence[ClockExplanation], with_extra: OfflinePlan | None
 ) -> dict[str, Any]:
     return {
         "iteration_time_s": planned.iteration_time_s,
         "energy_j": planned.energy_j,
         "saving_ratio": 1.0 - planned.energy_j / planned.baseline_energy_j,
         "with_extra_inflight": None
-        if roomier is None
+        if with_extra is None
         else {
-            "extra_inflight": list(roomier.extra_inflight),
-            "saving_ratio": 1.0 - roomier.energy_j / roomier.baseline_energy_j,
+            "extra_inflight": list(with_extra.extra_inflight),
+            "saving_ratio": 1.0 - with_extra.energy_j / with_extra.baseline_energy_j,
         },
         "instructions": [
             {
@@ -117,7 +125,7 @@ def _figures(
                 "reason": e.reason,
                 "explanation": e.sentence(given.request.profile.blocking_power_w),
             }
-            for e in chosen
+            for e in shown
         ],
     }
 
@@ -125,8 +133,8 @@ def _figures(
 def _print_for_people(
     given: PlanInput,
     planned: OfflinePlan,
-    chosen: Sequence[ClockExplanation],
-    roomier: OfflinePlan | None,
+    shown: Sequence[ClockExplanation],
+    with_extra: OfflinePlan | None,
     *,
     is_summary: bool,
 ) -> None:
@@ -134,27 +142,28 @@ def _print_for_people(
     saving = 100 * (1 - planned.energy_j / planned.baseline_energy_j)
     console.print(
         f"{given.request.name}: {planned.iteration_time_s:.4f} s, {planned.energy_j:.1f} J,"
-        f" {saving:.2f} % less than at full speed"
+        f" {saving:.2f} % less energy than at full speed"
     )
     if is_summary:
-        counts = Counter(e.reason for e in chosen)
-        words = {
+        counts = Counter(e.reason for e in shown)
+        labels = {
             ClockReason.CRITICAL: "critical",
-            ClockReason.NO_ROOM: "with less slack than a step down takes",
-            ClockReason.CHEAPEST: "at their cheapest clock",
-            ClockReason.ROOM_LEFT: "with room to spare",
+            ClockReason.NO_ROOM: "with too little slack for a lower clock",
+            ClockReason.CHEAPEST: "at their most efficient clock",
+            ClockReason.ROOM_LEFT: "with unused slack",
         }
-        console.print(", ".join(f"{counts[reason]} {word}" for reason, word in words.items() if counts[reason]))
-        if roomier is not None and any(roomier.extra_inflight):
-            more = 100 * (1 - roomier.energy_j / roomier.baseline_energy_j)
+        console.print(", ".join(f"{counts[reason]} {label}" for reason, label in labels.items() if counts[reason]))
+        if with_extra is not None and any(with_extra.extra_inflight):
+            more = 100 * (1 - with_extra.energy_j / with_extra.baseline_energy_j)
             console.print(
-                f"with --extra-inflight auto it would be {more:.2f} %: {list(roomier.extra_inflight)} more in flight"
+                f"--extra-inflight auto would save {more:.2f} %,"
+                f" with {list(with_extra.extra_inflight)} extra microbatches in flight"
             )
-        _print_dearest(console, chosen)
+        _print_most_valuable(console, shown)
         return
-    for e in chosen:
+    for e in shown:
         state = "critical" if e.span.is_critical else f"slack {1e3 * e.span.slack_s:.3g} ms"
-        price = "" if e.price_w is None else f"; one more millisecond of room would save {1e-3 * e.price_w:.3g} J"
+        price = "" if e.price_w is None else f"; 1 ms more time would save {1e-3 * e.price_w:.3g} J"
         console.print(
             f"{e.instruction}: {e.option.sm_clock_mhz} MHz from {e.span.start_s:.4f} s for"
             f" {1e3 * e.span.duration_s:.3g} ms, {state}{price}"
@@ -162,14 +171,14 @@ def _print_for_people(
         console.print(f"  {e.sentence(given.request.profile.blocking_power_w)}")
 
 
-def _print_dearest(console: Console, explained: Sequence[ClockExplanation]) -> None:
-    from rich import box  # noqa: PLC0415  only a person who reads needs it
+def _print_most_valuable(console: Console, explained: Sequence[ClockExplanation]) -> None:
+    from rich import box  # noqa: PLC0415  only tables need it
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for title in ("instruction", "clock, MHz", "time, ms", "slack, ms", "worth of 1 ms, J"):
+    for title in ("instruction", "clock, MHz", "time, ms", "slack, ms", "value of 1 ms, J"):
         table.add_column(title, justify="right" if table.columns else "left")
-    for e in sorted(explained, key=lambda e: -(e.price_w or 0.0))[:ROWS]:
+    for e in sorted(explained, key=lambda e: -(e.price_w or 0.0))[:_MAX_ROWS]:
         table.add_row(
             str(e.instruction),
             str(e.option.sm_clock_mhz),
@@ -178,4 +187,4 @@ def _print_dearest(console: Console, explained: Sequence[ClockExplanation]) -> N
             "" if e.price_w is None else f"{1e-3 * e.price_w:.3g}",
         )
     console.print(table)
-    console.print("name instructions (F0@1) to read why they run at their clock")
+    console.print("for the reason of a clock, name its instruction, e.g. F0@1")

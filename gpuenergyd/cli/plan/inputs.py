@@ -1,8 +1,9 @@
-"""From a file and the options of `gpuenergyd plan` to the request that a planner takes."""
+"""Builds a planner's request from a file and the options of `gpuenergyd plan`, and finds the planner."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import (
@@ -14,20 +15,21 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.schedules import make_schedule, schedule_family
-from gpuenergyd.core.policy_api.policy import OfflineRequest
+from gpuenergyd.core.policy_api.policy import OfflinePlanner, OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.errors import ScheduleError, UsageError
+from gpuenergyd.errors import ScheduleError, UnknownPolicyError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 
 DEFAULT_SCHEDULE = "1f1b"
 INPUT_GRADIENT_SHARE = 0.5
-"""Of a full backward that was measured in one piece and runs in two."""
+"""Share of a full backward's time and energy assumed for its input gradient, where the table has no own rows for it."""
 MAX_INSTRUCTIONS = 1_000_000
+_PLANNER_GROUP = "gpuenergyd.planners"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What the command line asked for; None is what it did not say."""
+    """Options of `gpuenergyd plan`; None where an option was not given."""
 
     schedule: str | None = None
     microbatches: int | None = None
@@ -44,34 +46,54 @@ class PlanOptions:
     blocking_power_w: float | None = None
     communication_latency_s: float | None = None
     want_frontier: bool = False
-    own: tuple[str, ...] = ()
-    """NAME=VALUE for the planner alone."""
+    policy_options: tuple[str, ...] = ()
+    """NAME=VALUE pairs passed to the planner."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """A request, and what a reader should know about how it came about."""
+    """A planner's request, its schedule, and notes for the user about assumptions made."""
 
     request: OfflineRequest
     schedule: Schedule
     notes: tuple[str, ...] = field(default=())
     fixes_order: bool = False
-    """Whether the file brought its own order and edges."""
+    """Whether the file defines the order of instructions and the edges, so that options cannot change them."""
+
+
+def load_planner(policy: str) -> OfflinePlanner:
+    """Return the offline planner that a policy provides.
+
+    Raises:
+        UnknownPolicyError: no such planner is installed, or it cannot be imported.
+    """
+    points = {point.name: point for point in entry_points(group=_PLANNER_GROUP)}
+    if policy not in points:
+        raise UnknownPolicyError(f"policy {policy!r} has no offline planner; policies with one: {_listed(points)}")
+    try:
+        planner: OfflinePlanner = points[policy].load()
+    except (ImportError, AttributeError) as error:
+        raise UnknownPolicyError(f"policy {policy!r} cannot be loaded: {error}") from None
+    return planner
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none installed"
 
 
 def plan_input(path: Path, options: PlanOptions) -> PlanInput:
-    """Return the request that a file and options describe.
+    """Return the request described by a file and options.
 
     Raises:
-        UsageError: the file or an option makes no sense, or they contradict each other.
+        UsageError: the file or an option is invalid, or they contradict each other.
     """
-    _require_number("--blocking-power-w", options.blocking_power_w, "W")
-    _require_number("--communication-latency-s", options.communication_latency_s, "s")
-    _require_number("--switch-latency-s", options.switch_latency_s, "s")
+    _check_number("--blocking-power-w", options.blocking_power_w, "W")
+    _check_number("--communication-latency-s", options.communication_latency_s, "s")
+    _check_number("--switch-latency-s", options.switch_latency_s, "s")
     if options.max_switches is not None and options.max_switches < 1:
-        raise UsageError(f"--max-switches {options.max_switches}: must be >= 1 clock segment per stage and iteration")
+        raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
     if options.slowdown is not None and options.target_s is not None:
-        raise UsageError("--slowdown and --target-s: give one of them")
+        raise UsageError("--slowdown and --target-s: give only one of them")
     target = PerformanceTarget(
         max_slowdown_ratio=options.slowdown or 0.0,
         straggler_time_s=options.straggler_time_s,
@@ -81,17 +103,17 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
     content = read_pipeline_file(path)
     match content:
         case PlannerInstance():
-            _require_agreement(path, content, options)
+            _check_agreement(path, content, options)
             schedule, graph, profile = content.schedule, content.graph, content.profile
             notes: tuple[str, ...] = ()
         case ProfileTable():
             schedule, graph, profile, notes = _from_table(path, content, options)
     if extra_inflight is not None and schedule.name != "1f1b":
-        raise UsageError(f"--extra-inflight {extra_inflight}: needs schedule 1f1b, this one is {schedule.name}")
+        raise UsageError(f"--extra-inflight {extra_inflight}: needs schedule 1f1b, not {schedule.name}")
     memory_limits = _memory_limits(options.memory_limit_microbatches, schedule)
     extra_caps = _extra_caps(options.free_memory_bytes, options.activation_bytes, schedule)
     if isinstance(extra_inflight, int):
-        _require_room(extra_inflight, memory_limits, extra_caps, schedule)
+        _check_memory(extra_inflight, memory_limits, extra_caps, schedule)
     return PlanInput(
         OfflineRequest(
             name=content.name,
@@ -104,7 +126,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
             switch_latency_s=options.switch_latency_s,
             want_frontier=options.want_frontier,
             options={
-                **_own_options(options.own),
+                **_policy_options(options.policy_options),
                 "communication_latency_s": repr(options.communication_latency_s or 0.0),
                 **({"memory_limit_microbatches": ",".join(map(str, memory_limits))} if memory_limits else {}),
                 **({"extra_inflight_caps": ",".join(map(str, extra_caps))} if extra_caps else {}),
@@ -122,26 +144,26 @@ def _from_table(
     name = options.schedule or DEFAULT_SCHEDULE
     family = schedule_family(name)
     if options.microbatches is None:
-        raise UsageError(f"{path}: a profile CSV does not say how many microbatches there are: give --microbatches M")
+        raise UsageError(f"{path}: a profile CSV needs --microbatches M")
     num_chunks = family.default_num_chunks if options.chunks is None else options.chunks
     if num_chunks < 1 or table.num_stages % num_chunks:
         raise ScheduleError(
-            f"schedule {name!r} holds {num_chunks} stages per rank, which does not divide the {table.num_stages} stages"
-            f" of {path}"
+            f"schedule {name!r} has {num_chunks} stages per GPU, but {path} has {table.num_stages} stages, which"
+            f" {num_chunks} does not divide"
         )
     num_instructions = 3 * table.num_stages * max(0, options.microbatches)
     if num_instructions > MAX_INSTRUCTIONS:
         raise ScheduleError(
-            f"{options.microbatches} microbatches on {table.num_stages} stages: that is more than"
+            f"{options.microbatches} microbatches on {table.num_stages} stages: more than the maximum of"
             f" {MAX_INSTRUCTIONS} instructions"
         )
     schedule = make_schedule(name, table.num_stages // num_chunks, options.microbatches, options.chunks)
     graph = dependency_graph(schedule, communication_latency_s=options.communication_latency_s or 0.0)
     notes = []
     if options.blocking_power_w is None:
-        notes.append("waiting is counted as 0 W: give --blocking-power-w for what a waiting GPU draws")
+        notes.append("waiting GPUs are assumed to draw 0 W: set --blocking-power-w")
     if any(i.kind is InstructionKind.I for i in graph.instructions):
-        notes.append("input and weight gradient are each taken as half of the measured backward")
+        notes.append("input and weight gradient are each assumed to take half of the measured backward")
     profile = PipelineProfile(_classes(schedule, graph, table), options.blocking_power_w or 0.0)
     return schedule, graph, profile, tuple(notes)
 
@@ -149,7 +171,7 @@ def _from_table(
 def _classes(
     schedule: Schedule, graph: DependencyGraph, table: ProfileTable
 ) -> Mapping[InstructionClass, InstructionProfile]:
-    """Return the profile of every class: the table's stage is the model stage that a chunk computes."""
+    """Return the profile of every instruction class, by the model stage that its chunk computes."""
     shares = {InstructionKind.I: INPUT_GRADIENT_SHARE, InstructionKind.W: 1.0 - INPUT_GRADIENT_SHARE}
     classes = {}
     for key in sorted({i.instruction_class for i in graph.instructions}):
@@ -165,8 +187,8 @@ def _classes(
     return classes
 
 
-def _require_agreement(path: Path, instance: PlannerInstance, options: PlanOptions) -> None:
-    """An instance brings its own pipeline; an option may repeat it, never contradict it."""
+def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions) -> None:
+    """Raise UsageError for options that contradict the pipeline defined by an instance file."""
     own = (
         ("--schedule", options.schedule, instance.schedule.name),
         ("--microbatches", options.microbatches, instance.schedule.num_microbatches),
@@ -175,16 +197,16 @@ def _require_agreement(path: Path, instance: PlannerInstance, options: PlanOptio
     )
     for option, given, stated in own:
         if given is not None and given != stated:
-            raise UsageError(f"{option} {given}: {path} says {stated}")
+            raise UsageError(f"{option} {given}: {path} has {stated}")
     for option, given in (
         ("--communication-latency-s", options.communication_latency_s),
         ("--extra-inflight", options.extra_inflight),
     ):
         if given is not None:
-            raise UsageError(f"{option} {given}: {path} fixes its own order and edges; this option needs a profile CSV")
+            raise UsageError(f"{option} {given}: only for a profile CSV; {path} defines order and edges itself")
 
 
-def _own_options(texts: tuple[str, ...]) -> dict[str, str]:
+def _policy_options(texts: tuple[str, ...]) -> dict[str, str]:
     own = {}
     for text in texts:
         name, separator, value = text.partition("=")
@@ -202,41 +224,41 @@ def _extra_inflight(text: str | None) -> int | str | None:
     except ValueError:
         count = -1
     if count < 0:
-        raise UsageError(f"--extra-inflight {text}: must be a number of microbatches >= 0, or auto")
+        raise UsageError(f"--extra-inflight {text}: must be a whole number >= 0, or auto")
     return count
 
 
 def _memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
-    """Return the microbatches that each rank has room for, empty when unlimited."""
+    """Return the number of microbatches that fit in the memory of each rank; empty if unlimited."""
     if text is None:
         return ()
     limits = _per_stage("--memory-limit-microbatches", text, schedule.num_ranks, least=1)
     for pp_rank, limit in enumerate(limits):
-        # A chunk holds its share of what a whole rank would hold.
+        # Each chunk stores its share of a rank's activations.
         needed = schedule.peak_inflight(pp_rank) / schedule.num_chunks
         if needed > limit:
             raise ScheduleError(
-                f"schedule {schedule.name!r} keeps {needed:g} microbatches in flight on stage {pp_rank},"
-                f" memory holds {limit}"
+                f"schedule {schedule.name!r} needs {needed:g} microbatches in flight on stage {pp_rank},"
+                f" but only {limit} fit in memory"
             )
     return limits
 
 
 def _extra_caps(free: str | None, activations: str | None, schedule: Schedule) -> tuple[int, ...]:
-    """Return how many more microbatches fit on each rank beside those that the schedule keeps in flight anyway."""
+    """Return how many extra microbatches fit on each rank besides those of the plain schedule."""
     if free is None and activations is None:
         return ()
     if free is None or activations is None:
-        raise UsageError("--free-memory-bytes and --activation-bytes: give both or none")
+        raise UsageError("--free-memory-bytes and --activation-bytes: give both or neither")
     free_bytes = _per_stage("--free-memory-bytes", free, schedule.num_ranks, least=0)
     activation_bytes = _per_stage("--activation-bytes", activations, schedule.num_ranks, least=1)
     return tuple(room // size for room, size in zip(free_bytes, activation_bytes, strict=True))
 
 
-def _require_room(
+def _check_memory(
     extra_inflight: int, memory_limits: tuple[int, ...], extra_caps: tuple[int, ...], schedule: Schedule
 ) -> None:
-    """Refuse a number of extra microbatches that memory does not hold where the schedule could use them."""
+    """Raise ScheduleError if the extra microbatches do not fit in memory on a stage that would use them."""
     for pp_rank in range(schedule.num_ranks - 1):  # the last stage never runs ahead
         inflight = schedule.peak_inflight(pp_rank)
         rooms = ([extra_caps[pp_rank]] if extra_caps else []) + (
@@ -245,8 +267,8 @@ def _require_room(
         usable = min(extra_inflight, schedule.num_microbatches - inflight)
         if rooms and min(rooms) < usable:
             raise ScheduleError(
-                f"--extra-inflight {extra_inflight}: memory holds {min(rooms)} more than the {inflight} microbatches"
-                f" that schedule {schedule.name!r} keeps in flight on stage {pp_rank}; auto uses what fits"
+                f"--extra-inflight {extra_inflight}: stage {pp_rank} has memory for {min(rooms)} more than the"
+                f" {inflight} microbatches of schedule {schedule.name!r}; `--extra-inflight auto` uses what fits"
             )
 
 
@@ -265,6 +287,6 @@ def _per_stage(option: str, text: str, num_ranks: int, *, least: int) -> tuple[i
     return values
 
 
-def _require_number(option: str, value: float | None, unit: str) -> None:
+def _check_number(option: str, value: float | None, unit: str) -> None:
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise UsageError(f"{option} {value}: must be a finite number >= 0 {unit}")

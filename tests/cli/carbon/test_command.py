@@ -172,7 +172,7 @@ def test_years_of_a_zone_are_joined_in_any_order_and_gaps_stay_gaps(tmp_path: Pa
         ("timestamp_utc,carbon_intensity_g_per_kwh\n2023-01-01T00:30Z,5\n", "hourly"),
         (
             "timestamp_utc,carbon_intensity_g_per_kwh\n2023-01-01T00:00Z,5\n2023-01-01T00:00Z,6\n",
-            "is 6 here and 5 before",
+            "6 for 2023-01-01T00:00:00Z, but 5 earlier",
         ),
     ],
 )
@@ -189,9 +189,9 @@ def test_a_trace_that_makes_no_sense_says_where(tmp_path: Path, content: str, wo
     [
         ((), "either --frontier FILE or --profile FILE"),
         (("--frontier", "missing.json"), "No such file"),
-        (("--frontier", "XX_made_2023.csv"), "not a frontier"),
+        (("--frontier", "XX_made_2023.csv"), "must be a frontier"),
         (("--frontier", "frontier.json", "--budget", "nan"), "budget"),
-        (("--frontier", "frontier.json", "--starts-file", "frontier.json"), "not starts"),
+        (("--frontier", "frontier.json", "--starts-file", "frontier.json"), "must be start times"),
         (("--frontier", "frontier.json", "--choices-out", "no/such/folder"), "No such file"),
     ],
 )
@@ -269,4 +269,4 @@ def test_a_file_of_long_ago_is_degraded(trace: Path, capsys: pytest.CaptureFixtu
     code = carbon_command("now", "--csv", trace)
 
     assert code == 4
-    assert "older than a day" in " ".join(capsys.readouterr().out.split())
+    assert "more than a day old" in " ".join(capsys.readouterr().out.split())

@@ -84,8 +84,8 @@ def test_without_a_daemon_and_without_a_history_the_page_says_so(tmp_path: Path)
         metrics_status, _, metrics = ask(server, "/metrics")
 
     assert status == metrics_status == 503
-    assert "no daemon answers on /nowhere.sock" in json.loads(body)["error"]
-    assert metrics.startswith("no daemon answers on /nowhere.sock")
+    assert "cannot reach the daemon at /nowhere.sock" in json.loads(body)["error"]
+    assert metrics.startswith("cannot reach the daemon at /nowhere.sock")
 
 
 def test_metrics_are_there_only_if_asked_for(database: str) -> None:
@@ -93,7 +93,7 @@ def test_metrics_are_there_only_if_asked_for(database: str) -> None:
         status, _, body = ask(server, "/metrics")
 
     assert status == 404
-    assert body == "nothing here; there are /, /status.json\n"
+    assert body == "no such page; pages: /, /status.json\n"
 
 
 def test_a_port_that_is_taken_is_one_clear_line(
@@ -104,7 +104,7 @@ def test_a_port_that_is_taken_is_one_clear_line(
         port = str(server.server_port)
         assert run(["dashboard", "--port", port, "--database", database]) == 2
 
-    says = f"gpuenergyd: cannot serve on 127.0.0.1:{port}: Address already in use; --port 0 takes a free port\n"
+    says = f"gpuenergyd: cannot serve on 127.0.0.1:{port}: Address already in use; --port 0 selects a free port\n"
     assert capsys.readouterr().err == says
 
 

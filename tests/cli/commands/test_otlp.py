@@ -118,4 +118,6 @@ def test_no_collector_and_no_daemon_are_one_line_with_its_exit_code(
 @pytest.mark.parametrize("url", ["localhost:4318", "ftp://host/x", "http://", "http://host:notaport/"])
 def test_an_endpoint_that_is_no_url_is_a_usage_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["otlp", "--once", "--endpoint", url]) == 2
-    assert capsys.readouterr().err.startswith(f"gpuenergyd: --endpoint {url!r}: a URL as http://127.0.0.1:4318")
+    assert capsys.readouterr().err.startswith(
+        f"gpuenergyd: --endpoint {url!r}: must be a URL such as http://127.0.0.1:4318"
+    )

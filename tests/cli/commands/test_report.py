@@ -67,7 +67,7 @@ def test_what_was_not_measured_is_missing_and_never_zero(tmp_path: Path, capsys:
 
 def test_an_unknown_job_names_the_known_ones(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--job", "nope", "--database", database]) == 2
-    assert capsys.readouterr().err == "gpuenergyd: no job 'nope' in that time; known: gpt\n"
+    assert capsys.readouterr().err == "gpuenergyd: no job 'nope' in this period; jobs: gpt\n"
 
 
 def test_an_empty_history_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ def test_an_empty_history_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixt
     writer.close()
 
     assert run(["report", "--database", str(path)]) == 0
-    assert capsys.readouterr().out == "no job ran in that time\n"
+    assert capsys.readouterr().out == "no jobs in this period\n"
 
 
 def test_a_span_of_time_leaves_other_jobs_out(database: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,17 +126,17 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--group-by", "day", "--format", "html"], "--group-by with table, json or csv"),
-        (["--group-by", "gpu", "--job", "gpt"], "it takes no --job"),
+        (["--group-by", "day", "--format", "html"], "--group-by needs --format table, json or csv"),
+        (["--group-by", "gpu", "--job", "gpt"], "cannot be combined with --job"),
         (["--group-by", "moon"], "'job', 'user', 'host', 'gpu', 'day', 'tag'"),
-        (["--group-by", "tag"], "needs --tag NAME; jobs of that time carry: git_commit, slurm_job_id, user"),
-        (["--group-by", "tag", "--tag", "team"], "knows no tag 'team'; jobs of that time carry: git_commit"),
-        (["--tag", "user"], "has no meaning without it"),
+        (["--group-by", "tag"], "needs --tag NAME; tags in this period: git_commit, slurm_job_id, user"),
+        (["--group-by", "tag", "--tag", "team"], "no job has a tag 'team'; tags in this period: git_commit"),
+        (["--tag", "user"], "needs --group-by tag"),
         (["--price-per-kwh", "1", "--tariff", "x.toml"], "give one"),
         (["--tariff", "/nowhere/x.toml"], "cannot read the tariff /nowhere/x.toml: No such file"),
-        (["--job", "gpt", "--until", "2026-02-01"], "job 'gpt' did not run in that time; it began 2026-03-01"),
-        (["--since", "2126-01-01"], "lies in the future"),
-        (["--job", "nope", "--group-by", "user"], "no job 'nope' in that time; known: gpt"),
+        (["--job", "gpt", "--until", "2026-02-01"], "job 'gpt' did not run in this period; it started at 2026-03-01"),
+        (["--since", "2126-01-01"], "is in the future"),
+        (["--job", "nope", "--group-by", "user"], "no job 'nope' in this period; jobs: gpt"),
         (["--price-per-kwh", "-1"], "--price-per-kwh"),
         (["--out", "x.txt"], "--out needs --format json, csv or html"),
     ],

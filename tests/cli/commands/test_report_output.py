@@ -49,10 +49,10 @@ def job(job_id: str, started_at: datetime) -> JobRecord:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", "no job ran in that time"),
-        ("--group-by user", "no job ran in that time"),
-        ("--group-by day", "nothing was measured then"),
-        ("--group-by gpu", "nothing was measured then"),
+        ("", "no jobs in this period"),
+        ("--group-by user", "no jobs in this period"),
+        ("--group-by day", "no measurements in this period"),
+        ("--group-by gpu", "no measurements in this period"),
         ("--json", '{"jobs":[]}'),
         ("--group-by day --json", '{"groups":[]}'),
     ],
@@ -73,11 +73,11 @@ def test_an_empty_history_has_an_html_page_that_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--job nope", "no job 'nope' in that time; known: gpt"),
-        ("--job nope --json", "no job 'nope' in that time; known: gpt"),
-        ("--since 2126-01-01", "--since 2126-01-01T00:00:00+00:00 lies in the future"),
-        ("--since 2126-01-01 --group-by day --format csv", "--since 2126-01-01T00:00:00+00:00 lies in the future"),
-        ("--job gpt --since 2026-03-05", "job 'gpt' did not run in that time; it began 2026-03-01 12:00 UTC"),
+        ("--job nope", "no job 'nope' in this period; jobs: gpt"),
+        ("--job nope --json", "no job 'nope' in this period; jobs: gpt"),
+        ("--since 2126-01-01", "--since 2126-01-01T00:00:00+00:00 is in the future"),
+        ("--since 2126-01-01 --group-by day --format csv", "--since 2126-01-01T00:00:00+00:00 is in the future"),
+        ("--job gpt --since 2026-03-05", "job 'gpt' did not run in this period; it started at 2026-03-01 12:00 UTC"),
         ("--since 2026-03-02 --until 2026-03-01", "--since 2026-03-02T00:00:00+00:00 is not before --until"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_job_during_which_the_clock_jumped_back_is_reported_whole_and_its_time
     (found,) = json.loads(done.stdout)["jobs"]
     assert (found["num_iterations"], found["energy_j"], found["duration_s"]) == (20, 2000.0, 20.0)
     assert found["gpu_energy_j"] == 2000.0
-    assert done.stderr.startswith("gpuenergyd: the clock was set back while gpt ran")
+    assert done.stderr.startswith("gpuenergyd: warning: the clock was set back while gpt ran")
     (part,) = json.loads(within.stdout)["jobs"]
     assert part["num_iterations"] == 10
     assert [group["energy_j"] for group in json.loads(by_day.stdout)["groups"]] == [2000.0]
@@ -138,7 +138,9 @@ def test_records_from_after_now_are_said_to_be_doubtful(tmp_path: Path) -> None:
 
     assert done.returncode == 0
     assert len(json.loads(done.stdout)["jobs"]) == 1
-    assert done.stderr.startswith(f"gpuenergyd: records of {later:%Y-%m-%d %H:%M} UTC are newer than this host's clock")
+    assert done.stderr.startswith(
+        f"gpuenergyd: warning: the newest record, {later:%Y-%m-%d %H:%M} UTC, is later than this host's clock"
+    )
 
 
 SACCT = """\

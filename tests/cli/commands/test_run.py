@@ -45,7 +45,7 @@ def test_program_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "gpuenergyd: 'no-such-program' cannot be run: No such file or directory; give a program and its arguments"
+        "gpuenergyd: cannot run 'no-such-program': No such file or directory; give a program and its arguments after --"
     ]
 
 

@@ -224,10 +224,10 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(
     nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GPUENERGYD_DRIVER", "nvml")
-    monkeypatch.setattr("gpuenergyd.cli.doctor.host_facts._DRIVER_LIMIT_S", 0.2)
+    monkeypatch.setattr("gpuenergyd.cli.doctor.host_facts._DRIVER_TIMEOUT_S", 0.2)
     nvml_world.control.inject("nvmlDeviceGetPersistenceMode", num_calls=1, delay_s=2.0)
 
     code, found = doctor(capsys)
 
     assert code == 4
-    assert "has not answered for 0.2 s" in found["driver"][0]["detail"]
+    assert "did not respond within 0.2 s" in found["driver"][0]["detail"]

@@ -120,7 +120,7 @@ def test_the_version_names_what_is_installed(capsys: pytest.CaptureFixture[str])
 def test_what_is_not_installed_is_said_and_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpuenergyd.cli.help.versions._PARTS", {"trainers": ("no-such-package",)})
+    monkeypatch.setattr("gpuenergyd.cli.versions._DEPENDENCIES", {"trainers": ("no-such-package",)})
 
     assert run(["--version"]) == 0
     assert "trainers: not installed (no-such-package)" in capsys.readouterr().out

@@ -82,7 +82,7 @@ def test_what_was_changed_by_hand_is_kept_until_its_replacement_is_asked_for(
     kept = capsys.readouterr().out
     install(tmp_path, "--force")
 
-    assert f"keep, changed by hand: {unit}" in kept
+    assert f"keep, edited: {unit}" in kept
     assert "# mine" not in unit.read_text()
     assert "# mine" in config.read_text()
 
@@ -90,7 +90,7 @@ def test_what_was_changed_by_hand_is_kept_until_its_replacement_is_asked_for(
 def test_a_dry_run_writes_and_removes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert install(tmp_path, "--dry-run") == 0
     assert installed(tmp_path) == {}
-    assert "would do, and has not done:" in capsys.readouterr().out
+    assert "dry run, nothing was changed; steps:" in capsys.readouterr().out
 
     install(tmp_path)
     before = installed(tmp_path)
@@ -149,8 +149,11 @@ def test_scripts_are_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("options", "complaint"),
     [
         (["--root", "/no/such/folder"], "--root /no/such/folder: no such folder"),
-        (["--dry-run", "--python", "bin/python"], "--python bin/python: an absolute path is needed"),
-        (["--dry-run", "--python", "/home/me/venv/bin/python"], "/home/me/venv/bin/python is hidden from the units"),
+        (["--dry-run", "--python", "bin/python"], "--python bin/python: must be an absolute path"),
+        (
+            ["--dry-run", "--python", "/home/me/venv/bin/python"],
+            "/home/me/venv/bin/python is hidden from the sandboxed units",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line_and_a_usage_error(
@@ -174,17 +177,17 @@ def test_without_root_the_host_is_not_touched_and_the_way_is_named(
     assert run([command, *options]) == 1
 
     said = capsys.readouterr().err
-    assert f"{command} changes this host and takes root: `sudo gpuenergyd {command}`" in said
+    assert f"{command} needs root: `sudo gpuenergyd {command}`" in said
     assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("", "no source is configured"),
+        ("", "no source configured"),
         ('carbon_zone = "GB"\n', "zone GB"),
-        ('carbon_zone = "DE"\ncarbon_source = "electricity-maps"\n', "asks electricity-maps for zone DE"),
-        ("carbon_zone = 7\n", "unknown whether"),
+        ('carbon_zone = "DE"\ncarbon_source = "electricity-maps"\n', "queries electricity-maps for zone DE"),
+        ("carbon_zone = 7\n", "the configuration is invalid"),
     ],
 )
 def test_installing_says_whether_the_carbon_fetcher_will_have_a_source(

@@ -55,7 +55,7 @@ def test_named_instructions_are_explained_in_words(table: Path) -> None:
     printed = " ".join(_run(table, "F0@0", "B5@1", "--microbatches", "6", "--blocking-power-w", "60").split())
 
     assert "F0@0: 1400 MHz from 0.0000 s for 10 ms, critical" in printed
-    assert "one more millisecond of room would save" in printed
+    assert "1 ms more time would save" in printed
     assert "B5@1: " in printed
     assert "on the critical path: 1350 MHz would save" in printed
 
@@ -69,5 +69,5 @@ def test_summary_counts_reasons_and_says_what_more_in_flight_is_worth(table: Pat
 
 
 def test_instruction_that_does_not_exist_is_named(table: Path) -> None:
-    with pytest.raises(UsageError, match="no instruction 'F9@9' in this plan; it has F0@0 to B5@2"):
+    with pytest.raises(UsageError, match="no instruction 'F9@9' in this plan; instructions are F0@0 to B5@2"):
         _run(table, "F9@9", "--microbatches", "6")

@@ -1,4 +1,4 @@
-"""What `gpuenergyd --version` says: this version, what it runs on, and which of its optional parts are installed."""
+"""`gpuenergyd --version`: versions of gpuenergyd, Python, the optional dependencies and third-party plugins."""
 
 import platform
 import sys
@@ -7,7 +7,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 
 from gpuenergyd import __version__
 
-_PARTS = {
+_DEPENDENCIES = {
     "daemon": ("aiohttp", "alembic", "apscheduler", "msgspec", "nvidia-ml-py", "prometheus-client", "sqlalchemy"),
     "policies": ("numpy", "scikit-learn", "scipy"),
     "fast planning": ("numba",),
@@ -15,30 +15,29 @@ _PARTS = {
     "reports": ("jinja2", "matplotlib"),
     "PostgreSQL": ("psycopg",),
 }
-"""What each part of the project stands on, by distribution."""
+"""Distributions that each part of the project depends on."""
 
 _PLUGIN_GROUPS = ("gpuenergyd.policies", "gpuenergyd.targets", "gpuenergyd.planners", "gpuenergyd.carbon_sources")
 
 
 def version_lines() -> tuple[str, ...]:
-    """Return the version on the first line, then a line for Python, each part and every plugin of somebody else's."""
+    """Return one line each for gpuenergyd, Python, every optional part, and all third-party plugins."""
     lines = [f"gpuenergyd {__version__}", f"Python {platform.python_version()} ({sys.executable})"]
-    width = max(map(len, _PARTS)) + 1
-    for part, names in _PARTS.items():
-        found = {name: _version_of(name) for name in names}
-        lines.append(f"{part + ':':{width}} {_part_text(found)}")
-    others = sorted(f"{d.name} {d.version}" for d in _plugin_distributions())
-    if others:
-        lines.append(f"{'plugins:':{width}} {', '.join(others)}")
+    width = max(map(len, _DEPENDENCIES)) + 1
+    for part, names in _DEPENDENCIES.items():
+        lines.append(f"{part + ':':{width}} {_dependency_text({name: _version_of(name) for name in names})}")
+    plugins = sorted(f"{d.name} {d.version}" for d in _plugin_distributions())
+    if plugins:
+        lines.append(f"{'plugins:':{width}} {', '.join(plugins)}")
     return tuple(lines)
 
 
-def _part_text(found: Mapping[str, str | None]) -> str:
-    there = ", ".join(f"{name} {number}" for name, number in found.items() if number is not None)
-    missing = ", ".join(name for name, number in found.items() if number is None)
+def _dependency_text(versions: Mapping[str, str | None]) -> str:
+    installed = ", ".join(f"{name} {number}" for name, number in versions.items() if number is not None)
+    missing = ", ".join(name for name, number in versions.items() if number is None)
     if not missing:
-        return there
-    return f"{there}; without {missing}" if there else f"not installed ({missing})"
+        return installed
+    return f"{installed}; missing: {missing}" if installed else f"not installed ({missing})"
 
 
 def _version_of(name: str) -> str | None:
@@ -49,7 +48,7 @@ def _version_of(name: str) -> str | None:
 
 
 def _plugin_distributions() -> tuple[Distribution, ...]:
-    """Return the distributions other than this one that offer plugins."""
+    """Return all other distributions that provide plugins."""
     names = {
         point.dist.name
         for group in _PLUGIN_GROUPS
