@@ -212,8 +212,8 @@ def test_an_option_that_makes_no_sense_is_a_usage_error(
     assert caught.value.exit_code == 2
 
 
-def test_a_date_that_is_none_is_named(trace: Path, frontier: Path) -> None:
-    with pytest.raises(CarbonDataError, match="--train-until 'soon' is no date"):
+def test_an_invalid_date_is_a_usage_error(trace: Path, frontier: Path) -> None:
+    with pytest.raises(CarbonDataError, match="--train-until 'soon': must be a date"):
         carbon_command("backtest", trace, "--train-until", "soon", "--frontier", frontier)
 
 

@@ -84,7 +84,7 @@ def test_without_a_daemon_and_without_a_history_the_page_says_so(tmp_path: Path)
         metrics_status, _, metrics = ask(server, "/metrics")
 
     assert status == metrics_status == 503
-    assert "cannot reach the daemon at /nowhere.sock" in json.loads(body)["error"]
+    assert "no daemon answers on /nowhere.sock" in json.loads(body)["error"]
     assert metrics.startswith("cannot reach the daemon at /nowhere.sock")
 
 

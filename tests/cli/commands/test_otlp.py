@@ -101,8 +101,8 @@ def test_a_collector_that_refuses_is_one_line_and_a_failure(
 ) -> None:
     assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 1
 
-    said = f"gpuenergyd: the collector at {collector.url}/v1/metrics answered 503 Service Unavailable\n"
-    assert capsys.readouterr().err == said
+    expected = f"gpuenergyd: the collector at {collector.url}/v1/metrics returned 503 Service Unavailable\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_no_collector_and_no_daemon_are_one_line_with_its_exit_code(
@@ -110,7 +110,7 @@ def test_no_collector_and_no_daemon_are_one_line_with_its_exit_code(
 ) -> None:
     nobody = "http://127.0.0.1:1/v1/metrics"
     assert run(["otlp", "--once", "--endpoint", nobody, "--socket", str(daemon.socket_path)]) == 1
-    assert capsys.readouterr().err.startswith(f"gpuenergyd: no collector at {nobody}: ")
+    assert capsys.readouterr().err.startswith(f"gpuenergyd: cannot reach the collector at {nobody}: ")
     assert run(["otlp", "--once", "--endpoint", nobody, "--socket", str(tmp_path / "none.sock")]) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
 

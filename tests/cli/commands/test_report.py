@@ -132,7 +132,7 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
         (["--group-by", "tag"], "needs --tag NAME; tags in this period: git_commit, slurm_job_id, user"),
         (["--group-by", "tag", "--tag", "team"], "no job has a tag 'team'; tags in this period: git_commit"),
         (["--tag", "user"], "needs --group-by tag"),
-        (["--price-per-kwh", "1", "--tariff", "x.toml"], "give one"),
+        (["--price-per-kwh", "1", "--tariff", "x.toml"], "give only one"),
         (["--tariff", "/nowhere/x.toml"], "cannot read the tariff /nowhere/x.toml: No such file"),
         (["--job", "gpt", "--until", "2026-02-01"], "job 'gpt' did not run in this period; it started at 2026-03-01"),
         (["--since", "2126-01-01"], "is in the future"),

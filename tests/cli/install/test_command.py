@@ -152,7 +152,7 @@ def test_scripts_are_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--dry-run", "--python", "bin/python"], "--python bin/python: must be an absolute path"),
         (
             ["--dry-run", "--python", "/home/me/venv/bin/python"],
-            "/home/me/venv/bin/python is hidden from the sandboxed units",
+            "/home/me/venv/bin/python is hidden from",
         ),
     ],
 )

@@ -302,5 +302,5 @@ def test_an_instance_is_planned_as_it_is_and_contradictions_are_refused(name: st
         _run(path, "--microbatches", "3")
     with pytest.raises(UsageError, match=r"--schedule gpipe: .* has"):
         _run(path, "--schedule", "gpipe")
-    with pytest.raises(UsageError, match="fixes its own order"):
+    with pytest.raises(UsageError, match="only for a profile CSV"):
         _run(path, "--extra-inflight", "auto")
