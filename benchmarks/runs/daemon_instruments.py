@@ -1,14 +1,13 @@
-"""Instruments that run inside a measured core: how long turns and requests take.
+"""Instruments inside a measured daemon: durations of event-loop turns and requests.
 
-`benchmarks/runs/load.py` imports this first in the daemon. It keeps histograms by powers of 2^(1/4) and writes them as
-JSON, named by LOAD_INSTRUMENTS, whenever the process gets SIGUSR2, which also begins them anew. A turn of the loop
-is what happens between two waits for something to happen: nothing else is answered meanwhile. Its wall time beyond its
-CPU time is what other threads (the interpreter's lock) and other processes took from it. So the CPU time that the loop
-spent between a request and its answer is what the request would have waited on a machine of its own, but for the rest
-of the turn in which it came.
+`benchmarks/runs/load.py` imports this module first in the daemon. It keeps histograms with bins of 2^(1/4) and writes
+them as JSON to the file LOAD_INSTRUMENTS on SIGUSR2, which also resets them. A turn of the event loop is the time
+between two waits for events; no other request is served meanwhile. Wall time beyond CPU time is spent in other threads
+(the GIL) and processes, so the loop's CPU time between a request and its reply approximates the latency on an idle
+machine, apart from the rest of the turn in which the request arrived.
 """
 
-# ruff: noqa: SLF001  instruments look where nothing else may
+# ruff: noqa: SLF001  instruments access private members
 import asyncio
 import gc
 import json
@@ -28,7 +27,7 @@ STEPS_PER_DOUBLING = 4
 
 
 class Histogram:
-    """Counts of durations, within 19 %, and the longest."""
+    """A histogram of durations with 19 % resolution, and the maximum."""
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = defaultdict(int)
@@ -41,7 +40,7 @@ class Histogram:
         self.longest_ns = max(self.longest_ns, duration_ns)
 
     def quantile_ms(self, q: float) -> float:
-        """Return the upper end of the step that holds a quantile."""
+        """Return the upper edge of the bin that contains a quantile."""
         left = q * sum(self.counts.values())
         for step in sorted(self.counts):
             left -= self.counts[step]
@@ -61,16 +60,16 @@ class Histogram:
 
 
 class Instruments:
-    """What is measured since the last look."""
+    """Measurements since the last reset."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.reset()
         self._turn_begins_ns = self._turn_cpu_ns = 0
         self._arrived: dict[int, tuple[int, int, int]] = {}
         self._num_others = 0
         self._collecting_ns = 0
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self.turns, self.turns_cpu, self.requests, self.requests_cpu = (Histogram() for _ in range(4))
         self.overtaken_by: list[int] = []
         self.collections = (Histogram(), Histogram(), Histogram())
@@ -92,11 +91,11 @@ class Instruments:
             self._turn_begins_ns, self._turn_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
             return ready
 
-        selectors.EpollSelector.select = watched  # type: ignore[method-assign,assignment]  # it is watched from outside
+        selectors.EpollSelector.select = watched  # type: ignore[method-assign,assignment]  # patched for measurement
 
     def _watch_requests(self) -> None:
-        """From the last bytes read of a connection to the first write of an answer to it; not of other users'."""
-        from gpuenergyd.daemon.api.connection_guard import GuardedProtocol  # noqa: PLC0415  the path is set by now
+        """Measure from the last bytes read to the first reply written, for this user's connections only."""
+        from gpuenergyd.daemon.api.connection_guard import GuardedProtocol  # noqa: PLC0415  the import path is set up now
 
         received = GuardedProtocol.data_received
 
@@ -123,7 +122,7 @@ class Instruments:
         transport_class.write = writes
 
     def _of_overtaken(self, q: float) -> int:
-        """Return a quantile of how many of others' answers went out while one of ours was waited for."""
+        """Return a quantile of the number of other users' replies sent while one of this user's requests waited."""
         ordered = sorted(self.overtaken_by) or [0]
         return ordered[round(q * (len(ordered) - 1))]
 
@@ -148,24 +147,24 @@ class Instruments:
         unfinished = path.with_suffix(".new")
         unfinished.write_text(json.dumps(seen), encoding="utf-8")
         unfinished.rename(path)
-        self.begin_anew()
+        self.reset()
 
 
 def install() -> None:
-    """Measure from now on."""
+    """Install the instruments."""
     Instruments().install()
 
 
-def without_fair_turns() -> None:
-    """Let every user begin as many requests per turn as have come: what `FairQueue` is compared with."""
-    from gpuenergyd.daemon.api import fair_queue as fair_turns  # noqa: PLC0415  as above
+def disable_fair_queueing() -> None:
+    """Let every user start any number of requests per turn: the reference for `FairQueue`."""
+    from gpuenergyd.daemon.api import fair_queue  # noqa: PLC0415  as above
 
-    fair_turns.REQUESTS_PER_TURN = sys.maxsize
-    fair_turns.FairQueue.__init__.__defaults__ = (sys.maxsize, *fair_turns.FairQueue.__init__.__defaults__[1:])  # type: ignore[index]
+    fair_queue.REQUESTS_PER_TURN = sys.maxsize
+    fair_queue.FairQueue.__init__.__defaults__ = (sys.maxsize, *fair_queue.FairQueue.__init__.__defaults__[1:])  # type: ignore[index]
 
 
 def profile_callbacks() -> None:
-    """Print at exit which callbacks of the event loop took how much CPU time."""
+    """Print the CPU time of each event-loop callback at exit."""
     import atexit  # noqa: PLC0415  seldom needed
 
     seen: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -189,7 +188,7 @@ def profile_callbacks() -> None:
         row[2] = max(row[2], took_ns)
 
     def report() -> None:
-        print(f"{'callback':60} {'times':>8} {'ms each':>8} {'ms in all':>10} {'ms at most':>10}", file=sys.stderr)
+        print(f"{'callback':60} {'times':>8} {'ms each':>8} {'ms total':>10} {'ms max':>10}", file=sys.stderr)
         for name, (count, total_ns, most_ns) in sorted(seen.items(), key=lambda row: -row[1][1])[:20]:
             columns = f"{total_ns / count / 1e6:8.3f} {total_ns / 1e6:10.1f} {most_ns / 1e6:10.2f}"
             print(f"{name[:60]:60} {count:8} {columns}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""How far the simulated GPUs are from the measured tables: mean and maximum error, per table.
+"""Error of the simulated GPUs against measured tables: mean and maximum per table.
 
     python benchmarks/runs/device_model.py [--data FOLDER] [--json]
 
-FOLDER holds `gpu/` and `profiles/` (default: ../shared/data beside the checkout). For the two GPT-3 tables each
-instruction's three unknowns (memory time, compute time, watts per MHz) are fitted, the GPU's own numbers are not.
+FOLDER contains `gpu/` and `profiles/` (default: ../shared/data beside the checkout). For the two GPT-3 tables the three
+unknowns of each instruction (memory time, compute time, watts per MHz) are fitted; the GPU's own parameters are not.
 Power, time and energy are compared from 0.55 of the maximum clock up.
 """
 
@@ -28,12 +28,12 @@ from gpuenergyd.gpu.drivers.device_model import (
 from gpuenergyd.gpu.drivers.device_parameters import A40, A100_PCIE, A100_SXM, V100_SXM2, DeviceParameters
 
 LOWEST_PLANNED_SHARE = 0.55
-"""Below this share of the maximum clock measured GPUs leave the 1/f law, and nobody plans."""
+"""Below this share of the maximum clock measured GPUs deviate from the 1/f law, and no plan uses such clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One quantity of one table against the model."""
+    """One quantity of one table compared with the model."""
 
     table: str
     quantity: str
@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not (options.data / "gpu").is_dir():
-        print(f"no measured tables in {options.data}; give their folder with --data", file=sys.stderr)
+        print(f"no measured tables in {options.data}; name their folder with --data", file=sys.stderr)
         return 2
     rows = compare_all(options.data)
     if options.json:
@@ -82,7 +82,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _v100(folder: Path) -> list[Comparison]:
-    """Steady matrix products: power at the applied clock, and the clock a power cap settles at."""
+    """Steady matrix products: power at a clock, and the clock that a power cap leads to."""
     rows = [r for r in _rows(folder / "gridpilot_v100sxm2_cap_x_clock.csv") if r["workload"] == "matmul_compute_bound"]
     work = InstructionWork(0.0, 1.0, V100_SXM2.typical_w_per_mhz)
     power, clock = [], []
@@ -132,7 +132,7 @@ def _a100_pcie(folder: Path) -> list[Comparison]:
 
 
 def _training(path: Path, model: DeviceParameters, name: str) -> list[Comparison]:
-    """GPT-3 training: time and energy of every instruction that was measured for itself."""
+    """GPT-3 training: time and energy of every instruction measured separately."""
     rows = [r for r in _rows(path) if float(r["frequency"]) >= LOWEST_PLANNED_SHARE * model.max_sm_clock_mhz]
     keys = sorted({(r["stage"], r["instruction"]) for r in rows if r["stage"] in {"0", "7"}})
     time_pairs: list[tuple[float, float]] = []

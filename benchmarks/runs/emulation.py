@@ -1,19 +1,20 @@
-"""GPT-3 175B on up to 8,192 GPUs, emulated as in Perseus section 6: EnvPipe, Perseus and ours on the same tables.
+"""GPT-3 175B on up to 8,192 GPUs, emulated as in Perseus section 6: EnvPipe, Perseus and this planner.
 
 Usage: python benchmarks/runs/emulation.py [--profiles FOLDER] [--gpus a100-sxm a40] [--microbatches 12 24 48 96]
                                                 [--json]
 
-FOLDER holds the measured stage tables of the Perseus artifact, its planner's own frontiers (paper_frontiers/) and what
-it gives for EnvPipe. Eight stages, tensor parallel 8, and as many pipelines as share 1,536 microbatches: all of one
-speed but one, where a straggler is asked for. Savings are against every instruction of every pipeline at its highest
-clock, waits charged at the blocking power until the slowest pipeline is done. Perseus's energies are those of its own
-solver, which rounds each duration down; ours are judged on un-quantised times. Tables measured, pipelines emulated.
+FOLDER contains the measured stage tables of the Perseus artifact, its planner's own frontiers (paper_frontiers/) and
+its EnvPipe figures. Eight stages, tensor parallel 8, and as many pipelines as share 1,536 microbatches, all equally
+fast except
+for one in the straggler cases. Savings are against every instruction of every pipeline at its highest clock; waits cost
+blocking power until the slowest pipeline is done. Perseus's energies are those of its own solver, which rounds
+durations down; this planner's are evaluated on exact times. Tables are measured, pipelines are emulated.
 
-"Any order" is a bound that no schedule of whole forwards and backwards beats at no slowdown, whatever is in flight (see
-gpuenergyd_policies/planning/any_order.py); it is for iterations as long as the un-tuned one, and where
-`any_order_min_time_ratio` is 1 no order is faster either. Each case runs in a process of its own; memory is what
-its planning adds to the imports and a small plan. "Carbon" lets the largest job follow forecasts for four months of
-2024, 5 % slower at most, where traces are at hand.
+"Any order" is an upper bound on the saving of any schedule of whole forwards and backwards at no slowdown, whatever is
+in flight (see gpuenergyd_policies/planning/any_order.py), for iterations as long as the baseline's; where
+`any_order_min_time_ratio` is 1 no order is faster either. Each case runs in its own process; memory is what its
+planning adds to the imports and a small plan. "Carbon" lets the largest job follow forecasts for four months of 2024
+with at most 5 % slowdown, where traces are available.
 """
 
 import argparse
@@ -57,7 +58,7 @@ CARBON_SLOWDOWN = 0.05
 TRAIN_UNTIL_AT = datetime(2024, 1, 1, tzinfo=UTC)
 MONTH_HOURS = 30 * 24.0
 ENVPIPE_TIME_SCALE, ENVPIPE_ENERGY_SCALE = 10.0, 80.0
-"""The artifact's EnvPipe figures speak of ten times the time, and ten times eight times the energy, of the tables."""
+"""The artifact's EnvPipe figures are for ten times the time, and ten times eight times the energy, of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,13 @@ class Case:
         return load_planner("bubble-aware")(self.request(straggler_time_s, extra_inflight))
 
     def frontier(self) -> list[tuple[float, float]]:
-        """Return times and energies of plans of plain 1F1B, from the fastest to the one of least energy."""
+        """Return times and energies of plain 1F1B plans, from the fastest to the one with the lowest energy."""
         graph = dependency_graph(one_forward_one_backward(NUM_STAGES, self.num_microbatches))
         whole = frontier(graph, self.request().profile, until_slowest=False)
         return [(point.iteration_time_s, point.energy_j) for point in whole.points]
 
     def charged_j(self, time_s: float, energy_j: float, until_s: float) -> float:
-        """Return a pipeline's energy with the wait until the slowest one is done."""
+        """Return a pipeline's energy including the wait for the slowest one."""
         return energy_j + BLOCKING_POWER_W[self.gpu] * NUM_STAGES * max(0.0, until_s - time_s)
 
     def perseus_frontier(self) -> list[tuple[float, float]]:
@@ -114,7 +115,7 @@ class Case:
         return min(self.charged_j(time_s, energy_j, until_s) for time_s, energy_j in in_time)
 
     def envpipe(self) -> tuple[float, float] | None:
-        """Return time and energy as the artifact gives them for EnvPipe."""
+        """Return time and energy of EnvPipe from the artifact."""
         with (self.folder / "paper_frontiers" / "envpipe_result_gpt3-175b.csv").open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 text = " ".join(row.values()).lower().replace("_", "-")
@@ -163,7 +164,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def emulated(case: Case) -> dict[str, Any]:
-    """Return everything about one case but carbon."""
+    """Return all figures of one case except carbon."""
     Case(case.gpu, 4, case.folder).plan()
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     plain, plain_cpu_s = _timed(case, None)
@@ -200,10 +201,10 @@ def emulated(case: Case) -> dict[str, Any]:
 
 
 def with_straggler(case: Case, base: OfflinePlan, ratio: float) -> dict[str, float]:
-    """Return what all pipelines save together while one is slower by a ratio."""
+    """Return the total saving of all pipelines while one is slower by a ratio."""
     until_s = ratio * base.baseline_time_s
     waiting_j = case.charged_j(base.baseline_time_s, base.baseline_energy_j, until_s)
-    # The straggler runs at full speed, and longer: its own energy is its power's, the same for everybody.
+    # The straggler runs longer at full speed; its own energy is the same for all planners.
     straggler_j = ratio * base.baseline_energy_j
     others = case.num_pipelines - 1
     everything_j = others * waiting_j + straggler_j
@@ -221,7 +222,7 @@ def with_straggler(case: Case, base: OfflinePlan, ratio: float) -> dict[str, flo
 
 
 def carbon_months(row: dict[str, Any], traces: Path) -> Iterator[dict[str, Any]]:
-    """Yield, per zone, what following forecasts for a month adds to the plan; grams against un-tuned."""
+    """Yield, per zone, what following forecasts for a month adds to the plan; grams against the baseline."""
     zones = zones_in(traces, None) if traces.is_dir() else []
     if not zones:
         return

@@ -1,13 +1,13 @@
-"""Whether times and energies of a pipeline on a real GPU are true: four processes on one GPU, attached, nothing set.
+"""Accuracy of instruction times and energies of a pipeline on a real GPU: four processes on one GPU, observe only.
 
     python benchmarks/runs/gpu_pipeline.py [--gpu 0] [--steps 20] [--json]
 
-Trains a GPT-like pipeline over gloo (which carries no CUDA tensors, so activations travel through the host's memory)
-under a daemon of its own in mode `observe`. Instruction times as the adapter takes them, from CUDA events, are held
-against the spans that torch.profiler sees on the GPU for the same instructions: they should agree within 2 %. The job's
-energy per iteration as the daemon takes it, from NVML's counter, is held against the integral of NVML's power over the
-same time: within 3 %. Changes no clock, no limit, no mode. Not run on a GPU by those who wrote it. Needs the checkout,
-torch with CUDA and NVML; without them it says what is missing and ends with status 1.
+Trains a GPT-like pipeline over gloo (which carries no CUDA tensors, so activations travel through host memory) under
+its own daemon in mode `observe`. Instruction times from the adapter's CUDA events are compared with the spans that
+torch.profiler records on the GPU for the same instructions: they should agree within 2 %. The job's energy per
+iteration from NVML's counter is compared with the integral of NVML's power: within 3 %. Changes no clock, limit or
+mode. Not yet run on a GPU. Needs the checkout, torch with CUDA, and NVML; without them it names what is missing and
+exits with status 1.
 """
 
 import argparse
@@ -44,19 +44,19 @@ POWER_PERIOD_S = 0.01
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gpu", type=int, default=0, help="index, as CUDA and NVML count")
-    parser.add_argument("--steps", type=int, default=20, help="whose energy is compared")
+    parser.add_argument("--gpu", type=int, default=0, help="GPU index in CUDA and NVML")
+    parser.add_argument("--steps", type=int, default=20, help="iterations whose energy is compared")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    # Asked by way of NVML: a parent that has initialised CUDA cannot fork ranks that use it.
+    # Through NVML: a parent that has initialised CUDA cannot fork ranks that use it.
     try:
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(options.gpu)
     except pynvml.NVMLError as error:
-        print(f"no GPU {options.gpu} to train on: {error}", file=sys.stderr)
+        print(f"cannot use GPU {options.gpu}: {error}", file=sys.stderr)
         return 1
     if torch.version.cuda is None:
-        print(f"torch {torch.__version__} is built without CUDA: nothing can be trained on a GPU", file=sys.stderr)
+        print(f"torch {torch.__version__} is built without CUDA", file=sys.stderr)
         return 1
     power = PowerLog(gpu)
     with tempfile.TemporaryDirectory() as name:
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 class PowerLog:
-    """Reads a GPU's power from a thread while it is entered."""
+    """A context manager that samples a GPU's power from a thread."""
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
@@ -126,13 +126,13 @@ class OnGpu(nn.Module):
         self._device = device
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return activations in the host's memory."""
+        """Return activations in host memory."""
         result: torch.Tensor = self._layers(x.to(self._device)).cpu()
         return result
 
 
 class NamedStage(PipelineStage):
-    """A stage whose instructions carry names in the profiler's timeline."""
+    """A stage whose instructions are named in the profiler's timeline."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Compute a microbatch's forward."""
@@ -146,7 +146,7 @@ class NamedStage(PipelineStage):
 
 
 def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[str, Any]:
-    """Train on one rank: warm up, then for energy, then under the profiler."""
+    """Train on one rank: warm up, measure energy, then run under the profiler."""
     device = torch.device("cuda", gpu_index)
     torch.cuda.set_device(device)
     torch.manual_seed(rank)
@@ -162,11 +162,11 @@ def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[s
         optimizer.step()
         optimizer.zero_grad()
 
-    stage.device = device  # where it computes; its buffers for gloo stay where they are
+    stage.device = device  # compute device only; gloo buffers stay on the host
     gpu_uuid = find_gpu_uuid(device=device)
     handle = attach(schedule, job="gpu-pipeline", run_key="r", gpu_uuid=gpu_uuid, socket_path=socket_path)
     stage.device = torch.device("cpu")
-    assert handle._rank is not None, "the schedule was not joined"  # noqa: SLF001  only this file looks behind the handle
+    assert handle._rank is not None, "the schedule was not joined"  # noqa: SLF001  reads internals
     client = handle._rank.client  # noqa: SLF001  as above
     for _ in range(WARM_UP_STEPS):
         step()

@@ -1,8 +1,9 @@
-"""How quickly the daemon answers `status` while a driver call of its worker does not return.
+"""Latency of `GET /v1/status` while a driver call of the GPU worker does not return.
 
     python benchmarks/runs/hanging_call.py [--seconds 14] [--json]
 
-Eight simulated GPUs through the real NVML binding and the tests' driver library. Needs the checkout and a C compiler.
+Eight simulated GPUs through the real NVML binding and the tests' fake driver library. Needs the checkout and a C
+compiler.
 """
 
 import argparse
@@ -26,7 +27,7 @@ STUCK_INDEX = 2
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=14.0, help="the call is given up after 10")
+    parser.add_argument("--seconds", type=float, default=14.0, help="duration; the worker abandons the call after 10 s")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = measure(options.seconds)
@@ -35,7 +36,7 @@ def main() -> int:
 
 
 def measure(seconds: float) -> dict[str, float | str]:
-    """Return the times of the answers, and what the last one said of the GPU."""
+    """Return latencies of the replies and the stuck GPU's fields in the last one."""
     with tempfile.TemporaryDirectory(prefix="hanging-call-") as folder:
         daemon = DaemonProcess(Path(folder), 8, {"driver": "nvml"})
         os.environ["LD_LIBRARY_PATH"] = str(build_library())
@@ -46,21 +47,21 @@ def measure(seconds: float) -> dict[str, float | str]:
             try:
                 wait_until(lambda: all(gpu["reading_age_s"] is not None for gpu in daemon.status()["gpus"]))
                 control.inject("nvmlDeviceGetFieldValues", gpu_index=STUCK_INDEX, num_calls=1, delay_s=60.0)
-                answered_s = []
+                latencies_s = []
                 until_s = time.monotonic() + seconds
                 while time.monotonic() < until_s:
-                    asked_s = time.perf_counter()
+                    sent_s = time.perf_counter()
                     status = daemon.status()
-                    answered_s.append(time.perf_counter() - asked_s)
+                    latencies_s.append(time.perf_counter() - sent_s)
                     time.sleep(0.02)
             finally:
                 daemon.stop()
     stuck = status["gpus"][STUCK_INDEX]
     return {
-        "num_answers": len(answered_s),
-        "median_s": round(statistics.median(answered_s), 4),
-        "p99_s": round(statistics.quantiles(answered_s, n=100)[98], 4),
-        "max_s": round(max(answered_s), 4),
+        "num_answers": len(latencies_s),
+        "median_s": round(statistics.median(latencies_s), 4),
+        "p99_s": round(statistics.quantiles(latencies_s, n=100)[98], 4),
+        "max_s": round(max(latencies_s), 4),
         "state": stuck["state"],
         "reading_age_s": round(stuck["reading_age_s"], 1),
     }

@@ -1,11 +1,11 @@
-"""Kill client, core, worker, policy host or all of them at random moments: is any GPU left lowered?
+"""Kill client, daemon, worker, policy host or all of them at random moments and check that no GPU stays lowered.
 
     python benchmarks/runs/kill_matrix.py --trials 1000 --seed 1 [--json]
 
-Prints how long GPUs stayed lowered after a client died (99th percentile) and after part of the daemon died (maximum:
-by whoever was left, or by `restore` when all was dead), and whether the database survived. Beside that what the machine
-and the simulated driver take by themselves in the same run: to hear of a bare process's death and make one call of the
-driver, and to start an empty interpreter. What is above that is ours. Needs the checkout.
+Prints how long GPUs stayed lowered after a client died (99th percentile) and after a part of the daemon died (maximum;
+the remaining processes restore, or `gpuenergyd restore` if all are dead), and whether the database survived. For
+comparison it measures in the same run what the machine and the simulated driver take by themselves: noticing the death
+of a bare process plus one driver call, and starting an empty interpreter. Needs the checkout.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def time_bare_start() -> float:
-    """Return how long an interpreter takes to start and end with nothing to do."""
+    """Return how long an empty interpreter takes to start and exit."""
     begun_s = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
     return time.monotonic() - begun_s
@@ -91,7 +91,7 @@ def summary(trials: list[Trial], bare_restores_s: list[float], bare_starts_s: li
 
 
 def quantile(values_s: list[float], ratio: float) -> float | None:
-    """Return the value that this share of all does not exceed."""
+    """Return a quantile."""
     ordered = sorted(values_s)
     return round(ordered[min(len(ordered) - 1, int(ratio * len(ordered)))], 4) if ordered else None
 

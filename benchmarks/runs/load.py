@@ -1,16 +1,16 @@
-"""How the core bears its load: 64 clients and 16 simulated GPUs at 10 requests a second each, and a flood beside them.
+"""Daemon under load: 64 clients and 16 simulated GPUs at 10 requests a second each, optionally with a flood.
 
-    python benchmarks/runs/load.py                 # 60 s: 16 ranks report iterations, 48 clients watch
+    python benchmarks/runs/load.py                 # 60 s: 16 ranks report iterations, 48 clients read status
     python benchmarks/runs/load.py --gpus 64       # all 64 clients are ranks
     python benchmarks/runs/load.py --flood requests|connections|visits  # another user floods the daemon (needs root)
-    python benchmarks/runs/load.py --compare       # such floods with and without fair turns, in alternation
-    python benchmarks/runs/load.py --profile       # CPU time by callback of the core's event loop
+    python benchmarks/runs/load.py --compare       # floods with and without fair queueing, alternating
+    python benchmarks/runs/load.py --profile       # CPU time per callback of the daemon's event loop
 
-The generator is one process with raw sockets and prepared frames; its share of the same cores is printed. Latency runs
-from the write of a request to the last byte of its answer, once per window of ten seconds and for all of them; inside
-the core it is measured again from the bytes read to the answer written, beside the turns of the event loop (see
-daemon_instruments.py). A batch is lost when it is not acknowledged, or not in the history afterwards. CPU times hardly
-depend on what else runs on the machine; latencies do.
+The load generator is one process with raw sockets and prepared requests; its own CPU share is printed. Latency is
+measured from sending a request to the last byte of the reply, per ten-second window and overall. Inside the daemon it
+is measured again from the bytes read to the reply written, together with the turns of the event loop (see
+daemon_instruments.py). A batch counts as lost if it is not acknowledged or not in the history afterwards. CPU times
+hardly depend on other load on the machine; latencies do.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from gpuenergyd.client.connection import DaemonClient  # noqa: E402  the tree this file lies in
+from gpuenergyd.client.connection import DaemonClient  # noqa: E402  this checkout
 from tests.support.daemon_process import DaemonProcess  # noqa: E402
 from tests.support.processes import child_pids  # noqa: E402
 from tests.support.registration import one_stage_registration  # noqa: E402
@@ -43,9 +43,9 @@ from tests.support.waiting import wait_until  # noqa: E402
 
 PERIOD_S = 0.1
 WARM_S = 130.0
-"""Until every job has its baseline and as many iterations as it keeps, and every GPU two minutes of raw samples."""
+"""Warm-up: every job has its baseline and a full iteration history, every GPU two minutes of raw samples."""
 MEMORY_S = 60.0
-"""A run this long says whether memory is flat, and so warms up for as long as that takes."""
+"""Runs at least this long check whether memory stays flat, and therefore warm up first."""
 MICROBATCHES = 8
 WATCHED = (b"/v1/status", b"/v1/metrics", b"/time", b"/gpu/get_power_limit?gpu_ids=0")
 FLOODER = """
@@ -72,7 +72,7 @@ while True:
         s.sendall(frame)
 """
 FLOODS = ("requests", "connections", "visits")
-"""Eight connections with eight requests ahead each; 400 connections with one each; a connection for each request."""
+"""Eight connections with eight pipelined requests each; 400 connections with one each; a new connection per request."""
 WINDOW_S = 10.0
 PAIRS = 3
 INSTRUMENTED = f"""
@@ -86,7 +86,7 @@ daemon_instruments.install()
 
 @dataclass(slots=True)
 class Client:
-    """One connection and what it asks each time."""
+    """A connection and the request that it repeats."""
 
     connection: socket.socket
     is_rank: bool
@@ -117,7 +117,7 @@ class Client:
         return b"POST /v1/iterations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
     def has_answer(self) -> int | None:
-        """Return the status of a complete answer and forget it."""
+        """Return the status code of a complete reply and drop the reply."""
         head, separator, rest = self.received.partition(b"\r\n\r\n")
         if not separator:
             return None
@@ -130,10 +130,10 @@ class Client:
 
 @dataclass(slots=True)
 class Result:
-    """What came of one run."""
+    """Measurements of one run."""
 
     latencies_s: list[tuple[float, float]] = field(default_factory=list)
-    """When, since the start, and how long."""
+    """(seconds since the start, latency in seconds) of each reply."""
     late_s: list[float] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
     num_sent: int = 0
@@ -142,13 +142,13 @@ class Result:
     num_skipped: int = 0
     generator_cpu_s: float = 0.0
     resident_kib: list[int] = field(default_factory=list)
-    """The core's memory at the begin of each window."""
+    """The daemon's memory at the start of each window."""
 
     def all_s(self) -> list[float]:
         return [latency_s for _, latency_s in self.latencies_s]
 
     def windows_s(self) -> list[list[float]]:
-        """Return the latencies of each window that is whole enough to have a percentile."""
+        """Return the latencies of each window with enough replies for a percentile."""
         windows: dict[int, list[float]] = {}
         for at_s, latency_s in self.latencies_s:
             windows.setdefault(int(at_s // WINDOW_S), []).append(latency_s)
@@ -192,7 +192,7 @@ def clients_of(daemon: DaemonProcess, num_clients: int, num_gpus: int) -> list[C
 
 
 def drive(clients: list[Client], seconds: float, watched_pid: int | None = None) -> Result:
-    """Let every client ask ten times a second, spread over the period; one that still waits skips its turn."""
+    """Let every client send ten requests a second, evenly spread; a client that still waits skips one."""
     result = Result()
     cpu_before_s = time.process_time()
     selector = selectors.EpollSelector()
@@ -245,7 +245,7 @@ def cpu_s(stat: Path) -> float:
 
 
 def cpu_by_part_s(pid: int) -> dict[str, float]:
-    """Return the CPU time of the core's event loop, of its other threads, and of its child processes so far."""
+    """Return the CPU time so far of the daemon's event loop, its other threads and its child processes."""
     loop_s = cpu_s(Path(f"/proc/{pid}/task/{pid}/stat"))
     children_s = sum(cpu_s(Path(f"/proc/{child}/stat")) for child in child_pids(pid))
     return {"loop": loop_s, "threads": cpu_s(Path(f"/proc/{pid}/stat")) - loop_s, "children": children_s}
@@ -270,7 +270,7 @@ def iterations_recorded(daemon: DaemonProcess) -> int:
 
 @contextlib.contextmanager
 def flooded(daemon: DaemonProcess, kind: str) -> Iterator[None]:
-    """Let user 12345 ask without pause."""
+    """Let user 12345 send requests without pause."""
     for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):
         path.chmod(path.stat().st_mode | (0o006 if path.is_socket() else 0o001))
     flooder = subprocess.Popen(
@@ -286,7 +286,7 @@ def flooded(daemon: DaemonProcess, kind: str) -> Iterator[None]:
 
 
 def look_inside(daemon: DaemonProcess, path: Path) -> dict[str, Any]:
-    """Return what the instruments have seen since the last look."""
+    """Return the instruments' figures since they were last read."""
     path.unlink(missing_ok=True)
     os.kill(daemon.pid, signal.SIGUSR2)
     wait_until(path.exists, 60)
@@ -355,7 +355,7 @@ def show(figures: Mapping[str, Any], *, as_json: bool) -> None:
     print(json.dumps(figures) if as_json else "\n".join(f"{key:26} {value}" for key, value in figures.items()))
     load = figures["load_average"][0]
     if load > figures["cpus"] + 1:
-        print(f"load average {load}: others use this machine too, latencies are theirs as well", file=sys.stderr)
+        print(f"load average {load}: other processes affect the latencies", file=sys.stderr)
 
 
 def of_inside(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -363,8 +363,8 @@ def of_inside(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 
 def compare(options: argparse.Namespace, folder: Path) -> int:
-    """Flood daemons with and without fair turns by turns, and show how long another user waits for each."""
-    ways = {"with": "", "without": "daemon_instruments.without_fair_turns()\n"}
+    """Flood daemons with and without fair queueing, alternating, and show how long another user waits."""
+    ways = {"with": "", "without": "daemon_instruments.disable_fair_queueing()\n"}
     options.seconds = min(options.seconds, WINDOW_S)
     are_complete = True
     for kind in FLOODS if options.flood is None else (options.flood,):

@@ -1,10 +1,10 @@
-"""What a real GPU's driver tells, how fast, and how true: read-only, it changes no clock, no limit, no mode.
+"""Readings of a real GPU's driver: values, cost and accuracy. Read-only: changes no clock, limit or mode.
 
     python benchmarks/runs/real_gpu.py [--gpu 0] [--seconds 10] [--json]
 
-Reports supported clocks and limits, update periods of the energy counter and of three power readings, the cost of
-each reading, idle power and clock, and, where torch with CUDA is installed, the same under a steady matrix product,
-with the energy of that loop by the counter against the integral of power. Its own matrix product is the only load.
+Reports supported clocks and limits, update periods of the energy counter and of three power readings, the cost of each
+reading, idle power and clock. If torch with CUDA is installed, it reports the same under a steady matrix product, with
+the energy of that loop by the counter compared with the integral of power. Its own matrix product is the only load.
 """
 
 import argparse
@@ -26,15 +26,15 @@ FIELD_INSTANT_POWER = 186
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gpu", type=int, default=0, help="index")
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of each observation")
+    parser.add_argument("--gpu", type=int, default=0, help="index of the GPU")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each observation")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(options.gpu)
     except pynvml.NVMLError as error:
-        print(f"no GPU {options.gpu} to look at: {error}", file=sys.stderr)
+        print(f"cannot read GPU {options.gpu}: {error}", file=sys.stderr)
         return 1
     result: dict[str, Any] = {"facts": facts(gpu), "idle": observe(gpu, options.seconds)}
     load = MatrixProducts.start(options.gpu)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def asked(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a call's answer, or what the driver says instead."""
+    """Return a call's result, or the driver's error message."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
@@ -61,7 +61,7 @@ def asked(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def facts(gpu: Any) -> dict[str, Any]:
-    """Return what the driver says about the GPU once and for all."""
+    """Return the GPU's constant properties."""
     memory_clocks = asked(pynvml.nvmlDeviceGetSupportedMemoryClocks, gpu)
     clocks = None
     if isinstance(memory_clocks, list) and memory_clocks:
@@ -84,13 +84,13 @@ def facts(gpu: Any) -> dict[str, Any]:
 
 
 def field(gpu: Any, field_id: int) -> int | None:
-    """Return the value of one field, None where the driver has none."""
+    """Return the value of one field, None if the driver does not support it."""
     (value,) = pynvml.nvmlDeviceGetFieldValues(gpu, [field_id])
     return int(value.value.uiVal) if value.nvmlReturn == 0 else None
 
 
 def readings(gpu: Any) -> dict[str, Callable[[], Any]]:
-    """Return every reading the daemon relies on, by name."""
+    """Return every reading that the daemon uses, by name."""
     return {
         "total_energy": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
         "power_usage": lambda: pynvml.nvmlDeviceGetPowerUsage(gpu),
@@ -105,7 +105,7 @@ def readings(gpu: Any) -> dict[str, Callable[[], Any]]:
 
 
 def observe(gpu: Any, seconds: float) -> dict[str, Any]:
-    """Return costs, update periods and the state of the GPU as it runs now."""
+    """Return costs, update periods and the current state of the GPU."""
     names = readings(gpu)
     costs = {name: cost_us(read) for name, read in names.items()}
     periods = {
@@ -142,7 +142,7 @@ def cost_us(read: Callable[[], Any], repeats: int = 400) -> dict[str, float] | N
 
 
 def update_period_ms(read: Callable[[], Any], seconds: float) -> dict[str, float] | None:
-    """Return the spread of the times between two changes of a reading, looked at every half millisecond."""
+    """Return the spread of the times between two changes of a reading, polled every half millisecond."""
     changes_ns: list[int] = []
     last = read()
     until_ns = time.monotonic_ns() + round(seconds * 1e9)
@@ -221,7 +221,7 @@ class MatrixProducts:
 
     @classmethod
     def start(cls, index: int) -> "MatrixProducts | None":
-        """Begin, or return None where there is no torch with CUDA."""
+        """Start, or return None without torch and CUDA."""
         try:
             import torch  # noqa: PLC0415 - optional, and slow to load
         except ImportError:
@@ -233,7 +233,7 @@ class MatrixProducts:
         return load
 
     def stop(self) -> None:
-        """Finish the products begun and end."""
+        """Finish the queued products and stop."""
         self._is_stopping = True
         self._thread.join()
 

@@ -1,8 +1,8 @@
-"""What reading GPUs costs: CPU of the GPU worker and of the core while no job runs.
+"""CPU cost of reading GPUs: GPU worker and daemon while no job runs.
 
     python benchmarks/runs/sampling_cost.py [--gpus 8] [--seconds 10] [--json]
 
-Simulated GPUs: a reading costs a lock and a few formulas instead of a driver call. Needs the checkout.
+GPUs are simulated: a reading costs a lock and a few formulas instead of a driver call. Needs the checkout.
 """
 
 import argparse
@@ -30,22 +30,22 @@ def main() -> int:
     if options.json:
         print(json.dumps(rows))
     else:
-        print(f"{'rate':>6}{'worker':>10}{'core':>10}{'together':>10}   of one CPU core, {options.gpus} GPUs")
+        print(f"{'rate':>6}{'worker':>10}{'daemon':>10}{'total':>10}   of one CPU core, {options.gpus} GPUs")
         for row in rows:
             print(
-                f"{row['rate_hz']:>4.0f}Hz{row['worker_ratio']:>10.2%}{row['core_ratio']:>10.2%}"
-                f"{row['together_ratio']:>10.2%}"
+                f"{row['rate_hz']:>4.0f}Hz{row['worker_ratio']:>10.2%}{row['daemon_ratio']:>10.2%}"
+                f"{row['total_ratio']:>10.2%}"
             )
     return 0
 
 
 def measure(num_gpus: int, rate_hz: float, seconds: float) -> dict[str, float]:
-    """Return the share of a CPU core that worker and core use."""
+    """Return the CPU use of worker and daemon as a share of one CPU core."""
     with tempfile.TemporaryDirectory(prefix="sampling-cost-") as folder:
         daemon = DaemonProcess(Path(folder), num_gpus, {"sample_period_s": 1.0 / rate_hz}).start()
         try:
-            pids = {"worker": daemon.status()["worker"]["pid"], "core": daemon.pid}
-            time.sleep(3.0)  # the periods of the energy counters have been learned
+            pids = {"worker": daemon.status()["worker"]["pid"], "daemon": daemon.pid}
+            time.sleep(3.0)  # the worker learns the update periods of the energy counters first
             before = {name: cpu_s(pid) for name, pid in pids.items()}
             begun_s = time.monotonic()
             time.sleep(seconds)
@@ -53,11 +53,11 @@ def measure(num_gpus: int, rate_hz: float, seconds: float) -> dict[str, float]:
             ratios = {f"{name}_ratio": (cpu_s(pid) - before[name]) / passed_s for name, pid in pids.items()}
         finally:
             daemon.stop()
-    return {"num_gpus": num_gpus, "rate_hz": rate_hz, **ratios, "together_ratio": sum(ratios.values())}
+    return {"num_gpus": num_gpus, "rate_hz": rate_hz, **ratios, "total_ratio": sum(ratios.values())}
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time a process has used."""
+    """Return a process's CPU time."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,25 +1,25 @@
-"""What each of torch's seven pipeline schedules saves on simulated GPUs, and whether it ran as it was planned.
+"""Savings of torch's pipeline schedules on simulated GPUs, and whether each ran as planned.
 
     python benchmarks/runs/schedules.py [--only NAME ...] [--rounds 2] [--microbatches 8] [--memory-limit 6] [--json]
 
 Real torch training of the demo's GPT on four gloo processes and four simulated A100s, under a real daemon, with no
-slowdown allowed. In one run blocks of iterations without us (nothing attached, GPUs as found) take turns with blocks in
-which `attach` has joined, learned and planned; saving and slowdown are of the planned iterations against the un-tuned
-blocks before and after them, by the simulated GPUs' own counters and the host's clock, not by the daemon. Each figure
-is the median over iterations with a bootstrap 95 % interval.
+slowdown allowed. One run alternates baseline blocks (nothing attached, original clocks) with blocks in which `attach`
+has joined, profiled and planned. Saving and slowdown compare the planned iterations with the baseline blocks before and
+after them, measured with the simulated GPUs' own counters and the host's clock, not by the daemon. Each figure is the
+median over iterations with a bootstrap 95 % confidence interval.
 
-Beside that: `bound_ratio`, the most that any clocks could save at no slowdown, proven by the planner on the GPUs' exact
-tables, with clocks that change at once and for nothing and waiting at its power at the maximum clock (GPUs that wait at
-a lower one draw less, so a measured figure may lie above it, as GPipe's does); whether every iteration on every rank
-ran in the order that was registered, by a trace in the stage's own class; whether all ranks followed one plan; and
-whether the losses equal those of a run without GPUs or daemon, bit for bit.
+Also reported: `bound_ratio`, the largest saving that any clocks allow at no slowdown, proven by the planner on the
+GPUs' exact tables with instant, free clock changes and waiting at the blocking power of the maximum clock (a GPU that
+waits at a lower clock draws less, so a measured figure may exceed it, as GPipe's does); whether every iteration ran in
+the registered order, from a trace in the stage's class; whether all ranks followed one plan; and whether the losses
+equal those of a run without GPUs or daemon, bit for bit.
 
-`1f1b+inflight` is 1F1B with extra microbatches in flight, chosen by the planner where each rank's memory holds
-`--memory-limit` microbatches; its un-tuned blocks are plain 1F1B's. Its peaks, in microbatches and in the bytes that
-autograd keeps, are measured. It must save more than plain 1F1B where both were run, in the same time.
+`1f1b+inflight` is 1F1B with extra microbatches in flight, chosen by the planner for ranks whose memory holds
+`--memory-limit` microbatches; its baseline is plain 1F1B. Its peak memory is measured in microbatches and in bytes that
+autograd keeps. It must save more than plain 1F1B in the same time if both are run.
 
-An iteration takes 1.3 to 1.7 s, a schedule two to four minutes. Whatever competes for the cores makes iterations
-slower, tuned or not: read the intervals. Needs the checkout.
+An iteration takes 1.3 to 1.7 s, a schedule two to four minutes. Other load on the machine slows down iterations, tuned
+or not: read the intervals. Needs the checkout.
 """
 
 import argparse
@@ -69,7 +69,7 @@ MOST_SLOWDOWN_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is trained, and for how long."""
+    """A training: model, schedule and number of iterations."""
 
     name: str
     num_microbatches: int
@@ -82,13 +82,13 @@ class Case:
 
     @property
     def schedule_name(self) -> str:
-        """The schedule without what is added to it."""
+        """The schedule without extra microbatches in flight."""
         return "1f1b" if self.name == INFLIGHT else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration as rank 0 saw it, from its begin to the next one's."""
+    """One iteration as seen by rank 0, from its start to the next one's."""
 
     round_index: int
     is_attached: bool
@@ -96,19 +96,19 @@ class Iteration:
     time_s: float
     energy_j: float
     is_settled: bool
-    """Whether it is like the one before: neither the first of a block nor of a plan, while clocks still move."""
+    """False for the first iterations of a block or plan, while clocks still change."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=[*PIPELINES, INFLIGHT], default=[*PIPELINES, INFLIGHT])
-    parser.add_argument("--rounds", type=int, default=2, help="attached blocks, each between two un-tuned ones")
-    parser.add_argument("--block", type=int, default=10, help="iterations of an un-tuned block, and of a settled plan")
-    parser.add_argument("--most", type=int, default=160, help="iterations that an attached block may take")
+    parser.add_argument("--rounds", type=int, default=2, help="attached blocks, each between two baseline blocks")
+    parser.add_argument("--block", type=int, default=10, help="iterations of a baseline block, and of a settled plan")
+    parser.add_argument("--most", type=int, default=160, help="maximum iterations of an attached block")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--memory-limit", type=int, default=6, help="microbatches that fit on each rank")
-    parser.add_argument("--max-slowdown", type=float, default=0.0, help="asked for; 0.005 is 0.5 %%")
-    parser.add_argument("--duration-scale", type=float, default=1.0, help="make instructions shorter or longer")
+    parser.add_argument("--max-slowdown", type=float, default=0.0, help="allowed slowdown; 0.005 is 0.5 %%")
+    parser.add_argument("--duration-scale", type=float, default=1.0, help="scale instruction durations")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -141,7 +141,7 @@ def main() -> int:
 
 
 def measured(case: Case, *, memory_limit: int) -> dict[str, Any]:
-    """Train one case under a daemon of its own; return its row."""
+    """Train one case under its own daemon and return its row."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="schedules-") as name:
         folder = Path(name)
@@ -186,7 +186,7 @@ def measured(case: Case, *, memory_limit: int) -> dict[str, Any]:
 def memory_figures(
     case: Case, alone: list[dict[str, Any]], plain: list[dict[str, Any]], memory_limit: int
 ) -> dict[str, Any]:
-    """Return what each rank held at most; plain 1F1B tells what one microbatch takes: it holds a known number."""
+    """Return each rank's peak memory; plain 1F1B, which holds a known number, gives the size of a microbatch."""
     limits_bytes = [memory_limit * one["peak_bytes"] / one["peak_inflight"] for one in plain]
     return {
         "extra_inflight": case.extra_inflight,
@@ -211,7 +211,7 @@ def tuned_epochs(database_path: Path) -> list[set[int]]:
 
 
 def compared(iterations: Sequence[Iteration], epochs: Sequence[set[int]]) -> dict[str, Any]:
-    """Return saving and slowdown of the planned iterations against the un-tuned blocks beside theirs."""
+    """Return saving and slowdown of the planned iterations against the neighbouring baseline blocks."""
     settled = [iteration for iteration in iterations if iteration.is_settled]
     rounds = []
     for round_index, wanted in enumerate(epochs):
@@ -229,7 +229,7 @@ def compared(iterations: Sequence[Iteration], epochs: Sequence[set[int]]) -> dic
 
 
 def ratios(rounds: Sequence[tuple[list[Iteration], list[Iteration]]], *, is_energy: bool) -> list[float]:
-    """Return tuned over un-tuned, mean over the rounds: of all iterations first, then of resampled ones."""
+    """Return tuned over baseline, averaged over rounds: for all iterations first, then for resampled ones."""
 
     def of(iterations: Sequence[Iteration]) -> float:
         return statistics.median(i.energy_j if is_energy else i.time_s for i in iterations)
@@ -243,7 +243,7 @@ def ratios(rounds: Sequence[tuple[list[Iteration], list[Iteration]]], *, is_ener
 
 
 def bounds(changes: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
-    """Return the estimate and its 95 % interval; None for all where nothing was measured."""
+    """Return the estimate and its 95 % interval; all None if nothing was measured."""
     known = [change for change in changes if change is not None]
     if not known:
         return None, None, None
@@ -265,7 +265,7 @@ class Move(IntEnum):
 
 
 class Watcher:
-    """Asks the daemon what it shows of the job, beside the training: asking takes longer than a rank has to spare."""
+    """Polls the daemon's status of the job in a thread: a request takes longer than a rank has slack."""
 
     def __init__(self, socket_path: str) -> None:
         self._daemon = DaemonClient(socket_path)
@@ -274,11 +274,11 @@ class Watcher:
         threading.Thread(target=self._ask, daemon=True).start()
 
     def job(self) -> Mapping[str, Any] | None:
-        """Return the job of this block as last seen, None before it was."""
+        """Return the last status of this block's job, None before the first."""
         return next((job for job in self._jobs if job["job_id"] not in self._over), None)
 
     def leave_out(self, job: Mapping[str, Any]) -> None:
-        """Show this job no more: its ranks are about to leave it."""
+        """Stop polling this job: its ranks are about to leave."""
         self._over.add(job["job_id"])
 
     def _ask(self) -> None:
@@ -288,7 +288,7 @@ class Watcher:
 
 
 class Conductor:
-    """Rank 0's: reads clock and counters between iterations, and tells what comes next."""
+    """Rank 0's controller: reads clock and counters between iterations and decides what comes next."""
 
     def __init__(self, case: Case, host: SimulatedHost, socket_path: str) -> None:
         self._case, self._host = case, host
@@ -300,7 +300,7 @@ class Conductor:
         self.iterations: list[Iteration] = []
 
     def next_move(self, plan_epoch: int) -> Move:
-        """Write the last iteration down, which followed this plan, and decide."""
+        """Record the last iteration, which followed this plan, and decide what comes next."""
         now_s, total_j = time.monotonic(), sum(self._host.exact_energy_j(uuid) for uuid in self._gpu_uuids)
         if self._last is not None:
             self.iterations.append(
@@ -337,7 +337,7 @@ class Conductor:
 
 
 def train(rank: int, case: Case, world: str, socket_path: str) -> dict[str, Any]:
-    """Train blocks without us and attached blocks in turn; return what this rank saw."""
+    """Train baseline and attached blocks in turn; return this rank's records."""
     host = SimulatedHost.open(Path(world))
     gpu_uuid = host.identities()[rank].gpu_uuid
     training = make_rank(case, rank)
@@ -384,19 +384,19 @@ def train(rank: int, case: Case, world: str, socket_path: str) -> dict[str, Any]
 
 
 def decided(conductor: Conductor | None, plan_epoch: int) -> Move:
-    """Return what rank 0 has decided for all."""
+    """Return rank 0's decision."""
     decision = torch.tensor([int(conductor.next_move(plan_epoch)) if conductor else 0])
     dist.broadcast(decision, src=0)
     return Move(int(decision.item()))
 
 
 def run_alone(case: Case, num_steps: int, folder: Path, *, is_plain: bool) -> list[dict[str, Any]]:
-    """Train as often without daemon and GPUs; return each rank's losses and what it held."""
+    """Train as many steps without daemon and GPUs; return each rank's losses and peak memory."""
     folder.mkdir()
     return run_ranks(NUM_RANKS, folder, train_alone, case, num_steps, is_plain, limit_s=RUN_LIMIT_S)
 
 
-def train_alone(rank: int, case: Case, num_steps: int, is_plain: bool) -> dict[str, Any]:  # noqa: FBT001  handed on by position
+def train_alone(rank: int, case: Case, num_steps: int, is_plain: bool) -> dict[str, Any]:  # noqa: FBT001  passed on by position
     training = make_rank(case, rank)
     share_trace(training.stages)
     if not is_plain:
@@ -433,7 +433,7 @@ def exactly(losses: Sequence[torch.Tensor]) -> list[str]:
 
 def show(row: Mapping[str, Any]) -> None:
     if row["saving_ratio"] is None:
-        print(f"{row['schedule']:<15} no planned iterations within {row['num_iterations']}", flush=True)
+        print(f"{row['schedule']:<15} no planned iterations within {row['num_iterations']} iterations", flush=True)
         return
     saving, slowdown = (
         f"{100 * row[f'{what}_ratio']:+.2f} % [{100 * row[f'{what}_low']:+.2f}, {100 * row[f'{what}_high']:+.2f}]"

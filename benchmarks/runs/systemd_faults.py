@@ -1,11 +1,12 @@
-"""Kill, hang, restart and stop the installed units under a real systemd: how long until every GPU is as it was found?
+"""Kill, hang, restart and stop the installed units under a real systemd: time until every GPU is restored.
 
     python benchmarks/runs/systemd_faults.py --rounds 5 [--json]
 
-Boots a systemd of its own in namespaces (needs root, the Debian package systemd and the checkout), with the units as
-`gpuenergyd install` writes them, simulated GPUs and a job that holds them lowered. Each figure is the time from the
-fault to the last GPU restored, as seen through the shared world; `enter` is what it takes to get a signal into the host
-at all and is part of each. The limits: 0.5 s after a kill, WatchdogSec + 1 s after a hang.
+Boots a systemd in namespaces (needs root, the Debian package systemd and the checkout) with the units as `gpuenergyd
+install` writes them, simulated GPUs and a job that holds clocks lowered. Each figure is the time from the fault to the
+last GPU restored, read from the shared simulated world; it includes `enter`, the time to get a signal into the host.
+Limits:
+0.5 s after a kill, WatchdogSec + 1 s after a hang.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def _faults(daemon: InstalledDaemon) -> dict[str, Callable[[], float]]:
         return (time.monotonic_ns() - before_ns) / 1e9
 
     def restart() -> float:
-        """Return how long the daemon was away; clocks stay as they are."""
+        """Return how long the daemon was down; clocks must not change."""
         before_ns = time.monotonic_ns()
         run = subprocess.Popen(daemon.host.command("systemctl", "restart", CORE))
         is_kept = True

@@ -1,13 +1,13 @@
-"""PP 4 x DP 2 over two hosts in network namespaces, each with its own daemon: five ways to lose a plan, and stragglers.
+"""PP 4 x DP 2 across two hosts (network namespaces) with a daemon each: five faults that end a plan, and stragglers.
 
     python benchmarks/runs/two_hosts.py [--episodes 3] [--ratio 1.2] [--json]
 
-Ends with 0 when every fault left training as without us and no clock lowered; says how long each took to be so. Then
-one replica takes `--ratio` times as long, again and again: how many iterations the other one only waits until it has
-slowed down, what it saves from then on against waiting, and how many iterations it is slow after the straggler has
-recovered; once with both pipelines over both hosts, once with each replica whole on a host of its own. What counts is
-how long GPUs worked and what they spent, as the simulated GPUs themselves know it. Needs root, and an `ip` command that
-may make network namespaces.
+Exit status 0 if after every fault training continued at full speed with no clock lowered; the time until then is
+printed for each fault. Then one replica becomes slower by the factor `--ratio`, several times. Reported are the
+iterations that the other replica waits until it has slowed down, its saving from then on against waiting, and the
+iterations that it stays slow after the straggler has recovered, once with both pipelines across both hosts and once
+with each replica on one host. Busy times and energies are those of the simulated GPUs. Needs root and an `ip` command
+that can create network namespaces.
 """
 
 import argparse
@@ -34,9 +34,9 @@ LIMIT_S = 120.0
 VICTIM = rank_index(1, 2)
 PLAN_LIMIT_S = 400.0
 DURATION_SCALE = 4.0
-"""Iterations of half a second: a policy thinks for as long on this many stages, and words take a few tenths of it."""
+"""Half a second per iteration: planning for this many stages takes as long, and messages take a few tenths of it."""
 SLOW_ITERATIONS = 20
-"""For which a straggler stays slow once it is known of, and fast before the next."""
+"""Iterations that a straggler stays slow once it is detected, and fast before the next episode."""
 LAYOUTS = {"pipelines over both hosts": False, "replicas whole on a host": True}
 
 
@@ -54,7 +54,7 @@ def run_stragglers(ratio: float, num_episodes: int, *, are_replicas_whole: bool)
 
 
 def told(episodes: list[Episode]) -> dict[str, Any]:
-    """Return the figures; medians are of the stragglers that were followed, None where none was."""
+    """Return the figures; medians over the stragglers that were followed, None if there were none."""
     savings = [(e.saving_ratio, e.reported_saving_ratio) for e in episodes if e.saving_ratio is not None]
     return {
         "iterations_until_followed": [episode.iterations_until_followed for episode in episodes],
@@ -136,7 +136,7 @@ def text(found: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--episodes", type=int, default=3, help="stragglers per layout")
-    parser.add_argument("--ratio", type=float, default=1.2, help="how many times as long the straggler takes")
+    parser.add_argument("--ratio", type=float, default=1.2, help="slowdown factor of the straggler")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -147,7 +147,7 @@ def main() -> int:
             for layout, is_whole in LAYOUTS.items()
         }
     except NoNetworkNamespaceError as error:
-        print(f"no network namespaces here: {error}", file=sys.stderr)
+        print(f"cannot create network namespaces: {error}", file=sys.stderr)
         return 1
     print(json.dumps(found, indent=2) if options.json else text(found))
     return 0
