@@ -27,8 +27,9 @@ from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts.job_store import JobStore
-from gpuenergyd_trainers.across_hosts.pipeline_rank import PipelineMember, PipelinePlace
-from gpuenergyd_trainers.across_hosts.replica_paces import WholeReplica
+from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
+from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
+from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
 
@@ -272,7 +273,7 @@ def _join(
         member = PipelineMember(client, plans, place, connect, socket_path=socket_path, period_s=_PERIOD_S)
         return client, member.stop
     if pp_rank == 0:
-        replica = WholeReplica(client, connect, dp_rank=dp_rank, socket_path=socket_path, period_s=_PERIOD_S)
+        replica = ReplicaOnOneHost(client, connect, dp_rank=dp_rank, socket_path=socket_path, period_s=_PERIOD_S)
         return client, replica.stop
     return client, lambda: None
 

@@ -77,7 +77,7 @@ class ReplicasOnHosts(VirtualReplicas):
         replica, gauge = self.replicas[number], self.replicas[number].pace
         if gauge.own_time_s is not None:
             self.tell(self.groups[number].note(Pace(gauge.own_time_s, name(number), replica.now_s)))
-        self.paces[number].say(
+        self.paces[number].publish(
             self.store,
             gauge.own_time_s,
             num_readings=gauge.num_readings,

@@ -16,8 +16,7 @@ from gpuenergyd.core.pipeline.schedules import make_schedule  # noqa: E402
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: E402
 from gpuenergyd_trainers.demo.gpt_model import build_stage, loss_of, make_batch, simulated_works  # noqa: E402
 from gpuenergyd_trainers.demo.simulated_stage import simulate  # noqa: E402
-from gpuenergyd_trainers.joining.handle import Handle  # noqa: E402
-from gpuenergyd_trainers.joining.wrapping import WrappedAttribute  # noqa: E402
+from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402

@@ -1,24 +1,20 @@
-"""Joins a DeepSpeed PipelineEngine: `attach(engine, job="gpt")` on every rank, before the first `train_batch`.
+"""Adapter for DeepSpeed's PipelineEngine: `attach(engine, job="gpt")` on every rank, before the first `train_batch`.
 
-The engine looks its instructions up in `self._INSTRUCTION_MAP`; a copy on the instance wraps forward and backward.
-Commands carry a buffer, not a microbatch, so microbatches are counted, from zero in each batch. The loss is part of
-the last stage's forward. `train_batch` is the iteration, `eval_batch` is none. The DualPipeV engine counts otherwise
-and is left alone. Tested with DeepSpeed 0.19 on CPU.
+The engine looks up its instructions in `self._INSTRUCTION_MAP`; a copy on the instance wraps forward and backward.
+Commands carry a buffer, not a microbatch, so microbatches are counted from zero in each batch. The loss is part of the
+last stage's forward. A `train_batch` is an iteration, an `eval_batch` is not. The DualPipeV engine counts differently
+and is not supported. Tested with DeepSpeed 0.19 on CPU.
 """
 
-import logging
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
-from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
-from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import UsageError
-from gpuenergyd_trainers.across_hosts.replica_paces import join_replicas
-from gpuenergyd_trainers.joining.handle import Handle
-from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows, timer_for
-from gpuenergyd_trainers.joining.wrapping import Call, WrappedAttribute
-
-logger = logging.getLogger("gpuenergyd.trainers")
+from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
+from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
+from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
+from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 
 _SCHEDULE_NAME = "1f1b"
 _KINDS = {"ForwardPass": "F", "BackwardPass": "B"}
@@ -79,46 +75,30 @@ class EngineHandle(Handle):
         return eval_batch_outside_job
 
 
-def attach(
-    engine: Any,
-    *,
-    job: str,
-    gpu_uuid: str | None = None,
-    socket_path: str | None = None,
-    run_key: str | None = None,
-    policy: str | None = None,
-    max_slowdown_ratio: float | None = None,
-) -> Handle:
-    """Join a PipelineEngine to the daemon and return what undoes it; options as in `torch_pipelining.attach`.
+def attach(engine: Any, *, job: str, **options: Unpack[JoinKeywords]) -> Handle:
+    """Attach a PipelineEngine to the daemon and return a handle that undoes it.
 
-    An engine that is not understood is left alone, with one line in the log.
+    Options are those of `torch_pipelining.attach`. An engine that is not supported runs unchanged, with one warning in
+    the log.
     """
-    try:
-        schedule = type(engine._train_schedule()).__name__  # noqa: SLF001  the only place that names it
-        if schedule != "TrainSchedule":
-            raise UsageError(f"its schedule is {schedule}; only TrainSchedule (1F1B) is understood")  # noqa: TRY301
-        num_microbatches, num_stages, stage_id = int(engine.micro_batches), int(engine.num_stages), int(engine.stage_id)
-        planned = make_schedule(_SCHEDULE_NAME, num_stages, num_microbatches)
-        run_key, dp_rank = find_run_key(run_key, num_processes=num_stages), int(engine.grid.data_parallel_id)
-        client = RankClient(
-            job_name=job,
-            run_key=run_key,
-            gpu_uuid=find_gpu_uuid(gpu_uuid),
-            schedule_name=_SCHEDULE_NAME,
-            num_microbatches=num_microbatches,
-            pp_rank=stage_id,
-            num_pp_ranks=num_stages,
-            dp_rank=dp_rank,
-            framework="deepspeed",
-            policy=policy,
-            max_slowdown_ratio=max_slowdown_ratio,
-            socket_path=socket_path,
-            timer=timer_for(engine.device, num_microbatches),
-        )
-        rank = OrderedRank(client, expected_order=order_rows(planned, stage_id), what=f"job {job}, stage {stage_id}")
-        handle = EngineHandle(engine, rank)
-        join_replicas(handle, client, dp_rank=dp_rank, run_key=run_key, socket_path=socket_path)
-    except Exception as error:  # noqa: BLE001  an engine this version does not know must train on as it is
-        logger.warning("gpuenergyd: job %s: %s cannot be joined: %s", job, type(engine).__name__, error)
-        return Handle()
-    return handle
+    return join(
+        JoinOptions(job=job, **options),
+        partial(_describe, engine),
+        partial(EngineHandle, engine),
+        target_name=type(engine).__name__,
+    )
+
+
+def _describe(engine: Any) -> PipelineRank:
+    schedule = type(engine._train_schedule()).__name__  # noqa: SLF001  nothing public names the schedule
+    if schedule != "TrainSchedule":
+        raise UsageError(f"unsupported schedule {schedule}; supported: TrainSchedule (1F1B)")
+    num_microbatches, num_stages, stage_id = int(engine.micro_batches), int(engine.num_stages), int(engine.stage_id)
+    return PipelineRank(
+        framework="deepspeed",
+        schedule_name=_SCHEDULE_NAME,
+        expected_order=order_rows(make_schedule(_SCHEDULE_NAME, num_stages, num_microbatches), stage_id),
+        num_microbatches=num_microbatches,
+        place=PipelinePlace(stage_id, num_stages, dp_rank=int(engine.grid.data_parallel_id)),
+        device=engine.device,
+    )

@@ -1,29 +1,27 @@
-"""Joins Megatron-core: `attach(config, job="gpt", num_microbatches=32)` on every rank, before the first iteration.
+"""Adapter for Megatron-core: `attach(config, job="gpt", num_microbatches=32)`.
 
-Megatron's pipeline schedules call `config.timers(name, ...)` around every forward, every backward and the whole
-step; the timers are replaced by ones that mark instructions and pass each call on to those that were there.
-Microbatches are counted, since timers do not name them; the loss lies inside the forward's timer. A step without a
-backward is evaluation. Only the non-interleaved schedule: chunks of an interleaved one cannot be told apart from
-here, nor can the parts of overlapped expert-parallel steps.
+Call it on every rank before the first iteration.
+Megatron's pipeline schedules call `config.timers(name, ...)` around every forward, every backward and the whole step.
+The adapter replaces the timers by ones that mark instructions and forward each call to the original timers. Timers do
+not name microbatches, so these are counted; the loss is inside the forward's timer. A step without a backward is an
+evaluation. Only the non-interleaved schedule is supported: timers do not distinguish the chunks of an interleaved one,
+nor the forward and backward of overlapped expert-parallel steps.
 
-Megatron's own timers synchronise the device at every start and stop while they are switched on: times and savings
-then differ from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA calls replaced.
+Megatron's own timers, while enabled, synchronise the device at every start and stop: times and savings then differ
+from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA calls replaced.
 """
 
 import importlib
-import logging
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
-from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
-from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import UsageError
-from gpuenergyd_trainers.across_hosts.replica_paces import join_replicas
+from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.joining.handle import Handle
-from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows, timer_for
-
-logger = logging.getLogger("gpuenergyd.trainers")
+from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
+from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 
 _SCHEDULE_NAME = "1f1b"
 _STEP = "forward-backward"
@@ -37,7 +35,7 @@ class ConfigHandle(Handle):
         super().__init__(rank)
         self._config = config
         self._active_rank = rank
-        self._timers_before = config.timers
+        self._original_timers = config.timers
         self._num_begun = dict.fromkeys(_KINDS.values(), 0)
         self._slots = dict.fromkeys(_KINDS.values(), NOT_RECORDED)
         self._is_in_step = False
@@ -45,24 +43,24 @@ class ConfigHandle(Handle):
 
     @property
     def is_attached(self) -> bool:
-        """Whether the timers are in place and the order as registered."""
+        """Whether the timers are replaced and the rank runs the registered instruction order."""
         return self._active_rank.is_active and self._config.timers == self.timers
 
     def detach(self) -> None:
-        """Leave the job and put the former timers back."""
+        """Leave the job and restore the original timers."""
         if self._config.timers == self.timers:
-            self._config.timers = self._timers_before
+            self._config.timers = self._original_timers
         super().detach()
 
     def timers(self, name: str, *args: Any, **kwargs: Any) -> "_Timer":
-        """Return the timer of this name, as Megatron asks for it."""
-        before = self._timers_before(name, *args, **kwargs) if self._timers_before is not None else None
-        return _Timer(self, name, before)
+        """Return the timer of a name; Megatron calls this as `config.timers`."""
+        original = self._original_timers(name, *args, **kwargs) if self._original_timers is not None else None
+        return _Timer(self, name, original)
 
-    def started(self, name: str) -> None:
-        """Mark a begin."""
+    def begin(self, name: str) -> None:
+        """Mark the begin of a timed section."""
         if name == _STEP:
-            if self._is_in_step:  # the step before raised
+            if self._is_in_step:  # the previous step raised
                 self._active_rank.fail_step()
             self._is_in_step = True
             self._num_begun.update(dict.fromkeys(self._num_begun, 0))
@@ -73,8 +71,8 @@ class ConfigHandle(Handle):
             self._num_begun[kind] = index + 1
             self._slots[kind] = self._active_rank.client.begin_instruction(kind, index)
 
-    def stopped(self, name: str) -> None:
-        """Mark an end."""
+    def end(self, name: str) -> None:
+        """Mark the end of a timed section."""
         if name == _STEP:
             self._is_in_step = False
             if self._num_begun["B"] == 0:
@@ -86,25 +84,25 @@ class ConfigHandle(Handle):
 
 
 class _Timer:
-    """What `config.timers(name)` returns: marks, and passes on."""
+    """A timer that marks instructions and forwards each call to the original timer."""
 
-    def __init__(self, handle: ConfigHandle, name: str, before: Any) -> None:
+    def __init__(self, handle: ConfigHandle, name: str, original: Any) -> None:
         self._handle = handle
         self._name = name
-        self._before = before
+        self._original = original
 
     def start(self, *args: Any, **kwargs: Any) -> None:
-        if self._before is not None:
-            self._before.start(*args, **kwargs)
-        self._handle.shielded(lambda: self._handle.started(self._name))
+        if self._original is not None:
+            self._original.start(*args, **kwargs)
+        self._handle.shielded(lambda: self._handle.begin(self._name))
 
     def stop(self, *args: Any, **kwargs: Any) -> None:
-        self._handle.shielded(lambda: self._handle.stopped(self._name))
-        if self._before is not None:
-            self._before.stop(*args, **kwargs)
+        self._handle.shielded(lambda: self._handle.end(self._name))
+        if self._original is not None:
+            self._original.stop(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._before, name)
+        return getattr(self._original, name)
 
 
 def attach(
@@ -112,58 +110,59 @@ def attach(
     *,
     job: str,
     num_microbatches: int,
-    gpu_uuid: str | None = None,
     pp_rank: int | None = None,
     num_pp_ranks: int | None = None,
     dp_rank: int | None = None,
-    socket_path: str | None = None,
-    run_key: str | None = None,
-    policy: str | None = None,
-    max_slowdown_ratio: float | None = None,
+    **options: Unpack[JoinKeywords],
 ) -> Handle:
-    """Join a model's ModelParallelConfig to the daemon and return what undoes it.
+    """Attach a model's ModelParallelConfig to the daemon and return a handle that undoes it.
 
-    The ranks come from Megatron's parallel state when left out; other options as in `torch_pipelining.attach`. A
-    configuration that is not understood is left alone, with one line in the log.
+    The ranks come from Megatron's parallel state by default; other options as in `torch_pipelining.attach`. With a
+    configuration that is not supported, training continues unchanged, with one warning in the log.
     """
-    try:
-        if getattr(config, "virtual_pipeline_model_parallel_size", None):
-            raise UsageError("interleaved chunks cannot be told apart by timers")  # noqa: TRY301
-        if getattr(config, "overlap_moe_expert_parallel_comm", False):
-            raise UsageError("overlap_moe_expert_parallel_comm runs forwards and backwards in one")  # noqa: TRY301
+
+    def describe() -> PipelineRank:
+        _check_supported(config)
         if pp_rank is None or num_pp_ranks is None or dp_rank is None:
-            state = importlib.import_module("megatron.core.parallel_state")
-            pp_rank = int(state.get_pipeline_model_parallel_rank())
-            num_pp_ranks = int(state.get_pipeline_model_parallel_world_size())
-            dp_rank = int(state.get_data_parallel_rank())
-        planned = make_schedule(_SCHEDULE_NAME, num_pp_ranks, num_microbatches)
-        run_key = find_run_key(run_key, num_processes=num_pp_ranks)
-        client = RankClient(
-            job_name=job,
-            run_key=run_key,
-            gpu_uuid=find_gpu_uuid(gpu_uuid),
-            schedule_name=_SCHEDULE_NAME,
-            num_microbatches=num_microbatches,
-            pp_rank=pp_rank,
-            num_pp_ranks=num_pp_ranks,
-            dp_rank=dp_rank,
+            place = _place_from_parallel_state()
+        else:
+            place = PipelinePlace(pp_rank, num_pp_ranks, dp_rank=dp_rank)
+        planned = make_schedule(_SCHEDULE_NAME, place.num_pp_ranks, num_microbatches)
+        return PipelineRank(
             framework="megatron-core",
-            policy=policy,
-            max_slowdown_ratio=max_slowdown_ratio,
-            socket_path=socket_path,
-            timer=timer_for(_device(), num_microbatches),
+            schedule_name=_SCHEDULE_NAME,
+            expected_order=order_rows(planned, place.pp_rank),
+            num_microbatches=num_microbatches,
+            place=place,
+            device=_device(),
         )
-        rank = OrderedRank(client, expected_order=order_rows(planned, pp_rank), what=f"job {job}, rank {pp_rank}")
-        handle = ConfigHandle(config, rank)
-        join_replicas(handle, client, dp_rank=dp_rank, run_key=run_key, socket_path=socket_path)
-    except Exception as error:  # noqa: BLE001  a version this file does not know must train on as it is
-        logger.warning("gpuenergyd: job %s: this Megatron configuration cannot be joined: %s", job, error)
-        return Handle()
-    return handle
+
+    return join(
+        JoinOptions(job=job, **options),
+        describe,
+        partial(ConfigHandle, config),
+        target_name="this Megatron configuration",
+    )
+
+
+def _check_supported(config: Any) -> None:
+    if getattr(config, "virtual_pipeline_model_parallel_size", None):
+        raise UsageError("interleaved schedules are not supported: timers do not distinguish chunks")
+    if getattr(config, "overlap_moe_expert_parallel_comm", False):
+        raise UsageError("overlap_moe_expert_parallel_comm is not supported: it runs forward and backward in one timer")
+
+
+def _place_from_parallel_state() -> PipelinePlace:
+    state = importlib.import_module("megatron.core.parallel_state")
+    return PipelinePlace(
+        int(state.get_pipeline_model_parallel_rank()),
+        int(state.get_pipeline_model_parallel_world_size()),
+        dp_rank=int(state.get_data_parallel_rank()),
+    )
 
 
 def _device() -> Any:
-    import torch  # noqa: PLC0415  whoever has Megatron has loaded it
+    import torch  # noqa: PLC0415  loaded already by Megatron
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return torch.device("cpu")

@@ -13,7 +13,7 @@ def test_of_all_others_the_slowest_is_told_and_the_least_time_outside_instructio
     store = MemoryStore()
     replicas = [ReplicaPaces() for _ in range(3)]
     for number, replica in enumerate(replicas):
-        replica.say(store, 1.0 + number, num_readings=1, iteration_index=4, overhead_s=0.3 - 0.1 * number)
+        replica.publish(store, 1.0 + number, num_readings=1, iteration_index=4, overhead_s=0.3 - 0.1 * number)
 
     others = [replica.others(store, 1.0) for replica in replicas]
 
@@ -27,7 +27,7 @@ def test_a_reading_is_news_once_however_many_iterations_go_by() -> None:
     told, other = ReplicaPaces(), ReplicaPaces()
     news = []
     for at_s, (num_readings, iteration_index) in enumerate(((1, 4), (1, 5), (2, 6), (2, 6))):
-        other.say(store, 1.2, num_readings=num_readings, iteration_index=iteration_index)
+        other.publish(store, 1.2, num_readings=num_readings, iteration_index=iteration_index)
         news.append(told.others(store, at_s).is_news)
 
     assert news == [True, False, True, False]
@@ -36,8 +36,8 @@ def test_a_reading_is_news_once_however_many_iterations_go_by() -> None:
 def test_a_replica_that_does_not_know_its_pace_or_is_alone_says_nothing() -> None:
     store = MemoryStore()
     told, other = ReplicaPaces(), ReplicaPaces()
-    other.say(store, None, num_readings=0, iteration_index=1)
-    told.say(store, 1.0, num_readings=1, iteration_index=1)
+    other.publish(store, None, num_readings=0, iteration_index=1)
+    told.publish(store, 1.0, num_readings=1, iteration_index=1)
 
     assert told.others(store, 1.0).slowest_time_s is None
     assert other.others(store, 1.0).slowest_time_s == 1.0
@@ -46,9 +46,9 @@ def test_a_replica_that_does_not_know_its_pace_or_is_alone_says_nothing() -> Non
 def test_a_replica_that_has_fallen_silent_counts_no_more_until_it_is_heard_of_again() -> None:
     store = MemoryStore()
     told, other = ReplicaPaces(), ReplicaPaces()
-    other.say(store, 1.2, num_readings=1, iteration_index=1)
+    other.publish(store, 1.2, num_readings=1, iteration_index=1)
     seen = [told.others(store, at_s) for at_s in (1.0, 10.0, 12.0)]
-    other.say(store, 1.2, num_readings=1, iteration_index=2)
+    other.publish(store, 1.2, num_readings=1, iteration_index=2)
     seen.append(told.others(store, 13.0))
 
     assert [others.slowest_time_s for others in seen] == [1.2, 1.2, None, 1.2]
@@ -59,7 +59,7 @@ def test_what_is_said_is_one_small_key_for_each_replica() -> None:
     store = MemoryStore()
     replica = ReplicaPaces()
     for iteration_index in range(50):
-        replica.say(store, 1.0, num_readings=iteration_index, iteration_index=iteration_index)
+        replica.publish(store, 1.0, num_readings=iteration_index, iteration_index=iteration_index)
 
     (said,) = store.values.values()
     assert len(said) < 200
@@ -70,10 +70,10 @@ def test_the_more_replicas_there_are_the_less_often_each_asks_for_the_others() -
     store = MemoryStore()
     replicas = [ReplicaPaces() for _ in range(100)]
     for replica in replicas:
-        replica.say(store, 1.0, num_readings=1, iteration_index=1)
+        replica.publish(store, 1.0, num_readings=1, iteration_index=1)
     told = replicas[0]
     told.others(store, 1.0)
-    replicas[7].say(store, 1.5, num_readings=2, iteration_index=2)
+    replicas[7].publish(store, 1.5, num_readings=2, iteration_index=2)
 
     early, late = told.others(store, 1.4), told.others(store, 1.6)
 
@@ -88,7 +88,7 @@ def test_a_real_store_tells_replicas_of_each_other() -> None:
     replicas = [ReplicaPaces() for _ in stores]
     before = [replica.others(store, 0.0) for replica, store in zip(replicas, stores, strict=True)]
     for number, (replica, store) in enumerate(zip(replicas, stores, strict=True)):
-        replica.say(store, 1.0 + number, num_readings=1, iteration_index=1)
+        replica.publish(store, 1.0 + number, num_readings=1, iteration_index=1)
 
     assert [others.slowest_time_s for others in before] == [None, None]
     assert replicas[0].others(stores[0], 1.0).slowest_time_s == 2.0

@@ -1,4 +1,4 @@
-"""This host's daemon as a thread of a trainer asks it, beside the reporter: without ever raising."""
+"""Requests of a store thread to this host's daemon: they return None instead of raising."""
 
 import json
 import logging
@@ -12,22 +12,22 @@ _LIMIT_S = 1.0
 
 
 @dataclass(slots=True)
-class OwnDaemon:
-    """This host's daemon, asked on a connection of one thread's own."""
+class LocalDaemon:
+    """This host's daemon, on a connection that belongs to one thread."""
 
     socket_path: str
     _connection: DaemonConnection | None = None
 
     def post(self, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer; None where there is none, or no use of it: the reporter says so in the log."""
+        """Return the reply as a JSON object; None after any failure, which the reporter logs for this rank."""
         if self._connection is None:
             self._connection = DaemonConnection(self.socket_path)
         body = json.dumps(message, separators=(",", ":")).encode()
         try:
             status, answer = self._connection.request("POST", path, body, limit_s=_LIMIT_S)
             found = json.loads(answer) if status == 200 else None
-        except Exception as error:  # noqa: BLE001  a daemon that is gone, or being replaced
-            logger.debug("gpuenergyd: %s: %s", path, error)
+        except Exception as error:  # noqa: BLE001  a daemon that is gone, or is being replaced
+            logger.debug("gpuenergyd: POST %s failed: %s", path, error)
             self._connection.close()
             return None
         return found if isinstance(found, dict) else None

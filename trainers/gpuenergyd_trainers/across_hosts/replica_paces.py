@@ -1,9 +1,9 @@
-"""What the replicas of a training say to each other through the job's store: what each takes by itself.
+"""Exchange of iteration times between the replicas of a training, through the job's store.
 
-A replica that spans hosts has its leader say it, beside everything else that leads it (across_hosts). Of one that sits
-whole on a host the first pipeline rank does, from a thread of its own: what its daemon found goes to the store, what
-the slowest of the others takes goes to its daemon, which slows down for it or does not. Nobody waits for anybody, what
-nobody says imposes nothing, and a word that was heard before is no second reading.
+Each replica publishes its own iteration time, without waits for other replicas. Of a replica that spans hosts, the
+leader does so; of a replica on one host, the first pipeline rank does, in a thread of its own: it publishes the pace
+that its daemon measured, and passes the slowest other pace to its daemon, which decides whether to slow down to it.
+Nobody waits for anybody, a replica that publishes nothing has no effect, and a value read again is no new reading.
 """
 
 import json
@@ -15,50 +15,51 @@ from typing import Any
 
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.rank import RankClient
-from gpuenergyd_trainers.across_hosts.job_store import JobStore, Store, find_store_address
-from gpuenergyd_trainers.across_hosts.local_daemon import OwnDaemon
-from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, STORE_LIMIT_S, StoreThread
-from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.across_hosts.job_store import Store
+from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
+from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
 
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024
 _PAUSE_PER_REPLICA_S = 0.005
-_SILENT_S = 10.0
-_SILENT_ITERATIONS = 5.0
+"""Pause between two readings, per replica: the store belongs to the job, and every replica reads it."""
+_EXPIRY_S = 10.0
+_EXPIRY_ITERATIONS = 5.0
+"""Age from which an unchanged message no longer counts: the longer of this time and this many of its iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherPaces:
-    """What the other replicas take by themselves, as far as they have said so lately."""
+    """The slowest own iteration time among the other replicas, as published lately."""
 
     slowest_time_s: float | None = None
     age_s: float = 0.0
-    """How long ago the slowest was last heard of."""
+    """Age of the message of the slowest replica."""
     is_news: bool = False
-    """Whether it is a reading that was not there when it was asked for last."""
+    """Whether that message holds a new measurement since the last reading."""
     least_overhead_s: float | None = None
-    """The least time that any of them spends outside its instructions."""
+    """The shortest time that any of them spends outside its instructions."""
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What a replica said last, since when, and by which reading."""
+class _Message:
+    """The newest message of a replica, the time of its arrival, and the number of measurements behind it."""
 
-    said: bytes
+    raw: bytes
     at_s: float
     num_readings: int
 
 
 @dataclass(slots=True)
 class ReplicaPaces:
-    """One replica's side of it."""
+    """One replica's side of the exchange."""
 
     _index: int | None = None
-    _ask_at_s: float = 0.0
+    _next_reading_at_s: float = 0.0
     _known: OtherPaces = field(default_factory=OtherPaces)
-    _heard: dict[int, _Heard] = field(default_factory=dict)
+    _messages: dict[int, _Message] = field(default_factory=dict)
 
-    def say(
+    def publish(
         self,
         store: Store,
         own_time_s: float | None,
@@ -67,46 +68,43 @@ class ReplicaPaces:
         iteration_index: int,
         overhead_s: float | None = None,
     ) -> None:
-        """Say what this replica takes by itself, by which reading that is known, and that it lives."""
+        """Publish this replica's own iteration time with the number of measurements behind it."""
         if self._index is None:
             self._index = store.add(_COUNTER, 1) - 1
-        said = {
+        message = {
             "own_time_s": own_time_s,
             "num_readings": num_readings,
             "iteration_index": iteration_index,
             "overhead_s": overhead_s,
         }
-        store.set(_key(self._index), json.dumps(said))
+        store.set(_key(self._index), json.dumps(message))
 
     def others(self, store: Store, now_s: float) -> OtherPaces:
-        """Return what is known of the others; those that have fallen silent count no more.
-
-        The more replicas there are, the less often they are asked for: the store is the job's, and every one asks.
-        """
-        if now_s < self._ask_at_s:
+        """Return the slowest pace of the other replicas, expired messages left out; the store is read now and then."""
+        if now_s < self._next_reading_at_s:
             return replace(self._known, is_news=False)
         num_replicas = min(store.add(_COUNTER, 0), _MAX_REPLICAS)
-        self._ask_at_s = now_s + _PAUSE_PER_REPLICA_S * num_replicas
+        self._next_reading_at_s = now_s + _PAUSE_PER_REPLICA_S * num_replicas
         indices = [index for index in range(num_replicas) if index != self._index]
         values = store.get_all([_key(index) for index in indices])
-        # None: one has begun to speak and not said anything yet.
-        said = zip(indices, values, strict=True) if values is not None else ()
-        heard = [self._hear(index, raw, now_s) for index, raw in said]
-        self._known = _slowest([other for other in heard if other is not None])
+        # None while a replica has counted itself and published nothing yet.
+        messages = zip(indices, values, strict=True) if values is not None else ()
+        paces = [self._read(index, raw, now_s) for index, raw in messages]
+        self._known = _slowest([pace for pace in paces if pace is not None])
         return self._known
 
-    def _hear(self, index: int, raw: bytes, now_s: float) -> OtherPaces | None:
-        """Return what one replica says; None if it does not know its pace, or has said so for too long."""
-        said, before = json.loads(raw), self._heard.get(index)
-        if said["own_time_s"] is None:
+    def _read(self, index: int, raw: bytes, now_s: float) -> OtherPaces | None:
+        """Return one replica's pace; None if the replica does not know it, or its message has expired."""
+        message, before = json.loads(raw), self._messages.get(index)
+        if message["own_time_s"] is None:
             return None
-        if before is None or before.said != raw:
-            self._heard[index] = _Heard(raw, now_s, said["num_readings"])
-        is_news = before is None or before.num_readings != said["num_readings"]
-        age_s = now_s - self._heard[index].at_s
-        if age_s > max(_SILENT_S, _SILENT_ITERATIONS * said["own_time_s"]):
+        if before is None or before.raw != raw:
+            self._messages[index] = _Message(raw, now_s, message["num_readings"])
+        is_news = before is None or before.num_readings != message["num_readings"]
+        age_s = now_s - self._messages[index].at_s
+        if age_s > max(_EXPIRY_S, _EXPIRY_ITERATIONS * message["own_time_s"]):
             return None
-        return OtherPaces(float(said["own_time_s"]), age_s, is_news, said["overhead_s"])
+        return OtherPaces(float(message["own_time_s"]), age_s, is_news, message["overhead_s"])
 
 
 def _slowest(paces: list[OtherPaces]) -> OtherPaces:
@@ -119,8 +117,8 @@ def _key(index: int) -> str:
     return f"pace/{index}"
 
 
-class WholeReplica:
-    """The first rank of a replica that sits on one host, as the one that speaks for it."""
+class ReplicaOnOneHost:
+    """The exchange of a replica that is on one host, run by its first rank in a thread of its own."""
 
     def __init__(
         self,
@@ -132,29 +130,29 @@ class WholeReplica:
         period_s: float = PERIOD_S,
     ) -> None:
         self._client = client
-        self._daemon = OwnDaemon(find_socket_path(socket_path))
+        self._daemon = LocalDaemon(find_socket_path(socket_path))
         self._paces = ReplicaPaces()
         self._thread = StoreThread(
-            self._speak,
+            self._exchange,
             connect,
-            who=f"replica {dp_rank}",
-            without_it="and stragglers among the replicas on other hosts are not seen",
+            name=f"replica {dp_rank}",
+            consequence="training continues without following stragglers on other hosts",
             period_s=period_s,
             at_end=self._daemon.close,
         )
 
     def stop(self) -> None:
-        """Say nothing any more; the others forget this replica after a while."""
+        """End the exchange; this replica's message expires for the others."""
         self._thread.stop()
 
-    def _speak(self, store: Store) -> None:
+    def _exchange(self, store: Store) -> None:
         token = self._client.rank_token
         if token is None:
             return
         others = self._paces.others(store, monotonic())
         reply = self._daemon.post("/v1/pace", _report(token, others))
         if reply is not None:
-            self._paces.say(
+            self._paces.publish(
                 store,
                 reply["own_time_s"],
                 num_readings=reply["num_readings"],
@@ -163,26 +161,8 @@ class WholeReplica:
             )
 
 
-def join_replicas(
-    handle: Handle, client: RankClient, *, dp_rank: int, run_key: str, socket_path: str | None = None
-) -> None:
-    """Speak for a replica that sits on one host, if this is its first rank and others may sit elsewhere."""
-    address = find_store_address()
-    if client.pp_rank != 0 or address is None or not _has_other_hosts():
-        return
-    host, port = address
-
-    def connect() -> Store:
-        return JobStore(host, port, f"gpuenergyd/{run_key}", limit_s=STORE_LIMIT_S)
-
-    def begin() -> None:
-        handle.on_detach.append(WholeReplica(client, connect, dp_rank=dp_rank, socket_path=socket_path).stop)
-
-    handle.shielded(begin)
-
-
-def _has_other_hosts(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the training has processes on other hosts, as far as the launcher says."""
+def has_other_hosts(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the training has processes on other hosts, by the launcher's LOCAL_WORLD_SIZE and WORLD_SIZE."""
     here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
     return here.isdecimal() and everywhere.isdecimal() and int(everywhere) > int(here)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
-from gpuenergyd_trainers.joining.wrapping import Call, WrappedAttribute
+from gpuenergyd_trainers.joining.handle import Call, WrappedAttribute
 from gpuenergyd_trainers.timing.simulated import SimulatedTimer
 
 __all__ = ["InstructionWork", "SimulatedHost", "SimulatedTimer", "SimulationHandle", "simulate"]

@@ -1,6 +1,6 @@
 """How adapters attach to a framework.
 
-handle        what `attach` returns
+handle        the handle that `attach` returns, and wrapped methods
+membership    joining a pipeline rank, on one host or across hosts
 ordered_rank  a rank whose instruction order is learned and checked
-wrapping      methods wrapped on one object, and undone
 """

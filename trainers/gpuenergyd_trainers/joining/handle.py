@@ -1,47 +1,74 @@
-"""What every `attach` returns: the way back, and what became of the attachment."""
+"""The handle that every `attach` returns, and the methods that it has wrapped."""
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
-from gpuenergyd_trainers.joining.wrapping import WrappedAttribute
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
+Call = Callable[..., Any]
+
+
+class WrappedAttribute:
+    """`target.name`, replaced on the instance by `make(original)`.
+
+    The class stays as it is, so that objects built by a framework can be wrapped too.
+    """
+
+    def __init__(self, target: object, name: str, make: Callable[[Call], Call]) -> None:
+        self._target = target
+        self._name = name
+        self._was_on_instance = name in vars(target)
+        self._original: Call = getattr(target, name)
+        self._wrapper = make(self._original)
+        setattr(target, name, self._wrapper)
+
+    def undo(self) -> bool:
+        """Restore the attribute; return False when it has been wrapped again since, which keeps this wrapper in use."""
+        if vars(self._target).get(self._name) is not self._wrapper:
+            return False
+        if self._was_on_instance:
+            setattr(self._target, self._name, self._original)
+        else:
+            delattr(self._target, self._name)
+        return True
+
 
 class Handle:
-    """An attached training program; `detach` restores it. Without a rank it stands for one that was left alone."""
+    """An attached training program; `detach` restores it. Without a rank, a program that was not attached."""
 
     def __init__(self, rank: OrderedRank | None = None) -> None:
         self._rank = rank
         self._wrapped: list[WrappedAttribute] = []
         self._num_errors = 0
         self.on_detach: list[Callable[[], None]] = []
-        """What else ends with the attachment."""
+        """Functions that `detach` calls after the attributes are restored."""
 
     @property
     def is_attached(self) -> bool:
-        """Whether the program is wrapped and its order as registered."""
+        """Whether the program is wrapped and runs the registered instruction order."""
         return self._rank is not None and self._rank.is_active and bool(self._wrapped)
 
     @property
     def order(self) -> tuple[OrderRow, ...] | None:
-        """What this rank runs in one iteration; None while that is not known."""
+        """This rank's instructions of one iteration, in order; None while they are not known."""
         return self._rank.order if self._rank is not None else None
 
     @property
     def plan_epoch(self) -> int:
-        """The plan that the newest iteration followed; 0 while un-tuned."""
+        """The epoch of the plan that the newest iteration followed; 0 at full speed without a plan."""
         return self._rank.client.plan_epoch if self._rank is not None else 0
 
     @property
     def num_errors(self) -> int:
-        """How many exceptions of ours were swallowed; each is a defect worth reporting."""
+        """Number of this package's own exceptions that were suppressed; each is a bug worth reporting."""
         return self._num_errors + (self._rank.client.total_errors if self._rank is not None else 0)
 
     def detach(self) -> None:
-        """Leave the job and restore what was wrapped."""
+        """Leave the job and restore the wrapped attributes."""
         for wrapped in reversed(self._wrapped):
             wrapped.undo()
         self._wrapped.clear()
@@ -52,10 +79,10 @@ class Handle:
             self._rank.leave()
 
     def shielded(self, act: Callable[[], None]) -> None:
-        """Do something of ours inside a training step; an exception is counted and logged once."""
+        """Call a function inside a training step; an exception is counted, and the first one logged."""
         try:
             act()
         except Exception:
             self._num_errors += 1
             if self._num_errors == 1:
-                logger.exception("gpuenergyd: an error of its own, not of the training program; training goes on")
+                logger.exception("gpuenergyd: internal error; training continues")

@@ -1,4 +1,4 @@
-"""A rank whose order of instructions is checked after every iteration: a plan for another order is worse than none."""
+"""A rank whose instruction order is checked after every iteration: a plan for another order would slow it down."""
 
 import logging
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.wire.messages import OrderRow
 
 logger = logging.getLogger("gpuenergyd.trainers")
-_MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W, and one to notice too many
+_MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W; room for one more, so that an excess is detected
 
 
 def order_rows(schedule: Schedule, pp_rank: int) -> tuple[OrderRow, ...]:
-    """Return what a rank runs in one iteration of a schedule, as it is registered."""
+    """Return a rank's instructions in one iteration of a schedule, in the form in which they are registered."""
     keys = (instruction_key(instruction) for instruction in schedule.orders[pp_rank])
     return tuple((str(kind), microbatch_index, chunk_index) for kind, microbatch_index, chunk_index in keys)
 
 
 def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> InstructionTimer:
-    """Return a timer for instructions on a torch device, with room for any order of so many microbatches."""
+    """Return a timer for instructions on a torch device, with room for any order of this many microbatches."""
     capacity = _MAX_INSTRUCTIONS_PER_MICROBATCH * num_microbatches * num_chunks + 1
     if getattr(device, "type", None) == "cuda":
         from gpuenergyd_trainers.timing.cuda_events import CudaRecorder  # noqa: PLC0415  only where CUDA is in use
@@ -31,21 +31,21 @@ def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> Instru
 
 
 class OrderedRank:
-    """Follows plans while the order that runs is the one that was registered.
+    """Follows plans while the rank runs its instructions in the registered order.
 
-    Without an `expected_order` the order of two equal iterations in a row is learned, then registered. The first
-    step after a start or a pause is no iteration: frameworks set things up in it.
+    Without an `expected_order`, the order is registered once two consecutive iterations agree. The first step after a
+    start or a pause does not count as an iteration: frameworks do setup work in it.
     """
 
-    def __init__(self, client: RankClient, *, expected_order: Sequence[OrderRow] | None, what: str) -> None:
+    def __init__(self, client: RankClient, *, expected_order: Sequence[OrderRow] | None, log_name: str) -> None:
         self.client = client
         self._expected = tuple(expected_order) if expected_order is not None else None
         self._candidate: tuple[OrderRow, ...] = ()
-        self._what = what
+        self._log_name = log_name
         self._is_warm = False
         self._is_step_an_iteration = False
         self.is_active = True
-        """False once the order was wrong, or after `leave`."""
+        """False after a deviation from the registered order, or after `leave`."""
         if self._expected is not None:
             client.register(self._expected)
 
@@ -55,13 +55,13 @@ class OrderedRank:
         return self._expected
 
     def begin_step(self) -> None:
-        """A training step begins."""
+        """Begin a training step."""
         self._is_step_an_iteration = self.is_active and self._is_warm
         if self._is_step_an_iteration:
             self.client.begin_iteration()
 
     def end_step(self) -> None:
-        """The training step ended well: check what it ran."""
+        """End a training step, and check the instructions that it ran."""
         self._is_warm = True
         if not self._is_step_an_iteration:
             return
@@ -70,22 +70,22 @@ class OrderedRank:
         if self._expected is None:
             self._learn(order)
         elif order != self._expected:
-            self._give_up(order)
+            self._stop_following_plans(order)
 
     def fail_step(self) -> None:
-        """The training step raised: it is not reported, and the next one is a start."""
+        """End a training step that raised: it is not reported, and the next one counts as a start."""
         self.client.abandon_iteration()
         self._is_step_an_iteration = False
         self.pause()
 
     def pause(self) -> None:
-        """Something else than training follows."""
+        """Suspend the job, as for an evaluation; the next training step counts as a start."""
         if self._is_warm:
             self.client.pause()
         self._is_warm = False
 
     def leave(self, *, shall_wait: bool = True) -> None:
-        """Leave the job; nothing is reported from now on."""
+        """Leave the job; later steps are not reported."""
         self.is_active = False
         self.client.release(shall_wait=shall_wait)
 
@@ -95,16 +95,16 @@ class OrderedRank:
             self.client.register(order)
         self._candidate = order
 
-    def _give_up(self, order: tuple[OrderRow, ...]) -> None:
+    def _stop_following_plans(self, order: tuple[OrderRow, ...]) -> None:
         assert self._expected is not None
         pairs = zip(order, self._expected, strict=False)
         first = next((k for k, (ran, meant) in enumerate(pairs) if ran != meant), min(len(order), len(self._expected)))
         logger.warning(
-            "gpuenergyd: %s: instruction %d of the iteration is %s, the registered order has %s;"
-            " no plan is followed from now on",
-            self._what,
+            "gpuenergyd: %s: instruction %d of the iteration is %s, but %s in the registered order;"
+            " training continues at full speed",
+            self._log_name,
             first,
             order[first] if first < len(order) else "missing",
-            self._expected[first] if first < len(self._expected) else "no more",
+            self._expected[first] if first < len(self._expected) else "none",
         )
         self.leave(shall_wait=False)

@@ -1,0 +1,63 @@
+"""A rank's place in a pipeline across hosts, and the keys of that pipeline in the job's store."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlace:
+    """The position of a rank in its pipeline; the tensor-parallel ranks of a stage follow one plan."""
+
+    pp_rank: int
+    num_pp_ranks: int
+    tp_rank: int = 0
+    num_tp_ranks: int = 1
+    dp_rank: int = 0
+    """A number that no other replica of the pipeline has."""
+
+    @property
+    def name(self) -> str:
+        """The rank's name among the members of its pipeline."""
+        return member_name(self.pp_rank, self.tp_rank)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank's daemon plans for the whole pipeline."""
+        return self.pp_rank == 0 and self.tp_rank == 0
+
+    @property
+    def members(self) -> tuple[tuple[int, int], ...]:
+        """All ranks of the pipeline, as pairs of pipeline and tensor-parallel rank."""
+        return tuple((pp, tp) for pp in range(self.num_pp_ranks) for tp in range(self.num_tp_ranks))
+
+    @property
+    def agreement_key(self) -> str:
+        """The key under which the leader publishes plan windows."""
+        return f"{self.dp_rank}/head"
+
+    @property
+    def own_report_key(self) -> str:
+        """The key under which this rank reports to the leader."""
+        return self.report_key(self.pp_rank, self.tp_rank)
+
+    def report_key(self, pp_rank: int, tp_rank: int) -> str:
+        """Return the key under which a member reports to the leader."""
+        return f"{self.dp_rank}/up/{member_name(pp_rank, tp_rank)}"
+
+    def slice_key(self, plan_id: str, pp_rank: int) -> str:
+        """Return the key of one rank's slice of a plan."""
+        return f"{self.dp_rank}/plan/{plan_id}/{pp_rank}"
+
+
+def member_name(pp_rank: int, tp_rank: int) -> str:
+    """Return the name of a pipeline member."""
+    return f"{pp_rank}.{tp_rank}"
+
+
+def spans_hosts(global_ranks: Sequence[int], environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether ranks are on several hosts, according to the launcher's LOCAL_WORLD_SIZE."""
+    per_host = environ.get("LOCAL_WORLD_SIZE", "")
+    if not per_host.isdecimal() or int(per_host) < 1:
+        return False
+    return len({rank // int(per_host) for rank in global_ranks}) > 1

@@ -1,0 +1,210 @@
+"""Joining a pipeline rank to the daemon of its host: options, membership, and the attachment itself.
+
+A pipeline on one host is one job of that host's daemon. Of a pipeline across hosts, each rank is a job of its own in
+its host's daemon, and the ranks agree on plans through the job's store. `Membership` holds the difference, so that the
+adapters of the frameworks need not know it.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from gpuenergyd.client.agreed_plans import AgreedPlans
+from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
+from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.recorder import InstructionTimer
+from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
+from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
+from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
+from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost, has_other_hosts
+from gpuenergyd_trainers.across_hosts.store_thread import STORE_LIMIT_S
+from gpuenergyd_trainers.joining.handle import Handle
+from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
+
+logger = logging.getLogger("gpuenergyd.trainers")
+
+_MAX_RUN_KEY_CHARS = 200
+
+
+class JoinKeywords(TypedDict, total=False):
+    """Keyword arguments that the `attach` of every pipeline framework accepts; `JoinOptions` describes them."""
+
+    gpu_uuid: str | None
+    socket_path: str | None
+    run_key: str | None
+    policy: str | None
+    max_slowdown_ratio: float | None
+    timer: InstructionTimer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """Options of joining a job, the same for every pipeline framework."""
+
+    job: str
+    """Name of the job in reports; the same on all ranks."""
+    gpu_uuid: str | None = None
+    """This rank's GPU; by default from GPUENERGYD_GPU_UUID or the CUDA device in use."""
+    socket_path: str | None = None
+    """Path of the daemon's socket; by default from GPUENERGYD_SOCKET or the usual places."""
+    run_key: str | None = None
+    """A key that differs between runs of the same name; by default from the launcher's variables."""
+    policy: str | None = None
+    """Name of the clock policy; by default the daemon's."""
+    max_slowdown_ratio: float | None = None
+    """Permitted slowdown against full speed; by default the daemon's."""
+    timer: InstructionTimer | None = None
+    """The timer of this rank's instructions; by default one for its device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRank:
+    """A rank of a pipeline as its framework describes it."""
+
+    framework: str
+    schedule_name: str
+    expected_order: tuple[OrderRow, ...] | None
+    """The instructions of one iteration, in order; None where they must be learned."""
+    num_microbatches: int
+    num_chunks: int = 1
+    place: PipelinePlace
+    device: Any
+    """The torch device that runs the instructions."""
+    is_across_hosts: bool = False
+    """Whether ranks agree on plans through the job's store: on several hosts, or with several ranks per stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The position of a rank in its job, as registered with the daemon of its host."""
+
+    run_key: str
+    pp_rank: int
+    num_pp_ranks: int
+    dp_rank: int
+    start_exchange: Callable[[RankClient, str | None], Callable[[], None] | None]
+    """Starts the exchange with other hosts, given the client and the socket path; returns a function that ends it, or
+    None where there is nothing to exchange."""
+    plans: AgreedPlans | None = None
+    """The plans that the members of a pipeline across hosts have agreed on; None on one host."""
+    tags: tuple[tuple[str, str], ...] = ()
+
+
+def find_membership(place: PipelinePlace, run_key: str, *, is_across_hosts: bool) -> Membership:
+    """Return the membership of a rank; without a store for the job, a pipeline across hosts stays at full speed."""
+    address = find_store_address()
+    if is_across_hosts and address is not None:
+        return _member_across_hosts(place, run_key, address)
+    if is_across_hosts:
+        logger.warning(
+            "gpuenergyd: the pipeline spans hosts, but its ranks cannot find the job's store: set MASTER_ADDR and"
+            " MASTER_PORT, or %s; training continues at full speed",
+            STORE_VARIABLE,
+        )
+    return _whole_pipeline(place, run_key, address)
+
+
+def _whole_pipeline(place: PipelinePlace, run_key: str, address: tuple[str, int] | None) -> Membership:
+    """Return the membership of a rank whose whole pipeline is on this host."""
+
+    def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None] | None:
+        """Exchange paces with replicas on other hosts; the pipeline's first rank does so for all."""
+        if place.pp_rank != 0 or address is None or not has_other_hosts():
+            return None
+        connect = _connection_to(address, run_key)
+        return ReplicaOnOneHost(client, connect, dp_rank=place.dp_rank, socket_path=socket_path).stop
+
+    return Membership(
+        run_key=run_key,
+        pp_rank=place.pp_rank,
+        num_pp_ranks=place.num_pp_ranks,
+        dp_rank=place.dp_rank,
+        start_exchange=start_exchange,
+    )
+
+
+def _member_across_hosts(place: PipelinePlace, run_key: str, address: tuple[str, int]) -> Membership:
+    """Return the membership of a rank whose pipeline spans hosts: a job of one rank in its own host's daemon."""
+    plans = AgreedPlans()
+
+    def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None]:
+        return PipelineMember(client, plans, place, _connection_to(address, run_key), socket_path=socket_path).stop
+
+    return Membership(
+        run_key=f"pp{place.pp_rank}.{place.tp_rank},{run_key}"[:_MAX_RUN_KEY_CHARS],
+        pp_rank=0,
+        num_pp_ranks=1,
+        dp_rank=place.dp_rank,
+        start_exchange=start_exchange,
+        plans=plans,
+        tags=(("pp_rank", str(place.pp_rank)), ("tp_rank", str(place.tp_rank))),
+    )
+
+
+def _connection_to(address: tuple[str, int], run_key: str) -> Callable[[], Store]:
+    host, port = address
+
+    def connect() -> Store:
+        return JobStore(host, port, f"gpuenergyd/{run_key}", limit_s=STORE_LIMIT_S)
+
+    return connect
+
+
+def join(
+    options: JoinOptions,
+    describe: Callable[[], PipelineRank],
+    make_handle: Callable[[OrderedRank], Handle],
+    *,
+    target_name: str,
+) -> Handle:
+    """Attach a pipeline rank to the daemon; on any failure log one warning and leave the program as it is.
+
+    Args:
+        options: options of the user.
+        describe: returns the framework's description of the rank; may raise anything.
+        make_handle: wraps the framework's objects.
+        target_name: name of the attached object in the warning.
+    """
+    try:
+        rank = describe()
+        run_key = find_run_key(options.run_key, num_processes=rank.place.num_pp_ranks)
+        membership = find_membership(rank.place, run_key, is_across_hosts=rank.is_across_hosts)
+        client = _open_client(options, rank, membership)
+        log_name = f"job {options.job}, rank {rank.place.pp_rank}"
+        handle = make_handle(OrderedRank(client, expected_order=rank.expected_order, log_name=log_name))
+
+        def start_exchange() -> None:
+            stop = membership.start_exchange(client, options.socket_path)
+            if stop is not None:
+                handle.on_detach.append(stop)
+
+        handle.shielded(start_exchange)
+    except Exception as error:  # noqa: BLE001  a framework this version does not know must train on as it is
+        logger.warning("gpuenergyd: job %s: %s cannot be joined: %r", options.job, target_name, error)
+        return Handle()
+    return handle
+
+
+def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membership) -> RankClient:
+    timer = options.timer
+    is_cuda = getattr(rank.device, "type", None) == "cuda"
+    return RankClient(
+        job_name=options.job,
+        run_key=membership.run_key,
+        gpu_uuid=find_gpu_uuid(options.gpu_uuid, device=rank.device if is_cuda else None),
+        schedule_name=rank.schedule_name,
+        num_microbatches=rank.num_microbatches,
+        num_chunks=rank.num_chunks,
+        pp_rank=membership.pp_rank,
+        num_pp_ranks=membership.num_pp_ranks,
+        dp_rank=membership.dp_rank,
+        framework=rank.framework,
+        policy=options.policy,
+        max_slowdown_ratio=options.max_slowdown_ratio,
+        socket_path=options.socket_path,
+        timer=timer if timer is not None else timer_for(rank.device, rank.num_microbatches, rank.num_chunks),
+        agreed_plans=membership.plans,
+        extra_tags=membership.tags,
+    )
