@@ -1,7 +1,7 @@
-"""Joins the Hugging Face Trainer: `Trainer(..., callbacks=[gpuenergy_callback("bert")])`; one clock per optimizer step.
+"""Adapter for the Hugging Face Trainer: `Trainer(..., callbacks=[gpuenergy_callback("bert")])`.
 
-Evaluation and saving are no iterations. Each process is its own GPU; what Accelerate does beneath changes nothing.
-Tested with transformers 5 on CPU.
+One clock per optimizer step, one GPU per process. Evaluation and saving do not count as iterations. Works with any
+setup of Accelerate. Tested with transformers 5 on CPU.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from gpuenergyd_trainers.loop import StepMarks
 
 
 class _Hooks:
-    """The hooks that the Trainer calls; it finds them by name."""
+    """Hooks that the Trainer finds and calls by name."""
 
     def __init__(self, job: str, **options: Any) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class _Hooks:
 
     def on_step_end(self, _args: Any, _state: Any, control: Any, **__: Any) -> None:
         self._marks.end()
-        # The Trainer's own callbacks ran before and have decided what follows this step.
+        # The Trainer's own callbacks have already decided whether an evaluation or a checkpoint follows this step.
         if control.should_evaluate or control.should_save:
             self._marks.pause()
 
@@ -42,6 +42,6 @@ def gpuenergy_callback(job: str, **options: Any) -> Any:
         UsageError: transformers is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise UsageError("transformers is not installed; this callback is for: pip install transformers")
+        raise UsageError("transformers is not installed; install it with: pip install transformers")
     callback_class = importlib.import_module("transformers").TrainerCallback
     return type("GpuEnergyCallback", (_Hooks, callback_class), {})(job, **options)

@@ -1,6 +1,7 @@
-"""Joins Lightning: `Trainer(callbacks=[gpuenergy_callback("resnet")])`; one clock per batch, each process its own GPU.
+"""Adapter for Lightning: `Trainer(callbacks=[gpuenergy_callback("resnet")])`.
 
-Sanity checks, validation and checkpoints are no iterations. Tested with lightning 2.6 on CPU.
+One clock per batch, one GPU per process. Sanity checks, validation and checkpoints do not count as iterations. Tested
+with lightning 2.6 on CPU.
 """
 
 import importlib
@@ -12,7 +13,7 @@ from gpuenergyd_trainers.loop import StepMarks
 
 
 class _Hooks:
-    """The hooks that Lightning calls; it finds them by name."""
+    """Hooks that Lightning finds and calls by name."""
 
     def __init__(self, job: str, **options: Any) -> None:
         super().__init__()
@@ -50,4 +51,4 @@ def gpuenergy_callback(job: str, **options: Any) -> Any:
         if importlib.util.find_spec(package.partition(".")[0]) is not None:
             callback_class = importlib.import_module(package).Callback
             return type("GpuEnergyCallback", (_Hooks, callback_class), {})(job, **options)
-    raise UsageError("Lightning is not installed; this callback is for: pip install lightning")
+    raise UsageError("Lightning is not installed; install it with: pip install lightning")

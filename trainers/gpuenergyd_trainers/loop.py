@@ -1,4 +1,4 @@
-"""Joins a plain training loop to the daemon in one line: `for batch in iterations(loader, job="resnet"):`."""
+"""Adapter for plain training loops: `for batch in iterations(loader, job="resnet"):`."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -18,9 +18,9 @@ def iterations(
     policy: str | None = None,
     max_slowdown_ratio: float | None = None,
 ) -> Iterator[T]:
-    """Yield the batches; what the loop's body does with one is one iteration, loading the next is outside.
+    """Yield the batches; the body of the loop is one iteration, without loading the next batch.
 
-    For single-GPU, DistributedDataParallel and FSDP loops: one clock per iteration, each process its own GPU.
+    For loops on one GPU, with DistributedDataParallel or with FSDP: one clock per iteration, one GPU per process.
     """
     with gpuenergyd.job(
         job, gpu_uuid=gpu_uuid, socket_path=socket_path, policy=policy, max_slowdown_ratio=max_slowdown_ratio
@@ -31,7 +31,7 @@ def iterations(
 
 
 class StepMarks:
-    """A loop that somebody else runs, known only by what its callbacks tell: begin, end, pause, close."""
+    """Iterations of a loop that a framework runs, marked from its callbacks."""
 
     def __init__(
         self,
@@ -54,28 +54,28 @@ class StepMarks:
         self._iteration: LoopIteration | None = None
 
     def begin(self) -> None:
-        """An iteration begins; one that never ended is forgotten."""
-        self._forget()
+        """Begin an iteration; one that never ended is discarded."""
+        self._discard()
         self._iteration = self._job.iteration()
         self._iteration.__enter__()
 
     def end(self) -> None:
-        """The iteration ended well."""
+        """End the iteration."""
         iteration, self._iteration = self._iteration, None
         if iteration is not None:
             iteration.__exit__(None, None, None)
 
     def pause(self) -> None:
-        """No iteration follows now, but evaluation, a checkpoint or such."""
-        self._forget()
+        """Suspend the job, as for an evaluation or a checkpoint."""
+        self._discard()
         self._job.pause()
 
     def close(self) -> None:
-        """Training is over: leave the job."""
-        self._forget()
+        """Leave the job at the end of training."""
+        self._discard()
         self._job.__exit__(None, None, None)
 
-    def _forget(self) -> None:
+    def _discard(self) -> None:
         iteration, self._iteration = self._iteration, None
         if iteration is not None:
             iteration.__exit__(RuntimeError, None, None)

@@ -1,12 +1,12 @@
-"""1F1B with extra microbatches in flight, for torch.distributed.pipelining: more slack for the clocks, for memory.
+"""1F1B with extra microbatches in flight for torch.distributed.pipelining: trades memory for slack.
 
 Each rank starts `extra_inflight[rank]` more forwards before its first backward than plain 1F1B does (EnvPipe, ATC'23,
-section 4.3). Backwards run in the same order, so gradients are summed in the same order and losses are equal bit
-for bit; a rank holds the activations of that many more microbatches. `gpuenergyd plan --extra-inflight auto` says how
-many pay off.
+section 4.3), and holds the activations of that many more microbatches. Backwards run in the same order, so gradients
+are summed in the same order and losses are equal bit for bit. `gpuenergyd plan --extra-inflight auto` finds the numbers
+that save most.
 
-Activations and gradients travel in process groups of their own: with extra microbatches a rank sends activations
-ahead of what its neighbour has asked for, and gradients must be able to overtake them. Tested on gloo, not on NCCL.
+Activations and gradients use separate process groups: a rank sends activations before its neighbour has posted their
+receives, and gradients must be able to overtake them. Tested on gloo, not on NCCL.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, one_forwar
 
 
 class Schedule1F1BExtraInflight(PipelineScheduleSingle):
-    """A drop-in for torch's Schedule1F1B; `extra_inflight[r]` belongs to pipeline rank r, the last must be 0."""
+    """A drop-in replacement of torch's Schedule1F1B; `extra_inflight[r]` is for pipeline rank r, 0 for the last rank."""
 
     planned_schedule: Schedule
-    """The order of every rank, for whoever joins this schedule to a daemon."""
+    """The instruction order of every rank, used by `torch_pipelining.attach`."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Schedule1F1BExtraInflight(PipelineScheduleSingle):
         loss_fn: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
-        """Make the schedule; a collective call: every rank of the pipeline must make it.
+        """Make the schedule; a collective call on all ranks of the pipeline.
 
         Raises:
-            ScheduleError: a rank would run less far ahead than the next one, and wait for ever.
+            ScheduleError: a rank would run less far ahead than the next one, which is a deadlock.
         """
         self.planned_schedule = one_forward_one_backward(stage.group_size, n_microbatches, extra_inflight)
         super().__init__(stage, n_microbatches, loss_fn=loss_fn, **options)
@@ -46,7 +46,7 @@ class Schedule1F1BExtraInflight(PipelineScheduleSingle):
         self._backward_group = dist.new_group(members, use_local_synchronization=True)
 
     def _get_pipeline_order(self) -> None:
-        return None  # torch's drawing of orders knows plain schedules only
+        return None  # torch would visualise the order, and supports its own schedules only
 
     def _step_microbatches(
         self,
@@ -61,7 +61,7 @@ class Schedule1F1BExtraInflight(PipelineScheduleSingle):
         first_target = target_mbs[0] if target_mbs is not None else None
         self._initialize_stage(arguments[0], keywords[0], first_target, loss_kwargs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         stage: Any = self._stage
-        sent: list[tuple[Any, dist.Work]] = []  # a tensor must live until it is sent
+        sent: list[tuple[Any, dist.Work]] = []  # keeps tensors alive until they are sent
         for instruction in self._order:
             index = instruction.microbatch_index
             if instruction.kind is InstructionKind.F:

@@ -202,4 +202,4 @@ def test_framework_that_is_not_as_expected_is_left_with_one_line(tmp_path: Path,
     assert done.stdout.split() == ["stepped", "stepped"]
     assert done.returncode == 0
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "runs on unmanaged" in done.stderr
+    assert "cannot be joined" in done.stderr

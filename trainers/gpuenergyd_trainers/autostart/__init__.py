@@ -1,10 +1,10 @@
-"""Joins programs that were not changed: `gpuenergyd run -- torchrun train.py` puts a hook into each Python it starts.
+"""Attachment of unmodified programs, as in `gpuenergyd run -- torchrun train.py`.
 
-launching   the environment that makes a program's Pythons run the hook
-hook        the folder with the sitecustomize.py that they run, before the program
-watching    tells when a module that somebody waits for has been imported
-joining     what is changed in a framework so that its pipelines and trainers join
+launching   the environment in which Python processes load the hook
+hook        the folder with the hook, a sitecustomize.py that runs before the program
+watching    an import hook for the modules of supported frameworks
+joining     patches of frameworks so that their pipelines and trainers attach
 
-Nothing is written anywhere and no framework is imported: a program started without the command, or by a Python that
-takes no notice of its environment (`-I`, `-E`, `-S`), runs as ever.
+No file is written and no framework is imported. Programs started without the command, or by a Python that ignores its
+environment (`-I`, `-E`, `-S`), are not affected.
 """

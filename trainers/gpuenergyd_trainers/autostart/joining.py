@@ -1,9 +1,9 @@
-"""What is changed in a framework so that a program joins without being changed: the first step attaches.
+"""Patches of frameworks: the first training step of an object attaches it.
 
-A method of a class is wrapped, and on an object's first call the adapter is attached to that object; the call itself
-goes on as it was, which costs nothing, since a first step is no iteration anyway. A program that attaches itself is
-left to do so. Job, policy and slowdown come from the environment that `gpuenergyd run` has made; where no daemon has
-a socket on this host, nothing is changed at all.
+A method of a class is wrapped; on an object's first call the adapter attaches to that object, and the call proceeds.
+Nothing is lost, since a first step does not count as an iteration. Programs that attach themselves are left alone. Job,
+policy and slowdown come from the environment set by `gpuenergyd run`. Without a daemon's socket on this host, nothing
+is patched.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ MAX_SLOWDOWN_VARIABLE = "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO"
 
 
 def options_from_environment() -> dict[str, Any]:
-    """Return the adapters' keyword arguments; without a job's name it is the program's."""
+    """Return keyword arguments for the adapters; the job's name is the program's by default."""
     options: dict[str, Any] = {"job": os.environ.get(JOB_VARIABLE) or Path(sys.argv[0]).stem or "python"}
     if policy := os.environ.get(POLICY_VARIABLE):
         options["policy"] = policy
-    with contextlib.suppress(KeyError, ValueError):  # the command has checked it; a program may have changed it
+    with contextlib.suppress(KeyError, ValueError):  # checked by the command, but a program may have changed it
         options["max_slowdown_ratio"] = float(os.environ[MAX_SLOWDOWN_VARIABLE])
     return options
 
 
 def join_pipeline_schedules(module: ModuleType) -> None:
-    """Have schedules of torch.distributed.pipelining attach at their first step."""
+    """Attach schedules of torch.distributed.pipelining at their first step."""
 
     def join(schedule: Any) -> None:
         if "step" in vars(schedule):
@@ -51,7 +51,7 @@ def join_pipeline_schedules(module: ModuleType) -> None:
 
 
 def join_pipeline_engines(module: ModuleType) -> None:
-    """Have DeepSpeed's pipeline engines attach at their first batch."""
+    """Attach DeepSpeed's pipeline engines at their first batch."""
 
     def join(engine: Any) -> None:
         if "_INSTRUCTION_MAP" in vars(engine):
@@ -65,7 +65,7 @@ def join_pipeline_engines(module: ModuleType) -> None:
 
 
 def join_lightning_trainers(module: ModuleType) -> None:
-    """Have Lightning's trainers call our callback from their first fit on."""
+    """Add the callback to Lightning's trainers at their first fit."""
 
     def join(trainer: Any) -> None:
         if any(type(callback).__name__ == "GpuEnergyCallback" for callback in trainer.callbacks):
@@ -80,7 +80,7 @@ def join_lightning_trainers(module: ModuleType) -> None:
 
 
 def join_huggingface_trainers(module: ModuleType) -> None:
-    """Have the Hugging Face Trainers call our callback from their first training on, after their own."""
+    """Add the callback to Hugging Face trainers at the start of training, after their own callbacks."""
 
     def join(trainer: Any) -> None:
         if any(type(callback).__name__ == "GpuEnergyCallback" for callback in trainer.callback_handler.callbacks):
@@ -116,9 +116,11 @@ def _join_at_first(method: str, owner: type, join: Callable[[Any], None]) -> Non
             if not has_failed and self not in joined:
                 joined.add(self)
                 join(self)
-        except Exception as error:  # noqa: BLE001  never into a step
+        except Exception as error:  # noqa: BLE001  never raise into a training step
             has_failed = True
-            logger.warning("gpuenergyd: %s runs on unmanaged: %r", type(self).__name__, error)
+            logger.warning(
+                "gpuenergyd: %s cannot be joined; training continues at full speed: %r", type(self).__name__, error
+            )
         return original(self, *args, **kwargs)
 
     setattr(owner, method, joining_first)

@@ -1,6 +1,7 @@
-"""Tells when a module that somebody waits for has been imported; costs the other imports a dictionary look-up.
+"""An import hook that patches supported frameworks once they are imported.
 
-Loaded at the start of every Python of a program, whatever it is: imports next to nothing.
+It is loaded at the start of every Python process of a program, so it imports next to nothing and adds one dictionary
+look-up to other imports.
 """
 
 import importlib.machinery
@@ -14,38 +15,36 @@ WATCHED = {
     "pytorch_lightning.trainer.trainer": "join_lightning_trainers",
     "transformers.trainer": "join_huggingface_trainers",
 }
-"""Modules, and what `joining` does to them."""
+"""Modules, and the functions of `joining` that patch them."""
 
 
 class Watcher:
-    """A finder that finds nothing itself: it lets the others find, and has the loader call us afterwards."""
+    """A finder that delegates to the other finders and patches a watched module after its loader has run."""
 
     def __init__(self) -> None:
-        self._is_asking = False
+        self._is_delegating = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         """Return a watched module's spec; None for every other."""
-        if name not in WATCHED or self._is_asking:
+        if name not in WATCHED or self._is_delegating:
             return None
-        self._is_asking = True
+        self._is_delegating = True
         try:
-            spec = _found_by_others(self, name, path, target)
+            spec = _delegate(self, name, path, target)
         finally:
-            self._is_asking = False
+            self._is_delegating = False
         if spec is not None and spec.loader is not None:
-            _call_after_loading(spec.loader, WATCHED[name])
+            _patch_after_loading(spec.loader, WATCHED[name])
         return spec
 
 
 def watch() -> None:
-    """Begin to watch imports, once."""
+    """Install the finder, once per process."""
     if not any(isinstance(finder, Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, Watcher())
 
 
-def _found_by_others(
-    watcher: Watcher, name: str, path: object, target: object
-) -> importlib.machinery.ModuleSpec | None:
+def _delegate(watcher: Watcher, name: str, path: object, target: object) -> importlib.machinery.ModuleSpec | None:
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
         if finder is not watcher and find_spec is not None:
@@ -55,21 +54,23 @@ def _found_by_others(
     return None
 
 
-def _call_after_loading(loader: object, what: str) -> None:
-    """Shadow the loader's method on this one loader, which loads this one module; a loader that forbids it is left."""
-    execute = loader.exec_module  # type: ignore[attr-defined]  # every loader of today has it
+def _patch_after_loading(loader: object, patch_name: str) -> None:
+    """Wrap the loader's exec_module on this one instance, which loads this one module."""
+    execute = loader.exec_module  # type: ignore[attr-defined]  # every current loader has it
 
-    def execute_and_tell(module: ModuleType) -> None:
+    def execute_and_patch(module: ModuleType) -> None:
         del loader.exec_module  # type: ignore[attr-defined]  # as above
         execute(module)
         try:
             from gpuenergyd_trainers.autostart import joining  # noqa: PLC0415  only where a framework is in use
 
-            getattr(joining, what)(module)
-        except Exception as error:  # noqa: BLE001  never into an import
-            sys.stderr.write(f"gpuenergyd: {module.__name__} is left as it is: {error!r}\n")
+            getattr(joining, patch_name)(module)
+        except Exception as error:  # noqa: BLE001  never raise into an import
+            sys.stderr.write(
+                f"gpuenergyd: cannot patch {module.__name__}; training continues at full speed: {error!r}\n"
+            )
 
     try:
-        loader.exec_module = execute_and_tell  # type: ignore[attr-defined]  # as above
+        loader.exec_module = execute_and_patch  # type: ignore[attr-defined]  # as above
     except AttributeError:
-        sys.stderr.write(f"gpuenergyd: {type(loader).__name__} cannot be watched; the program is left as it is\n")
+        sys.stderr.write(f"gpuenergyd: unsupported loader {type(loader).__name__}; training continues at full speed\n")

@@ -1,5 +1,5 @@
-"""Instruction times: CUDA events and simulated GPUs.
+"""Timers for instructions on CUDA devices and on simulated GPUs.
 
-cuda_events  instruction times from CUDA events
-simulated    instruction times of simulated GPUs
+cuda_events  a timer that uses CUDA events
+simulated    a timer for simulated GPUs
 """

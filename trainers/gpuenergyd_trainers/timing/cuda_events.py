@@ -1,18 +1,18 @@
-"""Instruction times from CUDA events, read after the GPU has passed them and never waited for in a step.
+"""A timer that uses CUDA events, read without synchronising a training step.
 
-Not verified on a GPU: the machine that runs this project's tests has none; the logic is tested against fake events.
+The test suite has no GPU; it tests the logic against fake events.
 
-An event is recorded on the current stream when an instruction begins and when it ends. With NCCL the wait for
-the input was enqueued before, so the first event fires after it: the pair encloses computation alone. The events
-exist beforehand and are reused. They are read by the reporter's thread, one iteration later.
+An event is recorded on the current stream when an instruction begins and when it ends. With NCCL the wait for the input
+was enqueued before, so the first event completes after it: the pair encloses computation only. The events are allocated
+once and reused; the reporter's thread reads them one iteration later.
 
-Events tell durations, not instants. To place them on the host's clock, an iteration's closing event is watched by
-that thread until it is seen complete; the error is one polling gap. Where it had completed before the first look,
-the instants follow from an earlier iteration's closing event instead. The single synchronisation happens when the
-recorder is made, before training.
+Events measure durations, not host times. To place them on the host's clock, that thread polls an iteration's closing
+event until it completes; the error is one polling interval. If it had completed before the first poll, host times are
+derived from the closing event of an earlier iteration. The only synchronisation happens when the recorder is made,
+before training.
 
-The hooks run when work is launched, which on a GPU may be many instructions ahead of its execution. A clock is
-therefore asked for by a thread that looks every millisecond whether the instruction's begin event has fired.
+The hooks run when work is launched, possibly many instructions ahead of its execution on the GPU. Clock requests are
+therefore sent by a thread that polls every millisecond whether the instruction's begin event has completed.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ class _Generation:
 
 
 class CudaRecorder:
-    """Marks instructions on a CUDA device's current stream; an InstructionTimer."""
+    """An InstructionTimer for the current stream of a CUDA device."""
 
     def __init__(self, device: Any, capacity: int, *, num_generations: int = 4) -> None:
         self._device = torch.device(device)
@@ -83,7 +83,7 @@ class CudaRecorder:
         self._anchor: tuple[Any, int] = (first, time.monotonic_ns())
 
     def begin(self, key: OrderRow) -> int:
-        """Mark the begin of an instruction; nothing is recorded while a CUDA graph is captured."""
+        """Mark the begin of an instruction, except while a CUDA graph is captured."""
         if torch.cuda.is_current_stream_capturing():
             return NOT_RECORDED
         current = self._current
@@ -95,13 +95,13 @@ class CudaRecorder:
         return slot
 
     def end(self, slot: int) -> None:
-        """Mark the end; a later call for the same slot moves it."""
+        """Mark the end of an instruction; a later call for the same slot moves it."""
         if slot >= 0:
             self._current.ends[slot].record(torch.cuda.current_stream(self._device))
             self._current.has_ended[slot] = 1
 
     def when_begun(self, slot: int, act: Callable[[], None]) -> None:
-        """Call `act` from the polling thread when the GPU has come to the instruction; never blocks."""
+        """Have the polling thread call `act` when the GPU reaches an instruction; never blocks."""
         if slot < 0:
             return
         if self._poller is None:
@@ -112,18 +112,18 @@ class CudaRecorder:
     def _poll(self) -> None:
         while True:
             event, act = self._to_begin.get()
-            with contextlib.suppress(Exception):  # a thread of ours must not print tracebacks into a training run
+            with contextlib.suppress(Exception):  # this thread must not print tracebacks into a training run
                 while not event.query():
                     time.sleep(_BEGUN_POLL_S)
                 act()
 
     def order(self) -> tuple[OrderRow, ...]:
-        """Return what has begun since the last `take`, in order."""
+        """Return the instructions begun in the present iteration, in order."""
         return tuple(self._current.keys)
 
     def take(self) -> _Generation | None:
-        """Hand over what was recorded and start afresh; None when all other memory is still being read."""
-        closing = _timing_event()  # a fresh one: it may serve as an anchor long after its generation is reused
+        """Return the recorded iteration and start a new one; None when all other event buffers are still being read."""
+        closing = _timing_event()  # not reused: it may be needed as an anchor later
         closing.record(torch.cuda.current_stream(self._device))
         self._current.closing = closing
         for generation in self._generations:
@@ -136,9 +136,9 @@ class CudaRecorder:
         return None
 
     def watch(self, closing: Any) -> tuple[Any, int] | None:
-        """Return an event and the host's time of it, once everything up to `closing` is complete; else None.
+        """Return a completed event and its host time, once `closing` has completed; None after a time limit.
 
-        Runs in the reporter's thread, which may wait a little.
+        Runs in the reporter's thread, which may wait.
         """
         if closing.query():
             return self._anchor

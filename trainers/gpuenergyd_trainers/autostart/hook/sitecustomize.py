@@ -1,21 +1,21 @@
-"""Runs before the program in every Python that `gpuenergyd run` starts; then the sitecustomize that would have run.
+"""The hook that `gpuenergyd run` adds to every Python process; it then runs the sitecustomize that it hides.
 
-Such a Python may be any, of any version: nothing here may be newer than Python 3.6 (annotations stand in quotes),
-slow, or able to fail.
+The process may use any version of Python: this file must be valid Python 3.6 (quoted annotations), fast, and never
+raise.
 """  # noqa: INP001  Python finds it in this folder by its name, in no package
 
 import os
 import sys
 
 
-class _OurPackages:
-    """Finds our two packages, and nothing else, where the command was installed; asked after everybody else."""
+class _ProjectFinder:
+    """The last finder: finds this project's packages, and no others, where the command is installed."""
 
     def __init__(self, roots: "list[str]") -> None:
         self.roots = roots
 
     def find_spec(self, name: "str", path: "object" = None, target: "object" = None) -> "object":  # noqa: ARG002  as finders are called
-        """Return where one of our packages lies, as a finder does."""
+        """Return the spec of one of this project's packages; None for any other module."""
         if name not in {"gpuenergyd", "gpuenergyd_trainers"}:
             return None
         from importlib.machinery import PathFinder  # noqa: PLC0415  rarely needed
@@ -24,14 +24,14 @@ class _OurPackages:
 
 
 def _watch() -> None:
-    sys.meta_path.append(_OurPackages(os.environ.get("GPUENERGYD_HOOK_ROOTS", "").split(os.pathsep)))  # type: ignore[arg-type]  # has what a finder needs
-    from gpuenergyd_trainers.autostart.watching import watch  # noqa: PLC0415  found by what the line above adds
+    sys.meta_path.append(_ProjectFinder(os.environ.get("GPUENERGYD_HOOK_ROOTS", "").split(os.pathsep)))  # type: ignore[arg-type]  # has what a finder needs
+    from gpuenergyd_trainers.autostart.watching import watch  # noqa: PLC0415  found by the finder of the line above
 
     watch()
 
 
-def _run_the_other() -> None:
-    """Be the sitecustomize that this one hides, whatever it does."""
+def _run_hidden_sitecustomize() -> None:
+    """Run the sitecustomize that this one hides, if there is one."""
     from importlib.machinery import PathFinder  # noqa: PLC0415  the import system has loaded it
 
     spec = PathFinder.find_spec("sitecustomize", sys.path)
@@ -51,4 +51,4 @@ if sys.version_info >= (3, 11):  # noqa: UP036  any Python runs this file
         _watch()
     except Exception:  # noqa: BLE001, S110  the program runs as ever
         pass
-_run_the_other()
+_run_hidden_sitecustomize()
