@@ -19,7 +19,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, one_forwar
 
 
 class Schedule1F1BExtraInflight(PipelineScheduleSingle):
-    """A drop-in replacement of torch's Schedule1F1B; `extra_inflight[r]` is for pipeline rank r, 0 for the last rank."""
+    """A replacement of torch's Schedule1F1B; `extra_inflight[r]` is for pipeline rank r, 0 for the last rank."""
 
     planned_schedule: Schedule
     """The instruction order of every rank, used by `torch_pipelining.attach`."""
