@@ -16,8 +16,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import Server
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
-from gpuenergyd.daemon.carbon.service import CarbonService
-from gpuenergyd.daemon.carbon.service import is_wanted as carbon_is_wanted
+from gpuenergyd.daemon.carbon.service import CarbonService, is_carbon_configured
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import Gpus, utc_at
@@ -82,7 +81,7 @@ class Daemon:
         )
         self.carbon = (
             CarbonService(settings, self.policy, start.policy_host, self._history, lambda: self.jobs)
-            if carbon_is_wanted(settings)
+            if is_carbon_configured(settings)
             else None
         )
         self.jobs = Jobs(

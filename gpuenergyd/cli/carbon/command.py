@@ -290,7 +290,7 @@ def _given_forecast(zone: str, samples: Any, source: str, hours: int = 72) -> Ca
         for k, value in enumerate(series.values[:hours])
         if value == value  # noqa: PLR0124  NaN marks hours without a value
     )
-    return CarbonForecast(zone, utc_now(), f"{source}", ahead)
+    return CarbonForecast(zone, utc_now(), f"{source} (provider)", ahead)
 
 
 def _print_zone(zone: ZoneReplay) -> None:

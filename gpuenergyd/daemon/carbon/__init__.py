@@ -1,13 +1,13 @@
-"""Carbon in the daemon: values, forecasts, targets and budgets of jobs that follow the grid.
+"""Carbon intensity in the daemon: readings and forecasts, and the targets and slowdown budgets of jobs.
 
-account_file     slowdown accounts on disk
-accounts         slowdown accounts of the jobs that follow the grid
-budget           how much slowdown a job may still spend
-feed             hourly intensities from the fetcher's or a signal file
-fetcher_process  the fetcher as a child process
-fetcher_unit     the carbon fetcher as a systemd unit
-service          fetcher, values, forecasts and targets, put together
+account_file     slowdown accounts on disk, for the next daemon process
+accounts         slowdown accounts and energy by hour of the running jobs
+budget           remaining slowdown budget of a job
+feed             hourly intensities from the fetcher's file or a signal file
+fetcher_process  the carbon fetcher as a child process
+fetcher_unit     main program of the carbon fetcher's systemd unit
+service          fetcher, intensities, forecasts and targets, put together
 status           carbon fields of a job's status
-target_view      what a target policy is shown of a job
-targets          iteration-time targets of jobs that follow the grid
+target_view      input of target policies
+targets          hourly iteration-time targets of the jobs
 """

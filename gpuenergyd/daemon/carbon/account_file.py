@@ -1,8 +1,8 @@
-"""Slowdown accounts that outlive the core: a job goes on with what it has spent, whoever was restarted or killed.
+"""Slowdown accounts on disk, so that a job keeps its account when the daemon is killed and started again.
 
-A core that ends in order hands its jobs over, one that is killed does not: their processes register anew, as jobs with
-new ids and a budget that nothing was spent of yet, unless somebody remembers. So accounts are kept in one small file,
-each with the processes it belongs to: a process that lives on keeps its account, a new run of the same name gets none.
+A daemon that stops normally hands its jobs over; after a kill the training processes register again as new jobs with
+new ids. So each account is saved together with the processes of its job: a process that is still running gets its
+account back, a new run with the same job name starts with an empty one.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ _VERSION = 1
 _MAX_BYTES = 64 * 2**20
 
 Process = tuple[int, int]
-"""pid, and when it began in clock ticks since boot: a pid alone is reused."""
+"""A pid and the start time in clock ticks since boot, since pids are reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedAccount:
-    """What is kept of one job."""
+    """The saved account of one job."""
 
     job_name: str
     processes: tuple[Process, ...]
@@ -39,18 +39,18 @@ class SavedAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _FileContent:
     version: int
     boot_id: str
     jobs: tuple[SavedAccount, ...]
 
 
 class AccountFile:
-    """The file, and what an earlier core left in it; nothing here raises, for a budget is no reason not to serve."""
+    """The file and the accounts that the previous daemon left in it; file errors are logged, never raised."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._earlier: tuple[SavedAccount, ...] = ()
+        self._unclaimed: tuple[SavedAccount, ...] = ()
         self._is_read = False
         self._written: bytes = b""
 
@@ -58,35 +58,39 @@ class AccountFile:
         self._is_read = True
         try:
             with self._path.open("rb") as file:
-                kept = decode(file.read(_MAX_BYTES + 1), _Kept, max_bytes=_MAX_BYTES)
+                kept = decode(file.read(_MAX_BYTES + 1), _FileContent, max_bytes=_MAX_BYTES)
         except FileNotFoundError:
             return
         except (OSError, ProtocolError) as error:
-            log.warning("slowdown accounts of an earlier daemon are lost: %s: %s", self._path, error)
+            log.warning(
+                "cannot read saved slowdown accounts: %s: %s",
+                self._path,
+                error,
+            )
             return
         if kept.version == _VERSION and kept.boot_id == read_boot_id():
-            self._earlier = kept.jobs
+            self._unclaimed = kept.jobs
 
-    def recall(self, job_name: str, pids: Mapping[int, int]) -> SavedAccount | None:
-        """Return what was kept of the job that these processes (by rank) took part in before; it is told once."""
+    def take_over(self, job_name: str, pids: Mapping[int, int]) -> SavedAccount | None:
+        """Return and remove the saved account of the job that these processes (pid by rank) were in."""
         if not self._is_read:
             self._read()
-        processes = set(identified(pids))
-        for kept in self._earlier:
+        processes = set(running_processes(pids))
+        for kept in self._unclaimed:
             if kept.job_name == job_name and processes & set(kept.processes):
-                self._earlier = tuple(other for other in self._earlier if other is not kept)
+                self._unclaimed = tuple(other for other in self._unclaimed if other is not kept)
                 return kept
         return None
 
-    def keep(self, jobs: Iterable[SavedAccount]) -> None:
-        """Write down the jobs there are, and those of which nobody has come back yet, if that is news.
+    def save(self, jobs: Iterable[SavedAccount]) -> None:
+        """Write the accounts of running jobs, and those whose processes have not registered again yet, if changed.
 
-        The file is there as a whole or not at all.
+        The file is replaced atomically.
         """
         if not self._is_read:
             self._read()
-        waiting = tuple(kept for kept in self._earlier if any(is_alive(process) for process in kept.processes))
-        body = encode(_Kept(_VERSION, read_boot_id(), (*waiting, *jobs)))
+        waiting = tuple(kept for kept in self._unclaimed if any(is_alive(process) for process in kept.processes))
+        body = encode(_FileContent(_VERSION, read_boot_id(), (*waiting, *jobs)))
         if body == self._written:
             return
         unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
@@ -99,15 +103,15 @@ class AccountFile:
         except OSError as error:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-            log.warning("slowdown accounts are not kept: %s: %s", self._path, error.strerror)
+            log.warning("cannot save slowdown accounts: %s: %s", self._path, error.strerror)
 
 
-def identified(pids: Mapping[int, int]) -> tuple[Process, ...]:
-    """Return the processes among these that live, told apart from others with the same pid."""
+def running_processes(pids: Mapping[int, int]) -> tuple[Process, ...]:
+    """Return pid and start time of the processes that are running."""
     found = ((pid, process_start_ticks(pid)) for _, pid in sorted(pids.items()))
     return tuple((pid, ticks) for pid, ticks in found if ticks is not None)
 
 
 def is_alive(process: Process) -> bool:
-    """Return whether that very process still runs."""
+    """Return whether the process with this pid and start time is running."""
     return process_start_ticks(process[0]) == process[1]

@@ -1,4 +1,4 @@
-"""Jobs that follow the grid: what each has spent of its budget, used by the hour, and was told; kept over restarts."""
+"""Slowdown account, energy by hour and present target decision of each running job; saved across restarts."""
 
 import asyncio
 import logging
@@ -13,42 +13,42 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.carbon.account_file import AccountFile, SavedAccount, identified
+from gpuenergyd.daemon.carbon.account_file import AccountFile, SavedAccount, running_processes
 from gpuenergyd.daemon.ports import RunningJob
 
 log = logging.getLogger(__name__)
 
 _TARGETS_KEPT = 64
-_EARLY_ITERATIONS = 10_000
-"""Before a job's full speed is known, so many are kept at most to be charged once it is."""
+_MAX_UNCHARGED_ITERATIONS = 10_000
+"""Most iterations that are kept for charging until the job's baseline is known."""
 
 
 @dataclass(slots=True)
 class JobAccount:
-    """One job and the grid."""
+    """Carbon state of one job: its slowdown account, energy by hour, and target decision."""
 
     account: SlowdownAccount = field(default_factory=SlowdownAccount)
     slots: dict[datetime, WorkSlot] = field(default_factory=dict)
     frontier: tuple[tuple[float, float], ...] = ()
     num_done: int = 0
-    """Training iterations, by the client's count: those that an earlier daemon saw are among them."""
+    """Training iterations by the client's count, including those under an earlier daemon."""
     num_full_speed_orders: int = 0
     num_profiled: int = 0
-    is_recalled: bool = False
-    """The account was begun by an earlier daemon."""
+    is_taken_over: bool = False
+    """Whether the account was started by an earlier daemon."""
     decision: TargetDecision | None = None
     decided_at: datetime | None = None
     decided_for: object = None
     failure: str | None = None
     profiling_refusal: str | None = None
-    _ordered: deque[tuple[datetime, PerformanceTarget]] = field(default_factory=lambda: deque(maxlen=_TARGETS_KEPT))
-    _early: deque[tuple[IterationObservation, datetime]] = field(
-        default_factory=lambda: deque(maxlen=_EARLY_ITERATIONS)
+    _targets: deque[tuple[datetime, PerformanceTarget]] = field(default_factory=lambda: deque(maxlen=_TARGETS_KEPT))
+    _uncharged: deque[tuple[IterationObservation, datetime]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_UNCHARGED_ITERATIONS)
     )
 
-    def ordered(self, target: PerformanceTarget, at: datetime) -> None:
-        """Note what the job owes from now on."""
-        self._ordered.append((at, replace(target, straggler_time_s=None)))
+    def record_target(self, target: PerformanceTarget, at: datetime) -> None:
+        """Record the job's target from this time on."""
+        self._targets.append((at, replace(target, straggler_time_s=None)))
 
     def charge(
         self,
@@ -57,72 +57,72 @@ class JobAccount:
         registered: PerformanceTarget,
         baseline: BaselineView | None,
     ) -> None:
-        """Charge an iteration to the account, or keep it until full speed is known to charge it against.
+        """Charge an iteration to the account, or keep it until the baseline to charge it against is known.
 
-        What was permitted is what had been ordered when it began, before any order what the job was registered with.
+        The permitted time is that of the target at the iteration's start; initially that is the registered target.
         """
         self.num_done = max(self.num_done, observation.iteration_index + 1)
-        self._early.append((observation, begun_at))
+        self._uncharged.append((observation, begun_at))
         if baseline is None:
             return
         full_s = baseline.iteration_time_s
-        while self._early:
-            own, at = self._early.popleft()
-            owed = next((target for since, target in reversed(self._ordered) if since <= at), registered)
+        while self._uncharged:
+            iteration, at = self._uncharged.popleft()
+            target = next((issued for since, issued in reversed(self._targets) if since <= at), registered)
             self.account.add(
-                own.iteration_time_s,
+                iteration.iteration_time_s,
                 full_speed_time_s=full_s,
-                permitted_time_s=owed.iteration_time_s(full_s),
-                is_own=own.is_own,
+                permitted_time_s=target.iteration_time_s(full_s),
+                is_own=iteration.is_own,
             )
 
-    def note_use(self, observation: IterationObservation, purpose: PlanPurpose | None, hour_at: datetime) -> None:
-        """Note what a tuned iteration took and used, and in which hour; others say nothing of what plans save."""
+    def record_energy(self, observation: IterationObservation, purpose: PlanPurpose | None, hour_at: datetime) -> None:
+        """Add time and energy of a tuned iteration to its hour; other iterations do not show what plans save."""
         if purpose is PlanPurpose.TUNED and observation.is_own and observation.energy_j is not None:
             slot = self.slots.get(hour_at) or WorkSlot(hour_at, 0, 0.0, 0.0, None)
             self.slots[hour_at] = slot.joined(observation.iteration_time_s, observation.energy_j)
 
     @property
-    def spent_text(self) -> str:
-        """How slow the job has been so far, for a sentence."""
+    def slowdown_text(self) -> str:
+        """The job's slowdown so far, as a phrase for messages."""
         ratio = self.account.slowdown_ratio
-        return "nothing is spent" if ratio is None else f"{100 * ratio:.2f} % slower so far"
+        return "no slowdown so far" if ratio is None else f"{100 * ratio:.2f} % slower so far"
 
 
 class JobAccounts:
-    """All of them by job id, owned by the event loop, and the file that outlives the daemon."""
+    """The carbon state of all running jobs by job id, and the account file; owned by the event loop."""
 
-    def __init__(self, memory: AccountFile) -> None:
-        self._memory = memory
+    def __init__(self, account_file: AccountFile) -> None:
+        self._file = account_file
         self._jobs: dict[str, JobAccount] = {}
 
     def get(self, job_id: str) -> JobAccount | None:
-        """Return what is known of a job."""
+        """Return the state of a job, None if it has none yet."""
         return self._jobs.get(job_id)
 
-    def of(self, runner: RunningJob) -> JobAccount:
-        """Return what is known of a job; one that an earlier daemon knew goes on with its account."""
+    def get_or_create(self, runner: RunningJob) -> JobAccount:
+        """Return the state of a job; a new one takes over the account saved for its processes."""
         known = self._jobs.get(runner.job_id)
         if known is not None:
             return known
         job = self._jobs[runner.job_id] = JobAccount()
-        kept = self._memory.recall(runner.job.description.job_name, runner.pids)
-        if kept is not None:
-            job.account, job.frontier, job.is_recalled = kept.account, kept.frontier, True
-            job.slots = {slot.begin_at: slot for slot in kept.slots}
-            log.info("job %s: goes on with its slowdown account: %s", runner.job_id, job.spent_text)
+        saved = self._file.take_over(runner.job.description.job_name, runner.pids)
+        if saved is not None:
+            job.account, job.frontier, job.is_taken_over = saved.account, saved.frontier, True
+            job.slots = {slot.begin_at: slot for slot in saved.slots}
+            log.info("job %s: took over its slowdown account: %s", runner.job_id, job.slowdown_text)
         return job
 
-    def forget(self, job_id: str) -> None:
-        """Forget a job that has ended."""
+    def drop(self, job_id: str) -> None:
+        """Drop the state of a job that has ended."""
         self._jobs.pop(job_id, None)
 
-    async def keep(self, runners: Iterable[RunningJob]) -> None:
-        """Write down every account."""
-        kept = tuple(
+    async def save(self, runners: Iterable[RunningJob]) -> None:
+        """Write all accounts to the account file."""
+        saved = tuple(
             SavedAccount(
                 runner.job.description.job_name,
-                identified(runner.pids),
+                running_processes(runner.pids),
                 replace(job.account),
                 tuple(job.slots.values()),
                 job.frontier,
@@ -130,4 +130,4 @@ class JobAccounts:
             for runner in runners
             if (job := self._jobs.get(runner.job_id)) is not None
         )
-        await asyncio.to_thread(self._memory.keep, kept)
+        await asyncio.to_thread(self._file.save, saved)

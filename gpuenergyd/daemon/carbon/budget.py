@@ -1,4 +1,4 @@
-"""What a job may still spend: from its account, what its owner said of its length, and the host's settings."""
+"""Remaining slowdown budget of a job, from its account, its registered length and the host's settings."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,29 +12,29 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.settings import Settings
 
 PROFILING_COST_ITERATIONS = 3.0
-"""What first profiling takes beyond full speed, in full-speed iterations: shipped policies 1.1 to 2.2, and some."""
+"""Cost of the first profiling in full-speed iterations: the shipped policies need 1.1 to 2.2, plus a margin."""
 _SAME_RATIO = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class JobBudget:
-    """One job's budget at one instant, by the host's time."""
+    """A job's slowdown budget at one instant, in host time."""
 
     allowance: Allowance
     reserve_s: float
     num_iterations_left: int | None
-    """None where nobody has said how long the job is, or it runs on beyond that."""
+    """None if the job's length is unknown or exceeded."""
     deadline_at: datetime | None
-    rests_on: str
-    """What is known of the job's length, and what is assumed instead, in words."""
+    basis: str
+    """The known or assumed length of the job, as a phrase."""
     is_late: bool = False
-    """The deadline has passed."""
+    """Whether the deadline has passed."""
     is_overtime: bool = False
-    """More iterations were done than the job was said to have."""
+    """Whether the job has done more iterations than registered."""
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is anything to distribute over hours."""
+        """Whether slowdown is left to distribute over hours."""
         return not self.is_late and not self.is_overtime
 
 
@@ -48,9 +48,9 @@ def job_budget(
     num_done: int,
     now_at: datetime,
 ) -> JobBudget:
-    """Return what a job may still spend that has done `num_done` iterations.
+    """Return the remaining budget of a job that has done `num_done` iterations.
 
-    A job whose owner has said nothing keeps its budget over windows of `carbon_window_h`, each of which has to balance.
+    A job of unknown length keeps its budget within each window of `carbon_window_h`.
     """
     full_s, length = baseline.iteration_time_s, job.description.length
     ratio = job.description.target.max_slowdown_ratio
@@ -61,37 +61,37 @@ def job_budget(
     total = length.total_iterations(full_s)
     left = None if total is None else total - num_done
 
-    def budget(allowance: Allowance, rests_on: str, *, is_late: bool = False, is_overtime: bool = False) -> JobBudget:
+    def budget(allowance: Allowance, basis: str, *, is_late: bool = False, is_overtime: bool = False) -> JobBudget:
         rest_s = allowance.left_s if allowance.work_s is None else allowance.work_s
         return JobBudget(
             allowance,
             reserve_s=account.reserve_s(full_s, baseline.iteration_sigma_s, rest_s),
             num_iterations_left=None if is_overtime else left,
             deadline_at=deadline_at,
-            rests_on=rests_on,
+            basis=basis,
             is_late=is_late,
             is_overtime=is_overtime,
         )
 
     if until_s <= 0:
-        return budget(Allowance(0.0, 0.0), f"the deadline has passed{by}: full speed", is_late=True)
+        return budget(Allowance(0.0, 0.0), f"deadline passed{by}: full speed", is_late=True)
     if left is not None and left <= 0:
-        said = f"the {total} iterations that were said are done: the budget is granted evenly from here on"
-        return budget(Allowance(ratio, min(until_s, full_s)), said, is_overtime=True)
+        done = f"all {total} registered iterations are done: constant slowdown from here on"
+        return budget(Allowance(ratio, min(until_s, full_s)), done, is_overtime=True)
     if left is not None:
         what = f"{total} iterations" if length.num_iterations is not None else f"{length.hours:g} h, {total} iterations"
-        return budget(Allowance(ratio, until_s, left * full_s), f"said at registration: {what}{by}")
+        return budget(Allowance(ratio, until_s, left * full_s), f"registered length: {what}{by}")
     window_s = settings.carbon_window_h * grid.hour_s
     left_s = min(window_s - account.active_s % window_s, until_s)
     return budget(
-        Allowance(ratio, left_s), f"length unknown: assumed to last, balanced every {settings.carbon_window_h:g} h{by}"
+        Allowance(ratio, left_s), f"unknown length: budget kept in each window of {settings.carbon_window_h:g} h{by}"
     )
 
 
 def is_overdrawing(
     account: SlowdownAccount, budget: JobBudget, target: PerformanceTarget, full_speed_time_s: float
 ) -> bool:
-    """Return whether full speed has to be ordered now, since it takes some iterations until that is followed."""
+    """Return whether the job must go to full speed now to stay within its budget; a change takes some iterations."""
     own_s = replace(target, straggler_time_s=None).iteration_time_s(full_speed_time_s)
     longest_s = account.longest_time_s(
         full_speed_time_s,
@@ -103,9 +103,9 @@ def is_overdrawing(
 
 
 def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_time_s: float) -> str | None:
-    """Return why a job may not be profiled now, None where what that usually costs fits into the budget left to it.
+    """Return why a job may not be profiled now, None if the usual cost fits into its remaining budget.
 
-    A budget of nothing is not charged for profiling, and forbids none.
+    A budget of zero is not charged for profiling and permits it.
     """
     allowance = budget.allowance
     if allowance.budget_ratio <= 0:
@@ -116,17 +116,17 @@ def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_ti
         free_s = min(free_s, allowance.left_s - allowance.work_s - budget.reserve_s)
     if free_s >= PROFILING_COST_ITERATIONS * full_speed_time_s:
         return None
-    have = f"{max(0.0, free_s / full_speed_time_s):.1f} iterations' time"
+    left = max(0.0, free_s / full_speed_time_s)
     return (
-        f"profiling is refused: the job is too short to pay it back; it takes about {PROFILING_COST_ITERATIONS:g}"
-        f" iterations' time beyond full speed, and {100 * allowance.budget_ratio:g} % leave {have} ({budget.rests_on})"
+        f"not profiled: the job is too short; profiling costs the time of {PROFILING_COST_ITERATIONS:g} iterations"
+        f" and the budget of {100 * allowance.budget_ratio:g} % leaves {left:.1f} ({budget.basis})"
     )
 
 
 def is_unaffordable(
     account: SlowdownAccount, budget: JobBudget, iteration_time_s: float, full_speed_time_s: float
 ) -> bool:
-    """Return whether going on as slowly as profiling does would overdraw a budget; one of nothing forbids nothing."""
+    """Return whether more iterations of this duration would exceed the budget; never for a budget of zero."""
     if budget.allowance.budget_ratio <= 0:
         return False
     longest_s = account.longest_time_s(
@@ -139,7 +139,7 @@ def is_unaffordable(
 
 
 def view_deadline(budget: JobBudget, account: SlowdownAccount, now_at: datetime) -> datetime | None:
-    """Return when a target policy has to be done: by the deadline, and where the work is known, within its budget."""
+    """Return the deadline for a target policy: the job's, or the end of its budgeted time if the work is known."""
     allowance = budget.allowance
     if allowance.work_s is None or budget.deadline_at is None:
         return budget.deadline_at

@@ -1,7 +1,7 @@
-"""What the core knows of the grid: read from the fetcher's file or a signal file, kept by the hour, written down.
+"""Hourly carbon intensities and signal values, read from the fetcher's file or a signal file, stored in the database.
 
-Two series: the signal that jobs follow, of which an hour counts once it is over, and the carbon intensities that
-energy is priced with, which may be revised at any time. They are the same unless jobs follow a price.
+There are two series: the signal that targets follow, where an hour counts once it is over, and the carbon intensities
+that convert energy to emissions, which may be revised at any time. They are the same unless targets follow a price.
 """
 
 import asyncio
@@ -33,34 +33,34 @@ from gpuenergyd.store.records import IntensityRecord
 CSV_SOURCE = "csv"
 KEPT = timedelta(days=2 * 366)
 _WRITTEN_KEPT = timedelta(days=9)
-_LEAST_GIVEN_HOURS = 12
-"""A provider's own forecast that reaches less far is not used: ours does."""
+_MIN_FORECAST_HOURS = 12
+"""A provider's forecast with fewer hours is not used; our own model reaches further."""
 
 
 @dataclass(slots=True)
-class KnownHours:
-    """One series, hour by hour."""
+class HourlyValues:
+    """The values of one series by hour."""
 
     zone: str
     unit: str = CARBON_UNIT
     _hours: dict[datetime, float] = field(default_factory=dict)
 
-    def put(self, series: HourlySeries) -> bool:
-        """Take what is known of a series; return whether that was news."""
-        is_news = False
+    def update(self, series: HourlySeries) -> bool:
+        """Add the known values of a series; return whether any was new or revised."""
+        has_changed = False
         for k, value in enumerate(series.values):
             hour_at = series.first_hour_at + k * HOUR
             if math.isfinite(value) and self._hours.get(hour_at) != value:
                 self._hours[hour_at] = value
-                is_news = True
-        if is_news:
+                has_changed = True
+        if has_changed:
             oldest = max(self._hours) - KEPT
             for hour_at in [hour_at for hour_at in self._hours if hour_at < oldest]:
                 del self._hours[hour_at]
-        return is_news
+        return has_changed
 
     def series(self) -> HourlySeries | None:
-        """Return everything known; None when that is nothing."""
+        """Return all values as a series, None if there are none."""
         if not self._hours:
             return None
         first, last = min(self._hours), max(self._hours)
@@ -68,12 +68,12 @@ class KnownHours:
         return HourlySeries(self.zone, first, values=tuple(values), unit=self.unit)
 
     def value_at(self, hour_at: datetime) -> float | None:
-        """Return the value of an hour, None where it is not known."""
+        """Return the value of an hour, None if unknown."""
         return self._hours.get(hour_at)
 
 
 class CarbonFeed:
-    """The one reader of what comes from outside; nothing here waits for the network."""
+    """Reads the fetcher's file and the signal file, and keeps the two series; never accesses the network."""
 
     def __init__(self, settings: Settings, grid: GridClock, history: HistoryPort, now: Callable[[], datetime]) -> None:
         self._settings = settings
@@ -86,33 +86,33 @@ class CarbonFeed:
         self._fetched_stamp: tuple[int, int] | None = None
         self._written: dict[tuple[datetime, SampleStatus], float] = {}
         self.zone = zone
-        self.signal = KnownHours(zone)
-        """What jobs follow: complete hours only."""
-        self.priced = KnownHours(zone)
-        """What energy is priced with."""
-        self.given_forecast: CarbonForecast | None = None
-        """The provider's own, None where it gives none that can be used."""
+        self.signal = HourlyValues(zone)
+        """The signal that targets follow; complete hours only."""
+        self.intensities = HourlyValues(zone)
+        """The carbon intensities that convert energy to emissions."""
+        self.provider_forecast: CarbonForecast | None = None
+        """The provider's own forecast, None if there is none that reaches far enough."""
         self.source: CarbonSignal | None = None
         self.fetch_status: FetchStatus | None = None
         self.trouble: str | None = None
-        self.num_news = 0
+        self.num_updates = 0
 
     @property
     def follows_file(self) -> bool:
-        """Whether jobs follow a file instead of what the fetcher finds."""
+        """Whether the signal comes from a file instead of the fetcher."""
         return self._file is not None
 
     async def load(self) -> None:
-        """Read what an earlier daemon wrote down of this zone; a history that cannot be read is as none."""
+        """Load the stored intensities of this zone from the database; an unreadable database counts as empty."""
         if self._settings.carbon_replay_from is None and self._settings.carbon_zone is not None:
             with contextlib.suppress(StoreError):
                 for series in await asyncio.to_thread(self._stored):
-                    self.priced.put(series)
+                    self.intensities.update(series)
                     if not self.follows_file:
-                        self.signal.put(series)
+                        self.signal.update(series)
 
     async def read(self) -> None:
-        """Take what is new, from the fetcher's file and from the signal's."""
+        """Read new values from the fetcher's file and the signal file."""
         trouble = None
         try:
             if self._settings.asks_network:
@@ -121,14 +121,14 @@ class CarbonFeed:
             trouble = str(error)
         try:
             if self._file is not None:
-                self._take_file(await asyncio.to_thread(self._file.read))
+                self._add_file(await asyncio.to_thread(self._file.read))
         except CarbonDataError as error:
             trouble = str(error)
         self.trouble = trouble
 
     def intensity_of_hour(self, hour_at: datetime) -> float | None:
-        """Return the carbon intensity of an hour of the grid in g/kWh, None where nobody knows it."""
-        return self.priced.value_at(hour_at)
+        """Return the carbon intensity of an hour (grid time) in g/kWh, None if unknown."""
+        return self.intensities.value_at(hour_at)
 
     def _stored(self) -> list[HourlySeries]:
         with open_history(self._settings.database_url) as history:
@@ -148,7 +148,7 @@ class CarbonFeed:
             and self._settings.carbon_kind in {None, signal.kind}
             and self._settings.carbon_factor in {None, signal.factor}
         ]
-        # Two signals are two quantities: with more than one stored, only the one with most hours can be meant.
+        # Different signals are different quantities, which must not be mixed: use the stored one with the most hours.
         fullest = max(fitting, key=len, default=[])
         series = hourly_series(self.zone, fullest)
         return [series] if series is not None else []
@@ -162,19 +162,19 @@ class CarbonFeed:
                 return
             fetched = await asyncio.to_thread(read_fetched, path)
             if fetched.signal.zone != self.zone:
-                raise CarbonSourceError(f"{path} holds zone {fetched.signal.zone!r}; set is {self.zone!r}")
+                raise CarbonSourceError(f"{path} is for zone {fetched.signal.zone!r}, but carbon_zone is {self.zone!r}")
             self._fetched_stamp = stamp
-            self._take_fetched(fetched)
+            self._add_fetched(fetched)
 
-    def _take_fetched(self, fetched: Fetched) -> None:
+    def _add_fetched(self, fetched: Fetched) -> None:
         self.source, self.fetch_status = fetched.signal, fetched.status
         series = hourly_series(self.zone, fetched.samples)
         if series is not None:
-            is_news = self.priced.put(series)
+            has_changed = self.intensities.update(series)
             if not self.follows_file:
-                is_news = self.signal.put(series)
-                self.given_forecast = self._forecast_of(fetched)
-            self.num_news += is_news
+                has_changed = self.signal.update(series)
+                self.provider_forecast = self._forecast_of(fetched)
+            self.num_updates += has_changed
         for sample in fetched.samples:
             self._write(sample, fetched.signal)
 
@@ -182,20 +182,20 @@ class CarbonFeed:
         series = hourly_series(self.zone, fetched.forecast)
         if series is None or fetched.status.fetched_at is None:
             return None
-        return _given(self.zone, series, fetched.status.fetched_at, f"{fetched.signal.source}'s own")
+        return _forecast(self.zone, series, fetched.status.fetched_at, f"{fetched.signal.source} (provider)")
 
-    def _take_file(self, series: HourlySeries) -> None:
+    def _add_file(self, series: HourlySeries) -> None:
         now_at = self._grid.to_grid(self._now())
         self.signal.unit = series.unit
         known = series.until(now_at)
-        self.num_news += self.signal.put(known)
+        self.num_updates += self.signal.update(known)
         if self._grid.is_real_time:
-            self.given_forecast = _given(self.zone, series, now_at, "the file's own")
+            self.provider_forecast = _forecast(self.zone, series, now_at, "signal file")
         if series.unit != CARBON_UNIT:
             return
         self.source = CarbonSignal(self.zone, CSV_SOURCE)
         begun = series.until(now_at + HOUR)
-        self.priced.put(begun)
+        self.intensities.update(begun)
         first = (
             max(0, begun.index_of(now_at) - 8 * 24) if self._grid.is_real_time else begun.index_of(self._grid.grid_at)
         )
@@ -205,7 +205,7 @@ class CarbonFeed:
                 self._write(IntensitySample(hour_at, hour_at + HOUR, begun.values[k]), self.source)
 
     def _write(self, sample: IntensitySample, signal: CarbonSignal) -> None:
-        """Write down a value that is new or was revised."""
+        """Store a value that is new or revised in the database."""
         key = (sample.valid_from_at, sample.status)
         if self._written.get(key) == sample.carbon_intensity_g_per_kwh:
             return
@@ -228,12 +228,12 @@ class CarbonFeed:
         )
 
 
-def _given(zone: str, series: HourlySeries, issued_at: datetime, model: str) -> CarbonForecast | None:
-    """Return the hours of a series that lie ahead as a forecast without a range; None where they are too few."""
+def _forecast(zone: str, series: HourlySeries, issued_at: datetime, model: str) -> CarbonForecast | None:
+    """Return the future hours of a series as a forecast without intervals, None if they are too few."""
     begin = issued_at - timedelta(seconds=issued_at.timestamp() % HOUR.total_seconds())
     hours = tuple(
         ForecastHour(hour_at, value, value, value)
         for k, value in enumerate(series.values)
         if math.isfinite(value) and (hour_at := series.first_hour_at + k * HOUR) >= begin
     )[: 7 * 24]
-    return CarbonForecast(zone, begin, model, hours, series.unit) if len(hours) >= _LEAST_GIVEN_HOURS else None
+    return CarbonForecast(zone, begin, model, hours, series.unit) if len(hours) >= _MIN_FORECAST_HOURS else None

@@ -1,7 +1,7 @@
-"""The carbon fetcher as a child of the core: the only process that asks the network, replaced when it dies.
+"""The carbon fetcher as a child process of the daemon: the only process with network access, restarted when it exits.
 
-It gets its configuration on standard input, an environment without anything of ours, and no way to gain privileges;
-what it finds it writes into one file. As a unit of the service manager it is not started here.
+It gets its configuration on standard input, a minimal environment and no way to gain privileges, and writes its results
+to one file. With `processes = "units"` it runs as a systemd unit instead.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from gpuenergyd.daemon.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S = 1.0
-_LAST_PAUSE_S = 600.0
+_FIRST_DELAY_S = 1.0
+_MAX_DELAY_S = 600.0
 _END_LIMIT_S = 2.0
 _KEPT_VARIABLES = ("PATH", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "https_proxy", "NO_PROXY")
 _PR_SET_PDEATHSIG = 1
@@ -28,8 +28,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def fetcher_configuration(settings: Settings) -> dict[str, Any]:
-    """Return what the fetcher is told, as `carbon.fetcher` reads it."""
-    given = {
+    """Return the fetcher's configuration, in the form that `gpuenergyd.carbon.fetcher` reads."""
+    configuration = {
         "zone": settings.carbon_zone,
         "out_path": str(settings.carbon_file_path),
         "source": settings.carbon_source,
@@ -39,11 +39,11 @@ def fetcher_configuration(settings: Settings) -> dict[str, Any]:
         "factor": settings.carbon_factor,
         "g_per_kwh": settings.carbon_fixed_g_per_kwh,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in configuration.items() if value is not None}
 
 
 class CarbonFetcher:
-    """The one fetcher of this daemon, whichever process that is now."""
+    """The daemon's carbon fetcher across restarts of the process."""
 
     def __init__(self, settings: Settings) -> None:
         self._configuration = json.dumps(fetcher_configuration(settings)).encode()
@@ -53,16 +53,16 @@ class CarbonFetcher:
 
     @property
     def pid(self) -> int | None:
-        """The fetcher's process id, None when there is none."""
+        """The fetcher's process id, None while none runs."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     def start(self) -> None:
-        """Start the fetcher and keep one running."""
+        """Start the fetcher and its supervision."""
         self._supervision = asyncio.create_task(self._supervise(), name="carbon fetcher supervision")
 
     async def close(self) -> None:
-        """End it."""
+        """End the fetcher: SIGTERM, then SIGKILL after 2 s."""
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
@@ -79,15 +79,15 @@ class CarbonFetcher:
             await process.wait()
 
     async def _supervise(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        delay_s = _FIRST_DELAY_S
         while True:
             try:
                 status: object = await self._run_once()
             except OSError as error:
                 status = error.strerror
-            log.warning("the carbon fetcher ended (%s); the next one starts in %g s", status, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            log.warning("the carbon fetcher exited (status %s); restarting it in %g s", status, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
             self.num_restarts += 1
 
     async def _run_once(self) -> int:
@@ -110,6 +110,6 @@ class CarbonFetcher:
 
 
 def _confine() -> None:
-    """In the child: die with the core, and gain nothing by any program that is run."""
+    """In the child process: die with the daemon, and never gain privileges."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

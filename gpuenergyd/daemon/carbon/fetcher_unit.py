@@ -1,7 +1,7 @@
-"""The carbon fetcher as a unit of the service manager: reads the daemon's settings, then becomes the fetcher.
+"""Main program of the carbon fetcher's systemd unit: reads the daemon's settings, then executes the fetcher.
 
-One configuration serves all: the zone that the core follows is the zone that is asked for. Without a source to ask it
-ends at once, in order, and is not started again until somebody starts the daemon again.
+Daemon and fetcher share one configuration file. Without a configured source the program exits with status 0, and
+systemd starts it again only with the daemon.
 """
 
 import json
@@ -19,7 +19,7 @@ _FETCHER = ("-I", "-m", "gpuenergyd.carbon.fetcher")
 
 
 def main() -> int:
-    """Become the fetcher; return only where there is nothing to fetch, or what is set cannot be used."""
+    """Execute the fetcher; return only if nothing is to be fetched or a setting is invalid."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         settings = load_settings(processes=Processes.UNITS)
@@ -27,13 +27,13 @@ def main() -> int:
         log.error("%s", error)  # noqa: TRY400  one line that names the key, no traceback
         return error.exit_code
     if not settings.asks_network:
-        log.info("no carbon source is configured (carbon_zone): nothing to fetch")
+        log.info("nothing to fetch: carbon_zone is not set")
         return 0
     reads, writes = os.pipe()
     os.write(writes, json.dumps(fetcher_configuration(settings)).encode())
     os.close(writes)
     os.dup2(reads, sys.stdin.fileno())
-    return os.execv(sys.executable, (sys.executable, *_FETCHER))  # noqa: S606  ourselves, without what settings took
+    return os.execv(sys.executable, (sys.executable, *_FETCHER))  # noqa: S606  our own interpreter and module
 
 
 if __name__ == "__main__":

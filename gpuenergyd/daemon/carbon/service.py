@@ -1,4 +1,4 @@
-"""Everything about the grid in the core, put together: fetcher, values, forecasts with their skill, targets, status."""
+"""The carbon service: runs the fetcher, reads intensities, forecasts them, and updates the jobs' targets."""
 
 import asyncio
 import contextlib
@@ -36,19 +36,19 @@ from gpuenergyd.store.records import ForecastRecord
 _READS_PER_HOUR = 12
 _READ_PERIOD_S = (0.5, 15.0)
 _FIRST_READS, _FIRST_READ_PERIOD_S = 60, 0.5
-"""The fetcher's first word is looked for more often, for so long."""
-_WORTH_EVERY = timedelta(hours=24)
-_WORTH_JOB_HOURS = 72.0
+"""Number and period of the reads while the first file of the fetcher is awaited."""
+_TIMING_VALUE_PERIOD = timedelta(hours=24)
+_TIMING_VALUE_JOB_HOURS = 72.0
 _SKILL_KEPT = timedelta(days=30)
 
 
-def is_wanted(settings: Settings) -> bool:
-    """Return whether anything is set that has to do with the grid."""
+def is_carbon_configured(settings: Settings) -> bool:
+    """Return whether a carbon zone or a signal file is configured."""
     return settings.carbon_zone is not None or settings.signal_path is not None
 
 
 class CarbonService:
-    """Owns what is known of the grid; runs on the event loop, and asks two processes: a fetcher and a forecaster."""
+    """Carbon intensities, forecasts and targets of this daemon; owned by the event loop."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class CarbonService:
         )
         self.feed = CarbonFeed(settings, self.grid, history, now)
         self.targets = CarbonTargets(settings, self.grid, self.feed, policy, history, now)
-        # A forecast may be fitted for seconds: in the clock policies' host every plan would wait for it.
+        # A policy host of its own: fitting a forecast takes seconds, for which plans would have to wait.
         self._forecaster = PolicyClient(
             start_host,
             time_limit_s=settings.policy_time_limit_s,
@@ -81,16 +81,16 @@ class CarbonService:
         is_child = settings.processes is Processes.CHILDREN and settings.asks_network
         self._fetcher = CarbonFetcher(settings) if is_child else None
         self._periodic = Periodic()
-        self._first_word: asyncio.Task[None] | None = None
+        self._first_fetch: asyncio.Task[None] | None = None
         self._skill = LiveSkill()
         self._own_forecast: CarbonForecast | None = None
         self._forecast_failure: str | None = None
-        self._forecast_of: datetime | None = None
+        self._forecast_series_end_at: datetime | None = None
         self._timing_value: TimingValue | None = None
         self._timing_value_at: datetime | None = None
 
     async def start(self) -> None:
-        """Read what was stored, start the fetcher, and follow the grid from now on."""
+        """Load stored intensities and forecasts, start the fetcher and the periodic updates."""
         await self.feed.load()
         with contextlib.suppress(StoreError):
             for forecast in await asyncio.to_thread(self._stored_forecasts):
@@ -98,84 +98,86 @@ class CarbonService:
         if self._fetcher is not None:
             self._fetcher.start()
         period_s = min(max(self.grid.hour_s / _READS_PER_HOUR, _READ_PERIOD_S[0]), _READ_PERIOD_S[1])
-        self._periodic.every(period_s, "following the grid", self._follow)
-        self._periodic.every(period_s, "forecasting the grid", self._forecast)
+        self._periodic.every(period_s, "carbon targets", self._update_targets)
+        self._periodic.every(period_s, "carbon forecast", self._update_forecast)
         self._periodic.start()
         if self._settings.asks_network:
-            self._first_word = asyncio.create_task(self._hear_first_word(), name="hearing of the grid")
+            self._first_fetch = asyncio.create_task(self._await_first_fetch(), name="first carbon fetch")
 
     async def close(self) -> None:
-        """End the schedule and both processes, and leave the jobs' accounts to the next daemon."""
+        """Stop the periodic updates and both processes, and save the jobs' accounts."""
         self._periodic.close()
-        if self._first_word is not None:
-            self._first_word.cancel()
-            await asyncio.gather(self._first_word, return_exceptions=True)
-        await self.targets.keep(self._runners())
+        if self._first_fetch is not None:
+            self._first_fetch.cancel()
+            await asyncio.gather(self._first_fetch, return_exceptions=True)
+        await self.targets.save_accounts(self._runners())
         if self._fetcher is not None:
             await self._fetcher.close()
         await self._forecaster.close()
 
-    # --- what jobs do ---
+    # --- jobs ---
 
     def iteration_done(
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
-        """Take an observed iteration."""
+        """Charge an observed iteration to its job."""
         self.targets.iteration_done(runner, observation, purpose, begun_at)
 
     def job_ended(self, job_id: str) -> None:
-        """Forget a job."""
+        """Drop the state of a job that has ended."""
         self.targets.job_ended(job_id)
 
-    # --- on schedule ---
+    # --- periodic updates ---
 
     @property
     def forecast(self) -> CarbonForecast | None:
-        """The forecast to act on: the provider's own where it gives one, else ours."""
-        given = self.feed.given_forecast
+        """The forecast that targets use: the provider's if it reaches 6 h ahead, else our own."""
+        provided = self.feed.provider_forecast
         now_at = self.grid.to_grid(self._now())
-        is_usable = given is not None and given.hours and given.hours[-1].target_at > now_at + 6 * HOUR
-        return given if is_usable else self._own_forecast
+        is_usable = provided is not None and provided.hours and provided.hours[-1].target_at > now_at + 6 * HOUR
+        return provided if is_usable else self._own_forecast
 
-    async def _hear_first_word(self) -> None:
-        """Know the grid, or why it is not known, as soon as the fetcher says so."""
+    async def _await_first_fetch(self) -> None:
+        """Read the fetcher's file often until its first result, success or failure, is tpresent."""
         for _ in range(_FIRST_READS):
             await asyncio.sleep(_FIRST_READ_PERIOD_S)
             await self.feed.read()
             if self.feed.fetch_status is not None:
                 return
 
-    async def _follow(self) -> None:
+    async def _update_targets(self) -> None:
         await self.feed.read()
         await self.targets.decide(self._runners(), self.forecast)
-        await self.targets.keep(self._runners())
+        await self.targets.save_accounts(self._runners())
 
-    async def _forecast(self) -> None:
-        """Forecast anew when an hour has become known."""
+    async def _update_forecast(self) -> None:
+        """Compute a new forecast when the value of another hour is known."""
         series = self.feed.signal.series()
-        if series is None or series.end_at == self._forecast_of:
+        if series is None or series.end_at == self._forecast_series_end_at:
             return
         self._skill.update(series)
-        series = self._up_to_now(series)
-        wants_timing_value = self._timing_value_at is None or series.end_at - self._timing_value_at >= _WORTH_EVERY
-        answer = await self._forecaster.forecast(
+        series = self._extended_to_now(series)
+        wants_timing_value = (
+            self._timing_value_at is None or series.end_at - self._timing_value_at >= _TIMING_VALUE_PERIOD
+        )
+        reply = await self._forecaster.forecast(
             ForecastQuery(EncodedSeries.of(series), self._timing_value_query() if wants_timing_value else None)
         )
         known = self.feed.signal.series()
-        self._forecast_of = known.end_at if known is not None else None
-        if isinstance(answer, PolicyFailure):
-            self._forecast_failure = answer.reason
+        self._forecast_series_end_at = known.end_at if known is not None else None
+        if isinstance(reply, PolicyFailure):
+            self._forecast_failure = reply.reason
             return
         self._forecast_failure = None
-        self._own_forecast = answer.forecast
+        self._own_forecast = reply.forecast
         if wants_timing_value:
-            self._timing_value, self._timing_value_at = answer.timing_value, series.end_at
-        used = self.forecast or answer.forecast
+            self._timing_value, self._timing_value_at = reply.timing_value, series.end_at
+        used = self.forecast or reply.forecast
         self._skill.issued(used)
         self._history.write(ForecastRecord(used))
 
-    def _up_to_now(self, series: HourlySeries) -> HourlySeries:
-        """Return a series that ends with this hour's begin, unknown hours included: what was late is bridged."""
+    def _extended_to_now(self, series: HourlySeries) -> HourlySeries:
+        """Extend a series to the start of this hour with unknown values, for at most a day of late data."""
         hour_at = self.grid.hour_of(self._now())
         missing = (hour_at - series.end_at) // HOUR
         if not 0 < missing <= 24:
@@ -186,7 +188,7 @@ class CarbonService:
     def _timing_value_query(self) -> TimingValueQuery:
         return TimingValueQuery(
             self._settings.default_budget_ratio or self._settings.carbon_budget_ratio,
-            _WORTH_JOB_HOURS,
+            _TIMING_VALUE_JOB_HOURS,
             self._settings.carbon_host_power_w,
         )
 
@@ -194,21 +196,28 @@ class CarbonService:
         with open_history(self._settings.database_url) as history:
             return history.forecasts(self.feed.zone, self.grid.to_grid(self._now()) - _SKILL_KEPT)
 
-    # --- what is shown ---
+    # --- status ---
 
     def trouble(self) -> str | None:
-        """Return what is wrong with the grid's values, None when nothing is."""
+        """Return the problem with the carbon data and its fix, None if there is none."""
         fetch = self.feed.fetch_status
         if self.feed.trouble is not None and not self._is_waiting_for_first_fetch():
             is_unit = self._settings.asks_network and self._fetcher is None and fetch is None
-            return f"carbon: {self.feed.trouble}" + ("; does gpuenergyd-carbon.service run?" if is_unit else "")
-        if fetch is not None and fetch.num_failures > 0 and self._here().basis is not IntensityBasis.LIVE:
-            return f"carbon: {fetch.message or fetch.problem} (acting on: {self._here().basis})"
+            return f"carbon: {self.feed.trouble}" + (
+                "; check `systemctl status gpuenergyd-carbon.service`" if is_unit else ""
+            )
+        if fetch is not None and fetch.num_failures > 0 and self._intensity_now().basis is not IntensityBasis.LIVE:
+            return f"carbon: {fetch.message or fetch.problem} (acting on: {self._intensity_now().basis})"
         return None
 
     def status(self) -> dict[str, Any]:
-        """Return what is known of the grid, what that rests on, and what following it can be worth."""
-        here, series, source, fetch = self._here(), self.feed.signal.series(), self.feed.source, self.feed.fetch_status
+        """Return the carbon fields of the daemon's status."""
+        present, series, source, fetch = (
+            self._intensity_now(),
+            self.feed.signal.series(),
+            self.feed.source,
+            self.feed.fetch_status,
+        )
         forecast, skill, now_at = self.forecast, self._skill.skill(), self.grid.to_grid(self._now())
         return {
             "zone": self.feed.zone,
@@ -217,11 +226,11 @@ class CarbonService:
             "source": source.source if source is not None else None,
             "kind": source.kind if source is not None else None,
             "factor": source.factor if source is not None else None,
-            "value": here.carbon_intensity_g_per_kwh,
-            "basis": here.basis,
-            "age_s": here.age_s,
+            "value": present.carbon_intensity_g_per_kwh,
+            "basis": present.basis,
+            "age_s": present.age_s,
             "staleness": {
-                "live_age_s": here.age_s,
+                "live_age_s": present.age_s,
                 "forecast_age_s": (now_at - forecast.issued_at).total_seconds() if forecast is not None else None,
                 "history_hours": len(series.values) if series is not None else 0,
                 **asdict(StalenessRules()),
@@ -246,7 +255,7 @@ class CarbonService:
             "failures": self._periodic.failures,
         }
 
-    def _here(self) -> Any:
+    def _intensity_now(self) -> Any:
         return intensity_now(self.grid.to_grid(self._now()), self.feed.signal.series(), self.forecast)
 
     def _is_waiting_for_first_fetch(self) -> bool:

@@ -1,4 +1,4 @@
-"""What status shows of a job that follows the grid: its target, its budget, its grams and what they were saved by."""
+"""Carbon fields of a job's status: target, budget, emissions and savings."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +13,7 @@ from gpuenergyd.daemon.settings import Settings
 
 
 def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: JobAccount) -> JobCarbon | None:
-    """Return the grams of a job's tuned iterations so far, priced with what is known now."""
+    """Return the emissions of a job's tuned iterations so far, at the intensities known now; None if there are none."""
     if not job.slots:
         return None
     baseline = runner.job.baseline
@@ -30,12 +30,12 @@ def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: Job
 def target_figures(
     settings: Settings, runner: RunningJob, job: JobAccount, budget: JobBudget | None, num_windows: int, now: datetime
 ) -> dict[str, Any]:
-    """Return a job's target and what is left to it by name; what is not known is None."""
+    """Return the status fields of a job's target and budget; unknown values are None."""
     decision = job.decision
     return {
         "policy": settings.target,
         "permitted_time_s": runner.job.target.permitted_time_s,
-        "reason": decision.reason if decision is not None else job.profiling_refusal or "not tuned yet",
+        "reason": decision.reason if decision is not None else job.profiling_refusal or "the job has no tuned plan yet",
         "basis": decision.basis if decision is not None else None,
         "intensity": decision.intensity if decision is not None else None,
         "overrun_s": decision.overrun_s if decision is not None else None,
@@ -47,15 +47,15 @@ def target_figures(
         "num_iterations_left": budget.num_iterations_left if budget is not None else None,
         "is_length_reached": budget is not None and not budget.is_planned,
         "deadline_at": budget.deadline_at if budget is not None else None,
-        "length_rests_on": budget.rests_on if budget is not None else None,
+        "length_basis": budget.basis if budget is not None else None,
         "profiling_refusal": job.profiling_refusal,
-        "is_recalled": job.is_recalled,
+        "is_taken_over": job.is_taken_over,
         "num_frontier_points": len(job.frontier),
     }
 
 
 def carbon_figures(carbon: JobCarbon | None) -> dict[str, Any]:
-    """Return grams by name; what is not known is None."""
+    """Return the status fields of a job's emissions and savings; unknown values are None."""
     savings = carbon.savings if carbon is not None else None
     return {
         "carbon_g": savings.actual_g if savings is not None else None,

@@ -1,4 +1,4 @@
-"""What a target policy is shown of a job: on the grid's clock, and its account as it stands."""
+"""Input of target policies: a job's baseline, account and deadline, in grid time."""
 
 from datetime import datetime
 
@@ -21,7 +21,7 @@ def target_view(
     forecast: CarbonForecast | None,
     now_at: datetime,
 ) -> TargetView:
-    """Return it; where a past trace is lived again at speed, times are the grid's."""
+    """Return the target policy's view of a job; times are grid time, which runs faster in a replay."""
     speed, target = grid.speed, runner.job.target
     end_at = view_deadline(budget, account, now_at)
     left = budget.num_iterations_left

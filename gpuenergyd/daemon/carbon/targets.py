@@ -1,7 +1,8 @@
-"""What jobs that follow the grid are told: their targets, full speed where the budget needs it, no profiling too dear.
+"""Iteration-time targets of jobs under a target policy, limited by their slowdown accounts.
 
-The target policy proposes; what a job may take is checked here against its account, so that whatever a forecast or a
-plugin says, full speed for the rest of the window still keeps the budget.
+The target policy proposes a target for each hour. Every proposal is checked against the job's account, so that full
+speed for the rest of the window keeps the budget, whatever a forecast or a plugin returns. Between decisions, a job
+that is about to exceed its budget goes to full speed, and profiling that costs too much is refused.
 """
 
 import logging
@@ -34,15 +35,15 @@ from gpuenergyd.store.records import TargetRecord
 log = logging.getLogger(__name__)
 
 _HISTORY_HOURS = 8 * 24
-_LATE_RATIO = 0.1
-"""Of an hour: how late the next decision and its plan may come."""
+_MAX_DELAY_RATIO = 0.1
+"""Share of an hour by which the next decision and its plan may be late."""
 _SAME_RATIO = 1e-9
-_LEAST_WORTH_RATIO = 1e-3
-"""A slowdown that is not worth a plan of its own."""
+_MIN_SLOWDOWN_RATIO = 1e-3
+"""A smaller slowdown saves too little for a plan of its own."""
 
 
 class CarbonTargets:
-    """All jobs that follow the grid, owned by the event loop."""
+    """Decides and issues the targets of all jobs; owned by the event loop."""
 
     def __init__(
         self,
@@ -59,28 +60,28 @@ class CarbonTargets:
         self._policy = policy
         self._history = history
         self._now = now
-        self._jobs = JobAccounts(AccountFile(settings.carbon_accounts_path))
+        self.accounts = JobAccounts(AccountFile(settings.carbon_accounts_path))
 
-    # --- what jobs do ---
+    # --- iterations ---
 
     def iteration_done(
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
-        """Charge an iteration to its job's account, note what it used and when, and brake where that is needed."""
-        job, baseline, target = self._jobs.of(runner), runner.job.baseline, runner.job.target
+        """Charge an iteration to its job's account, record its energy, and order full speed if the budget needs it."""
+        job, baseline, target = self.accounts.get_or_create(runner), runner.job.baseline, runner.job.target
         job.charge(observation, begun_at, runner.job.description.target, baseline)
         if baseline is None:
             return
-        job.note_use(observation, purpose, self._grid.hour_of(begun_at))
+        job.record_energy(observation, purpose, self._grid.hour_of(begun_at))
         budget = self._budget(runner, job, baseline)
         if runner.job.phase is not JobPhase.TUNED:
-            self._judge_profiling(
+            self._check_profiling_cost(
                 runner, job, budget, baseline, observation if purpose is PlanPurpose.PROFILE else None
             )
         if job.decision is not None and is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
-            self._brake(runner, job, job.decision)
+            self._order_full_speed(runner, job, job.decision)
 
-    def _judge_profiling(
+    def _check_profiling_cost(
         self,
         runner: RunningJob,
         job: JobAccount,
@@ -88,43 +89,43 @@ class CarbonTargets:
         baseline: BaselineView,
         profiled: IterationObservation | None,
     ) -> None:
-        """Tell the job whether it may be profiled: not where that costs more time than its budget has left.
+        """Refuse or permit profiling: it must not cost more time than the job's budget has left.
 
-        Before anything was tried the usual cost decides, so that a job too short for it loses nothing; later each
-        iteration does, as it was measured.
+        Before the first profiled iteration the usual cost of profiling decides, so that a job that is too short loses
+        no time; after that, each measured iteration decides.
         """
         full_s, refusal = baseline.iteration_time_s, None
         job.num_profiled += profiled is not None
-        if not job.num_profiled and not job.is_recalled and runner.job.previous_run is None:
+        if not job.num_profiled and not job.is_taken_over and runner.job.previous_run is None:
             refusal = profiling_refusal(job.account, budget, full_s)
         elif (
             profiled is not None
             and runner.job.phase is JobPhase.PROFILING
             and is_unaffordable(job.account, budget, profiled.iteration_time_s, full_s)
         ):
-            refusal = f"profiling has to wait: {job.spent_text}, and going on would overdraw the budget"
+            refusal = f"profiling paused: {job.slowdown_text}, and continuing would exceed the budget"
         if refusal != job.profiling_refusal:
             job.profiling_refusal = refusal
             job.num_full_speed_orders += refusal is not None and profiled is not None
             runner.take(ProfilingJudged(refusal))
 
     def job_ended(self, job_id: str) -> None:
-        """Forget a job."""
-        self._jobs.forget(job_id)
+        """Drop the state of a job that has ended."""
+        self.accounts.drop(job_id)
 
-    async def keep(self, runners: Iterable[RunningJob]) -> None:
-        """Write down every account, for a daemon that comes after this one."""
-        await self._jobs.keep(runners)
+    async def save_accounts(self, runners: Iterable[RunningJob]) -> None:
+        """Write all accounts to the account file, for the next daemon process."""
+        await self.accounts.save(runners)
 
-    # --- what jobs are told ---
+    # --- decisions ---
 
     async def decide(self, runners: Iterable[RunningJob], forecast: CarbonForecast | None) -> None:
-        """Give every tuned job its target for this hour, once per hour and once more on news."""
+        """Decide the target of every tuned job, once per hour and again when the forecast or the budget changes."""
         for runner in list(runners):
             baseline = runner.job.baseline
             if baseline is None or runner.job.phase is not JobPhase.TUNED:
                 continue
-            job = self._jobs.of(runner)
+            job = self.accounts.get_or_create(runner)
             budget = self._budget(runner, job, baseline)
             issued_at = forecast.issued_at if forecast is not None else None
             kind = (budget.is_late, budget.is_overtime, self._num_windows(job.account))
@@ -133,54 +134,54 @@ class CarbonTargets:
                 continue
             if not budget.is_planned:
                 job.decided_for = occasion
-                self._take(runner, job, baseline, self._unplanned(runner, budget))
+                self._apply(runner, job, baseline, self._target_without_plan(runner, budget))
                 continue
             view = target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, self._now())
             series = self._feed.signal.series()
-            question = TargetQuery(
+            query = TargetQuery(
                 self._settings.target,
                 view,
                 EncodedSeries.of(series, _HISTORY_HOURS) if series is not None else None,
                 self._grid.speed,
             )
-            answer = await self._policy.next_target(runner.job_id, question)
+            reply = await self._policy.next_target(runner.job_id, query)
             if not runner.job.is_ended:
-                job.decided_for = (*occasion[:3], bool(job.frontier or _frontier_of(answer)))
-                self._take(runner, job, baseline, answer)
+                job.decided_for = (*occasion[:3], bool(job.frontier or _frontier_of(reply)))
+                self._apply(runner, job, baseline, reply)
 
-    def _unplanned(self, runner: RunningJob, budget: JobBudget) -> TargetReply:
-        """Return the target of a job for which there is nothing to distribute over hours any more."""
+    def _target_without_plan(self, runner: RunningJob, budget: JobBudget) -> TargetReply:
+        """Return the target of a job that is past its deadline or its registered length."""
         ratio = 0.0 if budget.is_late else runner.job.description.target.max_slowdown_ratio
         target = PerformanceTarget(ratio, straggler_time_s=runner.job.target.straggler_time_s)
-        return TargetReply(TargetDecision(target, budget.rests_on, IntensityBasis.NEUTRAL, None), ())
+        return TargetReply(TargetDecision(target, budget.basis, IntensityBasis.NEUTRAL, None), ())
 
-    def _take(
-        self, runner: RunningJob, job: JobAccount, baseline: BaselineView, answer: TargetReply | PolicyFailure
+    def _apply(
+        self, runner: RunningJob, job: JobAccount, baseline: BaselineView, reply: TargetReply | PolicyFailure
     ) -> None:
         ratio = runner.job.description.target.max_slowdown_ratio
         straggler_s = runner.job.target.straggler_time_s
-        if isinstance(answer, PolicyFailure):
-            if answer.reason != job.failure:
-                log.warning("job %s: no target from %r: %s", runner.job_id, self._settings.target, answer.reason)
-            job.failure = answer.reason
-            steady = PerformanceTarget(ratio, straggler_time_s=straggler_s)
-            decision = TargetDecision(steady, f"granted evenly: {answer.reason}", IntensityBasis.NEUTRAL, None)
+        if isinstance(reply, PolicyFailure):
+            if reply.reason != job.failure:
+                log.warning("job %s: target policy %r failed: %s", runner.job_id, self._settings.target, reply.reason)
+            job.failure = reply.reason
+            constant = PerformanceTarget(ratio, straggler_time_s=straggler_s)
+            decision = TargetDecision(constant, f"constant slowdown: {reply.reason}", IntensityBasis.NEUTRAL, None)
             frontier = job.frontier
         else:
-            job.failure, decision, frontier = None, answer.decision, answer.frontier or job.frontier
-        self._order(runner, job, self._within_budget(runner, job, baseline, decision), frontier)
+            job.failure, decision, frontier = None, reply.decision, reply.frontier or job.frontier
+        self._issue(runner, job, self._within_budget(runner, job, baseline, decision), frontier)
 
-    def _order(
+    def _issue(
         self, runner: RunningJob, job: JobAccount, decision: TargetDecision, frontier: tuple[tuple[float, float], ...]
     ) -> None:
-        """Tell the job, and write down what was decided and why."""
+        """Send a target to the job, and record the decision with its reason in the database."""
         has_new_frontier = frontier != job.frontier
         job.frontier, job.decision, job.decided_at = frontier, decision, self._now()
-        # What a straggler imposes is not the policy's to say, and may have changed while it thought.
+        # The straggler's pace is not the policy's decision, and may have changed since the query.
         target = replace(decision.target, straggler_time_s=runner.job.target.straggler_time_s)
         if target != runner.job.target:
-            log.info("job %s: %s", runner.job_id, _said(target, decision.reason))
-            job.ordered(target, job.decided_at)
+            log.info("job %s: %s", runner.job_id, _target_text(target, decision.reason))
+            job.record_target(target, job.decided_at)
             runner.take(TargetChanged(target))
         elif not has_new_frontier:
             return
@@ -201,12 +202,12 @@ class CarbonTargets:
             )
         )
 
-    def _brake(self, runner: RunningJob, job: JobAccount, decision: TargetDecision) -> None:
-        """Order full speed at once: what was planned turned out slower, or later followed, than it was meant."""
+    def _order_full_speed(self, runner: RunningJob, job: JobAccount, decision: TargetDecision) -> None:
+        """Set the target to full speed at once, because iterations were slower, or slowed down longer, than planned."""
         job.num_full_speed_orders += 1
         target = PerformanceTarget(0.0, straggler_time_s=runner.job.target.straggler_time_s)
-        reason = f"full speed: {job.spent_text}, and the rest of the budget is needed to get there"
-        self._order(runner, job, replace(decision, target=target, reason=reason), job.frontier)
+        reason = f"full speed: {job.slowdown_text}, and the change to full speed needs the rest of the budget"
+        self._issue(runner, job, replace(decision, target=target, reason=reason), job.frontier)
 
     def _budget(self, runner: RunningJob, job: JobAccount, baseline: BaselineView) -> JobBudget:
         return job_budget(
@@ -222,24 +223,24 @@ class CarbonTargets:
     def _within_budget(
         self, runner: RunningJob, job: JobAccount, baseline: BaselineView, decision: TargetDecision
     ) -> TargetDecision:
-        """Return the decision, or a faster one where the account could not be balanced any more after it."""
+        """Return the decision, with a faster target if the proposed one could exceed the budget."""
         full_s, budget = baseline.iteration_time_s, self._budget(runner, job, baseline)
         own = replace(decision.target, straggler_time_s=None)
-        wanted_s = own.iteration_time_s(full_s)
+        proposed_s = own.iteration_time_s(full_s)
         settling_s = SETTLING_ITERATIONS * full_s
-        rest_s = max((1.0 + _LATE_RATIO) * self._rest_of_hour_s(), settling_s)
+        rest_s = max((1.0 + _MAX_DELAY_RATIO) * self._rest_of_hour_s(), settling_s)
         if budget.allowance.work_s is not None:
             rest_s = min(rest_s, budget.allowance.work_s + settling_s)
         longest_s = job.account.longest_time_s(
             full_s, allowance=budget.allowance, slot_s=rest_s, reserve_s=budget.reserve_s
         )
-        if wanted_s <= longest_s * (1.0 + _SAME_RATIO):
+        if proposed_s <= longest_s * (1.0 + _SAME_RATIO):
             return decision
         target = PerformanceTarget(0.0, straggler_time_s=decision.target.straggler_time_s)
-        if longest_s > full_s * (1.0 + _LEAST_WORTH_RATIO):
+        if longest_s > full_s * (1.0 + _MIN_SLOWDOWN_RATIO):
             ratio = runner.job.description.target.max_slowdown_ratio
             target = replace(target, max_slowdown_ratio=ratio, permitted_time_s=longest_s)
-        return replace(decision, target=target, reason=f"{decision.reason}; shortened: the budget allows no more")
+        return replace(decision, target=target, reason=f"{decision.reason}; limited by the budget")
 
     def _rest_of_hour_s(self) -> float:
         now_at = self._now()
@@ -248,16 +249,16 @@ class CarbonTargets:
     def _num_windows(self, account: SlowdownAccount) -> int:
         return int(account.active_s // (self._settings.carbon_window_h * self._grid.hour_s))
 
-    # --- what is shown ---
+    # --- status ---
 
     def carbon_of(self, runner: RunningJob) -> JobCarbon | None:
-        """Return the grams of a job's tuned iterations so far, priced with what is known now."""
-        job = self._jobs.get(runner.job_id)
+        """Return the emissions of a job's tuned iterations so far, at the intensities known now."""
+        job = self.accounts.get(runner.job_id)
         return None if job is None else carbon_of(self._settings, self._feed, runner, job)
 
     def status(self, runner: RunningJob) -> dict[str, Any]:
-        """Return a job's target and grams, as status shows them."""
-        job, baseline = self._jobs.get(runner.job_id) or JobAccount(), runner.job.baseline
+        """Return the carbon fields of a job's status."""
+        job, baseline = self.accounts.get(runner.job_id) or JobAccount(), runner.job.baseline
         budget = self._budget(runner, job, baseline) if baseline is not None else None
         num_windows = self._num_windows(job.account)
         return {
@@ -266,18 +267,22 @@ class CarbonTargets:
         }
 
 
-def _frontier_of(answer: TargetReply | PolicyFailure) -> tuple[tuple[float, float], ...]:
-    return () if isinstance(answer, PolicyFailure) else answer.frontier
+def _frontier_of(reply: TargetReply | PolicyFailure) -> tuple[tuple[float, float], ...]:
+    return () if isinstance(reply, PolicyFailure) else reply.frontier
 
 
 def _target_s(target: PerformanceTarget, baseline: BaselineView | None) -> float | None:
-    """Return the iteration time that the job itself may take, None for full speed."""
+    """Return the iteration time permitted to the job itself, None for full speed."""
     if baseline is None or (target.permitted_time_s is None and not target.max_slowdown_ratio):
         return None
     return replace(target, straggler_time_s=None).iteration_time_s(baseline.iteration_time_s)
 
 
-def _said(target: PerformanceTarget, reason: str) -> str:
+def _target_text(target: PerformanceTarget, reason: str) -> str:
     if target.permitted_time_s is None:
-        return f"target: full speed ({reason})" if not target.max_slowdown_ratio else f"target: even ({reason})"
-    return f"target: {target.permitted_time_s:.4g} s an iteration ({reason})"
+        return (
+            f"target: full speed ({reason})"
+            if not target.max_slowdown_ratio
+            else f"target: constant slowdown ({reason})"
+        )
+    return f"target: {target.permitted_time_s:.4g} s per iteration ({reason})"

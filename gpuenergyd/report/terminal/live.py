@@ -208,8 +208,8 @@ def _following(job: Status) -> list[Text]:
     owed = "full speed" if target["permitted_time_s"] is None else time_text(target["permitted_time_s"])
     so_far = f"{ratio_text(target['slowdown_so_far_ratio'])} of {ratio_text(target['budget_ratio'])} used"
     lines = [Text(f"target {target['policy']}: {owed}, {so_far} ({target['reason']})")]
-    if target["length_rests_on"] is not None:
-        lines.append(Text(f"length of the job: {target['length_rests_on']}"))
+    if target["length_basis"] is not None:
+        lines.append(Text(f"length of the job: {target['length_basis']}"))
     if carbon is not None and carbon["carbon_g"] is not None:
         by_plan, by_frontier, by_timing = (
             grams_text(carbon[f"saved_by_{what}_g"]) for what in ("plan", "frontier", "timing")

@@ -52,7 +52,7 @@ def test_values_are_fetched_by_a_process_of_its_own_which_is_replaced_when_it_di
 
     assert (grid["zone"], grid["source"], grid["unit"]) == (ZONE, "neso", "g/kWh")
     assert 150 <= grid["value"] <= 190
-    assert grid["forecast_model"] == "neso's own"
+    assert grid["forecast_model"] == "neso (provider)"
     assert b"GPUENERGYD" not in environment
     assert "NoNewPrivs:\t1" in privileges
     with open_history(daemon.database_path) as history:
@@ -119,7 +119,7 @@ def test_a_job_on_a_replayed_trace_is_owed_less_in_dirty_hours_and_its_report_sh
     assert "by running slower" in line
 
 
-def test_what_a_job_has_spent_survives_a_core_that_is_killed(tmp_path: Path) -> None:
+def test_a_slowdown_account_survives_a_killed_daemon(tmp_path: Path) -> None:
     first_at = datetime(2024, 1, 1, tzinfo=UTC)
     path = tmp_path / "XX_synthetic_2024.csv"
     rows = [f"{first_at + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{600 if k % 2 else 60}" for k in range(60 * 24)]
@@ -135,16 +135,16 @@ def test_what_a_job_has_spent_survives_a_core_that_is_killed(tmp_path: Path) -> 
         ) as daemon,
         training(daemon, arguments=("--policy", "uniform")),
     ):
-        wait_until(lambda: _kept(accounts).get("num_iterations", 0) >= 10, 120)
+        wait_until(lambda: _saved_account(accounts).get("num_iterations", 0) >= 10, 120)
         earlier_id = daemon.job()["job_id"]  # type: ignore[index]  # it runs
         assert daemon.process is not None
         daemon.process.kill()
         daemon.process.wait(30)
-        before = _kept(accounts)
+        before = _saved_account(accounts)
         daemon.start()
-        wait_until(lambda: (job := daemon.job()) is not None and job["target"]["is_recalled"], 120)
-        wait_until(lambda: _kept(accounts).get("num_iterations", 0) > before["num_iterations"], 60)
-        after = _kept(accounts)
+        wait_until(lambda: (job := daemon.job()) is not None and job["target"]["is_taken_over"], 120)
+        wait_until(lambda: _saved_account(accounts).get("num_iterations", 0) > before["num_iterations"], 60)
+        after = _saved_account(accounts)
         job = daemon.job()
 
     assert job is not None
@@ -152,8 +152,8 @@ def test_what_a_job_has_spent_survives_a_core_that_is_killed(tmp_path: Path) -> 
     assert after["full_speed_s"] > before["full_speed_s"]
 
 
-def _kept(accounts: Path) -> dict[str, float]:
-    """Return the account of the only job that is kept, nothing while there is none."""
+def _saved_account(accounts: Path) -> dict[str, float]:
+    """Return the account of the only saved job, empty while there is none."""
     if not accounts.exists():
         return {}
     jobs = json.loads(accounts.read_text())["jobs"]

@@ -93,8 +93,8 @@ def test_half_hours_become_hours_and_are_written_down_once(tmp_path: Path) -> No
     assert (len(series.values), series.end_at, series.values[-1]) == (24, THIS_HOUR_AT, 205.0)
     assert len(kept.intensities()) == 48
     assert feed.trouble is None
-    assert feed.given_forecast is not None
-    assert feed.given_forecast.value_at(NOW_AT) == 300.0
+    assert feed.provider_forecast is not None
+    assert feed.provider_forecast.value_at(NOW_AT) == 300.0
 
 
 def test_a_revised_value_replaces_the_first_and_is_written_down_again(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_revised_value_replaces_the_first_and_is_written_down_again(tmp_path: 
 
     assert feed.intensity_of_hour(THIS_HOUR_AT - HOUR) == 105.0
     assert len(kept.intensities()) == 96
-    assert feed.num_news == 2
+    assert feed.num_updates == 2
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_values_of_another_zone_are_refused(tmp_path: Path) -> None:
     asyncio.run(feed.read())
 
     assert feed.signal.series() is None
-    assert "holds zone 'DE'" in (feed.trouble or "")
+    assert "is for zone 'DE'" in (feed.trouble or "")
 
 
 def test_what_an_earlier_daemon_stored_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_a_files_hours_ahead_are_a_forecast_and_never_history(tmp_path: Path) ->
     series = feed.signal.series()
     assert series is not None
     assert series.values == tuple(float(k) for k in range(24))
-    assert feed.given_forecast is not None
-    assert feed.given_forecast.hours[0].carbon_intensity_g_per_kwh == 24.0
+    assert feed.provider_forecast is not None
+    assert feed.provider_forecast.hours[0].carbon_intensity_g_per_kwh == 24.0
     assert (feed.zone, feed.signal.unit) == ("XX", "g/kWh")
     assert max(record.carbon_intensity_g_per_kwh for record in kept.intensities()) == 24.0
 
@@ -196,7 +196,7 @@ def test_a_replayed_trace_shows_no_future_and_is_stored_by_the_hosts_time(tmp_pa
     series = feed.signal.series()
     assert series is not None
     assert series.values[-1] == 25.0
-    assert feed.given_forecast is None
+    assert feed.provider_forecast is None
     stored = kept.intensities()
     assert [record.carbon_intensity_g_per_kwh for record in stored] == [24.0, 25.0, 26.0]
     assert stored[0].valid_from == NOW_AT
@@ -243,7 +243,7 @@ def test_as_values_age_each_rung_is_taken_in_turn(tmp_path: Path) -> None:
     feed = feed_of(known, kept)
     write_fetched(known.carbon_file_path, fetched())
     asyncio.run(feed.read())
-    series, forecast = feed.signal.series(), feed.given_forecast
+    series, forecast = feed.signal.series(), feed.provider_forecast
 
     bases = [intensity_now(NOW_AT + h * HOUR, series, forecast).basis for h in (0, 5, 30, 24 * 8)]
 

@@ -183,7 +183,7 @@ def site(
 
 def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float, float]:
     """Return the mean iteration time in the dirtiest and in the cleanest third of the hours."""
-    job = here.targets._jobs.of(here.following)
+    job = here.targets.accounts.get_or_create(here.following)
     hours = sorted(
         (values[round((hour_at - FIRST_AT) / HOUR)], slot.time_s / slot.num_iterations)
         for hour_at, slot in job.slots.items()
@@ -243,7 +243,7 @@ def test_a_job_of_known_length_never_takes_longer_than_permitted_however_its_pip
         here.run_hours(0.02)
 
     assert before["target"]["num_iterations_left"] > 0
-    assert "said at registration: " in before["target"]["length_rests_on"]
+    assert "registered length: " in before["target"]["length_basis"]
     assert max(after) <= BUDGET
     assert after[0] > 0.4 * BUDGET
     assert here.targets.status(here.following)["carbon"]["saved_by_timing_g"] > 0
@@ -278,8 +278,8 @@ def test_a_job_nobody_has_told_the_length_of_says_what_is_assumed_and_a_deadline
     here.run_hours(2)
     late = here.targets.status(here.following)["target"]
 
-    assert "unknown" in unknown["length_rests_on"]
-    assert "72 h" in unknown["length_rests_on"]
+    assert "unknown length" in unknown["length_basis"]
+    assert "72 h" in unknown["length_basis"]
     assert unknown["deadline_at"] is None
     assert late["deadline_at"] == deadline_at
     assert "the deadline has passed" in late["reason"]
@@ -349,7 +349,7 @@ def test_no_answer_overdraws_the_budget_of_a_window(
         here.targets.iteration_done(here.following, observation, PlanPurpose.TUNED, at(now_s))
         now_s += time_s
 
-    account = here.targets._jobs.of(here.following).account
+    account = here.targets.accounts.get_or_create(here.following).account
     assert account.excess_s <= budget * account.full_speed_s + full_s * (1 + budget)
 
 
@@ -391,7 +391,7 @@ def test_a_job_too_short_to_pay_its_profiling_back_is_refused_it_and_told_why(
     assert job.phase is JobPhase.FALLBACK
     assert not job.is_given_up
     assert job.num_faults == 0
-    assert "too short to pay it back" in job.phase_reason
+    assert "the job is too short" in job.phase_reason
     assert "55 iterations" in job.phase_reason
     assert status["reason"] == status["profiling_refusal"]
     assert status["slowdown_so_far_ratio"] == pytest.approx(0.0, abs=1e-6)
@@ -412,12 +412,12 @@ def test_a_job_refused_its_profiling_gets_it_once_it_is_said_to_be_longer(tmp_pa
     run_until(here, JobPhase.TUNED)
 
     assert here.targets.status(here.following)["target"]["profiling_refusal"] is None
-    assert here.targets._jobs.of(here.following).num_profiled > 0
+    assert here.targets.accounts.get_or_create(here.following).num_profiled > 0
 
 
 def test_report_and_account_say_the_same_of_a_job_with_disturbed_iterations(tmp_path: Path) -> None:
     here = site(tmp_path, Uniform(), ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2), hour_s=25.0)
-    account, job_id = here.targets._jobs.of(here.following).account, here.following.job_id
+    account, job_id = here.targets.accounts.get_or_create(here.following).account, here.following.job_id
     records: list[Record] = [
         JobRecord(job_id, "gpt", "1", 0, "uniform", "1f1b", "", True, 4, 8, BUDGET, 0, FIRST_AT),
         *(replace(INTENSITY, valid_from=FIRST_AT + k * HOUR, valid_to=FIRST_AT + (k + 1) * HOUR) for k in (0, 1)),
