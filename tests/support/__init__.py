@@ -1,1 +1,1 @@
-"""What several tests share: fakes, deadlines, virtual time."""
+"""Shared test support: fakes, builders, virtual time, processes."""

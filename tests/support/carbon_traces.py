@@ -1,4 +1,4 @@
-"""Made-up grids: hourly intensities with days, weeks, seasons and weather, seeded."""
+"""Synthetic hourly carbon intensities with daily, weekly, seasonal and weather patterns, seeded."""
 
 from datetime import UTC, datetime
 
@@ -11,7 +11,7 @@ FIRST_AT = datetime(2023, 1, 1, tzinfo=UTC)
 
 
 def made_up_values(num_days: int, seed: int = 0) -> NDArray[np.float64]:
-    """Return values that a model can forecast better than any naive rule, and not perfectly."""
+    """Return values that a model can forecast better than naive rules, but not perfectly."""
     rng = np.random.default_rng(seed)
     hours = np.arange(num_days * 24)
     weather = np.zeros(len(hours))
@@ -25,5 +25,5 @@ def made_up_values(num_days: int, seed: int = 0) -> NDArray[np.float64]:
 
 
 def made_up_trace(zone: str = "XX", num_days: int = 60, seed: int = 0) -> HourlySeries:
-    """Return a trace of such values."""
+    """Return such values as a trace."""
     return HourlySeries(zone, FIRST_AT, values=tuple(made_up_values(num_days, seed).tolist()))

@@ -1,4 +1,4 @@
-"""A client of the daemon in a process of its own: as another user, in a session or in namespaces of its own."""
+"""A client of the daemon in a separate process: as another user, in its own session or namespaces."""
 
 import contextlib
 import json
@@ -46,13 +46,13 @@ for line in sys.stdin:
 
 
 def needs_root() -> None:
-    """Skip a test that has to become another user."""
+    """Skip a test that needs to become another user."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
 
 
 def needs_namespaces(*namespaces: str) -> None:
-    """Skip a test where `unshare` with these options is refused."""
+    """Skip a test if `unshare` with these options is not permitted."""
     probe = subprocess.run(["unshare", *namespaces, "true"], capture_output=True, text=True, check=False)
     if probe.returncode != 0:
         pytest.skip(f"namespaces are refused here: {probe.stderr.strip()}")
@@ -62,7 +62,7 @@ def needs_namespaces(*namespaces: str) -> None:
 def daemon_for_everybody(*, prologue: str = "", **overrides: Any) -> Iterator[DaemonProcess]:
     """Run a daemon that every user can connect to.
 
-    Not in pytest's own folder: each session of the same user, this one's neighbours too, closes that to all others.
+    Not in pytest's folder, which is closed to other users.
     """
     with tempfile.TemporaryDirectory(prefix="gpuenergyd-everybody-") as folder:
         Path(folder).chmod(0o755)
@@ -74,27 +74,27 @@ def daemon_for_everybody(*, prologue: str = "", **overrides: Any) -> Iterator[Da
 
 @dataclass(slots=True)
 class ClientProcess:
-    """A connected client that asks what it is told to."""
+    """A connected client that sends the requests it is given."""
 
     process: subprocess.Popen[str]
 
     @property
     def pid(self) -> int:
-        """The client's pid on the host, whatever it is called in its own namespace."""
+        """The client's pid in the host's namespace."""
         pid = self.process.pid
         while Path(f"/proc/{pid}/comm").read_text().strip() == "unshare" and (below := child_pids(pid)):
             pid = below[0]
         return pid
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Return status and body of an answer; JSON is decoded."""
+        """Return status and decoded body of a reply."""
         status, text = self._exchange([method, path, None if body is None else json.dumps(body)])
         with contextlib.suppress(ValueError):
             return status, json.loads(text)
         return status, text
 
     def fork(self) -> int:
-        """Let the client have a child that lives as long as the client; return its pid."""
+        """Start a child of the client that lives as long as the client; return its pid."""
         pid, _ = self._exchange(["fork", None, None])
         return int(pid)
 
@@ -118,7 +118,7 @@ def client_process(
     unshare: Sequence[str] = (),
     has_own_session: bool = True,
 ) -> Iterator[ClientProcess]:
-    """Run a client for the length of a block; `groups` None keeps those of this process."""
+    """Run a client for the duration of a block; groups=None keeps the groups of this process."""
     told = "keep" if groups is None else ",".join(map(str, groups))
     command = [sys.executable, "-I", "-c", PROGRAM, str(socket_path), str(uid), str(gid), told]
     process = subprocess.Popen(

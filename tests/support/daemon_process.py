@@ -1,4 +1,4 @@
-"""A real daemon with a real worker and simulated GPUs, for tests to talk to, and to kill."""
+"""A real daemon with a real GPU worker and simulated GPUs, which tests may query and kill."""
 
 import contextlib
 import os
@@ -36,18 +36,18 @@ except GpuEnergyError as error:
 
 @dataclass(slots=True)
 class DaemonProcess:
-    """One daemon in a folder of its own."""
+    """A daemon in its own folder."""
 
     folder: Path
     num_gpus: int = 4
     overrides: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     python: str = sys.executable
-    """The interpreter, and so the environment, that the daemon runs in."""
+    """Interpreter, and hence environment, of the daemon."""
     prologue: str = ""
-    """Python that runs in the daemon's process first: instruments of a benchmark or a test."""
+    """Python code that runs first in the daemon's process, such as a benchmark's instruments."""
     launcher: tuple[str, ...] = ()
-    """What starts the daemon's command, in another network namespace for instance."""
+    """Command prefix, for example to enter a network namespace."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -61,32 +61,32 @@ class DaemonProcess:
 
     @property
     def socket_path(self) -> Path:
-        """Where the daemon listens."""
+        """Path of the HTTP socket."""
         return self.folder / "run" / "gpuenergyd.sock"
 
     @property
     def clock_socket_path(self) -> Path:
-        """Where clock records go."""
+        """Path of the clock socket."""
         return self.folder / "run" / "clock.sock"
 
     @property
     def journal_path(self) -> Path:
-        """What is to be restored."""
+        """Path of the restore journal."""
         return self.folder / "run" / "journal.json"
 
     @property
     def database_path(self) -> Path:
-        """The history."""
+        """Path of the history."""
         return self.folder / "state" / "history.sqlite3"
 
     @property
     def log(self) -> str:
-        """What the daemon and its children said so far."""
+        """Log output of the daemon and its children so far."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
     @property
     def pid(self) -> int:
-        """The core's process id."""
+        """The daemon's process id."""
         assert self.process is not None
         return self.process.pid
 
@@ -113,7 +113,7 @@ class DaemonProcess:
             )
 
     def start(self) -> "DaemonProcess":
-        """Start the daemon and wait until it answers."""
+        """Start the daemon and wait until it replies."""
         self.process = self.launch()
         try:
             wait_until(self.is_ready, 120)
@@ -123,7 +123,7 @@ class DaemonProcess:
         return self
 
     def is_ready(self) -> bool:
-        """Return whether the daemon answers and has a worker."""
+        """Return whether the daemon replies and has a GPU worker."""
         assert self.process is not None
         assert self.process.poll() is None, f"the daemon ended:\n{self.log}"
         with contextlib.suppress(GpuEnergyError):
@@ -135,7 +135,7 @@ class DaemonProcess:
         return DaemonClient(str(self.socket_path))
 
     def status(self) -> dict[str, Any]:
-        """Return the daemon's state."""
+        """Return the daemon's status."""
         client = self.client()
         try:
             return client.get_status()
@@ -143,19 +143,19 @@ class DaemonProcess:
             client.close()
 
     def job(self) -> dict[str, Any] | None:
-        """Return the only job there is, None without one."""
+        """Return the only job, None if there is none."""
         jobs: list[dict[str, Any]] = self.status()["jobs"]
         return jobs[0] if jobs else None
 
     def wait_for_phase(self, *phases: str, timeout_s: float = 60) -> dict[str, Any]:
-        """Return the job once it is in one of these phases."""
+        """Wait until the job is in one of these phases and return it."""
         wait_until(lambda: (job := self.job()) is not None and job["phase"] in phases, timeout_s)
         job = self.job()
         assert job is not None
         return job
 
     def stop(self) -> int:
-        """Stop the daemon in order; return its exit status."""
+        """Stop the daemon gracefully; return its exit status."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -169,7 +169,7 @@ class DaemonProcess:
     # --- the simulated GPUs ---
 
     def locks_mhz(self) -> list[int | None]:
-        """Return the clock lock of every GPU, None where there is none."""
+        """Return the clock lock of every GPU, None if unlocked."""
         host = SimulatedHost.open(self.world_path)
         try:
             return [host.locked_sm_clock_mhz(identity.gpu_uuid) for identity in host.identities()]
@@ -194,14 +194,14 @@ class DaemonProcess:
 
 @dataclass(slots=True)
 class Training:
-    """A fake training run: a launcher and one process per rank, in a session of their own."""
+    """A fake training run: a launcher and one process per rank, in their own session."""
 
     process: subprocess.Popen[bytes]
     last_when: Path
-    """Once this file exists, the next iteration is the last."""
+    """When this file exists, the next iteration is the last."""
 
     def finish(self, timeout_s: float = 60) -> int:
-        """Let the run end in order, however far it is; return the exit status."""
+        """End the run gracefully; return the exit status."""
         self.last_when.touch()
         return self.wait(timeout_s)
 
@@ -210,7 +210,7 @@ class Training:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
-        """End all of it, and return once every rank is gone: a rank outlives the launcher by a moment."""
+        """Kill the run and wait until every rank is gone, since ranks outlive the launcher briefly."""
         ranks = child_pids(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -221,7 +221,7 @@ class Training:
 
 @contextmanager
 def running_daemon(folder: Path, *, prologue: str = "", **overrides: Any) -> Iterator[DaemonProcess]:
-    """Run a daemon for the length of a block."""
+    """Run a daemon for the duration of a block."""
     daemon = DaemonProcess(folder, overrides=overrides, prologue=prologue).start()
     try:
         yield daemon
@@ -231,7 +231,7 @@ def running_daemon(folder: Path, *, prologue: str = "", **overrides: Any) -> Ite
 
 @contextmanager
 def training(daemon: DaemonProcess, *, iterations: int = 100_000, arguments: Sequence[str] = ()) -> Iterator[Training]:
-    """Run a fake training for the length of a block."""
+    """Run a fake training for the duration of a block."""
     run = daemon.trainer(iterations=iterations, arguments=arguments)
     try:
         yield run
@@ -240,7 +240,7 @@ def training(daemon: DaemonProcess, *, iterations: int = 100_000, arguments: Seq
 
 
 def wait_for_death(pid: int, timeout_s: float = 30.0) -> None:
-    """Return once a process that need not be our child has ended."""
+    """Wait until a process has ended, which need not be a child."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

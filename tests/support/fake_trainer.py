@@ -1,10 +1,10 @@
-"""A pipeline of training processes without torch: 1F1B through pipes, each instruction as slow as its simulated GPU.
+"""Pipeline training processes without torch: 1F1B through pipes, each instruction takes its simulated GPU's time.
 
-Run `python -m tests.support.fake_trainer --socket PATH --world PATH --ranks 4 --microbatches 8 --iterations 50`.
-With `--last-when FILE` the iteration that begins after FILE exists is the last one, on all ranks. With `--replicas N`
-there are N such pipelines, which all end an iteration together; the last of them takes `--slow-ratio` times as long
-while the file `--slow-while` exists. While `--pause-while` exists, something else runs between iterations; while
-`--swap-while` exists, rank 0 runs its first two instructions the other way round.
+Run `python -m tests.support.fake_trainer --socket PATH --world PATH --ranks 4 --microbatches 8 --iterations 50`. With
+`--last-when FILE` the first iteration that starts after FILE exists is the last one. With `--replicas N` there are N
+pipelines that finish each iteration together; the last one is slower by `--slow-ratio` while the file `--slow-while`
+exists. While `--pause-while` exists, ranks pause between iterations; while `--swap-while` exists, rank 0 swaps its
+first two instructions.
 """
 
 import argparse
@@ -24,17 +24,17 @@ FORWARD = InstructionWork(memory_time_s=0.001, compute_time_s=0.004, power_coeff
 BACKWARD = InstructionWork(memory_time_s=0.002, compute_time_s=0.008, power_coefficient_w_per_mhz=0.2)
 
 _PAUSE_S = 0.5
-"""What an evaluation takes."""
+"""Duration of an evaluation between iterations."""
 _MORE, _LAST = b".", b"!"
 
 
 def scaled(work: InstructionWork, ratio: float) -> InstructionWork:
-    """Return work that takes `ratio` times as long."""
+    """Return work that is longer by a factor."""
     return InstructionWork(work.memory_time_s * ratio, work.compute_time_s * ratio, work.power_coefficient_w_per_mhz)
 
 
 def run_rank(options: argparse.Namespace, pp_rank: int, pipes: Mapping[str, int]) -> None:
-    """Run one rank until its iterations are done or a neighbour is gone."""
+    """Run one rank until its iterations are done or a neighbour has ended."""
     host = SimulatedHost.open(options.world)
     gpu_uuid = host.identities()[options.first_gpu + options.replica * options.ranks + pp_rank].gpu_uuid
     host.attach_process(gpu_uuid, os.getpid())
@@ -74,7 +74,7 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: Mapping[str, int]
         client.begin_iteration()
         for instruction in (order[1], order[0], *order[2:]) if is_swapped else order:
             is_forward = instruction.kind is InstructionKind.F
-            # Each rank learns with its first forward from the rank before it whether this iteration is the last.
+            # The first forward from the previous rank carries whether this iteration is the last.
             is_last = _receive(pipes.get("from_previous" if is_forward else "from_next")) == _LAST or is_last
             slot = client.begin_instruction(str(instruction.kind), instruction.microbatch_index)
             host.begin_work(gpu_uuid, work[instruction.kind])
@@ -94,7 +94,7 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: Mapping[str, int]
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Fork all ranks, which spares each the start of an interpreter, and wait; return 0 when all finished."""
+    """Fork all ranks (faster than starting interpreters) and wait; return 0 if all finished."""
     replicas, ranks = range(options.replicas), range(options.ranks)
     ends: dict[tuple[int, int], dict[str, int]] = {(replica, rank): {} for replica in replicas for rank in ranks}
     for replica in replicas:
@@ -114,7 +114,7 @@ def launch(options: argparse.Namespace) -> int:
 def _fork_rank(
     options: argparse.Namespace, own: tuple[int, int], ends: Mapping[tuple[int, int], Mapping[str, int]]
 ) -> int:
-    """Return the pid of a process that is one rank of one replica, and holds no pipes but its own."""
+    """Fork one rank of one replica, which keeps only its own pipes, and return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", default="fake")
     parser.add_argument("--run-key", default="run-1")
     parser.add_argument("--policy", default=None)
-    # Enough that every policy lowers clocks, and keeps them lowered, whatever else this host is doing.
+    # Enough slowdown for every policy to lower clocks and keep them lowered on a loaded host.
     parser.add_argument("--max-slowdown", type=float, default=0.5)
     parser.add_argument("--replicas", type=int, default=1)
     parser.set_defaults(replica=0)
@@ -169,7 +169,7 @@ def _receive(fd: int | None) -> bytes:
 
 
 def _meet(to_others: Sequence[int], from_others: Sequence[int], said: bytes) -> bool:
-    """Wait for all replicas at the end of an iteration; return whether any says that the next one is the last."""
+    """Wait for all replicas at the end of an iteration; return whether the next one is the last."""
     for fd in to_others:
         os.write(fd, said)
     return _LAST in {said, *(_receive(fd) for fd in from_others)} if to_others else False

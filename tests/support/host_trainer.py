@@ -1,11 +1,11 @@
 """A training run on two hosts: PP 4 x DP 2 without torch's model, but with its TCPStore.
 
 Stages 0 and 1 of both replicas run on host 0, stages 2 and 3 on host 1; or, with `are_replicas_whole`, replica 0 on
-host 0 and replica 1 on host 1. Neighbours on one host talk through pipes, those on two hosts through TCP; at the end of
-an iteration the two replicas of a stage wait for each other. Rank 0 serves the job's store, as `init_process_group`
-would have it. torch is imported once, then hosts and ranks are forked. Each rank writes down what an iteration took.
+host 0 and replica 1 on host 1. Neighbours on one host use pipes, those on two hosts TCP; at the end of an iteration
+the two replicas of a stage wait for each other. Rank 0 serves the job's store, as `init_process_group` would. torch is
+imported once, then hosts and ranks are forked. Each rank records its iterations' durations.
 
-Run `python -m tests.support.host_trainer CONFIG.json`; it ends with both hosts and leaves their exit statuses.
+Run `python -m tests.support.host_trainer CONFIG.json`; it exits with both hosts and writes their exit statuses.
 """
 
 import contextlib
@@ -36,18 +36,18 @@ from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
 NUM_STAGES, NUM_REPLICAS, STAGES_PER_HOST = 4, 2, 2
 _MORE, _LAST = b".", b"!"
 RANK_PRIORITY, DAEMON_PRIORITY = 2, 1
-"""Real-time priorities, where they may be had: hosts of their own would not share their cores."""
+"""Real-time priorities, if permitted: separate hosts would not share cores."""
 _CONNECT_LIMIT_S = 60.0
 _PERIOD_S = 0.04
 _CLONE_NEWNET = 0x40000000
 _SLOT = struct.Struct("<qq")
-"""Of each rank in the progress file: its pid, and the iterations it has ended."""
+"""Record of a rank in the progress file: pid and completed iterations."""
 _DONE = struct.Struct("<dddd")
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What both hosts know."""
+    """Configuration of both hosts."""
 
     folder: str
     addresses: tuple[str, str]
@@ -57,11 +57,11 @@ class RunConfig:
     microbatches: int = 3
     max_slowdown: float = 0.05
     duration_scale: float = 2.5
-    """How much longer instructions are than those of a training on one host: words between hosts take their time."""
+    """Instructions are longer than in a training on one host, since messages between hosts take time."""
     are_replicas_whole: bool = False
 
     def host_of(self, dp_rank: int, pp_rank: int) -> int:
-        """Return where a rank runs."""
+        """Return the host of a rank."""
         return dp_rank if self.are_replicas_whole else pp_rank // STAGES_PER_HOST
 
     def gpu_index(self, dp_rank: int, pp_rank: int) -> int:
@@ -69,11 +69,11 @@ class RunConfig:
         return pp_rank if self.are_replicas_whole else STAGES_PER_HOST * dp_rank + pp_rank % STAGES_PER_HOST
 
     def done_path(self, dp_rank: int, pp_rank: int) -> Path:
-        """Where a rank writes down its iterations."""
+        """A rank's file of iterations."""
         return Path(self.folder) / f"done-{dp_rank}-{pp_rank}"
 
     def daemon_folder(self, host: int) -> Path:
-        """Return where a host's daemon lives."""
+        """Return the folder of a host's daemon."""
         return Path(self.folder) / f"host{host}"
 
     @property
@@ -83,17 +83,17 @@ class RunConfig:
 
     @property
     def statuses_path(self) -> Path:
-        """Where both hosts' exit statuses are left."""
+        """File with both hosts' exit statuses."""
         return Path(self.folder) / "statuses.json"
 
     @property
     def last_when(self) -> Path:
-        """Once this exists, the next iteration is the last."""
+        """When this file exists, the next iteration is the last."""
         return Path(self.folder) / "enough"
 
     @property
     def straggle_path(self) -> Path:
-        """How many times as long replica 1 takes, as far as it runs on host 1, from which iteration on until which."""
+        """Slowdown factor of the ranks of replica 1 on host 1, with first and last iteration."""
         return Path(self.folder) / "straggle"
 
 
@@ -101,11 +101,11 @@ _ALL_RANKS = tuple((dp, pp) for dp in range(NUM_REPLICAS) for pp in range(NUM_ST
 _NEIGHBOURS = [((dp, pp), "after", (dp, pp + 1), "before") for dp, pp in _ALL_RANKS if pp + 1 < NUM_STAGES]
 _LIKES = [((0, pp), "replica", (1, pp), "replica") for pp in range(NUM_STAGES)]
 _LINKS = tuple((*link, number) for number, link in enumerate([*_NEIGHBOURS, *_LIKES]))
-"""Who talks to whom: a rank and what it calls the line, the other and what that calls it, and a number of its own."""
+"""Connections between ranks: each rank with its name for the connection, and a unique number."""
 
 
 def rank_index(dp_rank: int, pp_rank: int) -> int:
-    """Return a rank's place in the progress file."""
+    """Return a rank's offset in the progress file."""
     return dp_rank * NUM_STAGES + pp_rank
 
 
@@ -118,23 +118,23 @@ class Done(NamedTuple):
     """One iteration of one rank."""
 
     time_s: float
-    """Until the other replica had come as far."""
+    """Time until the other replica had finished too."""
     busy_s: float
-    """How long its GPU worked."""
+    """Busy time of its GPU."""
     energy_j: float
-    """What its GPU spent."""
+    """Energy of its GPU."""
     slower: float
-    """How many times as long as usual its work took, at the same clock."""
+    """Slowdown factor of its work at the same clock."""
 
 
 def read_done(path: Path) -> list[Done]:
-    """Return what a rank has written down; a record that is just being written is left out."""
+    """Return the complete records of a rank."""
     raw = path.read_bytes()
     return [Done(*values) for values in _DONE.iter_unpack(raw[: len(raw) // _DONE.size * _DONE.size])]
 
 
 def create_progress(path: Path) -> None:
-    """Make an empty progress file."""
+    """Create an empty progress file."""
     path.write_bytes(bytes(_SLOT.size * NUM_STAGES * NUM_REPLICAS))
 
 
@@ -183,7 +183,7 @@ def _across(config: RunConfig, host: int, number: int) -> _Line:
 
 
 def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: dict[str, _Line]) -> None:
-    """Run one rank until the last iteration, or until a neighbour is gone."""
+    """Run one rank until the last iteration, or until a neighbour has ended."""
     store = None
     if dp_rank == pp_rank == 0 and config.is_managed:
         import torch.distributed as dist  # noqa: PLC0415  imported before the fork already
@@ -224,7 +224,7 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
                 sink.send(_LAST if is_last else _MORE)
         if client is not None:
             client.end_iteration()
-        # The replicas' gradients meet: the slower one is waited for.
+        # Gradient all-reduce: the faster replica waits for the slower one.
         lines["replica"].send(_LAST if is_last else _MORE)
         is_last = lines["replica"].receive() == _LAST or is_last
         ended += 1
@@ -244,7 +244,7 @@ def run_rank(config: RunConfig, host: int, dp_rank: int, pp_rank: int, lines: di
 def _join(
     config: RunConfig, host: int, dp_rank: int, pp_rank: int, gpu_uuid: str, timer: SimulatedTimer
 ) -> tuple[RankClient, Callable[[], None]]:
-    """Join as the adapters do; return what ends that."""
+    """Join as the adapters do; return a function that leaves."""
     plans = None if config.are_replicas_whole else AgreedPlans()
     socket_path = str(config.daemon_folder(host) / "run" / "gpuenergyd.sock")
     order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
@@ -279,7 +279,7 @@ def _join(
 
 
 def _straggling(config: RunConfig, iteration_index: int) -> float:
-    """Return how many times as long an iteration takes; all ranks say the same of one."""
+    """Return the slowdown factor of an iteration, the same on all ranks."""
     try:
         ratio, begin, end = json.loads(config.straggle_path.read_text())
     except (OSError, ValueError):
@@ -288,7 +288,7 @@ def _straggling(config: RunConfig, iteration_index: int) -> float:
 
 
 def main() -> int:
-    """Fork both hosts, each into its network namespace; return 0 when both have told how they ended."""
+    """Fork both hosts, each into its network namespace; return 0 when both have reported their exit status."""
     raw: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     pairs = {name: tuple(raw[name]) for name in ("addresses", "namespaces")}
     config = RunConfig(**{**raw, **pairs})
@@ -317,7 +317,7 @@ def enter_namespace(namespace: str) -> None:
 
 
 def _run_host(config: RunConfig, host: int) -> int:
-    """Fork this host's ranks; return 0 when all have ended well."""
+    """Fork this host's ranks; return 0 if all succeeded."""
     lines: dict[tuple[int, int], dict[str, _Line]] = {rank: {} for rank in _ALL_RANKS if config.host_of(*rank) == host}
     for one, this, other, that, _ in _LINKS:
         if one in lines and other in lines:
@@ -339,7 +339,9 @@ def _be_rank(
 ) -> None:
     status = 1
     try:
-        with contextlib.suppress(OSError):  # a GPU computes as fast whatever else its host does, if we may say so
+        with contextlib.suppress(
+            OSError
+        ):  # a GPU's speed does not depend on its host's load; use real-time priority if permitted
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(RANK_PRIORITY))
         for others in lines.values():
             if others is not mine:

@@ -1,4 +1,4 @@
-"""The daemon as its units run it, on a host of its own with simulated GPUs."""
+"""The daemon run by its installed systemd units, on a separate host with simulated GPUs."""
 
 import contextlib
 import signal
@@ -45,9 +45,9 @@ class AlwaysLow:
     "always_low-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: always-low\nVersion: 1.0\n",
     "always_low-1.0.dist-info/entry_points.txt": "[gpuenergyd.policies]\nalways-low = always_low:AlwaysLow\n",
 }
-"""One plan, whatever is measured: a busy machine must not make a test's clocks rise."""
+"""A fixed plan: load on the machine must not change the clocks of a test."""
 _EARLY = "[Unit]\nDefaultDependencies=no\n"
-"""Nothing else boots on this host, so nothing can be waited for."""
+"""Nothing else boots on this host."""
 
 
 @dataclass(slots=True)
@@ -59,16 +59,16 @@ class InstalledDaemon:
     num_gpus: int
 
     def client(self) -> DaemonClient:
-        """Return a connection to the daemon, through the other root folder."""
+        """Return a connection to the daemon through the host's root folder."""
         return DaemonClient(f"/proc/{self.host.init_pid}/root/run/gpuenergyd/gpuenergyd.sock")
 
     @property
     def log(self) -> str:
-        """What the services said so far."""
+        """Log output of the services so far."""
         return (self.host.shared / "log").read_text(encoding="utf-8")
 
     def status(self) -> dict[str, Any]:
-        """Return the daemon's state."""
+        """Return the daemon's status."""
         client = self.client()
         try:
             return client.get_status()
@@ -76,20 +76,20 @@ class InstalledDaemon:
             client.close()
 
     def job(self) -> dict[str, Any] | None:
-        """Return the only job there is, None without one."""
+        """Return the only job, None if there is none."""
         with contextlib.suppress(GpuEnergyError):
             jobs: list[dict[str, Any]] = self.status()["jobs"]
             return jobs[0] if jobs else None
         return None
 
     def is_ready(self) -> bool:
-        """Return whether the daemon answers and has a worker."""
+        """Return whether the daemon replies and has a GPU worker."""
         with contextlib.suppress(GpuEnergyError):
             return bool(self.status()["worker"]["is_alive"])
         return False
 
     def locks_mhz(self) -> list[int | None]:
-        """Return the clock lock of every GPU, None where there is none."""
+        """Return the clock lock of every GPU, None if unlocked."""
         return [self.world.locked_sm_clock_mhz(identity.gpu_uuid) for identity in self.world.identities()]
 
     def is_lowered(self) -> bool:
@@ -101,17 +101,17 @@ class InstalledDaemon:
         return all(lock is None for lock in self.locks_mhz())
 
     def seconds_until_restored(self, since_ns: int, limit_s: float = 30.0) -> float:
-        """Wait until every GPU is as it was found; return how long that took from an instant."""
+        """Wait until every GPU is restored; return the time since an instant."""
         wait_until(self.is_as_found, limit_s)
         return (time.monotonic_ns() - since_ns) / 1e9
 
     def kill(self, unit: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Signal a unit's main process; return the instant just before."""
+        """Signal a unit's main process; return the instant before it."""
         return self.host.signal(unit, number)
 
     @contextmanager
     def training(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a fake training on the host for the length of a block."""
+        """Run a fake training on the host for the duration of a block."""
         command = self.host.command(
             *("sh", "-c", 'cd /opt/tree && exec "$@"', "-", str(INSTALLED / "bin/python"), "-m"),
             *("tests.support.fake_trainer", "--socket", "/run/gpuenergyd/gpuenergyd.sock", "--world", "/mnt/world"),
@@ -128,7 +128,7 @@ class InstalledDaemon:
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
-        """Train until a job's clocks are lowered, and go on for the length of a block."""
+        """Train until a job's clocks are lowered, and for the duration of a block."""
         with self.training("--policy", "always-low", "--max-slowdown", "10"):
             wait_until(self.is_lowered, 120)
             yield
@@ -136,7 +136,8 @@ class InstalledDaemon:
 
 @contextmanager
 def installed_daemon(folder: Path, *, num_gpus: int = 2, watchdog_s: float | None = None) -> Iterator[InstalledDaemon]:
-    """Boot a host on which the daemon's units are installed and running; core and worker may get another watchdog."""
+    """Boot a host with the daemon's units installed and running; the watchdog timeouts of daemon and worker can be
+    set."""
     root = folder / "image"
     root.mkdir()
     apply_steps(plan_install(root, INSTALLED / "bin" / "python", replaces_changed=False))

@@ -1,4 +1,4 @@
-"""A training job's key-value store without a server, for tests in one process."""
+"""An in-memory stand-in for a training job's TCPStore, for tests in one process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class MemoryStore:
-    """What a TCPStore does for one training."""
+    """The TCPStore methods that adapters use."""
 
     values: dict[str, bytes] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
@@ -16,15 +16,15 @@ class MemoryStore:
         self.values[key] = value.encode()
 
     def get(self, key: str) -> bytes | None:
-        """Return a key's value; None while there is none."""
+        """Return a key's value, None if missing."""
         return self.values.get(key)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """Return the values of all these keys; None while one of them is missing."""
+        """Return the values of all keys, None if one is missing."""
         found = [self.values[key] for key in keys if key in self.values]
         return found if len(found) == len(keys) else None
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter that begins at 0, and return it."""
+        """Add to a counter, which starts at 0, and return it."""
         self.counters[key] = self.counters.get(key, 0) + amount
         return self.counters[key]

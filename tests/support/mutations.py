@@ -1,4 +1,4 @@
-"""Messages with a few bytes or values spoilt."""
+"""Mutates messages: a few corrupted bytes or values."""
 
 import random
 
@@ -12,7 +12,7 @@ TOKENS = (
 
 
 def mutated(message: bytes, rng: random.Random) -> bytes:
-    """Return a message with a few bytes or values spoilt."""
+    """Return a message with a few corrupted bytes or values."""
     body = bytearray(message)
     for _ in range(rng.choice((1, 1, 2, 4))):
         at, until = sorted((rng.randrange(len(body) + 1), rng.randrange(len(body) + 1)))
@@ -35,7 +35,7 @@ def mutated(message: bytes, rng: random.Random) -> bytes:
 
 
 def spoil_number(body: bytearray, rng: random.Random) -> None:
-    """Replace one whole number of a message by another token."""
+    """Replace one integer of a message with another token."""
     digits = [i for i, byte in enumerate(body) if 48 <= byte <= 57]
     if not digits:
         return

@@ -1,12 +1,12 @@
-"""Looking at processes that may end while they are looked at."""
+"""Lists children and threads of processes that may end at any moment."""
 
 from pathlib import Path
 
 
 def child_pids(pid: int) -> list[int]:
-    """Return the pids of a process's living children, whichever of its threads began them; none when it is gone.
+    """Return the pids of a process's children, started by any of its threads; empty if it is gone.
 
-    A thread that ends while the list is made hands its children to another thread, so then the list is made again.
+    A thread that ends while the list is read passes its children to another thread, so the list is read again.
     """
     tasks = Path(f"/proc/{pid}/task")
     while True:
@@ -24,7 +24,7 @@ def child_pids(pid: int) -> list[int]:
 
 
 def task_ids(pid: int) -> list[int]:
-    """Return the threads of a process; none when it is gone."""
+    """Return the threads of a process; empty if it is gone."""
     try:
         return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:

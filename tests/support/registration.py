@@ -1,10 +1,10 @@
-"""What one process says to register: a job of one stage with one microbatch unless told otherwise."""
+"""A registration request: by default a job of one stage with one microbatch."""
 
 from typing import Any
 
 
 def one_stage_registration(gpu_uuid: str, job_name: str = "one stage", /, **changes: Any) -> dict[str, Any]:
-    """Return the body of `POST /v1/ranks`, with fields changed or added."""
+    """Return the body of `POST /v1/ranks`, with changed or added fields."""
     return {
         "protocol_version": 1,
         "job_name": job_name,

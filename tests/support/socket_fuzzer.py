@@ -1,11 +1,11 @@
-"""Sends mutated messages to a daemon's sockets over many connections, and checks that each is answered well-formed.
+"""Fuzzes a daemon's sockets with mutated messages over many connections and checks that each reply is well-formed.
 
     python -m tests.support.socket_fuzzer '{"socket_path": ..., "num_messages": ..., ...}'    # see `Settings`
 
-Most messages keep to HTTP's framing, so that several wait on one connection and each must be answered; their paths,
-parameters and bodies are spoilt. Others are spoilt anywhere, each on a connection of its own. Between them go spoilt
-clock records, and good messages, so that jobs come, run and go. Prints what came of it as JSON; a malformed answer
-ends the program with a line that holds it.
+Most messages keep HTTP's framing, so that several can be pipelined on one connection and each must be answered; their
+paths, parameters and bodies are corrupted. Others are corrupted anywhere, each on its own connection. In between come
+corrupted clock requests, and valid messages so that jobs start, run and end. Prints the result as JSON; a malformed
+reply ends the program with an error that shows it.
 """
 
 import contextlib
@@ -51,23 +51,23 @@ CHANGES = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to do."""
+    """Settings of a run."""
 
     socket_path: str
     clock_socket_path: str
     gpu_uuids: tuple[str, ...]
     num_messages: int
-    """Spoilt ones."""
+    """Number of corrupted messages."""
     seed: int
     uid: int | None = None
-    """Become this user first."""
+    """User id to run as."""
     asks_for_changes: bool = False
-    """Also ask for leases and clocks, as a user who may not have them."""
+    """Also request leases and clocks, as a user without permission."""
 
 
 @dataclass(slots=True)
 class Connection:
-    """One connection and how many answers are owed on it."""
+    """A connection and its number of outstanding replies."""
 
     socket: socket.socket
     num_owed: int = 0
@@ -77,7 +77,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Fuzzer:
-    """Everything sent and seen."""
+    """Counts of messages sent and replies received."""
 
     settings: Settings
     rng: random.Random
@@ -93,7 +93,7 @@ class Fuzzer:
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def run(self) -> None:
-        """Send all, and wait for every answer."""
+        """Send everything and wait for every reply."""
         for _ in range(NUM_CONNECTIONS):
             self.open()
         clocks = self.clock_socket()
@@ -117,14 +117,14 @@ class Fuzzer:
         self.send_more(self.connected(is_framed=True))
 
     def connected(self, *, is_framed: bool) -> Connection:
-        """Return a new connection, whose answers are waited for."""
+        """Return a new connection."""
         connection = Connection(socket.socket(socket.AF_UNIX), is_framed=is_framed)
         connection.socket.connect(self.settings.socket_path)
         self.selector.register(connection.socket, selectors.EVENT_READ, connection)
         return connection
 
     def send_more(self, connection: Connection) -> None:
-        """Send the next messages, or close when there are none."""
+        """Send the next messages, or close the connection if there are none."""
         if self.num_mutated >= self.settings.num_messages:
             self.close(connection)
             return
@@ -135,7 +135,7 @@ class Fuzzer:
         connection.socket.sendall(b"".join(self.framed() for _ in range(AHEAD)))
 
     def send_raw(self) -> None:
-        """Send a message spoilt anywhere: it is answered, or hung up on when its end does not come."""
+        """Send a message corrupted anywhere: the daemon replies, or closes the connection if the message never ends."""
         self.num_raw += 1
         self.num_raw_open += 1
         self.num_mutated += 1
@@ -143,20 +143,20 @@ class Fuzzer:
         connection = self.connected(is_framed=False)
         method, path, body = self.request()
         head = b"%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (method, path, len(body))
-        with contextlib.suppress(OSError):  # hung up on already
+        with contextlib.suppress(OSError):  # already closed by the daemon
             connection.socket.sendall(mutated(head + body, self.rng))
             if self.rng.random() < HALF_CLOSED_RATIO:
                 connection.socket.shutdown(socket.SHUT_WR)
 
     def close(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self.selector.unregister(connection.socket)
         connection.socket.close()
 
     # --- messages ---
 
     def request(self) -> tuple[bytes, bytes, bytes]:
-        """Return method, path and body of a good request."""
+        """Return method, path and body of a valid request."""
         if self.rng.random() < 0.25:
             return b"GET", self.rng.choice(PATHS), b""
         if self.settings.asks_for_changes and self.rng.random() < 0.4:
@@ -175,7 +175,7 @@ class Fuzzer:
         return b"POST", path, json.dumps(messages[path]).encode()
 
     def framed(self) -> bytes:
-        """Return a request whose path, parameters or body are spoilt, but for a few; it ends where it says."""
+        """Return a request, usually with corrupted path, parameters or body, and with correct framing."""
         method, path, body = self.request()
         is_good = self.rng.random() < GOOD_RATIO
         self.num_mutated += not is_good
@@ -186,7 +186,7 @@ class Fuzzer:
         return b"%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (method, path, len(body)) + body
 
     def registration(self) -> dict[str, object]:
-        """Return a rank that joins a job of its own or with a second one."""
+        """Return a rank that joins its own job or one with two ranks."""
         number = self.rng.randrange(1000)
         return one_stage_registration(
             self.rng.choice(self.settings.gpu_uuids),
@@ -217,14 +217,14 @@ class Fuzzer:
         }
 
     def clock_socket(self) -> socket.socket:
-        """Return a connection for clock records."""
+        """Return a socket for clock requests."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(self.settings.clock_socket_path)
         connection.setblocking(False)
         return connection
 
     def send_record(self, connection: socket.socket) -> socket.socket:
-        """Send a spoilt clock record; return the connection to use next, as hostile ones are closed."""
+        """Send a corrupted clock request; return the socket to use next, since the daemon closes hostile ones."""
         token = bytes.fromhex(self.rng.choice([*self.tokens[-8:], "00" * 16]))
         now_ns = time.monotonic_ns()
         record = bytearray(
@@ -242,10 +242,10 @@ class Fuzzer:
             return self.clock_socket()
         return connection
 
-    # --- answers ---
+    # --- replies ---
 
     def read(self, connection: Connection) -> bool:
-        """Take in answers; return whether the connection is still open."""
+        """Read replies; return whether the connection is still open."""
         try:
             data = connection.socket.recv(1 << 18)
         except ConnectionResetError:
@@ -267,9 +267,9 @@ class Fuzzer:
         return False
 
     def check(self, answer: bytes) -> None:
-        """Look at one answer."""
+        """Check one reply."""
         head, _, body = answer.partition(b"\r\n\r\n")
-        # The server names the version that it was asked in, which may be a spoilt one.
+        # The reply repeats the HTTP version of the request, which may be corrupted.
         assert re.match(rb"HTTP/\d\.\d \d{3} ", head), f"no HTTP: {answer[:200]!r}"
         status = int(head[9:12])
         assert status in KNOWN_STATUSES - FAILURES, f"status {status}: {answer[:500]!r}"
@@ -287,7 +287,7 @@ class Fuzzer:
 
 
 def answer_length(received: bytearray, *, is_last: bool) -> int | None:
-    """Return the length of the first answer, None while it is not complete; without a length it ends with the last."""
+    """Return the length of the first reply, None while incomplete; without Content-Length it extends to the end."""
     head, separator, _ = received.partition(b"\r\n\r\n")
     if not separator:
         return None
@@ -299,7 +299,7 @@ def answer_length(received: bytearray, *, is_last: bool) -> int | None:
 
 
 def main() -> int:
-    """Do what the settings say."""
+    """Run the fuzzer."""
     settings = Settings(**json.loads(sys.argv[1]))
     if settings.uid is not None:
         os.setgroups([])

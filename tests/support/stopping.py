@@ -1,4 +1,4 @@
-"""Stopping processes that use simulated GPUs where one on a real GPU would be stopped: outside of driver calls."""
+"""Stops processes that use simulated GPUs, outside of driver calls as with real GPUs."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ _FREE_WITHIN_S = 1.0
 
 
 def stop_between_driver_calls(pids: Sequence[int], *world_paths: Path) -> None:
-    """Stop processes (SIGSTOP) at a moment when none of them holds a simulated GPU.
+    """Stop processes (SIGSTOP) when none of them holds the lock of a simulated GPU.
 
-    A simulated GPU is a record in a file that whoever looks at it locks. Nobody else could use it while its holder is
-    stopped; a real driver's locks are in the kernel, where no signal stops anybody.
+    A simulated GPU is a locked record in a file. A process stopped while it holds the lock would block everybody else;
+    a real driver's locks are in the kernel, where a process cannot be stopped.
     """
     hosts = [SimulatedHost.open(path) for path in world_paths]
     try:

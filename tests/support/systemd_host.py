@@ -1,7 +1,7 @@
-"""A host of its own for a test: a real systemd as process 1 in namespaces, with this checkout installed on it.
+"""A separate host for a test: a real systemd as process 1 in namespaces, with this checkout installed.
 
-Everything happens on an overlay of this machine's root folder that is gone afterwards. The namespaces need root; where
-they are refused, `why_not` says so and tests skip.
+It runs on a temporary overlay of this machine's root folder. The namespaces need root; if they are not permitted,
+`why_not` returns the reason and tests skip.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ exec env -i container=lxc PATH=/usr/bin:/bin:/usr/sbin:/sbin \
 
 
 def why_not() -> str | None:
-    """Return why no such host can be made here, None when it can."""
+    """Return why such a host cannot be created, None if it can."""
     if os.geteuid() != 0:
         return "namespaces for a systemd of our own need root"
     for command in ("unshare", "systemd-sysusers", "systemctl"):
@@ -97,27 +97,27 @@ class SystemdHost:
 
     @property
     def shared(self) -> Path:
-        """What both sides see."""
+        """Folder shared between both sides."""
         return self.folder / "shared"
 
     @property
     def console(self) -> str:
-        """What systemd and its services said so far."""
+        """Log output of systemd and its services so far."""
         return (self.folder / "console").read_text(encoding="utf-8", errors="replace")
 
     def command(self, *arguments: str) -> list[str]:
-        """Return a command line that runs inside."""
+        """Return a command line that runs on the host."""
         inside = ["nsenter", "--target", str(self.init_pid), "--all", "--root", "--wd=/"]
         return [*inside, "env", "-i", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "LD_LIBRARY_PATH=/opt/base/lib", *arguments]
 
     def run(self, *arguments: str, timeout_s: float = 60.0) -> str:
-        """Run a command inside and return what it prints."""
+        """Run a command on the host and return its output."""
         done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}\n{self.console[-6000:]}"
         return done.stdout
 
     def systemctl(self, *arguments: str) -> str:
-        """Run systemctl inside."""
+        """Run systemctl on the host."""
         return self.run("systemctl", *arguments)
 
     def property_of(self, unit: str, name: str) -> str:
@@ -125,11 +125,11 @@ class SystemdHost:
         return self.systemctl("show", "--value", f"--property={name}", unit).strip()
 
     def main_pid(self, unit: str) -> int:
-        """Return the main process of a service as it is called inside, 0 without one."""
+        """Return the main pid of a service in the host's namespace, 0 if there is none."""
         return int(self.property_of(unit, "MainPID"))
 
     def signal(self, unit: str, number: signal.Signals) -> int:
-        """Send a signal to the main process of a service; return the monotonic instant in ns just before."""
+        """Send a signal to the main process of a service; return the monotonic instant in ns before it."""
         pid = self.main_pid(unit)
         before_ns = time.monotonic_ns()
         self.run("kill", f"-{number.value}", str(pid))
@@ -140,7 +140,7 @@ class SystemdHost:
 def systemd_host(
     folder: Path, *, units: dict[str, str], etc: Path, site: dict[str, str], wanted: Sequence[str] = ()
 ) -> Iterator[SystemdHost]:
-    """Boot a host with these unit files, what `etc` holds under its /etc, and modules beside the installed ones."""
+    """Boot a host with these unit files, files under /etc, and additional Python modules."""
     for name in ("fs", "shared", "units", "cgroup", "site"):
         (folder / name).mkdir(parents=True)
     (folder / "shared").chmod(0o777)
@@ -154,11 +154,11 @@ def systemd_host(
         (folder / "site" / name).write_text(text, encoding="utf-8")
     (folder / "prepare").write_text(_PREPARE, encoding="utf-8")
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    # Where the packages are, which an environment may share with another one.
+    # Packages may be installed in an environment that this one shares.
     site_packages = Path(msgspec.__file__).parents[1]
     arguments = [str(folder), str(ROOT), sys.base_prefix, str(site_packages), name, SYSTEMD]
     inner = " ".join(["exec unshare", _NAMESPACES, "sh", str(folder / "prepare"), *arguments])
-    # A control group of its own, so that systemd finds one it may divide.
+    # Its own control group, which systemd may divide.
     outer = (
         f"mount -t cgroup2 none {folder}/cgroup && mkdir {folder}/cgroup/{folder.name}-$$ &&"
         f" echo $$ > {folder}/cgroup/{folder.name}-$$/cgroup.procs && {inner}"
@@ -179,7 +179,7 @@ def systemd_host(
 
 
 def _wait_for_init(process: subprocess.Popen[bytes], folder: Path) -> int:
-    """Return the pid, as seen from outside, of the process that is 1 inside."""
+    """Return the pid, in the outer namespace, of process 1 of the host."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     found: list[int] = []
 
@@ -196,7 +196,7 @@ def _wait_for_init(process: subprocess.Popen[bytes], folder: Path) -> int:
 
 
 def _remove_control_group(folder: Path) -> None:
-    """Take the emptied control group away; what still ends in it is waited for."""
+    """Remove the control group once the processes in it have ended."""
     sweep = f"mount -t cgroup2 none {folder}/cgroup && find {folder}/cgroup/{folder.name}-* -depth -type d -delete"
 
     def is_gone() -> bool:

@@ -1,4 +1,4 @@
-"""Two simulated hosts: a network namespace, a daemon and four simulated GPUs each, and one training run over both."""
+"""Two simulated hosts: a network namespace, a daemon and four simulated GPUs each, and one training run across both."""
 
 import contextlib
 import json
@@ -30,28 +30,28 @@ from tests.support.waiting import wait_until
 
 _PORT = 29_541
 _POLL_S = 0.2
-"""Between questions to the daemons, which have two cores for all of it."""
+"""Interval between status requests, since the daemons share two cores."""
 _SOON, _NEVER = 2, 2**31
-"""Iterations: ahead of the furthest rank, so that none has begun it; and one that does not come."""
+"""First iteration of a slowdown, ahead of every rank; and an iteration that is never reached."""
 NUM_RANKS = NUM_STAGES * NUM_REPLICAS
 
 
 class NoNetworkNamespaceError(Exception):
-    """This host lets nobody make network namespaces."""
+    """Network namespaces cannot be created on this host."""
 
 
 @dataclass(slots=True)
 class TwoHosts:
-    """Two hosts joined by one link; `start_training` runs PP 4 x DP 2 over both."""
+    """Two hosts connected by one link; `start_training` runs PP 4 x DP 2 across both."""
 
     folder: Path
     overrides: dict[str, Any] = field(default_factory=dict)
     daemons: list[DaemonProcess] = field(default_factory=list)
     launcher: subprocess.Popen[bytes] | None = None
     config: RunConfig = field(init=False)
-    """Of the training that was started last."""
+    """Directory of the latest training."""
     names: tuple[str, str] = ("", "")
-    """Of their network namespaces."""
+    """Names of their network namespaces."""
 
     def __post_init__(self) -> None:
         self.names = (f"ged{os.getpid()}a", f"ged{os.getpid()}b")
@@ -72,7 +72,7 @@ class TwoHosts:
 
     @property
     def run_folder(self) -> Path:
-        """Where all of it lives."""
+        """Work folder."""
         return self.folder
 
     def start_daemons(self) -> None:
@@ -84,7 +84,7 @@ class TwoHosts:
             _prefer(daemon)
 
     def kill_daemon(self, host: int) -> None:
-        """Kill a host's daemon; its GPU worker outlives it by a moment."""
+        """Kill a host's daemon; its GPU worker outlives it briefly."""
         daemon = self.daemons[host]
         assert daemon.process is not None
         os.kill(daemon.pid, signal.SIGKILL)
@@ -107,19 +107,19 @@ class TwoHosts:
 
     @property
     def progress_path(self) -> Path:
-        """Where the ranks note how far they are."""
+        """File with the progress of all ranks."""
         return self.folder / "progress"
 
     def pids(self) -> list[int]:
-        """Return the pid of every rank; 0 before its first iteration has ended."""
+        """Return the pid of every rank, 0 before its first iteration has ended."""
         return [pid for pid, _ in read_progress(self.progress_path)]
 
     def iterations(self) -> list[int]:
-        """Return how many iterations every rank has ended."""
+        """Return the number of iterations that every rank has completed."""
         return [ended for _, ended in read_progress(self.progress_path)]
 
     def wait_for_progress(self, num_iterations: int = 3, timeout_s: float = 60.0) -> None:
-        """Return once every rank has ended so many further iterations."""
+        """Wait until every rank has completed this many further iterations."""
         before = self.iterations()
         wait_until(
             lambda: all(now >= then + num_iterations for now, then in zip(self.iterations(), before, strict=True)),
@@ -135,10 +135,7 @@ class TwoHosts:
         return all(daemon.is_as_found() for daemon in self.daemons)
 
     def plans_in_force(self) -> list[set[str]]:
-        """Return the tuned plans that ranks of each replica follow by now, as their own hosts' daemons say.
-
-        A rank that follows none counts as one that follows "none".
-        """
+        """Return the tuned plans that the ranks of each replica follow, from their hosts' daemons; "none" for no plan."""
         found: list[set[str]] = [set() for _ in range(NUM_REPLICAS)]
         num_parts = 0
         for host, daemon in enumerate(self.daemons):
@@ -163,11 +160,11 @@ class TwoHosts:
         return one_each and all(self.lowered())
 
     def wait_for_plan(self, timeout_s: float) -> None:
-        """Return once all ranks of each replica follow one tuned plan, and GPUs of both hosts are slowed down."""
+        """Wait until all ranks of each replica follow one tuned plan, and GPUs of both hosts are slowed down."""
         wait_until(self.is_planned, timeout_s, poll_s=_POLL_S)
 
     def pipelines(self) -> list[dict[str, Any]]:
-        """Return what the leading host says of the pipelines across hosts."""
+        """Return the leading host's status of the pipelines across hosts."""
         try:
             jobs = self.daemons[0].status()["jobs"]
         except GpuEnergyError:
@@ -175,7 +172,7 @@ class TwoHosts:
         return [job["pipeline"] for job in jobs if job["pipeline"] is not None]
 
     def set_straggler(self, ratio: float | None) -> None:
-        """Let replica 1 take so many times as long from an iteration soon on, or as long as usual again."""
+        """Slow replica 1 down by a factor from an iteration soon on, or back to normal."""
         path, soon = self.config.straggle_path, max(self.iterations()) + _SOON
         values = (ratio, soon, _NEVER) if ratio is not None else (*json.loads(path.read_text())[:2], soon)
         new = path.with_suffix(".new")
@@ -183,7 +180,7 @@ class TwoHosts:
         new.replace(path)
 
     def replica(self, dp_rank: int) -> dict[str, Any] | None:
-        """Return what status says of a replica as a whole; None while there is none."""
+        """Return the status of a replica across hosts, None if there is none."""
         daemon = self.daemons[self.config.host_of(dp_rank, 0)]
         try:
             status = daemon.status()
@@ -197,25 +194,25 @@ class TwoHosts:
         return None
 
     def done(self, dp_rank: int) -> list[list[Done]]:
-        """Return what each rank of a replica has written down of its iterations."""
+        """Return the iteration records of each rank of a replica."""
         return [read_done(self.config.done_path(dp_rank, pp_rank)) for pp_rank in range(NUM_STAGES)]
 
     def set_link(self, state: str) -> None:
-        """Cut the link between the hosts (`down`), or mend it (`up`)."""
+        """Cut the link between the hosts (`down`) or restore it (`up`)."""
         _run("ip", "-n", self.names[0], "link", "set", "hop", state)
 
     @property
     def statuses_path(self) -> Path:
-        """Where a run leaves both hosts' exit statuses."""
+        """File with both hosts' exit statuses."""
         return self.folder / "statuses.json"
 
     def end_training(self, timeout_s: float = 60.0) -> list[int]:
-        """Let the run end in order and return both hosts' exit statuses."""
+        """End the run gracefully and return both hosts' exit statuses."""
         (self.folder / "enough").touch()
         return self.wait_for_end(timeout_s)
 
     def wait_for_end(self, timeout_s: float = 60.0) -> list[int]:
-        """Return both hosts' exit statuses once all ranks have ended."""
+        """Wait until all ranks have ended and return both hosts' exit statuses."""
         assert self.launcher is not None
         self.launcher.wait(timeout_s)
         self.launcher = None
@@ -224,7 +221,7 @@ class TwoHosts:
         return statuses
 
     def kill_training(self) -> None:
-        """End all ranks at once."""
+        """Kill all ranks."""
         pids = [pid for pid in self.pids() if pid] if self.progress_path.exists() else []
         if self.launcher is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -235,7 +232,7 @@ class TwoHosts:
             wait_for_death(pid)
 
     def close(self) -> None:
-        """End everything and remove the namespaces."""
+        """Stop everything and remove the namespaces."""
         self.kill_training()
         for daemon in self.daemons:
             if daemon.process is not None and daemon.process.poll() is None:
@@ -245,7 +242,7 @@ class TwoHosts:
 
 
 def _prefer(daemon: DaemonProcess) -> None:
-    """Let all of a daemon run at once: its host shares no core with whatever else this machine does."""
+    """Give a daemon real-time priority: a real host does not share its cores with this machine's other work."""
     status = daemon.status()
     for pid in (daemon.pid, status["worker"]["pid"], status["policy_host"]["pid"]):
         for task in task_ids(pid):
@@ -255,10 +252,10 @@ def _prefer(daemon: DaemonProcess) -> None:
 
 @contextmanager
 def two_hosts(folder: Path, **overrides: Any) -> Iterator[TwoHosts]:
-    """Run two hosts for the length of a block.
+    """Run two hosts for the duration of a block.
 
     Raises:
-        NoNetworkNamespaceError: not allowed here, or no `ip` command.
+        NoNetworkNamespaceError: not permitted, or no `ip` command.
     """
     hosts = TwoHosts(folder, overrides)
     try:

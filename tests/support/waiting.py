@@ -1,13 +1,13 @@
-"""Waiting for another process without guessing how long it takes."""
+"""Waits for conditions in other processes."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_until(predicate: Callable[[], bool], timeout_s: float = 10.0, *, poll_s: float = 0.002) -> None:
-    """Return as soon as the predicate holds; fail when it does not within the time limit.
+    """Wait until a predicate holds; fail after the time limit.
 
-    Where looking costs those who are waited for something, look every `poll_s`.
+    Increase `poll_s` if evaluating the predicate costs the observed process time.
     """
     deadline = time.monotonic() + timeout_s
     while not predicate():
