@@ -136,8 +136,7 @@ class InstalledDaemon:
 
 @contextmanager
 def installed_daemon(folder: Path, *, num_gpus: int = 2, watchdog_s: float | None = None) -> Iterator[InstalledDaemon]:
-    """Boot a host with the daemon's units installed and running; the watchdog timeouts of daemon and worker can be
-    set."""
+    """Boot a host with the daemon's units installed and running; the watchdog timeouts can be set."""
     root = folder / "image"
     root.mkdir()
     apply_steps(plan_install(root, INSTALLED / "bin" / "python", replaces_changed=False))
