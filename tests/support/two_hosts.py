@@ -135,7 +135,7 @@ class TwoHosts:
         return all(daemon.is_as_found() for daemon in self.daemons)
 
     def plans_in_force(self) -> list[set[str]]:
-        """Return the tuned plans that the ranks of each replica follow, from their hosts' daemons; "none" for no
+        """Return the tuned plans that each replica's ranks follow, from their daemons; "none" for no plan."""
         plan."""
         found: list[set[str]] = [set() for _ in range(NUM_REPLICAS)]
         num_parts = 0
