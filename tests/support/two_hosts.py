@@ -136,7 +136,6 @@ class TwoHosts:
 
     def plans_in_force(self) -> list[set[str]]:
         """Return the tuned plans that each replica's ranks follow, from their daemons; "none" for no plan."""
-        plan."""
         found: list[set[str]] = [set() for _ in range(NUM_REPLICAS)]
         num_parts = 0
         for host, daemon in enumerate(self.daemons):
