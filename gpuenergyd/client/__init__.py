@@ -5,10 +5,9 @@ exchange     one HTTP request and its reply, lean enough for a training process
 connection   a connection to the daemon's Unix socket, and the control client of the command line
 breaker      when to leave a silent daemon alone
 recorder     when each instruction began and ended, in preallocated memory
-following    plan slices as a training thread follows them
+plans        plan slices as the training thread follows them, on one host and across hosts
 reporter     the background thread that registers, reports and fetches plans
 rank         one rank of a job, as trainer adapters see it
 loop         `gpuenergyd.job` for plain training loops
-agreed_plans  plans of a pipeline across hosts, followed where all its ranks have agreed
 tags, length  whose run it is and how long it will be, as the environment says
 """

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 
-from gpuenergyd.client.agreed_plans import AgreedPlans
-from gpuenergyd.client.following import UNTUNED, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.length import find_length
+from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
@@ -80,8 +79,8 @@ class RankClient:
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
-        self._plan: PreparedPlan = UNTUNED
-        self._clocks: Mapping[OrderRow, PlannedClocks] = UNTUNED.clocks
+        self._plan: PreparedPlan = NO_PLAN
+        self._clocks: Mapping[OrderRow, PlannedClocks] = NO_PLAN.clocks
         self._reporter: Reporter | None = None
         self._sequence = itertools.count(1)
         self._is_inert = gpu_uuid is None
@@ -223,7 +222,7 @@ class RankClient:
             self._hand_over(0)
             self._is_inert = True
             self._is_in_iteration = False
-            self._plan, self._clocks = UNTUNED, UNTUNED.clocks
+            self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
             if self._reporter is not None:
                 self._reporter.stop(shall_wait=shall_wait)
         except Exception:  # noqa: BLE001  never into a training process
@@ -233,7 +232,7 @@ class RankClient:
         """Make a forked child's copy inert: a data-loader worker is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
-        self._plan, self._clocks = UNTUNED, UNTUNED.clocks
+        self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
         if self._reporter is not None:
             self._reporter.close_in_child()
 

@@ -18,7 +18,7 @@ from time import monotonic
 from gpuenergyd.client.breaker import CircuitBreaker
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, DaemonConnection, close_descriptor
 from gpuenergyd.client.environment import find_socket_path
-from gpuenergyd.client.following import PlanQueue, prepare
+from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.recorder import RecordedIteration
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, encode
@@ -188,7 +188,7 @@ class Reporter:
 
     def _forget(self) -> None:
         self._registered = None
-        self._plans.void()
+        self._plans.clear()
         self.retire_clock_socket()
         while len(self._retired_sockets) > _MAX_RETIRED_SOCKETS:
             self._retired_sockets.popleft().close()

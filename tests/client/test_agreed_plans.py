@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpuenergyd.client.agreed_plans import AgreedPlans
-from gpuenergyd.client.following import UNTUNED, PlannedClocks, PreparedPlan
+from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PreparedPlan
 from gpuenergyd.core.distributed.plan_windows import PlanWindow
 
 CLOCKS = {("F", 0, 0): PlannedClocks(1200, 0, 0)}
@@ -21,7 +20,7 @@ def plans() -> AgreedPlans:
     """A plan, installed and agreed for iterations 5 to 9."""
     made = AgreedPlans()
     made.add([slice_of("a")])
-    made.hear([PlanWindow("a", 5, 10)])
+    made.add_windows([PlanWindow("a", 5, 10)])
     return made
 
 
@@ -32,14 +31,14 @@ def followed(plans: AgreedPlans, iteration_index: int) -> tuple[str, bool, bool]
 
 
 def test_before_its_term_nothing_is_asked_for_and_after_it_full_speed(plans: AgreedPlans) -> None:
-    assert plans.plan_for(4) is UNTUNED
+    assert plans.plan_for(4) is NO_PLAN
     assert followed(plans, 5) == ("a", True, False)
     assert followed(plans, 9) == ("a", True, False)
     assert followed(plans, 10) == ("a", False, True)
 
 
 def test_what_is_agreed_and_not_installed_here_is_not_followed(plans: AgreedPlans) -> None:
-    plans.hear([PlanWindow("b", 10, 20)])
+    plans.add_windows([PlanWindow("b", 10, 20)])
 
     assert followed(plans, 9) == ("a", True, False)
     assert followed(plans, 10) == ("a", False, True)
@@ -49,7 +48,7 @@ def test_what_is_agreed_and_not_installed_here_is_not_followed(plans: AgreedPlan
 
 def test_a_released_plan_is_left_at_once_whatever_was_agreed(plans: AgreedPlans) -> None:
     plans.plan_for(5)
-    plans.release("a")
+    plans.drop("a")
 
     assert followed(plans, 6) == ("a", False, True)
 
@@ -59,17 +58,17 @@ def test_a_plan_whose_gpu_was_given_back_is_followed_no_more_and_its_clock_left_
     plans.add([GIVEN_BACK])
 
     assert plans.installed == {"untuned"}
-    assert plans.plan_for(6) is UNTUNED
+    assert plans.plan_for(6) is NO_PLAN
 
 
 def test_with_its_daemon_all_plans_are_gone_and_an_old_term_revives_none(plans: AgreedPlans) -> None:
     plans.plan_for(5)
-    plans.void()
+    plans.clear()
 
     assert plans.installed == frozenset()
-    assert plans.plan_for(6) is UNTUNED
+    assert plans.plan_for(6) is NO_PLAN
     plans.add([slice_of("a")])
-    assert plans.plan_for(7) is UNTUNED
+    assert plans.plan_for(7) is NO_PLAN
 
 
 def test_a_repeated_slice_changes_nothing_and_only_the_newest_stay_installed(plans: AgreedPlans) -> None:
@@ -77,7 +76,7 @@ def test_a_repeated_slice_changes_nothing_and_only_the_newest_stay_installed(pla
     assert plans.plan_for(5).plan_epoch == 1
 
     plans.add([slice_of(f"p{number}", number) for number in range(10)])
-    plans.hear([PlanWindow("p0", 10, 20), PlanWindow("p9", 20, 30)])
+    plans.add_windows([PlanWindow("p0", 10, 20), PlanWindow("p9", 20, 30)])
 
     assert plans.installed == {f"p{number}" for number in range(2, 10)}
     assert followed(plans, 10) == ("a", False, True)

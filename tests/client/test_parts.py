@@ -13,7 +13,7 @@ from gpuenergyd.client.breaker import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.client.connection import DaemonClient, DaemonConnection
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
 from gpuenergyd.client.exchange import exchange
-from gpuenergyd.client.following import UNTUNED, PlannedClocks, PlanQueue, PreparedPlan, prepare
+from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.recorder import HostRecorder
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 from gpuenergyd.wire.messages import PlanSlice
@@ -97,8 +97,8 @@ def test_newest_applicable_plan_wins_and_void_drops_all() -> None:
 
     followed = [plans.plan_for(index).plan_epoch for index in range(6)]
     assert followed == [0, 0, 1, 1, 3, 3]
-    plans.void()
-    assert plans.plan_for(9) is UNTUNED
+    plans.clear()
+    assert plans.plan_for(9) is NO_PLAN
 
 
 def test_socket_is_the_one_asked_for_then_the_environments_then_the_systems(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpuenergyd.client.agreed_plans import AgreedPlans
+from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
+from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
 from gpuenergyd.core.job.messages import StragglerChanged
 from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
@@ -15,7 +15,7 @@ class VirtualReplicas:
     """Runs replicas in step; what a straggler imposes is told as the daemon would."""
 
     replicas: tuple[VirtualTraining, ...]
-    changes: list[tuple[int, Imposed]] = field(default_factory=list)
+    changes: list[tuple[int, StragglerChange]] = field(default_factory=list)
     """What was imposed or withdrawn, and the iteration that ran meanwhile."""
 
     def __post_init__(self) -> None:
@@ -40,9 +40,9 @@ class VirtualReplicas:
         replica = self.replicas[number]
         own_time_s = replica.pace.own_time_s
         if own_time_s is not None:
-            self.tell(self.group.note(Pace(own_time_s, name(number), replica.now_s)))
+            self.tell(self.group.update_pace(Pace(own_time_s, name(number), replica.now_s)))
 
-    def tell(self, changes: Iterable[Imposed]) -> None:
+    def tell(self, changes: Iterable[StragglerChange]) -> None:
         """Tell replicas what is imposed on them from now on."""
         for change in changes:
             waiting = self.replicas[int(change.job_id.rsplit("-", 1)[1])]
@@ -76,7 +76,7 @@ class ReplicasOnHosts(VirtualReplicas):
     def _speak(self, number: int) -> None:
         replica, gauge = self.replicas[number], self.replicas[number].pace
         if gauge.own_time_s is not None:
-            self.tell(self.groups[number].note(Pace(gauge.own_time_s, name(number), replica.now_s)))
+            self.tell(self.groups[number].update_pace(Pace(gauge.own_time_s, name(number), replica.now_s)))
         self.paces[number].publish(
             self.store,
             gauge.own_time_s,
@@ -92,7 +92,7 @@ class ReplicasOnHosts(VirtualReplicas):
         if others.slowest_time_s is not None:
             pace = Pace(others.slowest_time_s, "a replica elsewhere", replica.now_s)
         group = self.groups[number]
-        self.tell(group.note_elsewhere(name(number), pace, replica.now_s, is_news=others.is_news))
+        self.tell(group.update_pace_elsewhere(name(number), pace, replica.now_s, is_news=others.is_news))
 
 
 def name(number: int) -> str:

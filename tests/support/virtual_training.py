@@ -210,7 +210,7 @@ class VirtualTraining:
                         is_regular=command.is_regular,
                         has_replicas=self.has_replicas,
                     )
-                    observation = self.pace.note(
+                    observation = self.pace.observe(
                         observation,
                         self.job.purpose_of(observation.plan_id),
                         self.pure_graph,

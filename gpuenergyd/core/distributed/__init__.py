@@ -1,7 +1,7 @@
-"""Training on many GPUs: stragglers among replicas, and plans that ranks on several hosts follow together.
+"""Training on many GPUs: stragglers among replicas, and agreement on plans across hosts.
 
-pace               a replica's own iteration time at full speed
-plan_windows       which plan all ranks follow in which iteration, across hosts
+pace               iteration time of a replica at full speed and without waits
+plan_windows       agreement of all ranks across hosts on the plan of each iteration
 straggler_savings  measured saving of following a straggler's pace
-stragglers         which replica slows the others down, and by how much
+stragglers         detection of the slowest replica and its pace
 """

@@ -1,11 +1,10 @@
-"""What an iteration of a replica would take at full speed and alone, whatever clocks it runs at, whoever it waits for.
+"""Pace of a replica: its iteration time at full speed and without waits, estimated at any clocks.
 
-Replicas of a training end each iteration together, so their iteration times are all the same: the slowest one's. What
-tells them apart is how long their instructions take. Those are brought to full speed class by class, by how much
-longer each clock was seen to make them, and put back into the pipeline's order. A replica that a plan has slowed down
-is therefore as fast here as without the plan, and one that waits as fast as without the wait; one whose GPU is
-throttled is slower. Time between instructions (optimizer, gradient reduction) is the same for all of them and counted
-as it usually is.
+Replicas of a training end each iteration together, so that their iteration times are equal: that of the slowest. They
+differ in the times of their instructions. These are scaled to full speed class by class, by the measured slowness of
+each clock, and put into the pipeline's order. The estimate is therefore independent of the replica's own plan and of
+waits for other replicas; a throttled GPU increases it. Time between instructions (optimizer, gradient reduction) counts
+with its usual value.
 """
 
 import math
@@ -21,45 +20,45 @@ from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 
 _RECENT = 3
-"""Full-speed iterations that a clock's slowness is taken against: few, because a GPU may have changed since."""
+"""Full-speed iterations that are the reference of a clock's slowness: few, because a GPU may change."""
 _READINGS = 4
-"""After so many readings of one clock its slowness is known; later ones might be of a GPU that has changed."""
+"""Number of readings of one clock that determine its slowness; the GPU may have changed before later ones."""
 _USUAL_SHARE = 5
-"""The usual time between instructions is the lower fifth of those seen: waits come on top of it."""
-_OVERHEADS = 64
+"""The usual time between instructions is the lower quintile of the observed ones: waits come on top."""
+_KEPT_OVERHEADS = 64
 _OUTLIER_RATIO = 1.3
-"""Of the usual time, or of what the clock can explain: what takes longer was disturbed."""
+"""An instruction longer than this ratio of the usual time, or of the slowest possible at its clock, was disturbed."""
 _WAIT_RATIO = 0.01
-"""Waiting for less than this share of an iteration is chance."""
+"""Share of an iteration below which a wait is noise."""
 
 
 @dataclass(slots=True)
 class PaceEstimator:
-    """Of one replica; `own_time_s` is None until it has run at full speed."""
+    """Pace estimator of one replica; `own_time_s` is None until it has run at full speed."""
 
     own_time_s: float | None = None
     num_readings: int = 0
-    """How often `own_time_s` has been read; between two readings it is what was known before."""
+    """Number of estimates of `own_time_s` so far."""
     _full_speed_s: dict[InstructionClass, deque[float]] = field(default_factory=dict)
     _slowness: dict[InstructionClass, dict[int, list[float]]] = field(default_factory=dict)
     _top_clock_mhz: dict[InstructionClass, int] = field(default_factory=dict)
-    _overheads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_OVERHEADS))
+    _overheads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_OVERHEADS))
 
     @property
     def overhead_s(self) -> float | None:
-        """Time of an iteration in which no instruction runs, waits for other replicas left out."""
+        """Usual time of an iteration without a running instruction, waits for other replicas excluded."""
         known = sorted(self._overheads_s)
         return known[len(known) // _USUAL_SHARE] if known else None
 
-    def recall(self, model: PreviousRun) -> None:
-        """Learn from what an earlier run showed how much longer each clock takes."""
-        for observation in model.full_speed:
+    def learn_from(self, run: PreviousRun) -> None:
+        """Learn the slowness of each clock from a previous run."""
+        for observation in run.full_speed:
             self._learn_full_speed(observation.instruction_samples)
-        for observation in model.profile:
+        for observation in run.profile:
             self._learn_slowness(observation.instruction_samples)
         self._full_speed_s.clear()
 
-    def note(
+    def observe(
         self,
         observation: IterationObservation,
         purpose: PlanPurpose | None,
@@ -68,37 +67,36 @@ class PaceEstimator:
         is_at_straggler_pace: bool = False,
         least_overhead_s: float | None = None,
     ) -> IterationObservation:
-        """Take an iteration; return it with what it waited for other replicas.
+        """Update the estimate; return the iteration with its wait for other replicas.
 
         Args:
-            observation: the iteration; of one without `busy_s` only clocks are learned, and it comes back as it is.
-            purpose: what it was for.
-            graph: the pipeline's, without latencies.
+            observation: the iteration; without `busy_s` only the slowness of clocks is learned.
+            purpose: purpose of its plan.
+            graph: dependency graph of the pipeline without latencies.
             is_at_straggler_pace: whether a straggler is known to set the pace.
-            least_overhead_s: the least overhead among the other replicas, where that is known: what is beyond it has
-                been a wait from the start.
+            least_overhead_s: least overhead among the other replicas, None if unknown; time beyond it is a wait.
         """
         samples = observation.instruction_samples
         if purpose is PlanPurpose.BASELINE:
             self._learn_full_speed(samples)
-        noted = observation
+        observed = observation
         if observation.busy_s is not None:
             overhead_s = observation.iteration_time_s - observation.busy_s
             if not is_at_straggler_pace:
                 self._overheads_s.append(overhead_s)
-            # Less than none would be an error of `busy_s`, which need not be exact.
+            # A negative overhead is an error of `busy_s`, which is not exact.
             usual_s = max(0.0, min(o for o in (self.overhead_s, least_overhead_s, overhead_s) if o is not None))
             waited_s = overhead_s - usual_s
             is_wait = waited_s > _WAIT_RATIO * observation.iteration_time_s
-            noted = replace(
+            observed = replace(
                 observation, waited_s=waited_s if is_wait else 0.0, is_at_straggler_pace=is_at_straggler_pace
             )
-            if purpose is not PlanPurpose.PROFILE:  # what its clocks cost is only being learned
-                self._read(samples, graph, usual_s)
+            if purpose is not PlanPurpose.PROFILE:  # the slowness of its clocks is still being learned
+                self._estimate(samples, graph, usual_s)
         if purpose is PlanPurpose.PROFILE:
-            # Last, so that no reading is judged by itself.
+            # Last, so that no sample is scaled by its own slowness.
             self._learn_slowness(samples)
-        return noted
+        return observed
 
     def _learn_full_speed(self, samples: Iterable[InstructionSample]) -> None:
         for sample in samples:
@@ -116,19 +114,20 @@ class PaceEstimator:
             known = self._slowness.setdefault(key, {}).setdefault(main.sm_clock_mhz, [])
             if not recent_s or main.sm_clock_mhz == self._top_clock_mhz[key] or len(known) >= _READINGS:
                 continue
-            # The rest of it ran at other clocks; where their slowness is not known yet, as if time went with the clock.
+            # The other shares ran at other clocks; if their slowness is unknown, time is assumed inverse to the clock.
             rest = sum(
-                share.time_s / (self._slowness_at(key, share.sm_clock_mhz) or self._steepest(key, share.sm_clock_mhz))
+                share.time_s
+                / (self._slowness_at(key, share.sm_clock_mhz) or self._largest_slowness(key, share.sm_clock_mhz))
                 for share in sample.shares
                 if share is not main
             )
             done_ratio = 1.0 - rest / median(recent_s)
             slowness = main.time_s / done_ratio / median(recent_s) if done_ratio > 0 else math.inf
-            if slowness <= _OUTLIER_RATIO * self._steepest(key, main.sm_clock_mhz):
+            if slowness <= _OUTLIER_RATIO * self._largest_slowness(key, main.sm_clock_mhz):
                 known.append(slowness)
 
-    def _read(self, samples: Iterable[InstructionSample], graph: DependencyGraph, overhead_s: float) -> None:
-        """Take what these instructions would have taken at full speed, where the slowness of their clocks is known."""
+    def _estimate(self, samples: Iterable[InstructionSample], graph: DependencyGraph, overhead_s: float) -> None:
+        """Estimate the own time from instructions scaled to full speed, if the slowness of their clocks is known."""
         found: dict[InstructionClass, list[float]] = defaultdict(list)
         for sample in samples:
             key = sample.instruction_class
@@ -146,7 +145,7 @@ class PaceEstimator:
             self.num_readings += 1
 
     def _slowness_at(self, key: InstructionClass, sm_clock_mhz: int) -> float | None:
-        """Return how much longer an instruction takes at a clock than at full speed; None beyond what was seen."""
+        """Return the ratio of the time at a clock to that at full speed; None outside the measured clocks."""
         top_mhz = self._top_clock_mhz.get(key)
         if top_mhz is None:
             return None
@@ -164,11 +163,11 @@ class PaceEstimator:
         share = (1 / sm_clock_mhz - 1 / above) / (1 / below - 1 / above)
         return known[above] + share * (known[below] - known[above])
 
-    def _steepest(self, key: InstructionClass, sm_clock_mhz: int) -> float:
+    def _largest_slowness(self, key: InstructionClass, sm_clock_mhz: int) -> float:
         return self._top_clock_mhz[key] / sm_clock_mhz
 
 
 def _mean_of_usual(times_s: list[float]) -> float:
-    """Return the mean of what is not much longer than usual: a wait for another replica may hide in one of them."""
+    """Return the mean without outliers: one of the times may include a wait for another replica."""
     usual_s = median(times_s)
     return mean(time_s for time_s in times_s if time_s <= _OUTLIER_RATIO * usual_s)

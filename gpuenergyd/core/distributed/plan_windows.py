@@ -1,47 +1,47 @@
-"""Which plan all ranks of a pipeline follow in which iteration, when they sit on several hosts: no I/O, no clock.
+"""Plan windows: agreement of the ranks of a pipeline across hosts on the plan of each iteration. No I/O, no clock.
 
-Theory of operation. Messages between hosts may be late, lost or the last ones ever, so that all ranks know of a plan
-can never be certain to all of them. What can be held is that an iteration never sees two plans: a plan is followed for
-a *term*, iterations [begin, end), and only while its term is known to last. The leader
+Theory of operation. Messages between hosts may be late or lost, so that no protocol can make all ranks certain that
+all of them know of a plan. The protocol guarantees less: an iteration never runs under two plans. A plan is valid for a
+*window*, the iterations [begin, end), and a rank follows it only within the windows that it has received. The leader
 
-1. proposes a plan; each member fetches its slice, has its own daemon check and install it, and says so;
-2. once all have, gives it a term that begins a few iterations ahead, so that all hear of it before;
-3. prolongs the term again and again while every member is heard of and still has the plan;
-4. lets another plan begin only where the term before ends, and never prolongs a term whose successor it has given;
-   one that waits for its successor to be installed, or to be decided, is only kept from running out;
-5. gives a plan that is only tried (profiling) a brief term: further iterations of it would cost, and tell nothing.
+1. proposes a plan; each member fetches its slice, has its own daemon validate and install it, and reports that;
+2. once all have installed it, grants a window that begins a few iterations ahead, so that all receive it before;
+3. extends the window again and again while every member reports and still has the plan installed;
+4. lets the next plan begin only where the previous window ends, and never extends a window whose successor is granted;
+   while a successor is being installed or decided, the window is only kept from expiring;
+5. grants a profiling plan a short window: further iterations of it would cost energy and yield no information.
 
-Terms of different plans are therefore disjoint, whoever hears of them when. A member that has heard late, or nothing
-for so long that its term is over, runs at full speed: it may waste energy, but neither slows the others nor follows an
-old plan beside their new one. The leader's death, a cut link and a lost store need no message: terms just end.
+Windows of different plans are therefore disjoint, whatever the order of messages. A member that receives a window late,
+or nothing until its window has expired, runs at full speed: it may waste energy, but it neither slows the others down
+nor follows an old plan beside their new one. A dead leader, a cut link or a lost store need no message: windows expire.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 AHEAD_ITERATIONS = 2
-"""How far ahead of the newest iteration a term begins, at least; it lasts twice that, unless it is prolonged."""
-BRIEF_ITERATIONS = 2
-"""The term of a plan that is only tried: one of them may be disturbed by clocks on their way."""
+"""Minimum distance from the newest iteration to the begin of a window; a window lasts twice that unless extended."""
+SHORT_WINDOW_ITERATIONS = 2
+"""Length of a profiling plan's window: one of two iterations may be disturbed by clock changes."""
 MAX_AHEAD_ITERATIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PlanWindow:
-    """The iterations [begin, end) for which a plan is agreed."""
+    """The iterations [begin, end) in which all ranks follow a plan."""
 
     plan_id: str
     begin_iteration: int
     end_iteration: int
 
     def covers(self, iteration_index: int) -> bool:
-        """Return whether the plan is to be followed in an iteration."""
+        """Return whether an iteration is inside the window."""
         return self.begin_iteration <= iteration_index < self.end_iteration
 
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """What a member said last: the iteration it runs, and the plans that its own daemon has installed."""
+    """Last report of a member: its current iteration and the plans that its own daemon has installed."""
 
     iteration_index: int
     installed: frozenset[str]
@@ -49,138 +49,134 @@ class MemberState:
 
 @dataclass(slots=True)
 class PlanWindowFollower:
-    """A member's view: terms as it has heard of them, in any order and any number of times."""
+    """A member's side: the windows received so far, in any order and any number of times."""
 
-    _terms: dict[str, PlanWindow] = field(default_factory=dict)
+    _windows: dict[str, PlanWindow] = field(default_factory=dict)
 
-    def hear(self, terms: Iterable[PlanWindow]) -> None:
-        """Take what the leader says; of one plan the longer term is the later word."""
-        for term in terms:
-            known = self._terms.get(term.plan_id)
-            if known is None or term.end_iteration > known.end_iteration:
-                self._terms[term.plan_id] = term
+    def update(self, windows: Iterable[PlanWindow]) -> None:
+        """Add windows from the leader; of two windows of one plan the one with the later end is newer."""
+        for window in windows:
+            known = self._windows.get(window.plan_id)
+            if known is None or window.end_iteration > known.end_iteration:
+                self._windows[window.plan_id] = window
 
     def plan_for(self, iteration_index: int) -> str | None:
-        """Return the plan agreed for an iteration, None: full speed. Iterations only ever grow; ended terms go."""
-        for plan_id in [p for p, term in self._terms.items() if term.end_iteration <= iteration_index]:
-            del self._terms[plan_id]
-        return next((t.plan_id for t in self._terms.values() if t.covers(iteration_index)), None)
+        """Return the plan of an iteration, None for full speed; drops expired windows, so iterations must increase."""
+        for plan_id in [p for p, window in self._windows.items() if window.end_iteration <= iteration_index]:
+            del self._windows[plan_id]
+        return next((w.plan_id for w in self._windows.values() if w.covers(iteration_index)), None)
 
     def drop(self, plan_id: str) -> None:
-        """Follow a plan no more, whatever was agreed."""
-        self._terms.pop(plan_id, None)
+        """Stop following a plan at once."""
+        self._windows.pop(plan_id, None)
 
-    def forget(self) -> None:
-        """Follow nothing that was agreed so far."""
-        self._terms.clear()
+    def clear(self) -> None:
+        """Stop following all plans."""
+        self._windows.clear()
 
 
 @dataclass(slots=True)
 class PlanWindowGrantor:
-    """The leader's side: hears of the members, proposes plans and gives terms."""
+    """The leader's side: collects the members' reports, proposes plans and grants windows."""
 
     members: frozenset[str]
-    _news: dict[str, MemberState] = field(default_factory=dict)
+    _states: dict[str, MemberState] = field(default_factory=dict)
     _proposed: str | None = None
     _proposed_at: int = 0
-    _is_proposed_briefly: bool = False
-    _is_brief: bool = False
-    _before: PlanWindow | None = None
+    _is_proposed_short: bool = False
+    _is_short: bool = False
+    _previous: PlanWindow | None = None
     _current: PlanWindow | None = None
-    _is_abandoned: bool = False
-    released: str | None = None
-    """A plan that members shall follow no more, at once: full speed is owed before its term is over."""
+    _is_expiring: bool = False
+    revoked: str | None = None
+    """A plan that members must stop following before its window ends."""
     is_change_near: bool = False
-    """Whether another plan is likely to be asked for: the present term is then kept short, so that it soon begins."""
+    """Whether another plan is expected soon: the current window is then kept short, so that it can begin soon."""
 
     @property
-    def wanted(self) -> str | None:
-        """The plan that members shall have installed: the proposed one, else the one in force."""
-        if self._proposed is not None or self._current is None or self._is_abandoned:
+    def plan_to_install(self) -> str | None:
+        """The plan that members should have installed: the proposed one, else the one in force."""
+        if self._proposed is not None or self._current is None or self._is_expiring:
             return self._proposed
         return self._current.plan_id
 
     @property
-    def proposed(self) -> str | None:
-        """The plan that members shall install; None when there is none to install."""
-        return self._proposed
-
-    @property
-    def terms(self) -> tuple[PlanWindow, ...]:
-        """What members shall hear: the present term, and the one it follows; none of a plan that was taken back."""
-        given = (self._before, self._current)
-        return tuple(term for term in given if term is not None and term.plan_id != self.released)
+    def windows(self) -> tuple[PlanWindow, ...]:
+        """The windows to send to the members: the current and the previous one, without a revoked plan's."""
+        granted = (self._previous, self._current)
+        return tuple(window for window in granted if window is not None and window.plan_id != self.revoked)
 
     @property
     def newest_iteration(self) -> int:
-        """The furthest that any member is known to be."""
-        return max((news.iteration_index for news in self._news.values()), default=-1)
+        """The highest iteration that any member has reported."""
+        return max((state.iteration_index for state in self._states.values()), default=-1)
 
-    def hear(self, news: Mapping[str, MemberState]) -> None:
-        """Take what members say; those that are none are ignored, and what is older than what was heard before."""
-        for member, said in news.items():
-            known = self._news.get(member)
-            if member in self.members and (known is None or said.iteration_index >= known.iteration_index):
-                self._news[member] = said
+    def update(self, states: Mapping[str, MemberState]) -> None:
+        """Record members' reports; reports of unknown members and outdated ones are ignored."""
+        for member, state in states.items():
+            known = self._states.get(member)
+            if member in self.members and (known is None or state.iteration_index >= known.iteration_index):
+                self._states[member] = state
 
-    def propose(self, plan_id: str, *, is_brief: bool = False) -> None:
-        """Ask all members to install a plan, to try it or to stay, in place of one that was proposed and not agreed."""
-        self._proposed, self._proposed_at, self._is_proposed_briefly = plan_id, self.newest_iteration, is_brief
+    def propose(self, plan_id: str, *, is_short: bool = False) -> None:
+        """Propose a plan, in place of a proposed one that has no window yet; `is_short` is for profiling plans."""
+        self._proposed, self._proposed_at, self._is_proposed_short = plan_id, self.newest_iteration, is_short
 
-    def abandon(self) -> None:
-        """Let the present term run out: whoever made its plan has forgotten it."""
-        self._proposed, self._is_abandoned = None, True
+    def let_expire(self) -> None:
+        """Stop extending the current window: the daemon that made its plan no longer knows it."""
+        self._proposed, self._is_expiring = None, True
 
-    def release(self) -> None:
-        """Take the present plan back at once; the next one begins no earlier than if the term had lasted."""
-        self.released = self._current.plan_id if self._current is not None else None
-        self.abandon()
+    def revoke(self) -> None:
+        """Revoke the current plan at once; the next one begins no earlier than the end of its window."""
+        self.revoked = self._current.plan_id if self._current is not None else None
+        self.let_expire()
 
-    def give(self, ahead: int = AHEAD_ITERATIONS) -> bool:
-        """Give or prolong a term if that is due; return whether `terms` changed.
+    def grant(self, ahead: int = AHEAD_ITERATIONS) -> bool:
+        """Grant or extend a window if one is due; return whether `windows` has changed.
 
-        `ahead` is how many iterations a word takes to be heard by all, with room to spare.
+        `ahead` is an upper bound of the iterations that pass until all members have received a window.
         """
         ahead = min(max(ahead, AHEAD_ITERATIONS), MAX_AHEAD_ITERATIONS)
-        if not self._hears_all(ahead):
+        if not self._are_reports_complete(ahead):
             return False
         newest, current = self.newest_iteration, self._current
         if self._proposed is not None and self._is_installed(self._proposed):
             begin = newest + ahead if current is None else max(newest + ahead, current.end_iteration)
-            self._is_brief = self._is_proposed_briefly
-            self._before, self._current = current, PlanWindow(self._proposed, begin, begin + self._lasting(ahead))
-            self._proposed, self._is_abandoned = None, False
+            self._is_short = self._is_proposed_short
+            self._previous, self._current = current, PlanWindow(self._proposed, begin, begin + self._length(ahead))
+            self._proposed, self._is_expiring = None, False
             return True
-        if current is None or not self._may_go_on(current, ahead):
+        if current is None or not self._may_extend(current, ahead):
             return False
-        if self._is_brief and newest < current.end_iteration + 2 * ahead:
-            return False  # it was tried; had all seen it, there would soon be another
+        if self._is_short and newest < current.end_iteration + 2 * ahead:
+            return False  # a profiling plan; if all members had run it, there would soon be another
         kept = ahead if self._proposed is not None or self.is_change_near else 2 * ahead
         if newest + kept <= current.end_iteration:
             return False
-        # Who is at full speed since the term ended shall take the plan up together with the others.
+        # After the end of the window members run at full speed; all of them resume the plan at the same iteration.
         is_ended = newest >= current.end_iteration
         begin = newest + ahead if is_ended else current.begin_iteration
-        end = begin + self._lasting(ahead) if is_ended else max(newest, begin) + kept
+        end = begin + self._length(ahead) if is_ended else max(newest, begin) + kept
         self._current = PlanWindow(current.plan_id, begin, end)
         return True
 
-    def _lasting(self, ahead: int) -> int:
-        return BRIEF_ITERATIONS if self._is_brief else 2 * ahead
+    def _length(self, ahead: int) -> int:
+        return SHORT_WINDOW_ITERATIONS if self._is_short else 2 * ahead
 
-    def _hears_all(self, ahead: int) -> bool:
-        if set(self._news) != self.members:
+    def _are_reports_complete(self, ahead: int) -> bool:
+        """Return whether every member has reported a recent iteration."""
+        if set(self._states) != self.members:
             return False
-        oldest = min(news.iteration_index for news in self._news.values())
+        oldest = min(state.iteration_index for state in self._states.values())
         return self.newest_iteration - oldest <= 2 * ahead
 
-    def _may_go_on(self, current: PlanWindow, ahead: int) -> bool:
-        """Return whether a plan may be followed on: nobody has given it up, and no proposal is stuck beside it.
+    def _may_extend(self, current: PlanWindow, ahead: int) -> bool:
+        """Return whether a window may be extended: its plan is installed everywhere and no proposal is stuck.
 
-        A plan whose successor is not agreed is watched by nobody: the daemons' guards judge the successor.
+        While a proposal is stuck, the current plan is not guarded: the daemons' guards judge the proposed one.
         """
         is_stuck = self._proposed is not None and self.newest_iteration - self._proposed_at > 4 * ahead
-        return self._is_installed(current.plan_id) and not is_stuck and not self._is_abandoned
+        return self._is_installed(current.plan_id) and not is_stuck and not self._is_expiring
 
     def _is_installed(self, plan_id: str) -> bool:
-        return all(plan_id in news.installed for news in self._news.values())
+        return all(plan_id in state.installed for state in self._states.values())

@@ -1,13 +1,12 @@
-"""Which replica of a training holds up the others, and the iteration time that it imposes on each of them.
+"""Stragglers: the slowest replica of a training, and the pace at which the other replicas may run.
 
-Replicas meet once per iteration, so whoever is faster than the slowest waits for it, and may as well run slower and
-save energy: at once when a straggler shows, and at full speed again at once when it has recovered. What is compared is
-what each replica would take by itself at full speed (`core/distributed/pace.py`): one that our own plans
-have slowed down, or that waits, imposes nothing. Without that, two replicas that have slowed down for a third would
-hold each other there for ever.
+Replicas synchronise once per iteration: replicas faster than the slowest wait for it and can run slower to save energy,
+until it has recovered. The comparison uses the time of each replica by itself at full speed
+(`core/distributed/pace.py`), so that a replica that waits or that a plan has slowed down is no straggler. Otherwise two
+replicas that follow a third one's pace would hold each other there.
 
-Paces come from jobs of this daemon, and from clients that know of replicas elsewhere. Time is an argument, in host
-monotonic seconds: whoever falls silent stops to count.
+Paces come from jobs of this daemon and, through clients, from replicas elsewhere. Time is an argument, in host
+monotonic seconds; a pace expires unless it is updated.
 """
 
 from collections.abc import Iterable
@@ -16,33 +15,33 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class StragglerRules:
-    """When a slower replica counts; ratios are of the waiting replica's own pace."""
+    """Thresholds of straggler detection; ratios are relative to the waiting replica's own pace."""
 
     enter_ratio: float = 0.03
-    """Slower by more than this, it is a straggler: below, drift and chance."""
+    """A replica slower by more than this is a straggler; smaller differences are drift and noise."""
     enter_readings: int = 2
-    """So many readings in a row: one may be a stall."""
+    """Consecutive readings above `enter_ratio`: a single one may be a stall."""
     leave_ratio: float = 0.015
-    """Slower by less than this in one reading, it has recovered."""
+    """A straggler slower by less than this in one reading has recovered."""
     change_ratio: float = 0.01
-    """Another pace by more than this is followed: down at the first reading, up after as many as it takes to enter."""
+    """Minimum change of the pace to follow: a faster pace at the first reading, a slower one after `enter_readings`."""
     silent_s: float = 10.0
     silent_iterations: float = 5.0
-    """A pace counts for so many of its own iterations, and for `silent_s` at least."""
+    """A pace expires after this many of its own iterations, but not before `silent_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a replica takes by itself for an iteration, who says so, and when that was so."""
+    """Iteration time of a replica by itself, with the replica's name and the time of the reading."""
 
     own_time_s: float
-    of: str
+    replica: str
     at_mono_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Imposed:
-    """What a straggler imposes on a job from now on; `pace` is None when nothing is imposed any more."""
+class StragglerChange:
+    """New straggler pace of a job; `pace` is None if there is no straggler any more."""
 
     job_id: str
     pace: Pace | None
@@ -51,66 +50,68 @@ class Imposed:
 
 @dataclass(slots=True)
 class _Waiting:
-    """One replica as one that may have to wait."""
+    """Straggler that a replica waits for, and recent readings of slower replicas."""
 
-    imposed: Pace | None = None
+    straggler: Pace | None = None
     readings: list[Pace] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class ReplicaGroup:
-    """The replicas of one training; what they say goes in, changes of what is imposed on them come out."""
+    """Replicas of one training: paces in, changes of the straggler pace out."""
 
     rules: StragglerRules = field(default_factory=StragglerRules)
     _paces: dict[str, Pace] = field(default_factory=dict)
     _elsewhere: dict[str, Pace] = field(default_factory=dict)
-    """By job: the slowest of the replicas that its client knows elsewhere."""
+    """By job id, the slowest replica elsewhere that the job's client knows."""
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
 
     @property
     def job_ids(self) -> frozenset[str]:
-        """Everybody in it."""
+        """Jobs of this daemon in the group."""
         return frozenset(self._waiting)
 
     def join(self, job_id: str) -> None:
-        """Take a replica in, which is ours to tell what is imposed on it."""
+        """Add a job of this daemon."""
         self._waiting.setdefault(job_id, _Waiting())
 
-    def leave(self, job_id: str, now_mono_s: float) -> tuple[Imposed, ...]:
-        """Let a replica go: it holds up nobody any more."""
+    def leave(self, job_id: str, now_mono_s: float) -> tuple[StragglerChange, ...]:
+        """Remove a job; return the changes for the others."""
         self._waiting.pop(job_id, None)
         self._paces.pop(job_id, None)
         self._elsewhere.pop(job_id, None)
-        return self.look_after(now_mono_s)
+        return self.expire_paces(now_mono_s)
 
-    def note(self, pace: Pace) -> tuple[Imposed, ...]:
-        """Take what a replica of ours takes by itself now."""
-        self._paces[pace.of] = pace
-        mine = self._judged((pace.of,), pace.at_mono_s, reading=None)
-        return mine + self._judged(self._waiting.keys() - {pace.of}, pace.at_mono_s, reading=pace)
+    def update_pace(self, pace: Pace) -> tuple[StragglerChange, ...]:
+        """Update the pace of a job of this daemon; return the resulting changes."""
+        self._paces[pace.replica] = pace
+        mine = self._changes((pace.replica,), pace.at_mono_s, reading=None)
+        return mine + self._changes(self._waiting.keys() - {pace.replica}, pace.at_mono_s, reading=pace)
 
-    def note_elsewhere(
+    def update_pace_elsewhere(
         self, job_id: str, pace: Pace | None, now_mono_s: float, *, is_news: bool = True
-    ) -> tuple[Imposed, ...]:
-        """Take from a replica of ours what the slowest of those elsewhere takes; None when none is known any more.
+    ) -> tuple[StragglerChange, ...]:
+        """Update the slowest pace elsewhere, as reported to one job; None if there is none any more.
 
-        What is no news keeps the pace alive, and is no further reading of it.
+        A pace that is not new (`is_news` False) extends its lifetime and is not another reading.
         """
         if pace is None:
             self._elsewhere.pop(job_id, None)
         else:
             self._elsewhere[job_id] = pace
-        return self._judged((job_id,), now_mono_s, reading=pace if is_news else None)
+        return self._changes((job_id,), now_mono_s, reading=pace if is_news else None)
 
-    def look_after(self, now_mono_s: float) -> tuple[Imposed, ...]:
-        """Withdraw what those impose who have fallen silent."""
-        return self._judged(tuple(self._waiting), now_mono_s, reading=None)
+    def expire_paces(self, now_mono_s: float) -> tuple[StragglerChange, ...]:
+        """Return the changes due to expired paces; call it about once a second."""
+        return self._changes(tuple(self._waiting), now_mono_s, reading=None)
 
-    def _judged(self, job_ids: Iterable[str], now_mono_s: float, *, reading: Pace | None) -> tuple[Imposed, ...]:
-        changes = (self._judge(job_id, now_mono_s, reading) for job_id in sorted(job_ids))
+    def _changes(
+        self, job_ids: Iterable[str], now_mono_s: float, *, reading: Pace | None
+    ) -> tuple[StragglerChange, ...]:
+        changes = (self._change(job_id, now_mono_s, reading) for job_id in sorted(job_ids))
         return tuple(change for change in changes if change is not None)
 
-    def _judge(self, job_id: str, now_mono_s: float, reading: Pace | None) -> Imposed | None:
+    def _change(self, job_id: str, now_mono_s: float, reading: Pace | None) -> StragglerChange | None:
         waiting, own = self._waiting.get(job_id), self._paces.get(job_id)
         if waiting is None or own is None:
             return None
@@ -118,27 +119,29 @@ class ReplicaGroup:
         slower_ratio = slowest.own_time_s / own.own_time_s - 1 if slowest is not None else 0.0
         if slowest is None or slower_ratio < self.rules.leave_ratio:
             waiting.readings.clear()
-            was, waiting.imposed = waiting.imposed, None
+            was, waiting.straggler = waiting.straggler, None
             if was is None:
                 return None
-            why = "has fallen silent or left" if slowest is None else f"takes {slowest.own_time_s:.4g} s now"
-            return Imposed(job_id, None, f"no straggler any more: {was.of} {why}, this replica {own.own_time_s:.4g} s")
+            why = "sends no reports or has left" if slowest is None else f"now takes {slowest.own_time_s:.4g} s"
+            return StragglerChange(
+                job_id, None, f"straggler recovered: {was.replica} {why}, this replica {own.own_time_s:.4g} s"
+            )
         if slowest is reading:
             waiting.readings = [*waiting.readings, slowest][-self.rules.enter_readings :]
-        before = waiting.imposed
-        now = self._imposed(waiting, slowest, own)
+        before = waiting.straggler
+        now = self._straggler(waiting, slowest, own)
         if now is before or now is None:
             return None
-        waiting.imposed = now
-        return Imposed(
+        waiting.straggler = now
+        return StragglerChange(
             job_id,
             now,
-            f"straggler: {now.of} takes {now.own_time_s:.4g} s for an iteration, this replica {own.own_time_s:.4g} s",
+            f"straggler: {now.replica} takes {now.own_time_s:.4g} s per iteration, this replica {own.own_time_s:.4g} s",
         )
 
-    def _imposed(self, waiting: _Waiting, slowest: Pace, own: Pace) -> Pace | None:
-        """Return what is imposed from now on: never more than every one of the last readings says."""
-        before, rules = waiting.imposed, self.rules
+    def _straggler(self, waiting: _Waiting, slowest: Pace, own: Pace) -> Pace | None:
+        """Return the straggler pace from now on: at most the fastest of the last readings."""
+        before, rules = waiting.straggler, self.rules
         least = min(waiting.readings, key=lambda pace: pace.own_time_s, default=slowest)
         is_settled = len(waiting.readings) >= rules.enter_readings
         if before is None:
@@ -157,5 +160,5 @@ class ReplicaGroup:
         return max(alive, key=lambda pace: pace.own_time_s, default=None)
 
     def counts_for_s(self, pace: Pace) -> float:
-        """Return for how long a pace counts."""
+        """Return the lifetime of a pace."""
         return max(self.rules.silent_s, self.rules.silent_iterations * pace.own_time_s)

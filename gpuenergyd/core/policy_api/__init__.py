@@ -1,6 +1,6 @@
-"""The plugin API that a policy author reads: Protocols, views and targets.
+"""The plugin API for policy authors: Protocols, views and targets.
 
-policy        the Protocols of policies and the frozen views they get
-previous_run  what one run of a job leaves for the next
-target        the iteration time that a job may take
+policy        the Protocols of policies, and the frozen views and results that they exchange
+previous_run  iterations of a previous run of the same job
+target        iteration time targets
 """

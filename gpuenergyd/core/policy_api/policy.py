@@ -1,8 +1,7 @@
-"""The plugin API: what a policy is asked and what it answers. Frozen views in, values out, no I/O.
+"""The plugin API of policies: four Protocols, and the frozen views and results that they exchange. No I/O.
 
-A policy is a class found by entry point in the group `gpuenergyd.policies`; one instance serves one job and lives
-in the policy host, which may be killed at any moment. A view therefore carries everything that is known: a
-policy that remembers nothing between calls is always right, one that caches is only faster.
+The policy host creates one instance per job and may be killed at any moment. A view therefore contains everything that
+is known of the job: a policy must work without state between calls, and may keep caches only for speed.
 """
 
 from collections.abc import Mapping
@@ -20,40 +19,79 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
+class ClockPolicy(Protocol):
+    """Plans the clocks of one job. Entry points: `gpuenergyd.policies`, classes without constructor arguments."""
+
+    def next_plan(self, view: "JobView") -> ClockPlan:
+        """Return the plan to run next; the `plan_id` of the last issued plan means no change."""
+        ...
+
+
+class FrontierPolicy(Protocol):
+    """Optional method of a clock policy: predicts the job's frontier. Without it, only measured points are used."""
+
+    def frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
+        """Return points of the job's time-energy frontier as iterations would measure; empty while unknown."""
+        ...
+
+
+class TargetPolicy(Protocol):
+    """Chooses the iteration time target of one job, several times an hour. Entry points: `gpuenergyd.targets`.
+
+    A policy may also have `explain(view) -> TargetDecision`; it is then called instead, and `status` shows the reason.
+    """
+
+    def next_target(self, view: "TargetView") -> PerformanceTarget:
+        """Return the target from now on."""
+        ...
+
+
+class OfflinePlanner(Protocol):
+    """Plans a pipeline from tables. Entry points: `gpuenergyd.planners`, callables with the names of the policies."""
+
+    def __call__(self, request: "OfflineRequest") -> "OfflinePlan":
+        """Return a plan whose iteration time is at most the target's.
+
+        Raises:
+            TargetError: no plan is fast enough; the message names the fastest possible time.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU as a policy sees it; clocks are descending."""
+    """One GPU of a job; clocks are in descending order."""
 
     gpu_uuid: str
     model_name: str
     supported_sm_clocks_mhz: tuple[int, ...]
     switch_latency_s: float
-    """Time from asking for a faster clock until it is effective, 90th percentile as measured on this host so far."""
+    """Time from the request of a faster clock until it is effective, 90th percentile."""
     blocking_power_w: float | None = None
-    """Power while waiting for a peer, as published for this model; None when nothing is known."""
+    """Power while waiting for a peer, as published for this GPU model; None if unknown."""
     switching: SwitchLatency | None = None
-    """The same by direction and by clocks; None when only that one figure is known."""
+    """Latency by direction and clocks; None if only `switch_latency_s` is known."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
-        """How long clock changes of this GPU take, as far as that is known."""
+        """Switch latency of this GPU: by direction and clocks if known, else `switch_latency_s` for all changes."""
         return self.switching or constant_latency(self.switch_latency_s)
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineView:
-    """The un-tuned run of this very job: medians over `num_iterations` regular iterations."""
+    """Baseline of the job: medians over `num_iterations` regular iterations at full speed."""
 
     iteration_time_s: float
     energy_j: float | None
     num_iterations: int
     iteration_sigma_s: float = 0.0
-    """Spread of one iteration's time around the median (robust standard deviation): what chance can do."""
+    """Robust standard deviation of the iteration time."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """Everything a clock policy may know of a job; `gpus[r]` is the GPU of pipeline rank r."""
+    """Everything that is known of a job; `gpus[r]` is the GPU of pipeline rank r."""
 
     job_id: str
     schedule: Schedule
@@ -62,55 +100,38 @@ class JobView:
     baseline: BaselineView
     observations: tuple[IterationObservation, ...]
     issued_plans: tuple[ClockPlan, ...]
-    """Plans sent so far, oldest first; the last is the one in force or about to be. Of hundreds, old ones that no
-    observation names are left out, those that profiled last of all."""
+    """Plans sent so far, oldest first; the last one is in force or about to be. If there are hundreds, old plans that
+    no observation refers to are left out."""
     communication_latency_s: float = 0.0
-    """Median time from the end of an instruction to the begin of the one on the next rank that waited for it."""
+    """Median time from the end of an instruction to the begin of a waiting instruction on another rank."""
     launch_gap_s: float = 0.0
-    """Median time between two instructions of one rank when the second had everything it needs."""
+    """Median time between two instructions of one rank if the second one's input was ready."""
     can_set_clocks: bool = True
-    """False where nobody may set clocks (mode observe, MIG, no privilege): what is asked for then is a plan of purpose
-    `PREDICTED` with a prediction, from the full-speed run and from what a policy assumes or remembers."""
+    """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan of purpose
+    `PREDICTED`, from the run at full speed and from assumed curves or a previous run."""
     generation: int = 0
-    """How often what was learned of this job has been forgotten; plan ids carry it, so that none is used twice."""
+    """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
     previous_run: PreviousRun | None = None
-    """What an earlier run of this job showed; whether it still holds is for the policy to check at full speed."""
+    """Iterations of a previous run of this job; the policy checks at full speed whether they still apply."""
     num_dropped_plans: Mapping[PlanPurpose, int] = field(default_factory=dict)
-    """How many plans of each purpose were left out of `issued_plans`."""
+    """Number of plans of each purpose that were left out of `issued_plans`."""
 
     def num_issued(self, purpose: PlanPurpose | None = None) -> int:
-        """Return how many plans were sent so far, for one purpose or for any: what numbers the next one."""
+        """Return the number of plans sent so far, with one purpose or with any."""
         kept = sum(purpose in {None, plan.purpose} for plan in self.issued_plans)
         return kept + sum(number for own, number in self.num_dropped_plans.items() if purpose in {None, own})
 
     def plan_id(self, name: str) -> str:
-        """Return the id of a plan that has this name in the present generation."""
+        """Return the id of a plan with this name in the current generation."""
         return f"{name}@{self.generation + 1}" if self.generation else name
-
-
-class ClockPolicy(Protocol):
-    """Decides the clocks of one job. Entry points: `gpuenergyd.policies`."""
-
-    def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the plan to run next; a plan whose `plan_id` is the last issued one changes nothing."""
-        ...
-
-
-class FrontierPolicy(Protocol):
-    """A clock policy that knows what else its job could run at; one that does not say leaves what was measured."""
-
-    def frontier(self, view: JobView) -> tuple["FrontierPoint", ...]:
-        """Return points of the job's time-energy frontier, as real iterations would measure; empty while unknown."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequest:
-    """A pipeline given as tables, for planning without a daemon.
+    """Pipeline and options for planning without a daemon.
 
-    `baseline_graph` is the plain schedule, whose every instruction at maximum clock is the baseline; `graph` is the one
-    to plan, None where the planner may choose it (extra in-flight microbatches). `options` are the planner's
-    own, by name, as the command line gave them.
+    `graph` is the plain schedule; all its instructions at maximum clock are the baseline. `schedule` is None if the
+    file defines its own graph. `options` are specific to the planner, by name, as given on the command line.
     """
 
     name: str
@@ -127,7 +148,7 @@ class OfflineRequest:
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """A point of the time-energy frontier: a real plan's time and energy, and the proven least energy at that time."""
+    """Point of the time-energy frontier: time and energy of a plan, with the proven lower bound of energy."""
 
     iteration_time_s: float
     energy_j: float
@@ -136,10 +157,10 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True)
 class SwitchingFigures:
-    """What clock changes that take a while make of a plan, simulated; and the plan of free clocks beside it.
+    """Simulated effect of the switch latency on a plan, compared with a plan without limit on clock changes (free).
 
-    `changes[r]` are asked for ahead of need. The free plan has no limit on its changes: with lead they cost energy
-    only, naively (each asked for when its instruction begins) they cost time.
+    `changes[r]` are requested ahead of need. The free plan with lead costs only energy; the naive one, which requests
+    each change when its instruction begins, costs time.
     """
 
     switch_latency_s: float
@@ -155,9 +176,9 @@ class SwitchingFigures:
 
 @dataclass(frozen=True, slots=True)
 class OfflinePlan:
-    """A planner's answer: clocks for every instruction, in `order`, with what they cost and a proven bound.
+    """Result of an offline planner: a clock for every instruction of `orders`, with time, energy and proven bound.
 
-    With `switching`, time and energy are those with late clocks.
+    With `switching`, time and energy include the switch latency.
     """
 
     orders: tuple[tuple[Instruction, ...], ...]
@@ -172,28 +193,16 @@ class OfflinePlan:
     frontier: tuple[FrontierPoint, ...] = ()
     switching: SwitchingFigures | None = None
     prices_w: Mapping[Instruction, float] = field(default_factory=dict)
-    """What one more second of room for an instruction would save, per second; empty when the planner does not know."""
-
-
-class OfflinePlanner(Protocol):
-    """Plans a pipeline from tables. Entry points: `gpuenergyd.planners`, callables under the policies' names."""
-
-    def __call__(self, request: OfflineRequest) -> OfflinePlan:
-        """Return a plan whose iteration time is at most what the target owes.
-
-        Raises:
-            TargetError: no plan is fast enough; the message says what is possible.
-        """
-        ...
+    """Energy that one more second of slack would save, by instruction; empty if the planner does not compute it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """Everything a target policy may know of a job: its budget, what it has spent, and a signal to follow.
+    """Everything that is known of a job for choosing its target: slowdown budget, progress and the signal to follow.
 
-    `frontier` holds the job's own points, or those of its uniform clocks where it has no pipeline; it is empty while
-    nothing is known. `active_time_s` is the time of the iterations done, without checkpoints, evaluation, data
-    stalls and waits for a straggler: only slowness that a policy chose is charged to the budget.
+    `frontier` holds the job's points, or those of uniform clocks if it has no pipeline; it is empty while unknown.
+    `active_time_s` is the time of finished iterations without checkpoints, evaluation, data stalls and waits for a
+    straggler: only slowdown chosen by a policy is charged to the budget.
     """
 
     job_id: str
@@ -206,37 +215,26 @@ class TargetView:
     num_iterations_total: int | None = None
     deadline_at: datetime | None = None
     history: HourlySeries | None = None
-    """Of carbon intensity, price or another cost per energy, up to now."""
+    """Carbon intensity, price or another cost per energy, up to now."""
     forecast: CarbonForecast | None = None
     full_speed_time_s: float | None = None
-    """Iteration time at full speed as measured lately, power caps included; None while only the baseline is known."""
+    """Recently measured iteration time at full speed, with power caps; None while only the baseline is known."""
     straggler_time_s: float | None = None
     current_target_time_s: float | None = None
-    """What this policy asked for last; changes too small to matter are not worth a new plan."""
+    """Last target of this policy; small changes are not worth a new plan."""
     host_power_w: float = 0.0
     window_s: float = 72 * 3600.0
-    """A job without an end keeps its budget over windows of so much time."""
+    """Window of the slowdown budget for jobs of unknown length."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDecision:
-    """A target and what it rests on."""
+    """Target with its reason and basis."""
 
     target: PerformanceTarget
     reason: str
     basis: IntensityBasis
     intensity: float | None
-    """The signal that stands for now, in its own unit."""
+    """Current value of the signal, in its own unit."""
     overrun_s: float = 0.0
-    """How much later than permitted the work ends at full speed, by others' doing: stragglers, caps, lost time."""
-
-
-class TargetPolicy(Protocol):
-    """Decides what performance is owed to one job, a few times an hour. Entry points: `gpuenergyd.targets`.
-
-    A policy that also has `explain(view) -> TargetDecision` is asked that instead, and status shows its reasons.
-    """
-
-    def next_target(self, view: TargetView) -> PerformanceTarget:
-        """Return the target from now on."""
-        ...
+    """Time by which the job misses its budget even at full speed: stragglers, power caps, lost time."""

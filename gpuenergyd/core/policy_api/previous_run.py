@@ -1,7 +1,6 @@
-"""What one run of a job leaves for the next: the iterations that its tuned plan was made from, and how that plan ended.
+"""Previous runs of a job: the iterations from which a run made its tuned plan, kept for the next run.
 
-Iterations and not fitted curves: whoever fits better one day starts from the same facts, and a policy that fits
-otherwise can use them too.
+Iterations are kept instead of fitted curves, so that policies with other fits can use them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,27 +10,27 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan
 
 PREVIOUS_PROFILE, PREVIOUS_FULL_SPEED = "previous-profile", "previous-full-speed"
-"""The plans of remembered iterations: their own belong to another run."""
+"""Plan ids of a previous run's iterations, in place of the original ids of that run."""
 MAX_PROFILE_ITERATIONS = 48
 MAX_FULL_SPEED_ITERATIONS = 12
 PROVEN_ITERATIONS = 8
-"""Regular iterations of one tuned plan after which what it was made from is worth keeping."""
+"""Regular iterations of one tuned plan after which its run is kept for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousRun:
-    """What an earlier run of the same job on the same models of GPU showed."""
+    """Iterations of an earlier run of the same job on the same GPU models."""
 
     job_id: str
     full_speed: tuple[IterationObservation, ...]
     profile: tuple[IterationObservation, ...]
     figures: tuple[tuple[str, float], ...] = ()
-    """Those of its last tuned plan, as its policy named them."""
+    """Figures of its last tuned plan."""
     is_of_this_run: bool = False
-    """Whether it is what the present run itself showed before it changed: believed whatever its pace; never stored."""
+    """Whether these are iterations of the current run before the job changed: used at any pace, and never stored."""
 
     def figure(self, name: str) -> float | None:
-        """Return one of the figures, None when there is no such."""
+        """Return the figure with this name; None if there is none."""
         return dict(self.figures).get(name)
 
 
@@ -41,7 +40,7 @@ def summarize_run(
     profile: Iterable[IterationObservation],
     plan: ClockPlan,
 ) -> PreviousRun | None:
-    """Return what a run leaves, None when it did not profile."""
+    """Return the record of a run for the next one; None if the run did not profile."""
     kept = [o for o in profile if o.is_regular and o.energy_j is not None][-MAX_PROFILE_ITERATIONS:]
     if not kept:
         return None

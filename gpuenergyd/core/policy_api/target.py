@@ -1,4 +1,4 @@
-"""What performance is owed to the training job."""
+"""Iteration time targets of training jobs."""
 
 import math
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from gpuenergyd.errors import TargetError
 
 @dataclass(frozen=True, slots=True)
 class PerformanceTarget:
-    """The iteration time a plan may take: a slowdown against full speed, or a time that is waited for anyway.
+    """Longest iteration time of a plan: a slowdown against full speed, or the pace of a straggler.
 
-    With `straggler_time_s` the job waits until then whatever it does, so slowness up to it is free;
-    with `max_slowdown_ratio` slowness is a permission, worth using only while it saves energy. `permitted_time_s`
-    says the same as an absolute time and goes first.
+    `max_slowdown_ratio` permits slowdown, worth using only while it saves energy. `permitted_time_s` is the same as an
+    absolute time and takes precedence. With `straggler_time_s` the job waits that long in any case, so that slowdown up
+    to it is free.
     """
 
     max_slowdown_ratio: float = 0.0
@@ -33,11 +33,11 @@ class PerformanceTarget:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the wait happens whatever we do."""
+        """Whether a straggler forces at least part of this time."""
         return self.straggler_time_s is not None
 
     def iteration_time_s(self, baseline_time_s: float) -> float:
-        """Return the iteration time owed, given the baseline's."""
+        """Return the target as an iteration time."""
         permitted_s = self.permitted_time_s
         if permitted_s is None:
             permitted_s = baseline_time_s * (1.0 + self.max_slowdown_ratio)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
-from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
+from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
@@ -133,10 +133,10 @@ class WholePipeline:
         pace, now_s = None, time.monotonic()
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
-        for change in self._replicas.note_elsewhere(self.pipeline_id, pace, now_s, is_news=report.is_news):
+        for change in self._replicas.update_pace_elsewhere(self.pipeline_id, pace, now_s, is_news=report.is_news):
             self._impose(change)
 
-    def _impose(self, change: Imposed) -> None:
+    def _impose(self, change: StragglerChange) -> None:
         straggler_time_s = change.pace.own_time_s if change.pace is not None else None
         self.straggler_reason = change.reason if change.pace is not None else None
         log.info("pipeline %s: %s", self.pipeline_id, change.reason)
@@ -166,15 +166,15 @@ class WholePipeline:
         purpose = self.job.purpose_of(self.job.plan_id_of(epoch))
         is_forced = self.job.target.is_forced
         whole = replace(whole, busy_s=busy_s(whole, self._graph, self._planned_mhz(epoch)))
-        whole = self._pace.note(whole, purpose, self._graph, is_at_straggler_pace=is_forced)
+        whole = self._pace.observe(whole, purpose, self._graph, is_at_straggler_pace=is_forced)
         self._newest_epoch = epoch
         is_for_straggler = self.job.plans.is_for_straggler(self.job.plan_id_of(epoch))
-        self.extrinsic.note(whole, purpose, is_plan_for_straggler=is_for_straggler)
+        self.extrinsic.add(whole, purpose, is_plan_for_straggler=is_for_straggler)
         self._tell(ObservedElsewhere(whole, epoch))
         self._ask_in_time()
         if self._pace.own_time_s is not None:
             own = Pace(self._pace.own_time_s, self.pipeline_id, time.monotonic())
-            for change in self._replicas.note(own):
+            for change in self._replicas.update_pace(own):
                 self._impose(change)
 
     def _planned_mhz(self, epoch: int | None) -> Mapping[Instruction, int] | None:

@@ -106,7 +106,7 @@ class ObservedIterations:
             is_regular=command.is_regular,
             has_replicas=self.replicas is not None,
         )
-        observation = self.pace.note(
+        observation = self.pace.observe(
             observation,
             job.purpose_of(observation.plan_id),
             self._graph,
@@ -128,7 +128,7 @@ class ObservedIterations:
     ) -> None:
         purpose = runner.job.purpose_of(observation.plan_id)
         is_for_straggler = runner.job.plans.is_for_straggler(observation.plan_id)
-        self.extrinsic.note(observation, purpose, is_plan_for_straggler=is_for_straggler)
+        self.extrinsic.add(observation, purpose, is_plan_for_straggler=is_for_straggler)
         if self.services.watcher is not None:
             self.services.watcher.iteration_done(runner, observation, purpose, utc_at(begin_ns))
         self.timeline = (observation.iteration_index, spans)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
-from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup, StragglerRules
+from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange, StragglerRules
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.errors import ProtocolError
@@ -30,7 +30,7 @@ class Replicas:
     _groups: dict[TrainingKey, ReplicaGroup] = field(default_factory=dict)
     _key_of: dict[str, TrainingKey] = field(default_factory=dict)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
-    _imposed: dict[str, tuple[Imposed, float]] = field(default_factory=dict)
+    _imposed: dict[str, tuple[StragglerChange, float]] = field(default_factory=dict)
     """What is imposed on a job, and since when (host monotonic)."""
     _overhead_elsewhere_s: dict[str, float | None] = field(default_factory=dict)
     """By job: the least time that any replica on another host spends outside its instructions."""
@@ -62,7 +62,7 @@ class Replicas:
         own_time_s = self._runners[runner.job_id].observed.pace.own_time_s
         group = self._group(runner.job_id)
         if own_time_s is not None and group is not None:
-            self._tell(group.note(Pace(own_time_s, runner.job_id, time.monotonic())))
+            self._tell(group.update_pace(Pace(own_time_s, runner.job_id, time.monotonic())))
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
         """Return the least time that another replica of the training spends outside its instructions."""
@@ -90,7 +90,7 @@ class Replicas:
         pace = None
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
-        self._tell(group.note_elsewhere(runner.job_id, pace, now_s, is_news=report.is_news))
+        self._tell(group.update_pace_elsewhere(runner.job_id, pace, now_s, is_news=report.is_news))
         self._overhead_elsewhere_s[runner.job_id] = report.least_other_overhead_s
         gauge = runner.observed.pace
         return PaceReply(gauge.own_time_s, runner.job.target.straggler_time_s, gauge.num_readings, gauge.overhead_s)
@@ -98,7 +98,7 @@ class Replicas:
     def look_after(self) -> None:
         """Withdraw what those impose who have fallen silent: call it about once a second."""
         for group in list(self._groups.values()):
-            self._tell(group.look_after(time.monotonic()))
+            self._tell(group.expire_paces(time.monotonic()))
 
     def status(self, runner: JobRunner) -> dict[str, Any]:
         """Return how a job stands among its likes, as status shows it."""
@@ -108,7 +108,7 @@ class Replicas:
             "own_time_s": runner.observed.pace.own_time_s,
             "straggler_time_s": runner.job.target.straggler_time_s,
             **extrinsic_spoken_of(runner.observed.extrinsic),
-            "straggler": pace.of if pace is not None else None,
+            "straggler": pace.replica if pace is not None else None,
             "straggler_reason": imposed.reason if imposed is not None else None,
             "straggler_since_s": None if since_mono_s is None else max(0.0, time.monotonic() - since_mono_s),
         }
@@ -117,7 +117,7 @@ class Replicas:
         key = self._key_of.get(job_id)
         return None if key is None else self._groups[key]
 
-    def _tell(self, changes: tuple[Imposed, ...]) -> None:
+    def _tell(self, changes: tuple[StragglerChange, ...]) -> None:
         for change in changes:
             runner = self._runners.get(change.job_id)
             if runner is None or runner.job.is_ended:

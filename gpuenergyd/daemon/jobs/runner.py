@@ -298,7 +298,7 @@ class JobRunner:
             self.trail.record(
                 "recall", "core", f"what job {model.job_id} showed", after=f"{len(model.profile)} iterations"
             )
-            self.observed.pace.recall(model)
+            self.observed.pace.learn_from(model)
             self.take(ModelRecalled(model))
 
     async def _keep_model(self, command: KeepModel) -> None:

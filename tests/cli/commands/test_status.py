@@ -207,8 +207,8 @@ def test_status_says_what_would_be_saved_as_a_prediction_with_its_basis() -> Non
 NOTICES = {
     "stage slower": "the job changed: B of rank 0 takes 1.100 times as long as before",
     "throttling": "plan 'tuned-1' takes 1.263 s per iteration, 1.258 s are allowed",
-    "straggler": "straggler: gpt-2 takes 2.036 s for an iteration, this replica 1.7 s",
-    "recovered": "no straggler any more: gpt-2 takes 1.7 s now, this replica 1.703 s",
+    "straggler": "straggler: gpt-2 takes 2.036 s per iteration, this replica 1.7 s",
+    "recovered": "straggler recovered: gpt-2 now takes 1.7 s, this replica 1.703 s",
     "evaluation": "2.5 s passed between iterations 49 and 50 (evaluation, checkpoint, waiting for others): left alone",
     "batch": "the job changed: an iteration takes 1.400 times as long as before",
     "lying policy": "2 plans in a row were slow: profiling again",

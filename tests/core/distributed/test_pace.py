@@ -38,98 +38,98 @@ def gauge(*overheads_s: float) -> PaceEstimator:
     """Return one that has seen iterations at full speed, of these times between instructions."""
     made = PaceEstimator()
     for overhead_s in overheads_s or (OVERHEAD_S,) * 3:
-        made.note(iteration(at_clock(TOP), overhead_s=overhead_s), PlanPurpose.BASELINE, GRAPH)
+        made.observe(iteration(at_clock(TOP), overhead_s=overhead_s), PlanPurpose.BASELINE, GRAPH)
     return made
 
 
 def profiled(made: PaceEstimator, clock_mhz: int, slowness: float) -> None:
     samples = at_clock(clock_mhz, slowness)
-    made.note(iteration(samples, BUSY_S * slowness), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(samples, BUSY_S * slowness), PlanPurpose.PROFILE, GRAPH)
 
 
 def tuned(made: PaceEstimator, clock_mhz: int, slowness: float) -> float | None:
     """Return the own time after an iteration of a tuned plan, forgetting what was known before."""
     made.own_time_s = None
-    made.note(iteration(at_clock(clock_mhz, slowness), BUSY_S * slowness), PlanPurpose.TUNED, GRAPH)
+    made.observe(iteration(at_clock(clock_mhz, slowness), BUSY_S * slowness), PlanPurpose.TUNED, GRAPH)
     return made.own_time_s
 
 
-def test_at_full_speed_the_own_time_is_the_pipelines_and_the_usual_time_between() -> None:
+def test_at_full_speed_own_time_is_busy_time_plus_usual_overhead() -> None:
     made = gauge()
 
     assert made.own_time_s == pytest.approx(1.0)
     assert made.overhead_s == pytest.approx(OVERHEAD_S)
 
 
-def test_nothing_is_known_before_anything_ran() -> None:
+def test_own_time_is_unknown_before_the_first_iteration() -> None:
     assert PaceEstimator().own_time_s is None
     assert PaceEstimator().overhead_s is None
     assert tuned(PaceEstimator(), LOW, 1.5) is None
 
 
-def test_what_comes_on_top_of_the_usual_time_between_instructions_is_a_wait() -> None:
+def test_overhead_beyond_the_usual_one_is_a_wait() -> None:
     made = gauge()
 
-    noted = made.note(iteration(at_clock(TOP), overhead_s=0.3), PlanPurpose.TUNED, GRAPH)
+    noted = made.observe(iteration(at_clock(TOP), overhead_s=0.3), PlanPurpose.TUNED, GRAPH)
 
     assert noted.waited_s == pytest.approx(0.2)
     assert noted.own_time_s == pytest.approx(1.0)
     assert made.own_time_s == pytest.approx(1.0)
 
 
-def test_a_wait_below_a_hundredth_of_the_iteration_is_chance() -> None:
+def test_a_wait_below_1_percent_of_the_iteration_is_ignored() -> None:
     made = gauge()
 
-    chance = made.note(iteration(at_clock(TOP), overhead_s=0.1099), PlanPurpose.TUNED, GRAPH)
-    wait = made.note(iteration(at_clock(TOP), overhead_s=0.1105), PlanPurpose.TUNED, GRAPH)
+    chance = made.observe(iteration(at_clock(TOP), overhead_s=0.1099), PlanPurpose.TUNED, GRAPH)
+    wait = made.observe(iteration(at_clock(TOP), overhead_s=0.1105), PlanPurpose.TUNED, GRAPH)
 
     assert chance.waited_s == 0.0
     assert wait.waited_s == pytest.approx(0.0105)
 
 
-def test_the_usual_time_between_is_the_lower_fifth_of_those_seen() -> None:
+def test_the_usual_overhead_is_the_lower_quintile() -> None:
     assert gauge(0.5, 0.4, 0.3, 0.2, 0.1).overhead_s == pytest.approx(0.2)
     assert gauge(0.4, 0.3, 0.2, 0.1).overhead_s == pytest.approx(0.1)
 
 
-def test_while_a_straggler_sets_the_pace_nothing_is_learned_of_the_time_between() -> None:
+def test_overhead_at_straggler_pace_is_not_learned() -> None:
     made = gauge()
 
-    noted = made.note(iteration(at_clock(TOP), overhead_s=0.02), PlanPurpose.TUNED, GRAPH, is_at_straggler_pace=True)
+    noted = made.observe(iteration(at_clock(TOP), overhead_s=0.02), PlanPurpose.TUNED, GRAPH, is_at_straggler_pace=True)
 
     assert noted.is_at_straggler_pace
     assert noted.waited_s == 0.0
     assert made.overhead_s == pytest.approx(OVERHEAD_S)
 
 
-def test_what_a_replica_takes_between_instructions_beyond_the_others_least_was_a_wait_from_the_start() -> None:
+def test_overhead_beyond_the_least_of_the_other_replicas_is_a_wait() -> None:
     made = PaceEstimator()
 
-    noted = made.note(iteration(at_clock(TOP)), PlanPurpose.BASELINE, GRAPH, least_overhead_s=0.04)
+    noted = made.observe(iteration(at_clock(TOP)), PlanPurpose.BASELINE, GRAPH, least_overhead_s=0.04)
 
     assert noted.waited_s == pytest.approx(0.06)
     assert made.own_time_s == pytest.approx(0.94)
 
 
-def test_busy_longer_than_the_iteration_is_an_error_of_measuring_and_no_negative_time() -> None:
+def test_busy_time_longer_than_the_iteration_gives_no_negative_overhead() -> None:
     made = PaceEstimator()
 
-    noted = made.note(iteration(at_clock(TOP), overhead_s=-0.05), PlanPurpose.BASELINE, GRAPH)
+    noted = made.observe(iteration(at_clock(TOP), overhead_s=-0.05), PlanPurpose.BASELINE, GRAPH)
 
     assert noted.waited_s == 0.0
     assert made.own_time_s == pytest.approx(0.9)
 
 
-def test_without_busy_time_only_clocks_are_learned() -> None:
+def test_without_busy_time_only_slowness_is_learned() -> None:
     made = gauge()
     slow = at_clock(LOW, 1.6)
     seen = replace(iteration(slow), busy_s=None)
 
-    assert made.note(seen, PlanPurpose.PROFILE, GRAPH) is seen
+    assert made.observe(seen, PlanPurpose.PROFILE, GRAPH) is seen
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
 
 
-def test_a_plan_slows_nobody_down_in_the_own_time_once_its_clock_is_known() -> None:
+def test_own_time_does_not_depend_on_the_plan_once_slowness_is_known() -> None:
     made = gauge()
 
     assert tuned(made, LOW, 1.6) is None
@@ -139,7 +139,7 @@ def test_a_plan_slows_nobody_down_in_the_own_time_once_its_clock_is_known() -> N
     assert tuned(made, LOW, 1.6 * 1.1) == pytest.approx(1.09)  # throttled: a tenth of 0.9 s on top
 
 
-def test_between_two_known_clocks_slowness_goes_with_the_cycle_time() -> None:
+def test_slowness_is_interpolated_in_the_cycle_time() -> None:
     """1 us at 1000 MHz lies two fifths of the way from 1/1400 to 1/700."""
     made = gauge()
     profiled(made, LOW, 1.8)
@@ -147,7 +147,7 @@ def test_between_two_known_clocks_slowness_goes_with_the_cycle_time() -> None:
     assert tuned(made, 1000, 1.32) == pytest.approx(1.0)
 
 
-def test_below_the_slowest_known_clock_nothing_is_told() -> None:
+def test_below_the_lowest_measured_clock_own_time_is_not_estimated() -> None:
     made = gauge()
     profiled(made, LOW, 1.6)
 
@@ -155,7 +155,7 @@ def test_below_the_slowest_known_clock_nothing_is_told() -> None:
     assert tuned(made, TOP + 15, 1.0) is None
 
 
-def test_a_reading_that_its_clock_cannot_explain_is_not_learned() -> None:
+def test_slowness_beyond_the_ratio_of_clocks_is_an_outlier() -> None:
     """At half the clock an instruction takes at most twice as long, and a third more by chance."""
     made = gauge()
     profiled(made, LOW, 2.61)
@@ -165,7 +165,7 @@ def test_a_reading_that_its_clock_cannot_explain_is_not_learned() -> None:
     assert tuned(made, LOW, 2.59) == pytest.approx(1.0)
 
 
-def test_after_four_readings_of_a_clock_its_slowness_is_known() -> None:
+def test_slowness_is_fixed_after_four_readings() -> None:
     made = gauge()
     for slowness in (1.5, 1.5, 1.7, 1.7, 1.9, 1.9, 1.9):
         profiled(made, LOW, slowness)
@@ -173,7 +173,7 @@ def test_after_four_readings_of_a_clock_its_slowness_is_known() -> None:
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
 
 
-def test_an_instruction_that_ran_at_two_clocks_is_read_by_its_shares() -> None:
+def test_an_instruction_at_two_clocks_is_scaled_by_its_shares() -> None:
     """Half of the work at full speed, half at 1.6 times; what is learned from such a one is the slow clock's."""
     made = gauge()
     mixed = tuple(
@@ -181,27 +181,27 @@ def test_an_instruction_that_ran_at_two_clocks_is_read_by_its_shares() -> None:
         for one in at_clock(TOP)
     )
 
-    made.note(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
 
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
     made.own_time_s = None
-    made.note(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.TUNED, GRAPH)
+    made.observe(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.TUNED, GRAPH)
     assert made.own_time_s == pytest.approx(1.0)
 
 
-def test_a_disturbed_instruction_counts_for_nothing_among_usual_ones() -> None:
+def test_a_disturbed_instruction_is_ignored() -> None:
     """One of three is held up to twice its time: above 1.3 times the median it is left out of the mean."""
     made = gauge()
     disturbed = (*at_clock(TOP, count=2), *at_clock(TOP, 2.0, count=1))
 
-    made.note(iteration(disturbed), PlanPurpose.TUNED, GRAPH)
+    made.observe(iteration(disturbed), PlanPurpose.TUNED, GRAPH)
     assert made.own_time_s == pytest.approx(1.0)
 
-    made.note(iteration((*at_clock(TOP, count=2), *at_clock(TOP, 1.3, count=1))), PlanPurpose.TUNED, GRAPH)
+    made.observe(iteration((*at_clock(TOP, count=2), *at_clock(TOP, 1.3, count=1))), PlanPurpose.TUNED, GRAPH)
     assert made.own_time_s == pytest.approx(1.09)
 
 
-def test_a_profiles_iteration_is_not_judged_by_what_it_shows() -> None:
+def test_a_profiling_iteration_is_not_scaled_by_its_own_slowness() -> None:
     made = gauge()
     made.own_time_s = None
 
@@ -210,49 +210,49 @@ def test_a_profiles_iteration_is_not_judged_by_what_it_shows() -> None:
     assert made.own_time_s is None
 
 
-def test_an_instruction_that_no_one_saw_leaves_the_own_time_as_it_was() -> None:
+def test_a_missing_instruction_leaves_own_time_unchanged() -> None:
     made = gauge()
 
-    made.note(iteration(at_clock(TOP, 2.0)[:3]), PlanPurpose.TUNED, GRAPH)
+    made.observe(iteration(at_clock(TOP, 2.0)[:3]), PlanPurpose.TUNED, GRAPH)
 
     assert made.own_time_s == pytest.approx(1.0)
 
 
-def test_what_an_earlier_run_showed_of_clocks_is_known_and_its_speed_forgotten() -> None:
+def test_slowness_is_learned_from_a_previous_run_and_full_speed_is_not() -> None:
     made = PaceEstimator()
     slow = iteration(at_clock(LOW, 1.6))
-    made.recall(PreviousRun("j", (iteration(at_clock(TOP)),) * 3, (slow,)))
+    made.learn_from(PreviousRun("j", (iteration(at_clock(TOP)),) * 3, (slow,)))
 
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
     profiled(made, 1000, 1.2)  # against no full speed of this run: not learned
     assert tuned(made, 1000, 1.0 + 0.4 * 0.6) == pytest.approx(1.0)
 
 
-def test_full_speed_is_the_highest_clock_seen_and_its_newest_times() -> None:
+def test_full_speed_is_the_highest_clock_with_its_newest_times() -> None:
     made = PaceEstimator()
-    made.note(iteration(at_clock(1380, 1.5)), PlanPurpose.BASELINE, GRAPH)
+    made.observe(iteration(at_clock(1380, 1.5)), PlanPurpose.BASELINE, GRAPH)
     for slowness in (3.0, 1.0, 1.0, 1.0):
-        made.note(iteration(at_clock(TOP, slowness)), PlanPurpose.BASELINE, GRAPH)
-    made.note(iteration(at_clock(1380, 9.0)), PlanPurpose.BASELINE, GRAPH)
+        made.observe(iteration(at_clock(TOP, slowness)), PlanPurpose.BASELINE, GRAPH)
+    made.observe(iteration(at_clock(1380, 9.0)), PlanPurpose.BASELINE, GRAPH)
 
     profiled(made, LOW, 1.6)
 
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
 
 
-def test_a_clock_that_was_the_top_is_not_learned_as_one_that_costs_nothing() -> None:
+def test_a_former_highest_clock_gets_a_slowness_of_its_own() -> None:
     """1380 MHz was the highest seen; once 1400 is, it lies between that and the lowest known."""
     made = PaceEstimator()
-    made.note(iteration(at_clock(1380)), PlanPurpose.BASELINE, GRAPH)
+    made.observe(iteration(at_clock(1380)), PlanPurpose.BASELINE, GRAPH)
     profiled(made, 1380, 1.0)
-    made.note(iteration(at_clock(TOP)), PlanPurpose.BASELINE, GRAPH)
+    made.observe(iteration(at_clock(TOP)), PlanPurpose.BASELINE, GRAPH)
 
     assert tuned(made, 1380, 1.0) is None
     profiled(made, LOW, 2.0)
     assert tuned(made, 1380, TOP / 1380) == pytest.approx(1.0)
 
 
-def test_clocks_tried_before_full_speed_was_seen_teach_nothing() -> None:
+def test_profiling_before_full_speed_teaches_nothing() -> None:
     made = PaceEstimator()
 
     profiled(made, LOW, 1.6)
@@ -261,14 +261,14 @@ def test_clocks_tried_before_full_speed_was_seen_teach_nothing() -> None:
     assert made.own_time_s is None
 
 
-def test_the_usual_time_between_is_of_the_last_sixty_four() -> None:
+def test_the_usual_overhead_is_of_the_last_64_iterations() -> None:
     """The lower fifth of 64 is the thirteenth: twelve small ones are passed over, thirteen are not."""
     assert gauge(*[0.05] * 12, *[0.1] * 52).overhead_s == pytest.approx(0.1)
     assert gauge(*[0.05] * 13, *[0.1] * 51).overhead_s == pytest.approx(0.05)
     assert gauge(*[0.05] * 13, *[0.1] * 52).overhead_s == pytest.approx(0.1)
 
 
-def test_readings_are_counted_and_an_iteration_without_one_is_not() -> None:
+def test_only_iterations_with_an_estimate_count_as_readings() -> None:
     made = gauge()
     assert made.num_readings == 3
 
@@ -280,7 +280,7 @@ def test_readings_are_counted_and_an_iteration_without_one_is_not() -> None:
     assert made.num_readings == 4
 
 
-def test_what_ran_at_no_clock_of_its_own_is_not_learned() -> None:
+def test_an_instruction_without_a_main_clock_is_not_learned() -> None:
     """More of it than the whole at other clocks: nothing is left for the one that is learned."""
     made = gauge()
     mixed = tuple(
@@ -288,12 +288,12 @@ def test_what_ran_at_no_clock_of_its_own_is_not_learned() -> None:
         for one in at_clock(TOP)
     )
 
-    made.note(iteration(mixed, 2.2 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 2.2 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
 
     assert tuned(made, LOW, 1.6) is None
 
 
-def test_the_rest_of_an_instruction_is_read_at_its_own_clocks_slowness_once_that_is_known() -> None:
+def test_other_shares_are_scaled_by_their_known_slowness() -> None:
     """Half of the work at 1000 MHz, known to take 1.2 times as long (the clock alone would say 1.4), half at 700."""
     made = gauge()
     profiled(made, 1000, 1.2)
@@ -302,18 +302,18 @@ def test_the_rest_of_an_instruction_is_read_at_its_own_clocks_slowness_once_that
         for one in at_clock(TOP)
     )
 
-    made.note(iteration(mixed, 1.5 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 1.5 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
 
     assert tuned(made, LOW, 1.8) == pytest.approx(1.0)
 
 
-def test_the_rest_of_an_instruction_goes_with_the_clock_while_nothing_is_known_of_it() -> None:
+def test_other_shares_of_unknown_slowness_are_scaled_by_the_clock() -> None:
     made = gauge()
     mixed = tuple(
         replace(one, shares=(ClockShare(1000, 0.7 * one.time_s), ClockShare(LOW, 0.9 * one.time_s)))
         for one in at_clock(TOP)
     )
 
-    made.note(iteration(mixed, 1.6 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 1.6 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
 
     assert tuned(made, LOW, 1.8) == pytest.approx(1.0)

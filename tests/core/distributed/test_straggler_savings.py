@@ -26,7 +26,7 @@ def gauge_of(*figures: tuple[float, float | None, float, bool]) -> StragglerSavi
     gauge = StragglerSavingEstimator()
     for time_s, energy_j, waited_s, is_for_straggler in figures:
         seen = iteration(time_s, energy_j, waited_s=waited_s)
-        gauge.note(seen, TUNED, is_plan_for_straggler=is_for_straggler)
+        gauge.add(seen, TUNED, is_plan_for_straggler=is_for_straggler)
     return gauge
 
 
@@ -47,7 +47,7 @@ def test_following_is_compared_with_waiting_for_the_same_straggler() -> None:
     assert saving.saving_ratio == pytest.approx(1 - 308 / 342)
 
 
-def test_waiting_for_a_slower_straggler_than_was_followed_compares_with_nothing() -> None:
+def test_waits_at_another_pace_are_not_compared() -> None:
     waited = [(1.5, 400.0, 0.5, False)] * 3
     followed = [(1.2, 308.0, 0.0, True)] * 3
 
@@ -55,29 +55,29 @@ def test_waiting_for_a_slower_straggler_than_was_followed_compares_with_nothing(
 
 
 @pytest.mark.parametrize("num_following", [0, 1])
-def test_one_iteration_alone_says_nothing(num_following: int) -> None:
+def test_two_iterations_of_each_kind_are_required(num_following: int) -> None:
     waited = [(1.2, 340.0, 0.2, False)] * 3
 
     assert gauge_of(*waited, *[(1.2, 308.0, 0.0, True)] * num_following).saving is None
 
 
-def test_iterations_without_energy_that_tried_clocks_or_paused_for_something_else_do_not_count() -> None:
+def test_iterations_without_energy_profiling_and_pauses_are_ignored() -> None:
     gauge = gauge_of((1.2, 340.0, 0.2, False), (1.2, None, 0.2, False), (1.2, 308.0, 0.0, True))
-    gauge.note(iteration(3.0, 900.0, waited_s=2.0), TUNED, is_plan_for_straggler=False)
-    gauge.note(iteration(1.2, 340.0, waited_s=0.2), PlanPurpose.PROFILE, is_plan_for_straggler=False)
-    gauge.note(iteration(1.2, 308.0), TUNED, is_plan_for_straggler=True)
+    gauge.add(iteration(3.0, 900.0, waited_s=2.0), TUNED, is_plan_for_straggler=False)
+    gauge.add(iteration(1.2, 340.0, waited_s=0.2), PlanPurpose.PROFILE, is_plan_for_straggler=False)
+    gauge.add(iteration(1.2, 308.0), TUNED, is_plan_for_straggler=True)
 
     assert gauge.saving is None
 
 
-def test_waiting_at_full_speed_counts_only_where_no_plan_of_its_own_waited() -> None:
+def test_waits_at_full_speed_count_only_without_waits_of_a_tuned_plan() -> None:
     gauge = StragglerSavingEstimator()
     for _ in range(3):
-        gauge.note(iteration(1.2, 360.0, waited_s=0.2), PlanPurpose.BASELINE, is_plan_for_straggler=False)
-        gauge.note(iteration(1.2, 306.0), TUNED, is_plan_for_straggler=True)
+        gauge.add(iteration(1.2, 360.0, waited_s=0.2), PlanPurpose.BASELINE, is_plan_for_straggler=False)
+        gauge.add(iteration(1.2, 306.0), TUNED, is_plan_for_straggler=True)
     at_full_speed = gauge.saving
     for _ in range(3):
-        gauge.note(iteration(1.2, 340.0, waited_s=0.2), TUNED, is_plan_for_straggler=False)
+        gauge.add(iteration(1.2, 340.0, waited_s=0.2), TUNED, is_plan_for_straggler=False)
     by_plan = gauge.saving
 
     assert at_full_speed is not None
@@ -86,17 +86,17 @@ def test_waiting_at_full_speed_counts_only_where_no_plan_of_its_own_waited() -> 
     assert by_plan.saving_ratio == pytest.approx(1 - 306 / 340)
 
 
-def test_what_was_measured_is_not_forgotten_when_another_wait_is_like_nothing_that_was_followed() -> None:
+def test_the_last_saving_remains_when_a_new_pace_has_no_comparison() -> None:
     gauge = gauge_of(*[(1.2, 340.0, 0.2, False)] * 3, *[(1.2, 306.0, 0.0, True)] * 3)
     before = gauge.saving
     for _ in range(4):
-        gauge.note(iteration(1.5, 400.0, waited_s=0.5), TUNED, is_plan_for_straggler=False)
+        gauge.add(iteration(1.5, 400.0, waited_s=0.5), TUNED, is_plan_for_straggler=False)
 
     assert before is not None
     assert gauge.saving == before
 
 
-def test_iterations_within_three_hundredths_of_the_pace_are_compared() -> None:
+def test_iterations_within_3_percent_of_the_pace_are_compared() -> None:
     """Waited for 1 s; what followed at 1.029 and 0.971 s counts, at 1.031 and 0.969 s not."""
     waited = [(1.0, 100.0, 0.2, False)] * 3
 
@@ -108,7 +108,7 @@ def test_iterations_within_three_hundredths_of_the_pace_are_compared() -> None:
     assert far is None
 
 
-def test_the_pace_is_that_of_the_last_three_waits() -> None:
+def test_the_pace_is_the_median_of_the_last_three_waits() -> None:
     """Five waits for 1 s and three for 2 s: the slower pace counts, of which there must be two and its followers."""
     early, late = [(1.0, 100.0, 0.2, False)] * 5, [(2.0, 150.0, 0.2, False)] * 3
     followed = [(1.0, 80.0, 0.0, True)] * 2 + [(2.0, 120.0, 0.0, True)] * 2
@@ -121,7 +121,7 @@ def test_the_pace_is_that_of_the_last_three_waits() -> None:
     assert before.waiting_energy_j == 100.0
 
 
-def test_the_last_eight_waits_and_sixty_four_iterations_that_followed_are_remembered() -> None:
+def test_the_last_8_waiting_and_64_following_iterations_are_kept() -> None:
     """Of nine waits the first is gone: of the eight left, four cost 100 J and four 200 J, 150 J between them."""
     waits = [(1.0, 100.0, 0.2, False)] * 5 + [(1.0, 200.0, 0.2, False)] * 4
     followed = [(1.0, 50.0, 0.0, True)] * 33 + [(1.0, 70.0, 0.0, True)] * 32

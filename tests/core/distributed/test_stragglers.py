@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.distributed.stragglers import Imposed, Pace, ReplicaGroup
+from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
 
 
 def group(*job_ids: str) -> ReplicaGroup:
@@ -12,16 +12,20 @@ def group(*job_ids: str) -> ReplicaGroup:
     return found
 
 
-def told(replicas: ReplicaGroup, at_s: float, **own_times_s: float) -> list[Imposed]:
+def told(replicas: ReplicaGroup, at_s: float, **own_times_s: float) -> list[StragglerChange]:
     """Let every replica say what it takes; return what that changes."""
-    return [change for job, own_time_s in own_times_s.items() for change in replicas.note(Pace(own_time_s, job, at_s))]
+    return [
+        change
+        for job, own_time_s in own_times_s.items()
+        for change in replicas.update_pace(Pace(own_time_s, job, at_s))
+    ]
 
 
-def imposed_s(change: Imposed) -> float | None:
+def imposed_s(change: StragglerChange) -> float | None:
     return change.pace.own_time_s if change.pace is not None else None
 
 
-def test_a_replica_slower_in_two_readings_imposes_its_pace_on_each_of_the_others() -> None:
+def test_a_replica_slower_in_two_readings_becomes_the_straggler_of_all_others() -> None:
     replicas = group("a", "b", "c")
     told(replicas, 1.0, a=1.0, b=1.0, c=1.0)
 
@@ -33,7 +37,7 @@ def test_a_replica_slower_in_two_readings_imposes_its_pace_on_each_of_the_others
     assert "c takes 1.2 s" in second[0].reason
 
 
-def test_what_was_imposed_is_withdrawn_at_the_first_reading_that_is_fast_again() -> None:
+def test_a_straggler_recovers_at_its_first_fast_reading() -> None:
     replicas = group("a", "b")
     told(replicas, 1.0, a=1.0, b=1.2)
     told(replicas, 2.0, a=1.0, b=1.2)
@@ -44,7 +48,7 @@ def test_what_was_imposed_is_withdrawn_at_the_first_reading_that_is_fast_again()
 
 
 @pytest.mark.parametrize("slower_ratio", [0.0, 0.01, 0.029])
-def test_replicas_that_differ_by_chance_impose_nothing(slower_ratio: float) -> None:
+def test_small_differences_make_no_straggler(slower_ratio: float) -> None:
     replicas = group("a", "b")
 
     changes = [told(replicas, at_s, a=1.0, b=1.0 + slower_ratio) for at_s in range(20)]
@@ -52,7 +56,7 @@ def test_replicas_that_differ_by_chance_impose_nothing(slower_ratio: float) -> N
     assert not any(changes)
 
 
-def test_between_the_two_thresholds_a_straggler_stays_one() -> None:
+def test_between_the_thresholds_a_straggler_remains_one() -> None:
     replicas = group("a", "b")
     told(replicas, 1.0, a=1.0, b=1.05)
     told(replicas, 2.0, a=1.0, b=1.05)
@@ -62,7 +66,7 @@ def test_between_the_two_thresholds_a_straggler_stays_one() -> None:
     assert [imposed_s(change) for change in changes] == [1.02]
 
 
-def test_a_straggler_that_becomes_faster_is_followed_at_once_and_one_that_becomes_slower_when_it_stays_so() -> None:
+def test_a_faster_pace_is_followed_at_once_and_a_slower_one_after_two_readings() -> None:
     replicas = group("a", "b")
     told(replicas, 1.0, a=1.0, b=1.2)
     told(replicas, 2.0, a=1.0, b=1.2)
@@ -76,7 +80,7 @@ def test_a_straggler_that_becomes_faster_is_followed_at_once_and_one_that_become
     assert [imposed_s(change) for change in slower_twice] == [1.3]
 
 
-def test_the_slowest_of_several_counts_and_it_imposes_nothing_on_itself() -> None:
+def test_the_slowest_replica_is_the_straggler_and_has_none_itself() -> None:
     replicas = group("a", "b", "c")
     for at_s in (1.0, 2.0):
         changes = told(replicas, at_s, a=1.0, b=1.1, c=1.3)
@@ -85,7 +89,7 @@ def test_the_slowest_of_several_counts_and_it_imposes_nothing_on_itself() -> Non
     assert last == {"a": 1.3, "b": 1.3}
 
 
-def test_a_replica_that_leaves_holds_up_nobody() -> None:
+def test_a_replica_that_leaves_is_no_straggler() -> None:
     replicas = group("a", "b")
     told(replicas, 1.0, a=1.0, b=1.2)
     told(replicas, 2.0, a=1.0, b=1.2)
@@ -95,68 +99,70 @@ def test_a_replica_that_leaves_holds_up_nobody() -> None:
     assert (change.job_id, change.pace) == ("a", None)
 
 
-def test_one_that_falls_silent_stops_to_count_after_five_of_its_iterations() -> None:
+def test_a_pace_expires_after_five_of_its_iterations() -> None:
     replicas = group("a", "b")
     for at_s in (0.0, 12.0):
         told(replicas, at_s, a=10.0, b=12.0)
 
-    still = replicas.look_after(12.0 + 59.0)
-    silent = replicas.look_after(12.0 + 61.0)
+    still = replicas.expire_paces(12.0 + 59.0)
+    silent = replicas.expire_paces(12.0 + 61.0)
 
     assert still == ()
     assert [(change.job_id, change.pace) for change in silent] == [("a", None)]
-    assert "silent" in silent[0].reason
+    assert "sends no reports" in silent[0].reason
 
 
-def test_replicas_elsewhere_count_as_those_of_this_daemon_do() -> None:
+def test_replicas_elsewhere_count_like_local_ones() -> None:
     replicas = group("a")
     told(replicas, 1.0, a=1.0)
 
-    first = replicas.note_elsewhere("a", Pace(1.2, "a replica elsewhere", 1.0), 1.1)
-    second = replicas.note_elsewhere("a", Pace(1.2, "a replica elsewhere", 2.0), 2.1)
-    gone = replicas.note_elsewhere("a", None, 3.0)
+    first = replicas.update_pace_elsewhere("a", Pace(1.2, "a replica elsewhere", 1.0), 1.1)
+    second = replicas.update_pace_elsewhere("a", Pace(1.2, "a replica elsewhere", 2.0), 2.1)
+    gone = replicas.update_pace_elsewhere("a", None, 3.0)
 
     assert first == ()
     assert [imposed_s(change) for change in second] == [1.2]
     assert [(change.job_id, change.pace) for change in gone] == [("a", None)]
 
 
-def test_what_is_old_news_when_it_comes_imposes_nothing() -> None:
+def test_an_expired_pace_from_elsewhere_is_ignored() -> None:
     replicas = group("a")
     told(replicas, 100.0, a=1.0)
 
-    changes = [replicas.note_elsewhere("a", Pace(1.2, "elsewhere", 80.0 + k), 100.0 + k) for k in range(5)]
+    changes = [replicas.update_pace_elsewhere("a", Pace(1.2, "elsewhere", 80.0 + k), 100.0 + k) for k in range(5)]
 
     assert not any(changes)
 
 
-def test_a_pace_elsewhere_that_is_no_news_is_no_further_reading_and_keeps_what_is_imposed_alive() -> None:
+def test_a_repeated_pace_from_elsewhere_extends_its_lifetime_without_a_reading() -> None:
     replicas = group("a")
     told(replicas, 1.0, a=1.0)
     slow = [Pace(1.2, "elsewhere", at_s) for at_s in (2.0, 3.0, 4.0)]
 
-    first = replicas.note_elsewhere("a", slow[0], 2.0)
-    repeated = replicas.note_elsewhere("a", slow[1], 3.0, is_news=False)
-    second = replicas.note_elsewhere("a", slow[2], 4.0)
-    alive = [replicas.note_elsewhere("a", Pace(1.2, "elsewhere", at_s), at_s, is_news=False) for at_s in (13.0, 22.0)]
+    first = replicas.update_pace_elsewhere("a", slow[0], 2.0)
+    repeated = replicas.update_pace_elsewhere("a", slow[1], 3.0, is_news=False)
+    second = replicas.update_pace_elsewhere("a", slow[2], 4.0)
+    alive = [
+        replicas.update_pace_elsewhere("a", Pace(1.2, "elsewhere", at_s), at_s, is_news=False) for at_s in (13.0, 22.0)
+    ]
 
     assert (first, repeated) == ((), ())
     assert [imposed_s(change) for change in second] == [1.2]
     assert alive == [(), ()]
-    assert [change.pace for change in replicas.look_after(40.0)] == [None]
+    assert [change.pace for change in replicas.expire_paces(40.0)] == [None]
 
 
 def first_imposed(*paces_s: float) -> float | None:
     """Return what is imposed on a replica of 1 s by the readings of another."""
     replicas = group("a", "b")
     told(replicas, 0.0, a=1.0)
-    changes: list[Imposed] = []
+    changes: list[StragglerChange] = []
     for at_s, own_time_s in enumerate(paces_s):
         changes += told(replicas, float(at_s), b=own_time_s)
     return imposed_s(changes[-1]) if changes else None
 
 
-def test_slower_by_more_than_three_hundredths_twice_in_a_row_is_a_straggler() -> None:
+def test_two_readings_more_than_3_percent_slower_make_a_straggler() -> None:
     assert first_imposed(1.031, 1.031) == 1.031
     assert first_imposed(1.029, 1.029) is None
     assert first_imposed(1.1, 1.029) is None
@@ -165,12 +171,12 @@ def test_slower_by_more_than_three_hundredths_twice_in_a_row_is_a_straggler() ->
     assert first_imposed(1.1, 1.2) == 1.1  # never more than every one says
 
 
-def test_a_straggler_has_recovered_below_one_and_a_half_hundredths() -> None:
+def test_a_straggler_recovers_below_one_and_a_half_percent() -> None:
     assert first_imposed(1.1, 1.1, 1.016) == 1.016
     assert first_imposed(1.1, 1.1, 1.014) is None
 
 
-def test_a_pace_that_changes_by_a_hundredth_is_followed_down_at_once_and_up_after_two() -> None:
+def test_pace_changes_of_1_percent_are_followed_down_at_once_and_up_after_two_readings() -> None:
     assert first_imposed(1.2, 1.2, 1.189) == 1.2
     assert first_imposed(1.2, 1.2, 1.187) == 1.187
     assert first_imposed(1.2, 1.2, 1.213) == 1.2
@@ -180,16 +186,16 @@ def test_a_pace_that_changes_by_a_hundredth_is_followed_down_at_once_and_up_afte
 
 
 @pytest.mark.parametrize(("own_time_s", "counts_s"), [(1.5, 10.0), (2.0, 10.0), (4.0, 20.0)])
-def test_a_pace_counts_for_ten_seconds_or_five_of_its_iterations(own_time_s: float, counts_s: float) -> None:
+def test_a_pace_lives_ten_seconds_or_five_of_its_iterations(own_time_s: float, counts_s: float) -> None:
     replicas = group("a", "b")
     assert replicas.counts_for_s(Pace(own_time_s, "b", 0.0)) == counts_s
     told(replicas, 0.0, a=1.0, b=own_time_s)
     assert told(replicas, 1.0, a=1.0, b=own_time_s) != []
 
-    assert replicas.look_after(1.0 + counts_s) == ()
-    (change,) = replicas.look_after(1.0 + counts_s + 0.001)
+    assert replicas.expire_paces(1.0 + counts_s) == ()
+    (change,) = replicas.expire_paces(1.0 + counts_s + 0.001)
     assert (change.job_id, change.pace) == ("a", None)
-    assert "has fallen silent or left" in change.reason
+    assert "sends no reports or has left" in change.reason
 
 
 def test_the_slowest_of_several_sets_the_pace() -> None:
@@ -201,20 +207,20 @@ def test_the_slowest_of_several_sets_the_pace() -> None:
     assert {change.job_id: imposed_s(change) for change in changes} == {"a": 1.2, "c": None}
 
 
-def test_what_is_no_news_is_no_further_reading() -> None:
+def test_a_repeated_pace_is_no_reading() -> None:
     replicas = group("a")
     told(replicas, 0.0, a=1.0)
     elsewhere = Pace(1.2, "far", 0.0)
 
-    assert replicas.note_elsewhere("a", elsewhere, 0.0) == ()
-    assert replicas.note_elsewhere("a", elsewhere, 1.0, is_news=False) == ()
-    (change,) = replicas.note_elsewhere("a", Pace(1.2, "far", 2.0), 2.0)
+    assert replicas.update_pace_elsewhere("a", elsewhere, 0.0) == ()
+    assert replicas.update_pace_elsewhere("a", elsewhere, 1.0, is_news=False) == ()
+    (change,) = replicas.update_pace_elsewhere("a", Pace(1.2, "far", 2.0), 2.0)
     assert imposed_s(change) == 1.2
-    (gone,) = replicas.note_elsewhere("a", None, 3.0)
+    (gone,) = replicas.update_pace_elsewhere("a", None, 3.0)
     assert gone.pace is None
 
 
-def test_whoever_never_joined_is_told_nothing_and_leaving_frees_the_others() -> None:
+def test_unknown_jobs_get_no_changes_and_leaving_ends_the_straggler_pace() -> None:
     replicas = group("a", "b")
     for at_s in (0.0, 1.0):
         told(replicas, at_s, a=1.0, b=1.2, stranger=0.5)
@@ -226,7 +232,7 @@ def test_whoever_never_joined_is_told_nothing_and_leaving_frees_the_others() -> 
     assert replicas.leave("never here", 1.0) == ()
 
 
-def test_a_replica_twice_as_slow_is_a_straggler_and_one_that_is_faster_than_oneself_is_none() -> None:
+def test_only_slower_replicas_are_stragglers() -> None:
     assert first_imposed(2.0, 2.0) == 2.0
     assert first_imposed(3.5, 3.5) == 3.5
     assert first_imposed(1.1, 1.1, 0.9) is None

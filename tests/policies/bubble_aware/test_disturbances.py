@@ -197,7 +197,7 @@ def test_a_straggler_is_planned_for_as_if_its_pace_had_been_known() -> None:
     assert not [k for k in late if not FROM + 20 <= k < FROM + 20 + 3]
     assert fast.history[-1][1] <= (1 + OPTIMUM_RATIO) * min(usual_j)
     assert fast.history[FROM + 19][1] <= (1 + OPTIMUM_RATIO) * min(best_j)
-    assert [change.reason.split(":")[0] for _, change in ours.changes] == ["straggler", "no straggler any more"]
+    assert [change.reason.split(":")[0] for _, change in ours.changes] == ["straggler", "straggler recovered"]
     assert "replica-0 takes" in (fast.job.last_notice or "")
 
 

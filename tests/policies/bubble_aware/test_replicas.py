@@ -68,7 +68,7 @@ def test_the_reason_for_following_a_straggler_is_said() -> None:
     training.run(SLOW_UNTIL - SLOW_FROM)
 
     assert "straggler: replica-0 takes" in while_slow
-    assert "no straggler any more: replica-0 takes" in (fast.job.last_notice or "")
+    assert "straggler recovered: replica-0 now takes" in (fast.job.last_notice or "")
     assert [change.job_id for _, change in training.changes] == ["replica-1", "replica-1"]
 
 

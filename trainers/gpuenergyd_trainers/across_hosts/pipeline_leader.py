@@ -53,15 +53,15 @@ class PipelineLeader:
         place, grantor = self.place, self.grantor
         found = {member: store.get(place.report_key(*member)) for member in place.members}
         reports = {member: json.loads(value) for member, value in found.items() if value is not None}
-        grantor.hear(
+        grantor.update(
             {member_name(*m): MemberState(r["iteration"], frozenset(r["installed"])) for m, r in reports.items()}
         )
         states = {member: report["state"] for member, report in reports.items() if report["state"] is not None}
         if rank_token is not None and len(states) == len(place.members):
             self._plan(store, rank_token, states)
-        grantor.give(self._iterations_ahead())
-        terms = [_row(term) for term in grantor.terms]
-        text = json.dumps({"wanted": grantor.wanted, "terms": terms, "released": grantor.released})
+        grantor.grant(self._iterations_ahead())
+        windows = [_row(window) for window in grantor.windows]
+        text = json.dumps({"wanted": grantor.plan_to_install, "windows": windows, "revoked": grantor.revoked})
         if text != self._published:
             store.set(place.agreement_key, text)
             self._published = text
@@ -81,7 +81,7 @@ class PipelineLeader:
         if reply is None:
             return
         if self.pipeline_id not in {None, reply["pipeline_id"]}:
-            self.grantor.abandon()  # the daemon has restarted without the plan that it made
+            self.grantor.let_expire()  # the daemon has restarted without the plan that it made
         self.pipeline_id = reply["pipeline_id"]
         self._replicas.publish(
             store,
@@ -94,13 +94,13 @@ class PipelineLeader:
         has_recovered = before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s)
         if reply["plan_id"] not in {None, self._offered}:
             if has_recovered:
-                self.grantor.release()  # full speed until all members have agreed on the faster plan
+                self.grantor.revoke()  # full speed until all members have agreed on the faster plan
             self._offer(store, reply["plan_id"], reply["slices"])
 
     def _offer(self, store: Store, plan_id: str, slices: list[dict[str, Any]]) -> None:
         for pp_rank, plan_slice in enumerate(slices):
             store.set(self.place.slice_key(plan_id, pp_rank), json.dumps(plan_slice))
-        self.grantor.propose(plan_id, is_brief=slices[0]["purpose"] == PlanPurpose.PROFILE)
+        self.grantor.propose(plan_id, is_short=slices[0]["purpose"] == PlanPurpose.PROFILE)
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 
     def _iterations_ahead(self) -> int:
@@ -121,5 +121,5 @@ def _is_new_straggler(slowest_s: float | None, reply: Mapping[str, Any], offered
     return is_slow and offered_at_pace_s is None
 
 
-def _row(term: PlanWindow) -> tuple[str, int, int]:
-    return term.plan_id, term.begin_iteration, term.end_iteration
+def _row(window: PlanWindow) -> tuple[str, int, int]:
+    return window.plan_id, window.begin_iteration, window.end_iteration

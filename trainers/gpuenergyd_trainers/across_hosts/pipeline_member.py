@@ -12,9 +12,8 @@ is cut or a leader that died, no plan window is extended, and the rank trains at
 import json
 from collections.abc import Callable
 
-from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.environment import find_socket_path
-from gpuenergyd.client.following import prepare
+from gpuenergyd.client.plans import AgreedPlans, prepare
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.distributed.plan_windows import PlanWindow
 from gpuenergyd.wire.client_codec import decode_iteration_reply
@@ -76,9 +75,9 @@ class PipelineMember:
     def _follow(self, store: Store, agreement: bytes, token: str | None) -> None:
         agreed = json.loads(agreement)
         if agreement != self._agreement:
-            self._plans.hear(PlanWindow(plan_id, begin, end) for plan_id, begin, end in agreed["terms"])
-            if agreed["released"] is not None:
-                self._plans.release(agreed["released"])
+            self._plans.add_windows(PlanWindow(plan_id, begin, end) for plan_id, begin, end in agreed["windows"])
+            if agreed["revoked"] is not None:
+                self._plans.drop(agreed["revoked"])
             self._agreement = agreement
         wanted = agreed["wanted"]
         if wanted is None or token is None or self._posted == (token, wanted):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from gpuenergyd.client.agreed_plans import AgreedPlans
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
+from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow

@@ -1,0 +1,174 @@
+"""Plan slices as the training thread follows them: one dictionary look-up per instruction."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from gpuenergyd.core.distributed.plan_windows import PlanWindow, PlanWindowFollower
+from gpuenergyd.wire.messages import OrderRow, PlanSlice
+
+_MAX_INSTALLED = 8
+
+
+class PlannedClocks(NamedTuple):
+    """The clocks to request when an instruction begins; 0 MHz requests no change."""
+
+    sm_clock_mhz: int
+    later_sm_clock_mhz: int
+    later_delay_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPlan:
+    """A plan slice, ready to follow; `token` signs its clock requests. Without clocks the GPU runs at full speed."""
+
+    plan_epoch: int
+    apply_at_iteration: int
+    clocks: Mapping[OrderRow, PlannedClocks]
+    token: bytes
+    plan_id: str = ""
+    full_speed_sm_clock_mhz: int = 0
+    """Maximum clock of the GPU, for members of a pipeline across hosts."""
+    is_full_speed: bool = False
+    """Whether to request the maximum clock because no plan is agreed for this iteration."""
+
+    @property
+    def highest_sm_clock_mhz(self) -> int:
+        """The highest clock that this plan requests; 0 if it requests none."""
+        return max((max(c.sm_clock_mhz, c.later_sm_clock_mhz) for c in self.clocks.values()), default=0)
+
+
+NO_PLAN = PreparedPlan(plan_epoch=0, apply_at_iteration=0, clocks={}, token=b"")
+
+
+def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
+    """Return a slice with its clocks by instruction.
+
+    A clock request carries one clock for now and one for later. Of two delayed changes of one instruction the
+    earlier is kept: the next instruction's own change makes up for the other.
+    """
+    clocks: dict[OrderRow, PlannedClocks] = {}
+    for kind, microbatch_index, chunk_index, delay_ns, sm_clock_mhz in plan.changes:
+        key = (kind, microbatch_index, chunk_index)
+        planned = clocks.get(key, PlannedClocks(0, 0, 0))
+        if delay_ns <= 0:
+            clocks[key] = planned._replace(sm_clock_mhz=sm_clock_mhz)
+        elif planned.later_sm_clock_mhz == 0 or delay_ns < planned.later_delay_ns:
+            clocks[key] = planned._replace(later_sm_clock_mhz=sm_clock_mhz, later_delay_ns=delay_ns)
+    return PreparedPlan(
+        plan.plan_epoch, plan.apply_at_iteration, clocks, token, plan.plan_id, plan.full_speed_sm_clock_mhz
+    )
+
+
+class PlanQueue:
+    """Plans of a pipeline on one host; the reporter thread adds them, the training thread follows them.
+
+    `deque.append` and `popleft` are atomic, so neither thread waits for the other.
+    """
+
+    def __init__(self) -> None:
+        self._inbox: deque[PreparedPlan | None] = deque()
+        self._future: list[PreparedPlan] = []
+        self._current = NO_PLAN
+
+    def add(self, plans: Iterable[PreparedPlan]) -> None:
+        """Queue plans from the daemon."""
+        self._inbox.extend(plans)
+
+    def clear(self) -> None:
+        """Drop all plans at the next iteration boundary: the daemon that made them is gone."""
+        self._inbox.append(None)
+
+    def plan_for(self, iteration_index: int) -> PreparedPlan:
+        """Return the plan of this iteration: the newest one that applies from this or an earlier iteration."""
+        while self._inbox:
+            plan = self._inbox.popleft()
+            if plan is None:
+                self._future.clear()
+                self._current = NO_PLAN
+            else:
+                self._future.append(plan)
+        if self._future:
+            due = [plan for plan in self._future if plan.apply_at_iteration <= iteration_index]
+            if due:
+                self._future = [plan for plan in self._future if plan.apply_at_iteration > iteration_index]
+                self._current = max([self._current, *due], key=lambda plan: plan.plan_epoch)
+        return self._current
+
+
+class AgreedPlans(PlanQueue):
+    """Plans of a pipeline across hosts: followed in the windows that the pipeline leader grants, else full speed.
+
+    Three threads use it, and the training thread never waits: the reporter adds slices, the thread that talks to the
+    job's store adds slices and windows and reads `installed`, and the training thread calls `plan_for`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: deque[PreparedPlan | tuple[PlanWindow, ...] | str | None] = deque()
+        self._adding = threading.Lock()  # between reporter and store thread; the training thread never acquires it
+        self._installed: dict[str, PreparedPlan] = {}
+        self._follower = PlanWindowFollower()
+        self._by_plan_id: dict[str, PreparedPlan] = {}
+        self._last: PreparedPlan | None = None
+
+    @property
+    def installed(self) -> frozenset[str]:
+        """Ids of the plans whose slices this rank's daemon has validated and sent, and not withdrawn."""
+        return frozenset(self._installed)
+
+    def add(self, plans: Iterable[PreparedPlan]) -> None:
+        """Add slices from the daemon; one without clocks withdraws all before it."""
+        with self._adding:
+            for plan in plans:
+                if plan.plan_id in self._installed:  # replies may be repeated
+                    continue
+                kept = list(self._installed.items())[1 - _MAX_INSTALLED :] if plan.clocks else []
+                self._installed = {**dict(kept), plan.plan_id: plan}
+                self._events.append(plan)
+
+    def add_windows(self, windows: Iterable[PlanWindow]) -> None:
+        """Add plan windows from the pipeline leader."""
+        self._events.append(tuple(windows))
+
+    def drop(self, plan_id: str) -> None:
+        """Stop following a plan from the next iteration on, in spite of its window."""
+        self._events.append(plan_id)
+
+    def clear(self) -> None:
+        """Drop all plans at the next iteration boundary: the daemon that installed them is gone."""
+        with self._adding:
+            self._installed = {}
+            self._events.append(None)
+
+    def plan_for(self, iteration_index: int) -> PreparedPlan:
+        """Return the agreed plan of this iteration; full speed if there is none or it is not installed here."""
+        while self._events:
+            self._apply(self._events.popleft())
+        plan_id = self._follower.plan_for(iteration_index)
+        plan = self._by_plan_id.get(plan_id) if plan_id is not None else None
+        if plan is not None:
+            self._last = plan if plan.clocks else None
+            return plan
+        if self._last is None:
+            return NO_PLAN
+        return replace(self._last, clocks={}, is_full_speed=True)
+
+    def _apply(self, event: PreparedPlan | tuple[PlanWindow, ...] | str | None) -> None:
+        if event is None:
+            self._by_plan_id.clear()
+            self._follower.clear()
+            self._last = None
+        elif isinstance(event, str):
+            self._follower.drop(event)
+        elif isinstance(event, tuple):
+            self._follower.update(event)
+        else:
+            if not event.clocks:  # the daemon has restored the GPU
+                self._by_plan_id.clear()
+                self._last = None
+            self._by_plan_id[event.plan_id] = event
+            for plan_id in list(self._by_plan_id)[:-_MAX_INSTALLED]:
+                del self._by_plan_id[plan_id]
