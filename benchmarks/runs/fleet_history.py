@@ -13,9 +13,9 @@ from fleet_hosts import DOMAINS, ITERATION_S, NUM_GPUS
 from sqlalchemy import Connection, text
 
 from gpuenergyd.store.encoding.compressed_json import encode_clocks
-from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
-from gpuenergyd.store.readers.sqlite import micros_of
-from gpuenergyd.store.reading.stored_summaries import FIGURES_VERSION
+from gpuenergyd.store.maintenance.stored_summaries import store_summaries
+from gpuenergyd.store.readers.reader import epoch_us
+from gpuenergyd.store.reading.stored_summaries import SUMMARY_VERSION
 
 JOB_S = 12 * 3600
 _KEPT_AT_EACH_END = 64
@@ -33,8 +33,8 @@ def make_history(connection: Connection, *, num_hosts: int, days: int) -> dict[s
     now = datetime.now(tz=UTC)
     begin = now - timedelta(days=days)
     values = {
-        "now": micros_of(now),
-        "begin": micros_of(begin),
+        "now": epoch_us(now),
+        "begin": epoch_us(begin),
         "hosts": num_hosts,
         "jobs": 2 * days,
         "clocks": encode_clocks(()),
@@ -115,13 +115,13 @@ def _keep_figures(connection: Connection, now: datetime) -> float:
     """Have the figures of some ended jobs worked out, as each host does for its own, and copy them for the others."""
     begin = perf_counter()
     for _ in range(4):
-        keep_summaries(connection, now)
+        store_summaries(connection, now)
     num_kept: int = connection.execute(text("SELECT count(*) FROM job_figures")).scalar_one()
     took_s = (perf_counter() - begin) / num_kept
     connection.execute(
         text("""INSERT INTO job_figures
             SELECT job_id, :version, (SELECT figures FROM job_figures ORDER BY job_id LIMIT 1)
             FROM jobs WHERE ended_at IS NOT NULL ON CONFLICT DO NOTHING"""),
-        {"version": FIGURES_VERSION},
+        {"version": SUMMARY_VERSION},
     )
     return took_s

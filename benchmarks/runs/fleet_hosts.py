@@ -90,14 +90,14 @@ def packed_pool(noise: random.Random, connection: Connection, *, is_raw: bool) -
         for k in range(60 * (RATE_HZ if is_raw else 1)):
             at = begin + timedelta(seconds=k / RATE_HZ if is_raw else k)
             if not is_raw:
-                buffer.take(piece(noise, uuid, at, "j", 1))
+                buffer.add(piece(noise, uuid, at, "j", 1))
                 continue
             power_w = min(400.0, max(60.0, power_w + noise.gauss(0, 5)))
             total_j += power_w / RATE_HZ
             late_s = abs(noise.gauss(0, 0.0005))
             clock_mhz = noise.choice((1410, 1410, 1410, 1200, 1095))
             power_now_w = power_w + noise.gauss(0, 2)
-            buffer.take(SampleRecord(uuid, at + timedelta(seconds=late_s), power_now_w, total_j, clock_mhz, 52.0))
+            buffer.add(SampleRecord(uuid, at + timedelta(seconds=late_s), power_now_w, total_j, clock_mhz, 52.0))
         (row,) = buffer.rows(connection, buffer.due(0.0, is_all=True))
         pool.append((row["num_points"], row["points"]))
     return pool

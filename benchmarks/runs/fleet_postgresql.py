@@ -27,10 +27,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gpuenergyd.daemon.settings import Settings
-from gpuenergyd.store import HistoryWriter
-from gpuenergyd.store.database import create, writing_engine
+from gpuenergyd.store import HistoryWriter, WriterOptions
+from gpuenergyd.store.database import create_tables, writing_engine
 from gpuenergyd.store.maintenance.retention import Retention
-from gpuenergyd.store.writing.rows import insert_records, note_gpus, replace_series
+from gpuenergyd.store.writing.rows import insert_records, record_gpu_hosts, replace_series
 from tests.support.postgresql import NoServerError, PostgresqlServer, running_postgresql
 
 BATCH_S: float = Settings.model_fields["database_batch_s"].default
@@ -88,7 +88,7 @@ class Host:
         begin = time.perf_counter()
         with engine.begin() as connection:
             if self.num_writes == 0:
-                note_gpus(connection, [gpu_uuid(self.number, index) for index in range(NUM_GPUS)], host=name)
+                record_gpu_hosts(connection, [gpu_uuid(self.number, index) for index in range(NUM_GPUS)], host=name)
             num_rows = insert_records(connection, records, host=name)
             replace_series(connection, series)
         self.num_writes += 1
@@ -165,7 +165,9 @@ def fleet_writes(url: str, num_hosts: int, seconds: float, pace: Pace) -> Writes
 @contextmanager
 def whole_writers(url: str, first: int, number: int) -> Iterator[list[HistoryWriter]]:
     """Run the daemon's writer for some more hosts, each fed in real time as a daemon feeds it."""
-    writers = [HistoryWriter(url, host=host_name(first + k), server_batch_s=BATCH_S) for k in range(number)]
+    writers = [
+        HistoryWriter(url, WriterOptions(host=host_name(first + k), server_batch_s=BATCH_S)) for k in range(number)
+    ]
     is_over, noise = threading.Event(), random.Random(7)
 
     def feed() -> None:
@@ -349,7 +351,7 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
             name: connection.execute(text(f"SHOW {name}")).scalar_one()
             for name in ("max_connections", "shared_buffers", "fsync")
         }
-        create(connection)
+        create_tables(connection)
     note("history")
     with engine.begin() as connection:
         made = make_history(connection, num_hosts=options.hosts, days=options.days)

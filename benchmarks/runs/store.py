@@ -25,11 +25,11 @@ from statistics import median
 from sqlalchemy import Connection
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
-from gpuenergyd.store import History, HistoryWriter, open_history
-from gpuenergyd.store.database import upgrade, writing_engine
+from gpuenergyd.store import History, HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store.database import migrate, writing_engine
 from gpuenergyd.store.maintenance.compaction import compact_iterations
 from gpuenergyd.store.maintenance.retention import Retention, used_bytes
-from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
+from gpuenergyd.store.maintenance.stored_summaries import store_summaries
 from gpuenergyd.store.records import (
     IterationRecord,
     JobEndRecord,
@@ -87,7 +87,7 @@ def packed_pool(noise: random.Random, connection: object, *, is_raw: bool) -> li
             else (second(noise, GPU_UUIDS[0], at + timedelta(seconds=k), "j") for k in range(60))
         )
         for record in records:
-            buffer.take(record)  # type: ignore[arg-type]
+            buffer.add(record)  # type: ignore[arg-type]
         (row,) = buffer.rows(connection, buffer.due(0.0, is_all=True))  # type: ignore[arg-type]
         pool.append((row["num_points"], row["points"]))
     return pool
@@ -112,7 +112,7 @@ def job_records(noise: random.Random, job_id: str, begun: datetime, hours: float
 
 def tidy(connection: Connection, now: datetime) -> None:
     """Do what a running daemon does: figures of ended jobs are kept, their iterations become blocks."""
-    while keep_summaries(connection, now):
+    while store_summaries(connection, now):
         pass
     while compact_iterations(connection, now):
         pass
@@ -123,7 +123,7 @@ def generate(path: Path, days: int, now: datetime) -> int:
     noise, kept = random.Random(1), Retention()
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
-        upgrade(connection)
+        migrate(connection)
         raw_pool = packed_pool(noise, connection, is_raw=True)
         second_pool = packed_pool(noise, connection, is_raw=False)
     begin = now - timedelta(days=days)
@@ -211,7 +211,7 @@ def insert_rates(folder: Path) -> dict[str, float]:
     ]
     rates = {}
     for name, records in (("samples", samples), ("iterations", iterations)):
-        writer = HistoryWriter(folder / f"{name}.sqlite3", max_waiting=len(records) + 1, batch_s=0.5)
+        writer = HistoryWriter(folder / f"{name}.sqlite3", WriterOptions(max_waiting=len(records) + 1, batch_s=0.5))
         writer.start()
         assert writer.flush(30)
         begin = time.perf_counter()

@@ -41,7 +41,7 @@ from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import ClockSet, GpuSample, GpuStateChange
 from gpuenergyd.service_manager import Watchdog, notify
-from gpuenergyd.store import HistoryWriter, WriterStatus
+from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
 from gpuenergyd.store.maintenance.retention import Retention
 
 log = logging.getLogger("gpuenergyd")
@@ -68,15 +68,17 @@ class Daemon:
         )
         self._history = HistoryWriter(
             settings.database_url,
-            host=settings.host_name,
-            server_batch_s=settings.database_batch_s,
-            reserve_bytes=settings.history_reserve_bytes,
-            retention=Retention(
-                samples=timedelta(hours=settings.history_samples_kept_hours),
-                seconds=timedelta(days=settings.history_seconds_kept_days),
-                minutes=timedelta(days=settings.history_minutes_kept_days),
-                timelines=timedelta(days=settings.history_timelines_kept_days),
-                max_bytes=settings.history_max_bytes,
+            WriterOptions(
+                host=settings.host_name,
+                server_batch_s=settings.database_batch_s,
+                reserve_bytes=settings.history_reserve_bytes,
+                retention=Retention(
+                    samples=timedelta(hours=settings.history_samples_kept_hours),
+                    seconds=timedelta(days=settings.history_seconds_kept_days),
+                    minutes=timedelta(days=settings.history_minutes_kept_days),
+                    timelines=timedelta(days=settings.history_timelines_kept_days),
+                    max_bytes=settings.history_max_bytes,
+                ),
             ),
         )
         self.carbon = (
@@ -242,7 +244,7 @@ class Daemon:
                     self._history.write(record)
             except Exception:
                 log.exception("looking after the jobs failed")
-            if self._history.is_moving():
+            if self._history.is_alive():
                 watchdog.feed()
             await asyncio.sleep(min(_LOOK_AFTER_S, watchdog.period_s or _LOOK_AFTER_S))
 

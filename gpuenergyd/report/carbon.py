@@ -1,7 +1,7 @@
-"""The grams of a job, from the history: what it emitted, what was saved and by what, and what that rests on.
+"""Emissions and carbon savings of a job, computed from the history.
 
-Each iteration is priced with the intensity of its own hour, a block of them with that of its begin, as it is known
-now: values that were revised since change what a report says. Energy in hours that nobody knows is in no sum.
+The emissions of an iteration use the intensity of the hour in which it started (for a block of merged iterations, in
+which the block started), in its latest revision. Energy in hours of unknown intensity is not part of any sum.
 """
 
 from bisect import bisect_right
@@ -16,11 +16,11 @@ from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, Samp
 from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
-from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRow
+from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRecord
 from gpuenergyd.store.reading.iterations import Iterations
-from gpuenergyd.store.reading.summaries import WHOLE, Counted
+from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
-_BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
+_STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}
 
 NO_CARBON: Mapping[str, Any] = dict.fromkeys(
     (
@@ -30,31 +30,32 @@ NO_CARBON: Mapping[str, Any] = dict.fromkeys(
         *("host_power_w", "total_slowdown_ratio", "profiling_slowdown_ratio", "num_targets", "is_grid_replayed"),
     )
 )
-"""The figures of a job of whose time no intensity is known."""
+"""The JSON values of a job without any known carbon intensity."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarbonReport:
-    """The grams of one job; `tuned` compares its tuned iterations, None without a frontier to compare with."""
+    """Emissions of one job; `tuned` holds the savings of its tuned iterations, None without a frontier."""
 
     signal: CarbonSignal
     carbon_g: float
-    """All measured energy that could be priced, every phase, host included where its power is set."""
+    """Emissions of all energy of known intensity, in every phase; includes the host if its power is configured."""
     priced_j: float
     unpriced_j: float
+    """GPU energy in hours of known and of unknown intensity."""
     energy_j_by_status: tuple[tuple[SampleStatus, float], ...]
     host_power_w: float
     tuned: JobCarbon | None
-    targets: tuple[TargetRow, ...]
+    targets: tuple[TargetRecord, ...]
     slowdown_ratio: float | None
-    """Of the whole job against its full speed, all phases together, charged as its account is."""
+    """Slowdown of the whole job against full speed, as charged to its slowdown account."""
     profiling_ratio: float | None
-    """What profiling took of that: it tries clocks that are slower than any plan's, before there is one."""
+    """The part of the slowdown caused by profiling, which tries clocks slower than those of any plan."""
     is_replayed: bool
-    """A past trace was lived again at speed: these are not the grams of the day the job ran."""
+    """Whether a past trace was replayed: the emissions are not those of the day the job ran."""
 
-    def figures(self) -> dict[str, Any]:
-        """Return everything by name."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values by their JSON and CSV names."""
         savings = self.tuned.savings if self.tuned is not None else None
         return {
             "carbon_g": self.carbon_g,
@@ -78,36 +79,37 @@ class CarbonReport:
 
     @property
     def measured_ratio(self) -> float | None:
-        """Share of the priced energy whose intensity was measured, not estimated, forecast or fixed."""
+        """Share of energy with a measured intensity; the rest was estimated, forecast or fixed."""
         measured_j = dict(self.energy_j_by_status).get(SampleStatus.MEASURED, 0.0)
         return measured_j / self.priced_j if self.priced_j > 0 else None
 
     def lines(self) -> tuple[str, ...]:
-        """Return what a person should know, one sentence a line."""
+        """Return a summary for people, one sentence per line."""
         signal = self.signal
-        host = f"with {self.host_power_w:g} W assumed for the host" if self.host_power_w else "without the host"
+        host = f"including {self.host_power_w:g} W assumed for the host" if self.host_power_w else "GPUs only"
         unpriced = self.unpriced_j / (self.priced_j + self.unpriced_j) if self.unpriced_j else 0.0
-        unknown = f"; {100 * unpriced:.0f} % of the energy fell in hours nobody knows" if unpriced > 0.005 else ""
-        replayed = "; a trace lived again at speed" if self.is_replayed else ""
-        of_what = f"zone {signal.zone} by {signal.source}, {signal.kind}, {signal.factor}"
-        lines = [f"carbon: {grams_text(self.carbon_g)} ({host}), {of_what}{unknown}{replayed}"]
+        unknown = f"; intensity unknown for {100 * unpriced:.0f} % of the energy" if unpriced > 0.005 else ""
+        replayed = "; replayed trace" if self.is_replayed else ""
+        grid = f"zone {signal.zone}, source {signal.source}, {signal.kind}, {signal.factor}"
+        lines = [f"carbon: {grams_text(self.carbon_g)} ({host}); {grid}{unknown}{replayed}"]
         if self.tuned is not None:
             savings, full_g = self.tuned.savings, self.tuned.savings.full_speed_g
-            lines.append(
-                f"saved in tuned iterations: {grams_text(self.tuned.saved_by_plan_g)} at no slowdown,"
-                f" {grams_text(savings.saved_by_frontier_g)} ({ratio_text(savings.saved_by_frontier_g / full_g)}) by"
-                f" running slower, {grams_text(savings.saved_by_timing_g)}"
-                f" ({ratio_text(savings.saved_by_timing_g / full_g)}) by choosing the hours, each against one constant"
-                " point of equal time on the job's own frontier"
+            by_frontier = (
+                f"{grams_text(savings.saved_by_frontier_g)} ({ratio_text(savings.saved_by_frontier_g / full_g)})"
             )
-        times_s = [row.permitted_time_s for row in self.targets if row.permitted_time_s is not None]
+            by_timing = f"{grams_text(savings.saved_by_timing_g)} ({ratio_text(savings.saved_by_timing_g / full_g)})"
+            lines.append(
+                f"saved in tuned iterations: {grams_text(self.tuned.saved_by_plan_g)} without slowdown, {by_frontier}"
+                f" by running slower, {by_timing} by timing; each against one constant point of the same total time on"
+                " the job's frontier"
+            )
         if self.targets:
-            span = f", {time_text(min(times_s))} to {time_text(max(times_s))} an iteration" if times_s else ""
+            times_s = [target.permitted_time_s for target in self.targets if target.permitted_time_s is not None]
+            span = f" from {time_text(min(times_s))} to {time_text(max(times_s))} per iteration" if times_s else ""
             budget = ratio_text(self.targets[-1].budget_ratio)
             lines.append(
-                f"the whole job ran {ratio_text(self.slowdown_ratio)} slower ({ratio_text(self.profiling_ratio)} by"
-                f" profiling), {budget} were permitted;"
-                f" {len(self.targets)} targets{span}"
+                f"slowdown of the whole job: {ratio_text(self.slowdown_ratio)}, of which"
+                f" {ratio_text(self.profiling_ratio)} by profiling; budget {budget}; {len(self.targets)} targets{span}"
             )
         return tuple(lines)
 
@@ -115,18 +117,20 @@ class CarbonReport:
 def carbon_report(
     history: History,
     job: JobSummary,
-    counted: Counted = WHOLE,
+    time_range: TimeRange = ALL_TIME,
     known_intensities: Callable[[], Sequence[StoredIntensity]] | None = None,
 ) -> CarbonReport | None:
-    """Return the grams of a job, or of the part of it that counts; None where no intensity of its time is known.
+    """Return the emissions of a job within a time range; None if no carbon intensity of its time is known.
 
-    `known_intensities` are those of a longer time, for who reports many jobs: they are asked for once.
+    `known_intensities` returns those of a longer time, so that reports on many jobs query them only once.
     """
     if known_intensities is None:
         stored = history.intensities(since=job.started_at, until=job.ended_at)
     else:
         stored = tuple(row for row in known_intensities() if _is_within(row, job))
-    iterations = [row for row in history.all_iterations(job.job_id) if counted.holds(row.started_at)] if stored else []
+    iterations = (
+        [row for row in history.all_iterations(job.job_id) if time_range.contains(row.started_at)] if stored else []
+    )
     if not iterations:
         return None
     signal = Counter(row.signal for row in stored).most_common(1)[0][0]
@@ -161,35 +165,35 @@ def carbon_report(
         targets=targets,
         slowdown_ratio=slowdown_ratio(job, iterations, targets),
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
-        is_replayed=any(_is_moved(row) for row in known),
+        is_replayed=any(_is_replayed(row) for row in known),
     )
 
 
 def _is_within(row: StoredIntensity, job: JobSummary) -> bool:
-    held = row.host
-    return held.valid_to_at > job.started_at and (job.ended_at is None or held.valid_from_at < job.ended_at)
+    valid = row.host
+    return valid.valid_to_at > job.started_at and (job.ended_at is None or valid.valid_from_at < job.ended_at)
 
 
 def _priced(
     iterations: Sequence[Iterations], samples: Sequence[IntensitySample]
 ) -> list[tuple[Iterations, IntensitySample | None]]:
-    """Return each with the intensity that held when it began: the best status, then the latest."""
+    """Return each iteration with the intensity at its start: the best status, then the latest revision."""
     best: dict[datetime, IntensitySample] = {}
     for sample in samples:
         other = best.get(sample.valid_from_at)
-        if other is None or _BELIEF[sample.status] <= _BELIEF[other.status]:
+        if other is None or _STATUS_ORDER[sample.status] <= _STATUS_ORDER[other.status]:
             best[sample.valid_from_at] = sample
     begins = sorted(best)
     priced: list[tuple[Iterations, IntensitySample | None]] = []
     for row in iterations:
         index = bisect_right(begins, row.started_at) - 1
-        held = best[begins[index]] if index >= 0 else None
-        priced.append((row, held if held is not None and row.started_at < held.valid_to_at else None))
+        latest = best[begins[index]] if index >= 0 else None
+        priced.append((row, latest if latest is not None and row.started_at < latest.valid_to_at else None))
     return priced
 
 
 def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[WorkSlot]:
-    """Return the tuned work by interval, in order of time."""
+    """Return the tuned work by intensity interval, oldest first."""
     slots: list[WorkSlot] = []
     for row, sample in priced:
         if not row.is_regular or row.purpose is not PlanPurpose.TUNED or row.sum_energy_j is None:
@@ -204,12 +208,12 @@ def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[
 
 
 def slowdown_ratio(
-    job: JobSummary, iterations: Sequence[Iterations], targets: Sequence[TargetRow], by: PlanPurpose | None = None
+    job: JobSummary, iterations: Sequence[Iterations], targets: Sequence[TargetRecord], by: PlanPurpose | None = None
 ) -> float | None:
-    """Return how much slower the job ran, or how much of that was by iterations for one purpose; None without any.
+    """Return the slowdown of a job, or the part of it by iterations of one purpose; None without iterations.
 
-    It is what the job's account says (`charged_time_s`), computed from what is stored: each iteration is charged, those
-    that are not the job's own with what was permitted when they began; irregular ones of a block with their mean time.
+    It is the value of the job's slowdown account (`charged_time_s`), recomputed from stored iterations. Disturbed
+    iterations are charged at most the time permitted when they started; those of a block with their mean time.
     """
     num_iterations = sum(row.num_iterations for row in iterations)
     full_s = job.baseline_time_s
@@ -233,5 +237,5 @@ def slowdown_ratio(
     return excess_s / (num_iterations * full_s)
 
 
-def _is_moved(row: StoredIntensity) -> bool:
+def _is_replayed(row: StoredIntensity) -> bool:
     return row.grid_from != row.host.valid_from_at

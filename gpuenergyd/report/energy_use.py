@@ -1,4 +1,4 @@
-"""What was used, and how well that is known: measured, estimated and missing apart, and what it costs."""
+"""Measured and estimated energy, unmeasured time and cost."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,43 +11,43 @@ from gpuenergyd.store.reading.energy_sums import EnergySum
 
 @dataclass(frozen=True, slots=True)
 class EnergyUse:
-    """A sum over pieces of the ledger; an energy or a cost is None where there is nothing to add up, never 0."""
+    """A sum of attributed energy; an energy or cost is None, never 0, if there is nothing to sum."""
 
     energy_j: float | None = None
-    """Measured."""
+    """Measured energy."""
     estimated_j: float | None = None
-    """Estimated from power, or from what the counter said after a gap; not part of `energy_j`."""
+    """Energy estimated from power, or from the counter after a gap; not part of `energy_j`."""
     measured_s: float = 0.0
     estimated_s: float = 0.0
     missing_s: float = 0.0
-    """GPU time of which nothing is known: its energy is in no sum."""
+    """GPU time without readings: its energy is not part of any sum."""
     cost: float | None = None
-    """Of measured and estimated energy, in the currency of the tariff."""
+    """The cost of measured and estimated energy, in the currency of the tariff."""
 
     def plus(self, part: EnergySum, tariff: Tariff | None = None) -> "EnergyUse":
-        """Return the sum with one more part in it, priced at the hour in which the part begins."""
-        used_j = added(part.energy_j, part.estimated_j)
+        """Return the sum with another part added, priced at the hour in which the part starts."""
+        used_j = add_known(part.energy_j, part.estimated_j)
         cost = None
         if tariff is not None and used_j is not None:
             cost = used_j / JOULES_PER_KWH * tariff.price_per_kwh(part.started_at or datetime.now(tz=UTC))
         return EnergyUse(
-            added(self.energy_j, part.energy_j),
-            added(self.estimated_j, part.estimated_j),
+            add_known(self.energy_j, part.energy_j),
+            add_known(self.estimated_j, part.estimated_j),
             self.measured_s + part.measured_s,
             self.estimated_s + part.estimated_s,
             self.missing_s + part.missing_s,
-            added(self.cost, cost),
+            add_known(self.cost, cost),
         )
 
-    def figures(self) -> dict[str, Any]:
-        """Return energies and durations by name, the cost apart."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return energies and durations by name, without the cost."""
         names = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
         return {name: getattr(self, name) for name in names}
 
 
-NOTHING_USED = EnergyUse()
+NO_ENERGY = EnergyUse()
 
 
-def added(total: float | None, more: float | None) -> float | None:
-    """Return a sum in which nothing known stays nothing known."""
+def add_known(total: float | None, more: float | None) -> float | None:
+    """Return the sum of two values of which either may be missing."""
     return total if more is None else (total or 0.0) + more

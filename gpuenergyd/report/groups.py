@@ -1,4 +1,4 @@
-"""Energy by user, tag, host, GPU or day, from the ledger: each joule of a GPU counted once, for a job or for nobody."""
+"""Energy by user, tag, host, GPU or day. Every joule is counted once, for a job or as idle."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -6,83 +6,83 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
-from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse, added
+from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse, add_known
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History
 from gpuenergyd.store.reading.energy_sums import EnergySum
 
 IDLE_GROUP = "(idle)"
-"""What nobody's jobs used, where groups are of jobs."""
+"""The group of idle energy in groups of jobs."""
 UNTAGGED_GROUP = "(none)"
 UNKNOWN_HOST = "(unknown)"
-"""Of what was written before hosts were noted."""
-_ALL_BUT_THE_NEXT = timedelta(minutes=59)
+"""The group of energy recorded before hosts were."""
+_LAST_MINUTE = timedelta(minutes=59)
 
 
 @dataclass(slots=True)
 class Group:
-    """One line of a grouped report: what jobs used, what was used for nobody, and how well that is known."""
+    """One row of a grouped report: the energy that jobs used and idle energy."""
 
     name: str
     job_ids: set[str] = field(default_factory=set)
-    by_jobs: EnergyUse = NOTHING_USED
-    idle: EnergyUse = NOTHING_USED
+    by_jobs: EnergyUse = NO_ENERGY
+    idle: EnergyUse = NO_ENERGY
     saved_energy_j: float | None = None
     host_energy_j: float | None = None
-    """What processors and memory of the host used beside the GPUs, where that was measured; in no other sum."""
+    """Energy of the host's processors and memory, if measured; not part of any other sum."""
 
     @property
     def energy_j(self) -> float | None:
-        """Measured energy for jobs and for nobody together."""
-        return added(self.by_jobs.energy_j, self.idle.energy_j)
+        """Measured energy of jobs and idle time."""
+        return add_known(self.by_jobs.energy_j, self.idle.energy_j)
 
-    def take(self, part: EnergySum, tariff: Tariff | None) -> None:
-        """Add one part of the ledger."""
+    def add(self, part: EnergySum, tariff: Tariff | None) -> None:
+        """Add a sum of attributed energy."""
         if part.job_id:
             self.job_ids.add(part.job_id)
             self.by_jobs = self.by_jobs.plus(part, tariff)
         else:
             self.idle = self.idle.plus(part, tariff)
 
-    def figures(self, tariff: Tariff | None = None) -> dict[str, Any]:
-        """Return everything by name, as JSON and CSV give it; a missing figure is None."""
+    def to_dict(self, tariff: Tariff | None = None) -> dict[str, Any]:
+        """Return all values by their JSON and CSV names; missing values are None."""
         return {
             "group": self.name,
             "num_jobs": len(self.job_ids),
             "energy_j": self.energy_j,
             "job_energy_j": self.by_jobs.energy_j,
             "idle_energy_j": self.idle.energy_j,
-            "estimated_j": added(self.by_jobs.estimated_j, self.idle.estimated_j),
+            "estimated_j": add_known(self.by_jobs.estimated_j, self.idle.estimated_j),
             "measured_s": self.by_jobs.measured_s + self.idle.measured_s,
             "estimated_s": self.by_jobs.estimated_s + self.idle.estimated_s,
             "missing_s": self.by_jobs.missing_s + self.idle.missing_s,
             "saved_energy_j": self.saved_energy_j,
             "host_energy_j": self.host_energy_j,
             "price_per_kwh": tariff.flat_price_per_kwh if tariff is not None else None,
-            "cost": added(self.by_jobs.cost, self.idle.cost),
+            "cost": add_known(self.by_jobs.cost, self.idle.cost),
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Which part of the history is added up, and at what prices."""
+class EnergyQuery:
+    """The history, time range and tariff of a grouped report."""
 
     history: History
     since: datetime | None = None
     until: datetime | None = None
     tariff: Tariff | None = None
     only_jobs: bool = False
-    """Whether what was used for nobody is left out: of one job it says nothing."""
+    """Whether idle energy is left out: it is unrelated to a report on one job."""
 
     def parts(
         self, *, by_gpu: bool = False, by_host: bool = False, zone: tzinfo | None = UTC, by_time: bool = False
     ) -> Iterable[EnergySum]:
-        """Return the ledger's sums; by time in hours, and in minutes where a day of the zone begins within an hour."""
+        """Return energy sums; by time in hours, and in minutes if a day of the time zone starts within the hour."""
         has_periods = self.tariff is not None and self.tariff.periods != ()
 
         def is_split(hour: datetime) -> bool:
-            return _day(hour, zone) != _day(hour + _ALL_BUT_THE_NEXT, zone)
+            return _day(hour, zone) != _day(hour + _LAST_MINUTE, zone)
 
         return self.history.energy_sums(
             since=self.since,
@@ -94,49 +94,49 @@ class Span:
         )
 
 
-def groups_by_user(span: Span, reports: Sequence[JobReport]) -> tuple[Group, ...]:
-    """Return one group per user who ran jobs, and what was used for nobody."""
-    return _of_jobs(span, reports, name=lambda report: str(report.summary.uid))
+def groups_by_user(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Group, ...]:
+    """Return one group per user and one of idle energy."""
+    return _groups_of_jobs(query, reports, name=lambda report: str(report.summary.uid))
 
 
-def groups_by_tag(span: Span, reports: Sequence[JobReport], tag: str) -> tuple[Group, ...]:
-    """Return one group per value of a tag, jobs without it together, and what was used for nobody."""
-    return _of_jobs(span, reports, name=lambda report: dict(report.summary.tags).get(tag, UNTAGGED_GROUP))
+def groups_by_tag(query: EnergyQuery, reports: Sequence[JobReport], tag: str) -> tuple[Group, ...]:
+    """Return one group per value of a tag, one of jobs without the tag and one of idle energy."""
+    return _groups_of_jobs(query, reports, name=lambda report: dict(report.summary.tags).get(tag, UNTAGGED_GROUP))
 
 
-def groups_by_gpu(span: Span) -> tuple[Group, ...]:
-    """Return one group per GPU: jobs and idling."""
-    return _added_up(span.parts(by_gpu=True), span.tariff, name=lambda part: part.gpu_uuid or "")
+def groups_by_gpu(query: EnergyQuery) -> tuple[Group, ...]:
+    """Return one group per GPU."""
+    return _groups(query.parts(by_gpu=True), query.tariff, name=lambda part: part.gpu_uuid or "")
 
 
-def groups_by_host(span: Span, reports: Sequence[JobReport]) -> tuple[Group, ...]:
-    """Return one group per host that shares the history: its jobs and its idling, processors and memory beside."""
-    wanted = {report.summary.job_id for report in reports}
-    parts = (part for part in span.parts(by_host=True) if not span.only_jobs or part.job_id in wanted)
-    groups = {group.name: group for group in _added_up(parts, span.tariff, name=lambda part: part.host or UNKNOWN_HOST)}
+def groups_by_host(query: EnergyQuery, reports: Sequence[JobReport]) -> tuple[Group, ...]:
+    """Return one group per host that shares the history, with the energy of its processors and memory."""
+    reported = {report.summary.job_id for report in reports}
+    parts = (part for part in query.parts(by_host=True) if not query.only_jobs or part.job_id in reported)
+    groups = {group.name: group for group in _groups(parts, query.tariff, name=lambda part: part.host or UNKNOWN_HOST)}
     for report in reports:
         name = report.summary.host or UNKNOWN_HOST
         group = groups.setdefault(name, Group(name))
         group.job_ids.add(report.summary.job_id)
-        group.saved_energy_j = added(group.saved_energy_j, report.saved_energy_j)
-    for row in () if span.only_jobs else span.history.host_energy(since=span.since, until=span.until):
-        if (own := groups.get(row.host or UNKNOWN_HOST)) is not None:
-            own.host_energy_j = added(own.host_energy_j, row.energy_j)
+        group.saved_energy_j = add_known(group.saved_energy_j, report.saved_energy_j)
+    for row in () if query.only_jobs else query.history.host_energy(since=query.since, until=query.until):
+        if (of_host := groups.get(row.host or UNKNOWN_HOST)) is not None:
+            of_host.host_energy_j = add_known(of_host.host_energy_j, row.energy_j)
     return tuple(groups[name] for name in sorted(groups))
 
 
-def groups_by_day(span: Span, *, zone: tzinfo | None) -> tuple[Group, ...]:
-    """Return one group per day of a time zone (None: this host's)."""
-    days = _added_up(
-        span.parts(by_time=True, zone=zone),
-        span.tariff,
+def groups_by_day(query: EnergyQuery, *, zone: tzinfo | None) -> tuple[Group, ...]:
+    """Return one group per day in a time zone; None: the zone of this host."""
+    days = _groups(
+        query.parts(by_time=True, zone=zone),
+        query.tariff,
         name=lambda part: _day(part.started_at, zone) if part.started_at else "",
     )
     by_name = {day.name: day for day in days}
-    for row in span.history.host_energy(since=span.since, until=span.until):
+    for row in query.history.host_energy(since=query.since, until=query.until):
         day = by_name.get(_day(row.started_at, zone))
         if day is not None:
-            day.host_energy_j = added(day.host_energy_j, row.energy_j)
+            day.host_energy_j = add_known(day.host_energy_j, row.energy_j)
     return days
 
 
@@ -144,26 +144,28 @@ def _day(at: datetime, zone: tzinfo | None) -> str:
     return at.astimezone(zone).date().isoformat()
 
 
-def _of_jobs(span: Span, reports: Sequence[JobReport], *, name: Callable[[JobReport], str]) -> tuple[Group, ...]:
-    """Return groups of jobs; a job that is in the ledger but not among the reports is in none, its energy neither."""
+def _groups_of_jobs(
+    query: EnergyQuery, reports: Sequence[JobReport], *, name: Callable[[JobReport], str]
+) -> tuple[Group, ...]:
+    """Return groups of jobs; the energy of a job without a report is in no group."""
     name_of = {report.summary.job_id: name(report) for report in reports}
-    if not span.only_jobs:
+    if not query.only_jobs:
         name_of[""] = IDLE_GROUP
-    parts = (part for part in span.parts() if part.job_id in name_of)
-    groups = {group.name: group for group in _added_up(parts, span.tariff, name=lambda part: name_of[part.job_id])}
+    parts = (part for part in query.parts() if part.job_id in name_of)
+    groups = {group.name: group for group in _groups(parts, query.tariff, name=lambda part: name_of[part.job_id])}
     for report in reports:
         group = groups.setdefault(name(report), Group(name(report)))
         group.job_ids.add(report.summary.job_id)
-        group.saved_energy_j = added(group.saved_energy_j, report.saved_energy_j)
+        group.saved_energy_j = add_known(group.saved_energy_j, report.saved_energy_j)
     return tuple(groups[key] for key in sorted(groups, key=lambda key: (key == IDLE_GROUP, key)))
 
 
-def _added_up(
+def _groups(
     parts: Iterable[EnergySum], tariff: Tariff | None, *, name: Callable[[EnergySum], str]
 ) -> tuple[Group, ...]:
     groups: dict[str, Group] = defaultdict(lambda: Group(""))
     for part in parts:
-        groups[name(part)].take(part, tariff)
+        groups[name(part)].add(part, tariff)
     for key, group in groups.items():
         group.name = key
     return tuple(groups[key] for key in sorted(groups))

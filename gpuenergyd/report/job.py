@@ -1,4 +1,4 @@
-"""All that a report says of one job, read from the history once."""
+"""The report data of one job: its summary, iterations, energy, carbon and plan in force."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,16 +10,16 @@ from typing import Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.carbon import NO_CARBON, CarbonReport, carbon_report
-from gpuenergyd.report.energy_use import NOTHING_USED, EnergyUse
+from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.tariff import Tariff
-from gpuenergyd.store import History, IterationRow, JobSummary, PlanRow
-from gpuenergyd.store.reading.summaries import WHOLE, Counted
+from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
+from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInForce:
-    """What the last tuned plan of a job was measured to do: medians over its regular iterations after the first."""
+    """Measured medians of the last tuned plan of a job, over its regular iterations without the first."""
 
     plan_id: str
     num_iterations: int
@@ -31,35 +31,35 @@ class PlanInForce:
 
 @dataclass(frozen=True)
 class JobReport:
-    """One job: its figures and its iterations, which are read when first asked for; without slots, to keep them."""
+    """The report of one job; iterations and carbon are read on first use (cached, hence no slots)."""
 
     summary: JobSummary
     read_iterations: Callable[[], tuple[IterationRow, ...]] = field(repr=False, compare=False)
-    ledger: EnergyUse = NOTHING_USED
-    """All that its GPUs used while they worked for it, between iterations too."""
+    energy_use: EnergyUse = NO_ENERGY
+    """The energy that its GPUs used for it, between iterations too."""
     price_per_kwh: float | None = None
     read_carbon: Callable[[], CarbonReport | None] = field(default=lambda: None, repr=False, compare=False)
-    counted: Counted = WHOLE
-    """Which part of the job the figures count; its pictures show all of it."""
+    time_range: TimeRange = ALL_TIME
+    """The part of the job that the values cover; charts always show the whole job."""
 
     @property
-    def is_part(self) -> bool:
-        """Whether the figures leave a part of the job out."""
-        return self.counted != WHOLE
+    def is_partial(self) -> bool:
+        """Whether the values cover only a part of the job."""
+        return self.time_range != ALL_TIME
 
     @cached_property
     def carbon(self) -> CarbonReport | None:
-        """Its grams, None where no intensity of the job's time is known."""
+        """Its emissions; None if no carbon intensity is known for the time of the job."""
         return self.read_carbon()
 
     @cached_property
     def iterations(self) -> tuple[IterationRow, ...]:
-        """The iterations that are still kept singly, in order."""
+        """The iterations that are still stored singly, in order."""
         return self.read_iterations()
 
     @property
     def saved_energy_j(self) -> float | None:
-        """What all regular tuned iterations together saved against the baseline."""
+        """The energy that all regular tuned iterations saved against the baseline."""
         summary = self.summary
         if summary.saving_ratio is None or summary.baseline_energy_j is None:
             return None
@@ -67,7 +67,7 @@ class JobReport:
 
     @property
     def profiling_cost_j(self) -> float | None:
-        """What profiling used beyond as many baseline iterations; negative when it saved already."""
+        """The energy of profiling iterations minus that of as many baseline iterations; negative if they saved."""
         summary = self.summary
         num_measured = summary.num_measured_profile_iterations
         if summary.baseline_energy_j is None or summary.profile_energy_j is None:
@@ -78,17 +78,17 @@ class JobReport:
 
     @property
     def cost(self) -> float | None:
-        """What its GPUs used costs, measured and estimated, in the currency of the price."""
-        return self.ledger.cost
+        """The cost of the measured and estimated energy, in the currency of the price."""
+        return self.energy_use.cost
 
     @property
     def plan_in_force(self) -> PlanInForce | None:
-        """The last tuned plan, whatever earlier plans that were corrected did; None without a regular iteration."""
+        """Measurements of the last tuned plan only; None without a regular iteration."""
         tuned = [r for r in self.iterations if self._is_tuned(r)]
         if not tuned or tuned[-1].plan_id is None:
             return None
-        own = [r for r in tuned if r.plan_id == tuned[-1].plan_id]
-        settled = own[1:] or own
+        under_plan = [r for r in tuned if r.plan_id == tuned[-1].plan_id]
+        settled = under_plan[1:] or under_plan
         time_s = median(r.iteration_time_s for r in settled)
         energies_j = [r.energy_j for r in settled if r.energy_j is not None]
         energy_j = median(energies_j) if energies_j else None
@@ -105,11 +105,11 @@ class JobReport:
         )
 
     def _is_tuned(self, row: IterationRow) -> bool:
-        is_counted = row.plan_purpose is PlanPurpose.TUNED and self.counted.holds(row.started_at)
-        return row.is_regular and row.plan_id is not None and is_counted
+        is_tuned = row.plan_purpose is PlanPurpose.TUNED and row.plan_id is not None
+        return row.is_regular and is_tuned and self.time_range.contains(row.started_at)
 
-    def figures(self) -> dict[str, Any]:
-        """Return everything by name, as JSON and CSV give it; a missing figure is None."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values by their JSON and CSV names; missing values are None."""
         named = {field.name: getattr(self.summary, field.name) for field in fields(self.summary)}
         for name in ("saving", "slowdown"):
             low, high = named.pop(f"{name}_interval") or (None, None)
@@ -119,13 +119,13 @@ class JobReport:
             **named,
             "saved_energy_j": self.saved_energy_j,
             "profiling_cost_j": self.profiling_cost_j,
-            **{f"gpu_{name}": value for name, value in self.ledger.figures().items()},
-            "counted_from": self.counted.since,
-            "counted_until": self.counted.until,
+            **{f"gpu_{name}": value for name, value in self.energy_use.to_dict().items()},
+            "counted_from": self.time_range.since,
+            "counted_until": self.time_range.until,
             "price_per_kwh": self.price_per_kwh,
             "cost": self.cost,
-            **(self.carbon.figures() if self.carbon is not None else NO_CARBON),
-            # Named, so that a table of sacct joins without taking tags apart.
+            **(self.carbon.to_dict() if self.carbon is not None else NO_CARBON),
+            # Columns of their own, so that the table can be joined with the output of sacct.
             **{name: tags.get(name) for name in ("user", "slurm_job_id", "git_commit")},
             "tags": tags,
         }
@@ -138,61 +138,63 @@ def job_reports(
     until: datetime | None = None,
     job: str | None = None,
     tariff: Tariff | None = None,
-    counts_only_span: bool = False,
+    within_range_only: bool = False,
 ) -> tuple[JobReport, ...]:
-    """Return the jobs that ran in a span of time, oldest first; `job` is a job's id or name.
+    """Return reports on the jobs that ran in a time range, oldest first; `job` is the ID or name of a job.
 
-    Their figures are those of the whole job, or where asked of its part within the span.
+    A report covers the whole job or, with `within_range_only`, its part within the range.
     """
-    summaries = history.job_summaries(since=since, until=until, job=job, counts_only_span=counts_only_span)
-    span = Counted(since, until) if counts_only_span else WHOLE
-    used = _energy_use(history, summaries, tariff, span)
+    summaries = history.job_summaries(since=since, until=until, job=job, within_range_only=within_range_only)
+    time_range = TimeRange(since, until) if within_range_only else ALL_TIME
+    used = _energy_use(history, summaries, tariff, time_range)
     price = tariff.flat_price_per_kwh if tariff is not None else None
-    begun_at = min((summary.started_at for summary in summaries), default=None)
-    known_intensities = cache(partial(history.intensities, since=begun_at))
+    first_start_at = min((summary.started_at for summary in summaries), default=None)
+    known_intensities = cache(partial(history.intensities, since=first_start_at))
     return tuple(
         JobReport(
             summary,
             partial(history.iterations, summary.job_id),
-            used.get(summary.job_id, NOTHING_USED),
+            used.get(summary.job_id, NO_ENERGY),
             price,
-            partial(carbon_report, history, summary, span, known_intensities),
-            WHOLE if span.holds_all(summary.started_at, summary.ended_at) else span,
+            partial(carbon_report, history, summary, time_range, known_intensities),
+            ALL_TIME if time_range.contains_job(summary.started_at, summary.ended_at) else time_range,
         )
         for summary in summaries
     )
 
 
 def _energy_use(
-    history: History, summaries: Sequence[JobSummary], tariff: Tariff | None, span: Counted
+    history: History, summaries: Sequence[JobSummary], tariff: Tariff | None, time_range: TimeRange
 ) -> Mapping[str, EnergyUse]:
     if not summaries:
         return {}
     used: dict[str, EnergyUse] = defaultdict(EnergyUse)
-    # A clock that was set back meanwhile lets a job end before it began.
-    begun_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
-    # A bucket begins before the job does.
-    begin = begun_at.replace(minute=0, second=0, microsecond=0)
+    # If the clock was set back while a job ran, the job ends before it started.
+    first_at = min(min(summary.started_at, summary.ended_at or summary.started_at) for summary in summaries)
+    # The bucket of a job's start begins earlier.
+    begin = first_at.replace(minute=0, second=0, microsecond=0)
     has_periods = tariff is not None and tariff.periods != ()
-    for part in history.energy_sums(since=max(begin, span.since or begin), until=span.until, by_time=has_periods):
+    for part in history.energy_sums(
+        since=max(begin, time_range.since or begin), until=time_range.until, by_time=has_periods
+    ):
         if part.job_id:
             used[part.job_id] = used[part.job_id].plus(part, tariff)
     return used
 
 
 def before_and_after(history: History, report: JobReport) -> tuple[ObservedIteration, ...]:
-    """Return the timelines to show: the baseline iteration nearest to its median, and the same for the last plan.
+    """Return the baseline iteration and the iteration of the last plan that are closest to their median time.
 
-    One or both are missing when their timeline was not kept.
+    An iteration is missing if no timeline of it is stored.
     """
     job_id = report.summary.job_id
-    kept = set(history.iterations_with_spans(job_id))
-    regular = [row for row in report.iterations if row.is_regular and row.iteration_index in kept]
+    stored = set(history.iterations_with_spans(job_id))
+    regular = [row for row in report.iterations if row.is_regular and row.iteration_index in stored]
     baseline = [row for row in regular if row.plan_id == BASELINE_PLAN_ID]
     tuned = [row for row in regular if row.plan_purpose is PlanPurpose.TUNED]
     last_plan = [row for row in tuned if row.plan_id == tuned[-1].plan_id]
     shown = []
-    for title, rows in (("before: every clock un-tuned", baseline), (f"after: {report.summary.policy}", last_plan)):
+    for title, rows in (("before: full speed", baseline), (f"after: {report.summary.policy}", last_plan)):
         if rows:
             row = _typical(rows)
             spans = history.spans(job_id, row.iteration_index)
@@ -202,8 +204,8 @@ def before_and_after(history: History, report: JobReport) -> tuple[ObservedItera
     return tuple(shown)
 
 
-def plan_in_force(history: History, report: JobReport) -> PlanRow | None:
-    """Return the last tuned plan of a job."""
+def plan_in_force(history: History, report: JobReport) -> PlanRecord | None:
+    """Return the last tuned plan of a job, None without one."""
     tuned = [row for row in history.plans(report.summary.job_id) if row.plan.purpose is PlanPurpose.TUNED]
     return tuned[-1] if tuned else None
 

@@ -17,7 +17,7 @@ from gpuenergyd.report.charts.iterations import series_svg
 from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
-from gpuenergyd.report.groups import Span, groups_by_day
+from gpuenergyd.report.groups import EnergyQuery, groups_by_day
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.store import History
 
@@ -94,8 +94,8 @@ def _days(history: History | None, reports: Sequence[JobReport], made_at: dateti
     if history is None or not reports:
         return Markup()
     first = min(report.summary.started_at for report in reports).astimezone(made_at.tzinfo)
-    span = Span(history, since=first.replace(hour=0, minute=0, second=0, microsecond=0))
-    return _drawn(days_svg(groups_by_day(span, zone=made_at.tzinfo)))
+    query = EnergyQuery(history, since=first.replace(hour=0, minute=0, second=0, microsecond=0))
+    return _drawn(days_svg(groups_by_day(query, zone=made_at.tzinfo)))
 
 
 def _section(history: History, report: JobReport) -> JobSection:

@@ -1,4 +1,4 @@
-"""Opening the history's database: what is in it, bringing it up to date, and setting a damaged one aside."""
+"""Opens, creates and migrates the database; moves a corrupt file aside."""
 
 import logging
 import sqlite3
@@ -24,27 +24,28 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.readers.sqlite import APPLICATION_ID, SCHEMA_REVISION, connect_read_only, one_line
+from gpuenergyd.store.readers.reader import APPLICATION_ID, SCHEMA_REVISION, short_message
+from gpuenergyd.store.readers.sqlite import connect_read_only
 from gpuenergyd.store.schema import metadata
 
 MIGRATIONS = Path(__file__).with_name("migrations")
-_WRITE_AHEAD_KEPT_BYTES = 16 * 2**20
-"""What is left of a write-ahead log that a long reader made grow, once that reader has gone."""
+_WAL_SIZE_LIMIT_BYTES = 16 * 2**20
+"""The size to which SQLite truncates the write-ahead log after a long reader made it grow."""
 
 
 @lru_cache(maxsize=8)
 def sqlite_path(path_or_url: str | Path) -> Path | None:
-    """Return the file of an SQLite history, None for any other database.
+    """Return the path of an SQLite history, None for other databases.
 
     Raises:
-        StoreError: a URL that is none.
+        StoreError: not a valid database URL.
     """
     if isinstance(path_or_url, Path) or "://" not in path_or_url:
         return Path(path_or_url)
     try:
         url = make_url(path_or_url)
     except ArgumentError as error:
-        raise StoreError(f"{path_or_url!r} is no database URL: {error}") from None
+        raise StoreError(f"{path_or_url!r} is not a database URL: {error}") from None
     if url.get_backend_name() != "sqlite":
         return None
     if not url.database or url.database == ":memory:":
@@ -55,7 +56,7 @@ def sqlite_path(path_or_url: str | Path) -> Path | None:
 
 
 def is_sqlite(path_or_url: str | Path) -> bool:
-    """Return whether this names a file of this host; what names nothing at all is told when it is opened."""
+    """Return whether the path or URL names an SQLite file; an invalid URL is reported when it is opened."""
     try:
         return sqlite_path(path_or_url) is not None
     except StoreError:
@@ -63,11 +64,11 @@ def is_sqlite(path_or_url: str | Path) -> bool:
 
 
 def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
-    """Return an engine for the one writer; the folder of an SQLite file is made.
+    """Return an engine for the writer; creates the folder of an SQLite file.
 
     Raises:
-        StoreError: no such kind of database.
-        OSError: the folder cannot be made.
+        StoreError: unsupported database.
+        OSError: the folder cannot be created.
     """
     path = sqlite_path(path_or_url)
     if path is None:
@@ -79,14 +80,14 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:
-        # Transactions are ours to begin, tables included: a half-made schema never becomes visible.
+        # Transactions are started explicitly and include DDL: an incomplete schema never becomes visible.
         connection.isolation_level = None
         if connection.execute("PRAGMA page_count").fetchone() == (0,):
-            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # a write, even where it changes nothing
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # writes to the file even if nothing changes
         for pragma in (
             "journal_mode=WAL",
             "synchronous=NORMAL",
-            f"journal_size_limit={_WRITE_AHEAD_KEPT_BYTES}",
+            f"journal_size_limit={_WAL_SIZE_LIMIT_BYTES}",
         ):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -98,12 +99,12 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
 
 
 def reading_engine(path_or_url: str | Path, *, keeps_connection: bool = False) -> Engine:
-    """Return an engine that cannot write; it works beside the writer and after it.
+    """Return a read-only engine; it can be used while the writer runs.
 
-    It may keep a connection to a server: a report of a fleet asks thousands of questions, one after the other.
+    `keeps_connection` reuses one connection to a server: a report of a fleet runs thousands of queries.
 
     Raises:
-        StoreError: no file there, or no such kind of database.
+        StoreError: the file is missing, or the database is not supported.
     """
     path = sqlite_path(path_or_url)
     if path is None:
@@ -117,13 +118,12 @@ def reading_engine(path_or_url: str | Path, *, keeps_connection: bool = False) -
     return create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
 
-def create(connection: Connection) -> None:
-    """Make the newest tables in an empty database, in the transaction that is open.
+def create_tables(connection: Connection) -> None:
+    """Create the tables in an empty database, in the open transaction.
 
-    The revisions would end with the same; to load what carries them out takes longer than all else that a first start
-    does.
+    Running all migrations gives the same tables, but importing Alembic takes longer than the rest of a first start.
     """
-    _claim(connection)
+    _set_application_id(connection)
     metadata.create_all(connection)
     revisions = Table("alembic_version", MetaData(), Column("version_num", String(32), nullable=False))
     revisions.append_constraint(PrimaryKeyConstraint("version_num", name="alembic_version_pkc"))
@@ -131,32 +131,32 @@ def create(connection: Connection) -> None:
     connection.execute(insert(revisions), {"version_num": SCHEMA_REVISION})
 
 
-def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Bring the schema to a revision, in the transaction that is open."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # before it is loaded, for it talks while it loads
-    from alembic import command  # noqa: PLC0415  a reader, and a writer that finds all in order, start without it
+def migrate(connection: Connection, revision: str = "head") -> None:
+    """Upgrade the schema to a revision, in the open transaction."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # before the import, which logs
+    from alembic import command  # noqa: PLC0415  slow to import, needed only for an outdated schema
     from alembic.config import Config  # noqa: PLC0415  as above
 
-    _claim(connection)
+    _set_application_id(connection)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
 
 
-def _claim(connection: Connection) -> None:
-    """Say in the database, where it has a place for it, whose it is."""
+def _set_application_id(connection: Connection) -> None:
+    """Mark an SQLite file as a history."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
 
 
 def check_after_unclean_stop(engine: Engine, path: Path) -> None:
-    """Look through a database whose last writer did not end in order, so that damage shows now and not in a month.
+    """Check the integrity of a database whose last writer was killed: it left a write-ahead log.
 
     Raises:
-        DatabaseError: it is damaged.
+        DatabaseError: the database is corrupt.
     """
-    if write_ahead_bytes(path) == 0:
+    if wal_bytes(path) == 0:
         return
     with engine.connect() as connection:
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
@@ -164,23 +164,23 @@ def check_after_unclean_stop(engine: Engine, path: Path) -> None:
         raise DatabaseError(None, None, sqlite3.DatabaseError(f"database disk image is malformed: {found}"))
 
 
-def write_ahead_bytes(path: Path) -> int:
-    """Return the size of a database's write-ahead log, 0 without one."""
+def wal_bytes(path: Path) -> int:
+    """Return the size of the write-ahead log of a database, 0 without one."""
     try:
         return path.with_name(path.name + "-wal").stat().st_size
     except OSError:
         return 0
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged database and its companions, so that a new one can start; return where it lies now."""
+def move_aside(path: Path) -> Path:
+    """Rename a corrupt database with its -wal and -shm files; return the new path."""
     stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%S")
-    kept = path.with_name(f"{path.name}.corrupt-{stamp}")
+    moved = path.with_name(f"{path.name}.corrupt-{stamp}")
     for suffix in ("", "-wal", "-shm"):
         part = path.with_name(path.name + suffix)
         if part.exists():
-            part.rename(kept.with_name(kept.name + suffix))
-    return kept
+            part.rename(moved.with_name(moved.name + suffix))
+    return moved
 
 
 def _engine(url: str, *, is_read_only: bool = False, keeps_connection: bool = False) -> Engine:
@@ -192,13 +192,13 @@ def _engine(url: str, *, is_read_only: bool = False, keeps_connection: bool = Fa
         pool: dict[str, Any] = {"pool_size": 1} if keeps_connection else {"poolclass": NullPool}
         return create_engine(parsed, execution_options=options, **pool)
     except ImportError as error:
-        raise StoreError(f"{_shown(url)}: {error}; pip install 'gpuenergyd[postgresql]'") from None
+        raise StoreError(f"{_printable(url)}: {error}; pip install 'gpuenergyd[postgresql]'") from None
     except SQLAlchemyError as error:
-        raise StoreError(f"{_shown(url)} is no database URL: {one_line(error)}") from None
+        raise StoreError(f"{_printable(url)} is not a database URL: {short_message(error)}") from None
 
 
-def _shown(url: str) -> str:
-    """Return a URL as a person may see it: without the password."""
+def _printable(url: str) -> str:
+    """Return a URL for messages: quoted, without the password."""
     try:
         return repr(make_url(url).render_as_string(hide_password=True))
     except ArgumentError:

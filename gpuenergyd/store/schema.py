@@ -1,4 +1,4 @@
-"""The tables of the history. Columns carry the names and units that JSON and identifiers carry; missing is NULL."""
+"""The tables of the history. Columns have the same names and units as JSON keys; missing values are NULL."""
 
 from datetime import datetime
 from typing import Any
@@ -19,24 +19,24 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-from gpuenergyd.store.readers.sqlite import instant_of, micros_of
+from gpuenergyd.store.readers.reader import epoch_us, instant_from_us
 
 
 class UtcInstant(TypeDecorator[datetime]):
-    """A timezone-aware UTC instant, stored as microseconds since 1970: sortable, exact, the same everywhere."""
+    """A timezone-aware UTC instant, stored as microseconds since 1970: exact, sortable and portable."""
 
     impl = BigInteger
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
-        """Return what is stored."""
+        """Return the stored integer."""
         del dialect
-        return None if value is None else micros_of(value)
+        return None if value is None else epoch_us(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
-        """Return what was meant."""
+        """Return the instant."""
         del dialect
-        return instant_of(value)
+        return instant_from_us(value)
 
 
 metadata = MetaData()
@@ -156,7 +156,7 @@ job_figures = Table(
     Column("version", Integer, nullable=False),
     Column("figures", Text, nullable=False),
 )
-"""Figures of ended jobs, worked out once by `store.kept_summaries`."""
+"""Stored summaries of ended jobs, written by `store.maintenance.stored_summaries`."""
 
 host_rollups = Table(
     "host_rollups",
@@ -170,7 +170,7 @@ host_rollups = Table(
     Column("host", String(256), primary_key=True, server_default=""),
     sqlite_with_rowid=False,
 )
-"""What processors and memory of a host used, by the domains that it counts; never part of a GPU's ledger."""
+"""Energy of the processors and memory of a host by RAPL domain; never attributed to a job."""
 
 gpu_hosts = Table(
     "gpu_hosts",
@@ -180,7 +180,7 @@ gpu_hosts = Table(
     Column("seen_at", UtcInstant, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Which host a GPU is in, as its daemon said when it began to write: many hosts may share one history."""
+"""The host of each GPU, recorded when its daemon starts: many hosts may share one history."""
 
 gpu_series = Table(
     "gpu_series",
@@ -193,7 +193,7 @@ gpu_series = Table(
     Column("points", LargeBinary, nullable=False),
     sqlite_with_rowid=False,
 )
-"""One minute of one GPU, packed by `store.series`: raw samples (tier 0, for nobody) or seconds (tier 1, per job)."""
+"""One minute of one GPU, packed by `store.encoding.series`: raw samples (tier 0) or seconds per job (tier 1)."""
 
 iteration_blocks = Table(
     "iteration_blocks",
@@ -212,7 +212,7 @@ iteration_blocks = Table(
     Column("median_energy_j", Float),
     sqlite_with_rowid=False,
 )
-"""Iterations of long jobs, many to a row: alike in plan and regularity, medians kept, single ones forgotten."""
+"""Merged iterations of long jobs with the same plan and regularity: sums and medians."""
 
 intensities = Table(
     "intensities",
@@ -268,4 +268,4 @@ models = Table(
     Column("learned_at", UtcInstant, nullable=False),
     Column("model", LargeBinary, nullable=False),
 )
-"""What runs of a job showed, for its next run: `daemon.model_memory` knows what the bytes mean. None are empty."""
+"""What a run taught about its job, for the next one; `daemon.jobs.previous_runs` encodes `model`."""

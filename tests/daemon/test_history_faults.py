@@ -175,7 +175,7 @@ def test_a_database_of_a_newer_version_is_left_as_it_is_and_clocks_are_set_and_p
     as_it_was = path.read_bytes()
 
     with running_daemon(tmp_path) as daemon:
-        wait_for_trouble(daemon, "written by a newer gpuenergyd")
+        wait_for_trouble(daemon, "written by a newer version")
         assert daemon.stop() == 0
 
     assert path.read_bytes() == as_it_was

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.daemon.jobs.test_registry import FakeWorker, settle
@@ -47,7 +47,7 @@ def has_answered(memory: CountingMemory, num_answers: int) -> bool:
 def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp_path: Path) -> None:
     database = tmp_path / "history.sqlite3"
     url = f"sqlite:///{database}"
-    history = HistoryWriter(url, reserve_bytes=0)
+    history = HistoryWriter(url, WriterOptions(reserve_bytes=0))
     history.start()
     policy = PolicyInProcess(BubbleAware)
     plans: list[list[str | None]] = []

@@ -73,9 +73,9 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
         (summary,) = history.job_summaries()
         assert {row.plan.purpose for row in history.plans(summary.job_id)} == {PlanPurpose.PREDICTED}
     assert job["predicted_saving_low_ratio"] <= job["predicted_saving_ratio"] <= job["predicted_saving_high_ratio"]
-    assert "assumed" in job["predicted_saving_basis"] == summary.would_save_basis
+    assert "assumed" in job["predicted_saving_basis"] == summary.predicted_saving_basis
     assert (job["saving_ratio"], summary.saving_ratio) == (None, None)
-    assert summary.would_save_ratio is not None
+    assert summary.predicted_saving_ratio is not None
     assert summary.baseline_energy_j is not None
     assert daemon.is_as_found()
     assert b"--observe-only" in worker
@@ -152,7 +152,7 @@ def test_a_killed_core_can_be_started_again_and_training_comes_back_to_it(tmp_pa
 
     with open_history(daemon.database_path) as history:
         first = history.job_summaries()[0]
-    assert first.end_reason == "the daemon ended before the job"
+    assert first.end_reason == "the daemon stopped before the job"
 
 
 @pytest.mark.fault(4)

@@ -7,7 +7,7 @@ import pytest
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.report.carbon import CarbonReport, carbon_report
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IntensityRecord
 from tests.store.maintenance.test_compaction import NOW, compact, write_long_job
 
@@ -26,8 +26,7 @@ def reported(path: Path) -> CarbonReport:
 def test_a_long_job_keeps_its_grams(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     write_long_job(str(path), NUM_ITERATIONS, ended_at=NOW - timedelta(days=3))
-    writer = HistoryWriter(path, batch_s=0.0)
-    writer._tidy_at_mono_s = float("inf")
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     for hour in range(2):
         begin = BEGUN + timedelta(hours=hour)

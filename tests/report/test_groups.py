@@ -10,8 +10,8 @@ from gpuenergyd.report.energy_use import EnergyUse
 from gpuenergyd.report.groups import (
     IDLE_GROUP,
     UNTAGGED_GROUP,
+    EnergyQuery,
     Group,
-    Span,
     groups_by_day,
     groups_by_gpu,
     groups_by_tag,
@@ -19,7 +19,7 @@ from gpuenergyd.report.groups import (
 )
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.report.tariff import Tariff, TariffPeriod
-from gpuenergyd.store import History, HistoryWriter, open_history
+from gpuenergyd.store import History, HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.reading.energy_sums import EnergySum
 from gpuenergyd.store.records import RollupRecord
 from tests.support.sample_history import NUM_RANKS, START, write_sample_history
@@ -45,8 +45,8 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
-    by_gpu = groups_by_gpu(Span(history))
-    by_day = groups_by_day(Span(history), zone=UTC)
+    by_gpu = groups_by_gpu(EnergyQuery(history))
+    by_day = groups_by_day(EnergyQuery(history), zone=UTC)
 
     assert [group.name for group in by_gpu] == [f"GPU-{rank}" for rank in range(NUM_RANKS)]
     assert sum(group.energy_j or 0.0 for group in by_gpu) == pytest.approx(ALL_J)
@@ -56,7 +56,7 @@ def test_gpus_and_days_add_up_to_the_same_energy(history: History) -> None:
 
 
 def test_idle_energy_belongs_to_no_job(history: History) -> None:
-    first = groups_by_gpu(Span(history))[0]
+    first = groups_by_gpu(EnergyQuery(history))[0]
 
     assert first.by_jobs.energy_j == pytest.approx(14 * 50.0)
     assert first.idle.energy_j == pytest.approx(2 * 60.0)
@@ -66,7 +66,7 @@ def test_idle_energy_belongs_to_no_job(history: History) -> None:
 def test_a_day_ends_at_midnight_of_the_readers_zone(history: History) -> None:
     zone = timezone(timedelta(hours=12))  # the job began at its midnight, two idle seconds before
 
-    days = groups_by_day(Span(history), zone=zone)
+    days = groups_by_day(EnergyQuery(history), zone=zone)
 
     assert [(day.name, day.idle.energy_j, day.job_ids) for day in days] == [
         ("2026-03-01", pytest.approx(2 * 60.0 * NUM_RANKS), set()),
@@ -75,7 +75,7 @@ def test_a_day_ends_at_midnight_of_the_readers_zone(history: History) -> None:
 
 
 def test_a_span_of_time_leaves_other_samples_out(history: History) -> None:
-    groups = groups_by_gpu(Span(history, until=START))
+    groups = groups_by_gpu(EnergyQuery(history, until=START))
 
     assert [group.energy_j for group in groups] == [pytest.approx(2 * 60.0)] * NUM_RANKS
 
@@ -83,16 +83,16 @@ def test_a_span_of_time_leaves_other_samples_out(history: History) -> None:
 def test_users_and_the_idle_time_add_up_to_what_the_gpus_used(history: History) -> None:
     reports = job_reports(history)
 
-    user, idle = groups_by_user(Span(history), reports)
+    user, idle = groups_by_user(EnergyQuery(history), reports)
 
     assert (user.name, idle.name) == ("0", IDLE_GROUP)
     assert user.saved_energy_j == reports[0].saved_energy_j
     assert (user.energy_j or 0) + (idle.energy_j or 0) == pytest.approx(ALL_J)
-    assert idle.figures()["job_energy_j"] is None
+    assert idle.to_dict()["job_energy_j"] is None
 
 
 def test_one_jobs_user_is_not_charged_for_idle_time(history: History) -> None:
-    (user,) = groups_by_user(Span(history, only_jobs=True), job_reports(history))
+    (user,) = groups_by_user(EnergyQuery(history, only_jobs=True), job_reports(history))
 
     assert user.energy_j == pytest.approx(ALL_J - 2 * 60.0 * NUM_RANKS)
 
@@ -100,18 +100,18 @@ def test_one_jobs_user_is_not_charged_for_idle_time(history: History) -> None:
 def test_jobs_group_by_what_a_tag_says_and_those_without_it_together(history: History) -> None:
     reports = job_reports(history)
 
-    by_slurm = groups_by_tag(Span(history), reports, "slurm_job_id")
-    by_team = groups_by_tag(Span(history), reports, "team")
+    by_slurm = groups_by_tag(EnergyQuery(history), reports, "slurm_job_id")
+    by_team = groups_by_tag(EnergyQuery(history), reports, "team")
 
     assert [group.name for group in by_slurm] == ["4711", IDLE_GROUP]
     assert [group.name for group in by_team] == [UNTAGGED_GROUP, IDLE_GROUP]
-    assert by_slurm[0].energy_j == by_team[0].energy_j == reports[0].ledger.energy_j
+    assert by_slurm[0].energy_j == by_team[0].energy_j == reports[0].energy_use.energy_j
 
 
 def test_a_group_in_which_nothing_was_measured_is_missing_and_costs_nothing_known() -> None:
     group = Group("GPU-9")
-    group.take(part(None, missing_s=7.0), Tariff(0.3))
-    figures = group.figures(Tariff(0.3))
+    group.add(part(None, missing_s=7.0), Tariff(0.3))
+    figures = group.to_dict(Tariff(0.3))
 
     assert figures["energy_j"] is figures["idle_energy_j"] is figures["estimated_j"] is figures["cost"] is None
     assert figures["missing_s"] == 7.0
@@ -119,9 +119,9 @@ def test_a_group_in_which_nothing_was_measured_is_missing_and_costs_nothing_know
 
 def test_estimated_energy_stands_apart_from_measured_and_is_paid_for() -> None:
     group = Group("GPU-0")
-    group.take(part(1.8e6, job_id="j"), Tariff(0.25))
-    group.take(part(None, estimated_j=1.8e6), Tariff(0.25))
-    figures = group.figures(Tariff(0.25))
+    group.add(part(1.8e6, job_id="j"), Tariff(0.25))
+    group.add(part(None, estimated_j=1.8e6), Tariff(0.25))
+    figures = group.to_dict(Tariff(0.25))
 
     assert (figures["energy_j"], figures["estimated_j"], figures["cost"]) == (1.8e6, 1.8e6, pytest.approx(0.25))
 
@@ -144,7 +144,7 @@ def test_hours_and_the_minutes_at_both_ends_cover_a_span_once(tmp_path: Path) ->
     """Minutes and hours hold the same energy; a span that begins and ends within an hour takes each minute once."""
     path = tmp_path / "history.sqlite3"
     begin = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
-    writer = HistoryWriter(path, batch_s=0.01)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
     writer.start()
     for minute in range(240):
         at = begin + timedelta(minutes=minute)
@@ -157,7 +157,7 @@ def test_hours_and_the_minutes_at_both_ends_cover_a_span_once(tmp_path: Path) ->
 
         def minutes(since: int, until: int) -> float | None:
             edge = begin + timedelta(minutes=since), begin + timedelta(minutes=until)
-            (group,) = groups_by_gpu(Span(history, *edge))
+            (group,) = groups_by_gpu(EnergyQuery(history, *edge))
             return group.energy_j
 
         spans = [(0, 240), (30, 210), (30, 50), (60, 120), (59, 61), (5, 60), (60, 61)]
@@ -171,7 +171,7 @@ def test_a_day_that_begins_within_an_hour_takes_its_minutes_as_long_as_they_are_
     """In India a day ends at 18:30 UTC. With minutes forgotten all of that hour counts where it begins: never less."""
     path = tmp_path / "history.sqlite3"
     begin = datetime(2026, 3, 1, 17, 0, tzinfo=UTC)
-    writer = HistoryWriter(path, batch_s=0.01)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
     writer.start()
     for minute in range(240):
         at = begin + timedelta(minutes=minute)
@@ -183,7 +183,7 @@ def test_a_day_that_begins_within_an_hour_takes_its_minutes_as_long_as_they_are_
     writer.close()
 
     with open_history(path) as history:
-        days = groups_by_day(Span(history), zone=timezone(timedelta(hours=5, minutes=30)))
+        days = groups_by_day(EnergyQuery(history), zone=timezone(timedelta(hours=5, minutes=30)))
 
     assert [(day.name, day.energy_j) for day in days] == [
         ("2026-03-01", first_day_j),
@@ -194,4 +194,4 @@ def test_a_day_that_begins_within_an_hour_takes_its_minutes_as_long_as_they_are_
 def test_an_empty_history_has_no_groups(history: History) -> None:
     later = datetime(2026, 4, 1, tzinfo=UTC)
 
-    assert groups_by_gpu(Span(history, since=later)) == ()
+    assert groups_by_gpu(EnergyQuery(history, since=later)) == ()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store import HistoryWriter, WriterOptions
 from tests.support.postgresql import PostgresqlServer, postgresql_server
 
 
@@ -35,7 +35,7 @@ def other_place(place: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def writer(place: str) -> Iterator[HistoryWriter]:
-    writer = HistoryWriter(place, batch_s=0.01)
+    writer = HistoryWriter(place, WriterOptions(batch_s=0.01))
     writer.start()
     yield writer
     writer.close()

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import func, select
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.report.groups import Group, Span, groups_by_day, groups_by_host, groups_by_user
+from gpuenergyd.report.groups import EnergyQuery, Group, groups_by_day, groups_by_host, groups_by_user
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.store import History, HistoryWriter, JobSummary, open_history, schema
-from gpuenergyd.store.database import create, writing_engine
-from gpuenergyd.store.maintenance.advisory_locks import takes_turn
-from gpuenergyd.store.maintenance.retention import Retention, forget_old
+from gpuenergyd.store import History, HistoryWriter, JobSummary, WriterOptions, open_history, schema
+from gpuenergyd.store.database import create_tables, writing_engine
+from gpuenergyd.store.maintenance.advisory_locks import try_lock_cleanup
+from gpuenergyd.store.maintenance.retention import Retention, delete_expired
 from gpuenergyd.store.records import (
     HostRollupRecord,
     IterationRecord,
@@ -80,13 +80,13 @@ def what_a_host_records(number: int) -> Iterator[Record]:
 
 
 def group_figures(groups: tuple[Group, ...]) -> dict[str, tuple[float | None, ...]]:
-    figures = {group.name: group.figures() for group in groups}
+    figures = {group.name: group.to_dict() for group in groups}
     names = ("num_jobs", "energy_j", "job_energy_j", "idle_energy_j", "missing_s", "saved_energy_j", "host_energy_j")
     return {name: tuple(row[key] for key in names) for name, row in figures.items()}
 
 
 def by_host(history: History) -> tuple[Group, ...]:
-    return groups_by_host(Span(history), job_reports(history))
+    return groups_by_host(EnergyQuery(history), job_reports(history))
 
 
 def test_hosts_that_begin_at_once_share_a_history_and_the_fleets_report_is_the_sum_of_their_own(
@@ -96,7 +96,7 @@ def test_hosts_that_begin_at_once_share_a_history_and_the_fleets_report_is_the_s
     with ExitStack() as ends:
         for number in range(NUM_HOSTS):
             for place in (fleet_url, tmp_path / f"{number}.sqlite3"):
-                writer = HistoryWriter(place, host=f"host-{number}", retry_s=0.1)
+                writer = HistoryWriter(place, WriterOptions(host=f"host-{number}", retry_s=0.1))
                 ends.callback(writer.close, 60.0)
                 writer.start()
                 for record in what_a_host_records(number):
@@ -110,8 +110,8 @@ def test_hosts_that_begin_at_once_share_a_history_and_the_fleets_report_is_the_s
             own_jobs |= {summary.job_id: summary for summary in history.job_summaries()}
     with open_history(fleet_url) as history:
         fleet = group_figures(by_host(history))
-        users = groups_by_user(Span(history), job_reports(history))
-        (day,) = groups_by_day(Span(history), zone=UTC)
+        users = groups_by_user(EnergyQuery(history), job_reports(history))
+        (day,) = groups_by_day(EnergyQuery(history), zone=UTC)
         fleet_jobs = {summary.job_id: summary for summary in history.job_summaries()}
 
     assert set(fleet) == {f"host-{number}" for number in range(NUM_HOSTS)}
@@ -130,23 +130,23 @@ def test_hosts_that_begin_at_once_share_a_history_and_the_fleets_report_is_the_s
 
 def test_a_host_that_starts_again_ends_its_own_jobs_and_nobody_elses(fleet_url: str) -> None:
     for host in ("a", "b"):
-        writer = HistoryWriter(fleet_url, host=host)
+        writer = HistoryWriter(fleet_url, WriterOptions(host=host))
         writer.start()
         writer.write(job(f"of-{host}"))
         writer.close(60.0)
 
-    again = HistoryWriter(fleet_url, host="a")
+    again = HistoryWriter(fleet_url, WriterOptions(host="a"))
     again.start()
     again.write(job("next-of-a"))
     again.close(60.0)
 
     with open_history(fleet_url) as history:
         ended = {summary.job_id: summary.end_reason for summary in history.job_summaries()}
-    assert ended == {"of-a": "the daemon ended before the job", "of-b": None, "next-of-a": None}
+    assert ended == {"of-a": "the daemon stopped before the job", "of-b": None, "next-of-a": None}
 
 
 def test_a_lost_server_ends_no_job_of_a_daemon_that_goes_on(postgresql: PostgresqlServer, fleet_url: str) -> None:
-    writer = HistoryWriter(fleet_url, host="a", retry_s=0.05)
+    writer = HistoryWriter(fleet_url, WriterOptions(host="a", retry_s=0.05))
     writer.start()
     writer.write(job("j"))
     assert writer.flush(60.0)
@@ -168,19 +168,19 @@ def test_a_lost_server_ends_no_job_of_a_daemon_that_goes_on(postgresql: Postgres
 def test_one_host_at_a_time_forgets_what_is_old_and_each_works_on_its_own_jobs_only(fleet_url: str) -> None:
     engine = writing_engine(fleet_url, busy_timeout_s=5)
     with engine.begin() as connection:
-        create(connection)
+        create_tables(connection)
         for host in ("a", "b"):
             end = JobEndRecord(host, START + timedelta(seconds=9), "released")
             records: list[Record] = [job(host), iteration(host, 0), end]
             insert_records(connection, records, host=host)
 
     with engine.begin() as mine, engine.begin() as of_another:
-        assert takes_turn(mine)
-        assert not takes_turn(of_another)
-        forget_old(mine, START + timedelta(days=1), Retention(), host="a")
+        assert try_lock_cleanup(mine)
+        assert not try_lock_cleanup(of_another)
+        delete_expired(mine, START + timedelta(days=1), Retention(), host="a")
     with engine.begin() as connection:
         kept = connection.execute(select(schema.job_figures.c.job_id)).scalars().all()
-        assert takes_turn(connection)
+        assert try_lock_cleanup(connection)
     engine.dispose()
 
     assert kept == ["a"]
@@ -191,7 +191,7 @@ def test_pieces_of_a_bucket_in_one_batch_give_the_row_that_they_give_one_by_one(
     rows = [record for record in pieces if record.bucket_s > 1]
     engine = writing_engine(place, busy_timeout_s=5)
     with engine.begin() as connection:
-        create(connection)
+        create_tables(connection)
         insert_records(connection, rows, host="together")
         tables = (schema.gpu_rollups, schema.host_rollups)
         together = [sorted(connection.execute(select(table)).all()) for table in tables]
@@ -213,7 +213,7 @@ def test_iterations_that_the_server_puts_together_give_the_figures_of_single_one
     """From sixteen jobs on the server adds up; sums are the same, medians of blocks differ by 0.1 % at most."""
     engine = writing_engine(fleet_url, busy_timeout_s=5)
     with engine.begin() as connection:
-        create(connection)
+        create_tables(connection)
         for number in range(16):
             job_id = f"job-{number}"
             insert_records(connection, [job(job_id), *(iteration(job_id, k) for k in range(700))], host="a")
@@ -222,8 +222,8 @@ def test_iterations_that_the_server_puts_together_give_the_figures_of_single_one
 
     with open_history(fleet_url) as history:
         for begin in (None, since):
-            (one,) = history.job_summaries(begin, job="job-3", counts_only_span=begin is not None)
-            all_of_them = history.job_summaries(begin, counts_only_span=begin is not None)
+            (one,) = history.job_summaries(begin, job="job-3", within_range_only=begin is not None)
+            all_of_them = history.job_summaries(begin, within_range_only=begin is not None)
             told = next(summary for summary in all_of_them if summary.job_id == "job-3")
 
             assert len(all_of_them) == 16
@@ -238,7 +238,7 @@ def test_iterations_that_the_server_puts_together_give_the_figures_of_single_one
 def test_jobs_that_an_older_version_left_open_are_ended_whatever_their_host(place: str) -> None:
     engine = writing_engine(place, busy_timeout_s=5)
     with engine.begin() as connection:
-        create(connection)
+        create_tables(connection)
         insert_records(connection, [job("old")])
         close_abandoned_jobs(connection, host="a")
         of_a = connection.execute(select(func.count()).where(schema.jobs.c.ended_at.is_(None))).scalar()

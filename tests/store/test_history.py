@@ -8,7 +8,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.readers.sqlite import SCHEMA_REVISION
+from gpuenergyd.store.readers.reader import SCHEMA_REVISION
 from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
@@ -231,7 +231,7 @@ def test_jobs_that_an_earlier_daemon_left_open_are_closed_by_the_next(writer: Hi
     with open_history(place) as history:
         (summary,) = history.job_summaries()
     assert summary.ended_at == START + timedelta(seconds=5)
-    assert summary.end_reason == "the daemon ended before the job"
+    assert summary.end_reason == "the daemon stopped before the job"
 
 
 def test_the_migrations_make_exactly_the_tables_that_the_code_uses(writer: HistoryWriter, place: str) -> None:

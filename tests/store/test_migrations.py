@@ -9,10 +9,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, insert, inspect
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.database import MIGRATIONS, create, reading_engine, upgrade, writing_engine
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
+from gpuenergyd.store.database import MIGRATIONS, create_tables, migrate, reading_engine, writing_engine
+from gpuenergyd.store.readers.reader import SCHEMA_REVISION, SchemaState, epoch_us, schema_state
 from gpuenergyd.store.readers.sqlalchemy import EngineReader
-from gpuenergyd.store.readers.sqlite import SCHEMA_REVISION, Contents, contents, micros_of
 from gpuenergyd.store.schema import metadata
 from tests.store.test_history import job
 
@@ -32,8 +32,8 @@ JOB: dict[str, Any] = {
     "num_microbatches": 8,
     "max_slowdown_ratio": 0.0,
     "uid": 1000,
-    "started_at": micros_of(BEGIN),
-    "ended_at": micros_of(BEGIN + timedelta(hours=2)),
+    "started_at": epoch_us(BEGIN),
+    "ended_at": epoch_us(BEGIN + timedelta(hours=2)),
     "end_reason": "released",
 }
 
@@ -42,7 +42,7 @@ def rollup(bucket_s: int, at: datetime, energy_j: float) -> dict[str, Any]:
     return {
         "bucket_s": bucket_s,
         "gpu_uuid": "GPU-0",
-        "started_at": micros_of(at),
+        "started_at": epoch_us(at),
         "job_id": "old-1",
         "energy_j": energy_j,
         "mean_power_w": energy_j / bucket_s,
@@ -60,7 +60,7 @@ def iteration(index: int) -> dict[str, Any]:
     return {
         "job_id": "old-1",
         "iteration_index": index,
-        "started_at": micros_of(BEGIN + timedelta(seconds=index)),
+        "started_at": epoch_us(BEGIN + timedelta(seconds=index)),
         "iteration_time_s": 1.0,
         "energy_j": 80.0 if is_tuned else 100.0,
         "plan_id": "tuned-1" if is_tuned else BASELINE_PLAN_ID,
@@ -71,7 +71,7 @@ def iteration(index: int) -> dict[str, Any]:
 
 def write_as(connection: Connection, revision: str) -> None:
     """Make the tables of a revision and write two hours of a job, as far as that version had columns for it."""
-    upgrade(connection, revision)
+    migrate(connection, revision)
     held = MetaData()
     held.reflect(connection)
 
@@ -111,16 +111,16 @@ def tables_in(connection: Connection) -> dict[str, Any]:
 def test_a_new_history_has_the_tables_that_all_migrations_make(place: str, other_place: str) -> None:
     """It is made at once, for what carries out migrations takes long to load; nothing tells it from a migrated one."""
     made = []
-    for where, make in ((place, create), (other_place, upgrade)):
+    for where, make in ((place, create_tables), (other_place, migrate)):
         engine = writing_engine(where, busy_timeout_s=5)
         with engine.begin() as connection:
             make(connection)
-            made.append((tables_in(connection), contents(EngineReader(connection))))
-            upgrade(connection)  # finds nothing to do
+            made.append((tables_in(connection), schema_state(EngineReader(connection))))
+            migrate(connection)  # finds nothing to do
         engine.dispose()
 
     assert made[0] == made[1]
-    assert made[0][1] is Contents.CURRENT
+    assert made[0][1] is SchemaState.CURRENT
 
 
 @pytest.mark.parametrize("revision", EARLIER)
@@ -131,7 +131,7 @@ def test_a_history_of_every_earlier_version_is_upgraded_and_keeps_its_figures(re
         write_as(connection, revision)
     engine.dispose()
 
-    writer = HistoryWriter(place, batch_s=0.01)
+    writer = HistoryWriter(place, WriterOptions(batch_s=0.01))
     writer.start()
     writer.write(job("new-1"))
     assert writer.flush(30.0)

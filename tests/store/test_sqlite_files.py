@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from tests.store.test_history import job
 
 
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def writer(path: Path) -> Iterator[HistoryWriter]:
-    writer = HistoryWriter(path, batch_s=0.01)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
     writer.start()
     yield writer
     writer.close()
@@ -67,7 +67,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path)
     writer.write(job())
     writer.close()
 
-    with pytest.raises(StoreError, match="not a history of gpuenergyd"):
+    with pytest.raises(StoreError, match="not a gpuenergyd history"):
         open_history(foreign)
     assert "another program" in (writer.status().reason or "")
     assert writer.status().num_rows_dropped == 1
@@ -89,7 +89,7 @@ def test_a_newer_schema_is_named_to_readers_and_not_written_to(writer: HistoryWr
     following.write(job("j2"))
     following.close()
 
-    with pytest.raises(StoreError, match="newer gpuenergyd"):
+    with pytest.raises(StoreError, match="newer version of gpuenergyd"):
         open_history(path)
     assert "newer" in (following.status().reason or "")
     connection = sqlite3.connect(path)
@@ -101,7 +101,7 @@ def test_a_new_history_is_made_without_a_word(tmp_path: Path) -> None:
     code = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
-from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store import HistoryWriter, WriterOptions
 writer = HistoryWriter(sys.argv[1])
 writer.start()
 writer.close(60.0)
@@ -117,5 +117,5 @@ writer.close(60.0)
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
     (tmp_path / "history.sqlite3").touch()
 
-    with pytest.raises(StoreError, match="is empty: no daemon has written a history there yet"):
+    with pytest.raises(StoreError, match="is empty: no daemon has written a history to it yet"):
         open_history(tmp_path / "history.sqlite3")

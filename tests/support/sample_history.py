@@ -10,7 +10,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd.store.records import (
     IntensityRecord,
     IterationRecord,
@@ -71,7 +71,7 @@ def write_sample_history(
     With a grid, a day of it passes in the job's 14 seconds, targets follow it, and days with and without gaps follow.
     """
     noise = random.Random(7)
-    writer = HistoryWriter(path, batch_s=0.01)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
     writer.start()
     job_id = f"{job_name}-1"
     writer.write(

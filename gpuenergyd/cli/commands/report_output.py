@@ -14,7 +14,7 @@ from gpuenergyd.errors import StoreError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuenergyd.report.groups import Span
+    from gpuenergyd.report.groups import EnergyQuery
     from gpuenergyd.report.job import JobReport
     from gpuenergyd.report.tariff import Tariff
     from gpuenergyd.store import History
@@ -73,7 +73,7 @@ def write_report(request: ReportRequest) -> int:
         UsageError: options contradict each other, or name a job or tag that does not exist.
         StoreError: the history cannot be read.
     """
-    from gpuenergyd.report.groups import Span  # noqa: PLC0415  start fast
+    from gpuenergyd.report.groups import EnergyQuery  # noqa: PLC0415  start fast
     from gpuenergyd.report.job import job_reports  # noqa: PLC0415  start fast
     from gpuenergyd.store import open_history  # noqa: PLC0415  start fast
 
@@ -87,14 +87,14 @@ def write_report(request: ReportRequest) -> int:
     with open_history(request.database or _default_database()) as history:
         has_jobs = group_by not in {GroupBy.GPU, GroupBy.DAY}
         reports = (
-            job_reports(history, since=begin, until=end, job=job, tariff=prices, counts_only_span=True)
+            job_reports(history, since=begin, until=end, job=job, tariff=prices, within_range_only=True)
             if has_jobs
             else ()
         )
         if job is not None and not reports:
             raise UsageError(_unknown_job(history, job, begin, end))
-        span = Span(history, begin, end, prices, only_jobs=job is not None)
-        rows = _rows(span, reports, group_by, request.tag)
+        query = EnergyQuery(history, begin, end, prices, only_jobs=job is not None)
+        rows = _rows(query, reports, group_by, request.tag)
         for line in _clock_warnings(history, reports, now=now):
             sys.stderr.write(f"gpuenergyd: {line}\n")
         match request.written_as:
@@ -155,30 +155,32 @@ def _check_options(request: ReportRequest) -> None:
         raise UsageError(f"--tag {tag} needs --group-by tag")
 
 
-def _rows(span: "Span", reports: "Sequence[JobReport]", group_by: GroupBy, tag: str | None) -> list[dict[str, Any]]:
+def _rows(
+    query: "EnergyQuery", reports: "Sequence[JobReport]", group_by: GroupBy, tag: str | None
+) -> list[dict[str, Any]]:
     """Return the rows of the report, one mapping per row."""
     if group_by is GroupBy.JOB:
-        return [each.figures() for each in reports]
+        return [each.to_dict() for each in reports]
     from gpuenergyd.report import groups  # noqa: PLC0415  start fast
 
     match group_by:
         case GroupBy.USER:
-            found = groups.groups_by_user(span, reports)
+            found = groups.groups_by_user(query, reports)
         case GroupBy.TAG:
             known = sorted({name for report in reports for name, _ in report.summary.tags})
             if tag is None or (reports and tag not in known):
                 problem = "--group-by tag needs --tag NAME" if tag is None else f"no job has a tag {tag!r}"
                 raise UsageError(f"{problem}; tags in this period: {', '.join(known) or 'none'}")
-            found = groups.groups_by_tag(span, reports, tag)
+            found = groups.groups_by_tag(query, reports, tag)
         case GroupBy.HOST:
-            found = groups.groups_by_host(span, reports)
+            found = groups.groups_by_host(query, reports)
         case GroupBy.GPU:
-            found = groups.groups_by_gpu(span)
+            found = groups.groups_by_gpu(query)
         case GroupBy.DAY:
-            found = groups.groups_by_day(span, zone=None)
+            found = groups.groups_by_day(query, zone=None)
         case _:
             assert_never(group_by)
-    return [group.figures(span.tariff) for group in found]
+    return [group.to_dict(query.tariff) for group in found]
 
 
 def _tariff(price_per_kwh: float | None, path: Path | None) -> "Tariff | None":

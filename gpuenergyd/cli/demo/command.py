@@ -330,7 +330,7 @@ def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool
         "slowdown_ratio": plan.slowdown_ratio,
         "policy": job.policy,
         "gpus": request.num_gpus,
-        **(reports[-1].carbon.figures() if reports[-1].carbon is not None else {}),
+        **(reports[-1].carbon.to_dict() if reports[-1].carbon is not None else {}),
         "simulated": True,  # `_world` rejects real GPUs
         "report_path": str(out),
     }

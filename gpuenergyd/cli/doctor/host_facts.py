@@ -186,7 +186,7 @@ def _history(settings: Settings | None, status: dict[str, Any] | None) -> Histor
         corrupt_copies = tuple(
             sorted(str(p) for p in path.parent.glob(f"{path.name}.corrupt-*") if not p.name.endswith(("-wal", "-shm")))
         )
-        with open_history(path, nobody_writes=status is None) as history:
+        with open_history(path, has_no_writer=status is None) as history:
             newest = history.last_recorded_at()
     except PermissionError as error:
         return HistoryFacts(where, is_there=True, trouble=f"{path}: {error.strerror}")

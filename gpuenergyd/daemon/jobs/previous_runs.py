@@ -78,5 +78,5 @@ class ModelMemory:
 
     def _read(self, signature: str) -> PreviousRun | None:
         with open_history(self._path_or_url) as history:
-            blob = history.model(signature)
+            blob = history.previous_run(signature)
         return unpacked(blob) if blob is not None else None

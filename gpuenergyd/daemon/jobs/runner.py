@@ -41,7 +41,7 @@ from gpuenergyd.daemon.jobs.previous_runs import packed, signature_of
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.link.client import GpuHealth, LeaseOwner
-from gpuenergyd.store.records import JobEndRecord, ModelRecord, PlanRecord
+from gpuenergyd.store.records import JobEndRecord, PlanRecord, PreviousRunRecord
 from gpuenergyd.wire.messages import PlanSlice
 
 log = logging.getLogger(__name__)
@@ -304,7 +304,7 @@ class JobRunner:
     async def _keep_model(self, command: KeepModel) -> None:
         blob = await asyncio.to_thread(packed, command.model)
         now = utc_at(time.monotonic_ns())
-        self.services.history.write(ModelRecord(signature_of(self.job, self.owner.uid), self.job_id, now, blob))
+        self.services.history.write(PreviousRunRecord(signature_of(self.job, self.owner.uid), self.job_id, now, blob))
 
     def _imagine_again(self) -> None:
         """Ask again for what the policy would aim for, or in earnest if clocks may be set by now."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text
 from gpuenergyd.report.formatting import power_text
-from gpuenergyd.store import PlanRow
-from gpuenergyd.store.reading.queries import Rollup
+from gpuenergyd.store import PlanRecord
+from gpuenergyd.store.records import RollupRecord
 
 _WIDTH = 1000.0
 _HEIGHT = 230.0
@@ -14,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 984.0, 12.0, 200.0
 _MAX_POINTS = 480
 
 
-def power_svg(rollups: Sequence[Rollup], *, num_gpus: int, plans: Sequence[PlanRow] = ()) -> str:
+def power_svg(rollups: Sequence[RollupRecord], *, num_gpus: int, plans: Sequence[PlanRecord] = ()) -> str:
     """Return the sum over a job's GPUs per bucket; buckets in which one of them was not measured are left out.
 
     While a plan with a prediction was in force, its energy per iteration over its iteration time is a line beside it.
@@ -50,7 +50,7 @@ def power_svg(rollups: Sequence[Rollup], *, num_gpus: int, plans: Sequence[PlanR
     )
 
 
-def _predicted(plans: Sequence[PlanRow], begin: float, end: float) -> list[tuple[float, float, float]]:
+def _predicted(plans: Sequence[PlanRecord], begin: float, end: float) -> list[tuple[float, float, float]]:
     """Return begin, end and mean power of the plans that predict one; a plan holds until the next is given."""
     found = []
     for k, row in enumerate(plans):

@@ -10,7 +10,7 @@ from statistics import median
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.charts.axes import Axis, energy_step, energy_tick
 from gpuenergyd.report.formatting import energy_text, time_text
-from gpuenergyd.store import IterationRow, PlanRow
+from gpuenergyd.store import IterationRow, PlanRecord
 
 _WIDTH = 1000.0
 _HEIGHT = 350.0
@@ -20,7 +20,7 @@ _MARGIN = 0.06
 
 def plane_svg(
     iterations: Sequence[IterationRow],
-    plan: PlanRow | None,
+    plan: PlanRecord | None,
     *,
     allowed_time_s: float | None,
     frontier: Sequence[tuple[float, float]] = (),

@@ -45,7 +45,7 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
     if simulated:
         which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
         notes.append(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE)
-    num_parts = sum(report.is_part for report in reports)
+    num_parts = sum(report.is_partial for report in reports)
     if num_parts:
         notes.append(f"Of {num_parts} of them only the part within that time is counted, against all of its baseline.")
     return Group(table, *(Text(note) for note in notes))
@@ -53,7 +53,11 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
 
 def _saving_text(job: JobSummary) -> str:
     """Measured, or said to be what would be."""
-    return ratio_text(job.saving_ratio) if job.would_save_ratio is None else f"would {ratio_text(job.would_save_ratio)}"
+    return (
+        ratio_text(job.saving_ratio)
+        if job.predicted_saving_ratio is None
+        else f"would {ratio_text(job.predicted_saving_ratio)}"
+    )
 
 
 SIMULATED_NOTE = (
@@ -87,8 +91,8 @@ def job_table(report: JobReport) -> RenderableType:
     lines = [f"saves {ratio_text(job.saving_ratio)} energy"]
     if job.saving_interval:
         lines[0] += f" (95 %, drift taken out: {interval_text(job.saving_interval)})"
-    if job.would_save_ratio is not None:
-        lines = [f"would save {ratio_text(job.would_save_ratio)} energy, predicted: {job.would_save_basis}"]
+    if job.predicted_saving_ratio is not None:
+        lines = [f"would save {ratio_text(job.predicted_saving_ratio)} energy, predicted: {job.predicted_saving_basis}"]
     plan = report.plan_in_force
     if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
         lines.append(
@@ -102,14 +106,14 @@ def job_table(report: JobReport) -> RenderableType:
     )
     if report.carbon is not None:
         lines.extend(report.carbon.lines())
-    used = report.ledger
+    used = report.energy_use
     if used.energy_j is not None or used.estimated_j is not None:
         estimated = f", {energy_text(used.estimated_j)} more estimated" if used.estimated_j is not None else ""
         missing = f", nothing known of {time_text(used.missing_s)}" if used.missing_s else ""
         lines.append(f"its GPUs used {energy_text(used.energy_j)} in all{estimated}{missing}")
     if report.cost is not None:
         lines.append(f"that costs {cost_text(report.cost)}")
-    if report.is_part:
+    if report.is_partial:
         lines.append("Only the part within that time is counted, against the baseline of the whole job.")
     if job.is_simulated:
         lines.append(SIMULATED_NOTE)

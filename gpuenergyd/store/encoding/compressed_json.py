@@ -1,8 +1,9 @@
-"""Spans and plans as compressed JSON: read whole or not at all, so columns would only cost space."""
+"""Timelines, plans, forecasts and frontiers as compressed JSON: they are always read as a whole."""
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,32 +13,30 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, RankClocks
 from gpuenergyd.errors import StoreError
 
-MAX_BLOB_BYTES = 64 * 2**20
+MAX_DECOMPRESSED_BYTES = 64 * 2**20
 _NS_PER_S = 1e9
 
 
 def encode_tags(tags: Sequence[tuple[str, str]]) -> str | None:
-    """Return tags as text; nothing for none."""
+    """Return tags as (uncompressed) JSON text, None without tags."""
     return json.dumps(dict(tags), separators=(",", ":"), ensure_ascii=False) if tags else None
 
 
 def decode_tags(text: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the tags in a text, by name.
+    """Return the tags in a text, sorted by name.
 
     Raises:
-        StoreError: it holds something else.
+        StoreError: invalid data.
     """
     if text is None:
         return ()
-    try:
+    with _decoding("tags"):
         return tuple(sorted((str(name), str(value)) for name, value in json.loads(text).items()))
-    except (ValueError, AttributeError) as error:
-        raise StoreError(f"damaged tags in the history: {error}") from None
 
 
 def encode_spans(spans: Sequence[ObservedSpan]) -> bytes:
-    """Return spans as bytes; times are kept to the nanosecond."""
-    return _pack(
+    """Return the spans of a timeline as bytes, with times in whole nanoseconds."""
+    return _compress(
         [
             [s.pp_rank, s.kind, s.microbatch_index, s.chunk_index, _ns(s.start_s), _ns(s.end_s), s.mean_sm_clock_mhz]
             for s in spans
@@ -46,50 +45,30 @@ def encode_spans(spans: Sequence[ObservedSpan]) -> bytes:
 
 
 def decode_spans(blob: bytes) -> tuple[ObservedSpan, ...]:
-    """Return the spans in a blob.
+    """Return the spans of a timeline.
 
     Raises:
-        StoreError: it holds something else.
+        StoreError: invalid data.
     """
-    try:
+    with _decoding("timeline"):
         return tuple(
             ObservedSpan(rank, InstructionKind(kind), microbatch, chunk, start / _NS_PER_S, end / _NS_PER_S, clock)
-            for rank, kind, microbatch, chunk, start, end, clock in _unpack(blob)
+            for rank, kind, microbatch, chunk, start, end, clock in _decompress(blob)
         )
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"damaged timeline in the history: {error}") from None
 
 
 def encode_clocks(ranks: Sequence[RankClocks]) -> bytes:
-    """Return a plan's clocks as bytes."""
-    return _pack(
-        [
-            [
-                rank.pp_rank,
-                rank.sm_clocks_mhz,
-                [
-                    [
-                        c.instruction.kind,
-                        c.instruction.microbatch_index,
-                        c.instruction.chunk_index,
-                        c.offset_s,
-                        c.sm_clock_mhz,
-                    ]
-                    for c in rank.changes
-                ],
-            ]
-            for rank in ranks
-        ]
-    )
+    """Return the clocks of a plan as bytes."""
+    return _compress([[rank.pp_rank, rank.sm_clocks_mhz, [_change(c) for c in rank.changes]] for rank in ranks])
 
 
 def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
-    """Return a plan's clocks.
+    """Return the clocks of a plan.
 
     Raises:
-        StoreError: the blob holds something else.
+        StoreError: invalid data.
     """
-    try:
+    with _decoding("plan"):
         return tuple(
             RankClocks(
                 pp_rank,
@@ -99,15 +78,13 @@ def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
                     for kind, microbatch, chunk, offset_s, clock in changes
                 ),
             )
-            for pp_rank, clocks, changes in _unpack(blob)
+            for pp_rank, clocks, changes in _decompress(blob)
         )
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"damaged plan in the history: {error}") from None
 
 
 def encode_hours(hours: Sequence[ForecastHour]) -> bytes:
     """Return the hours of a forecast as bytes."""
-    return _pack(
+    return _compress(
         [[h.target_at.timestamp(), h.carbon_intensity_g_per_kwh, h.low_g_per_kwh, h.high_g_per_kwh] for h in hours]
     )
 
@@ -116,48 +93,54 @@ def decode_hours(blob: bytes) -> tuple[ForecastHour, ...]:
     """Return the hours of a forecast.
 
     Raises:
-        StoreError: the blob holds something else.
+        StoreError: invalid data.
     """
-    try:
+    with _decoding("forecast"):
         return tuple(
             ForecastHour(datetime.fromtimestamp(at, tz=UTC), float(value), float(low), float(high))
-            for at, value, low, high in _unpack(blob)
+            for at, value, low, high in _decompress(blob)
         )
-    except (ValueError, TypeError, OverflowError) as error:
-        raise StoreError(f"damaged forecast in the history: {error}") from None
 
 
 def encode_points(points: Sequence[tuple[float, float]]) -> bytes:
-    """Return a frontier's points as bytes."""
-    return _pack([list(point) for point in points])
+    """Return the (time, energy) points of a frontier as bytes."""
+    return _compress([list(point) for point in points])
 
 
 def decode_points(blob: bytes) -> tuple[tuple[float, float], ...]:
-    """Return a frontier's points.
+    """Return the (time, energy) points of a frontier.
 
     Raises:
-        StoreError: the blob holds something else.
+        StoreError: invalid data.
     """
-    try:
-        return tuple((float(time_s), float(energy_j)) for time_s, energy_j in _unpack(blob))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"damaged frontier in the history: {error}") from None
+    with _decoding("frontier"):
+        return tuple((float(time_s), float(energy_j)) for time_s, energy_j in _decompress(blob))
+
+
+def _change(change: ClockChange) -> list[Any]:
+    of = change.instruction
+    return [of.kind, of.microbatch_index, of.chunk_index, change.offset_s, change.sm_clock_mhz]
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * _NS_PER_S)
 
 
-def _pack(value: object) -> bytes:
+def _compress(value: object) -> bytes:
     return zlib.compress(json.dumps(value, separators=(",", ":")).encode())
 
 
-def _unpack(blob: bytes) -> Any:
+def _decompress(blob: bytes) -> Any:
+    stream = zlib.decompressobj()
+    text = stream.decompress(blob, MAX_DECOMPRESSED_BYTES)
+    if not stream.eof:
+        raise ValueError("truncated or too large")
+    return json.loads(text)
+
+
+@contextmanager
+def _decoding(what: str) -> Iterator[None]:
     try:
-        stream = zlib.decompressobj()
-        text = stream.decompress(blob, MAX_BLOB_BYTES)
-        if not stream.eof:
-            raise StoreError("damaged entry in the history: cut short or too large")
-        return json.loads(text)
-    except zlib.error as error:
-        raise StoreError(f"damaged entry in the history: {error}") from None
+        yield
+    except (ValueError, TypeError, AttributeError, OverflowError, zlib.error) as error:
+        raise StoreError(f"invalid {what} in the history: {error}") from None

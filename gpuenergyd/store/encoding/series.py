@@ -1,8 +1,8 @@
-"""Samples and seconds of one GPU, packed a minute at a time: a few bytes per sample instead of a row each.
+"""Samples and one-second rollups of one GPU, packed by minute: a few bytes per sample instead of a row.
 
-A packed series is zlib over one line of JSON (names, number of points) and the columns: every value as a whole
-number of its unit, stored as the difference from the one before, the bytes of equal weight side by side. A column
-with unknown values has a mask before it; what is unknown comes back as None.
+A packed series is a zlib stream of one line of JSON (column names, number of points) followed by the columns. Values
+are multiples of the column's unit, stored as differences between neighbours with bytes of equal significance grouped.
+A column with missing values is preceded by a mask; missing values are read back as None.
 """
 
 import json
@@ -39,7 +39,7 @@ SERIES_UNITS: Mapping[int, Mapping[str, float]] = {
         "missing_s": 0.001,
     },
 }
-"""What is packed of each tier, and the step that its values are rounded to."""
+"""The columns of each tier and the unit that values are rounded to."""
 
 _VERSION = 1
 _WIDTH = 8
@@ -50,7 +50,7 @@ def series_points(tier: int, started_at: datetime, packed: bytes) -> Iterator[tu
     """Yield (instant, values by name) of a packed minute.
 
     Raises:
-        StoreError: damaged.
+        StoreError: the series is corrupt.
     """
     columns = unpack_series(packed)
     names = [name for name in SERIES_UNITS[tier] if name in columns and name != "at_s"]
@@ -60,7 +60,7 @@ def series_points(tier: int, started_at: datetime, packed: bytes) -> Iterator[tu
 
 
 def pack_series(columns: Mapping[str, Sequence[Value]], units: Mapping[str, float]) -> bytes:
-    """Return columns of equal length as bytes; `units[name]` is the step that a column's values are rounded to."""
+    """Return columns of equal length as bytes; values are rounded to `units[name]`."""
     num_points = {len(column) for column in columns.values()}
     assert len(num_points) == 1
     header = {
@@ -77,16 +77,16 @@ def pack_series(columns: Mapping[str, Sequence[Value]], units: Mapping[str, floa
 
 
 def unpack_series(packed: bytes) -> dict[str, list[Value]]:
-    """Return what was packed, rounded to the units.
+    """Return the columns of a packed series.
 
     Raises:
-        StoreError: damaged, or packed by a newer version.
+        StoreError: the series is corrupt or was packed by a newer version.
     """
     try:
         line, _, body = zlib.decompress(packed).partition(b"\n")
         header = json.loads(line)
         if header["version"] != _VERSION:
-            raise StoreError(f"a packed series of version {header['version']}; this gpuenergyd reads {_VERSION}")
+            raise StoreError(f"packed series has version {header['version']}; this gpuenergyd reads version {_VERSION}")
         num_points, at = int(header["points"]), 0
         columns: dict[str, list[Value]] = {}
         for name, unit, has_mask in header["columns"]:
@@ -96,14 +96,14 @@ def unpack_series(packed: bytes) -> dict[str, list[Value]]:
             at += _WIDTH * num_points
             columns[name] = [v if m else None for v, m in zip(values, mask, strict=True)] if mask else list(values)
     except (zlib.error, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"a packed series is damaged: {error}") from None
+        raise StoreError(f"packed series is corrupt: {error}") from None
     return columns
 
 
 def _pack_column(column: Sequence[Value], unit: float) -> bytes:
     last, whole = 0, []
     for value in column:
-        # An unknown value repeats the one before: no difference costs next to nothing.
+        # A missing value repeats the previous one: a difference of zero compresses to almost nothing.
         last = last if value is None else round(value / unit)
         whole.append(last)
     raw = _little_endian(array("q", [whole[0], *(b - a for a, b in pairwise(whole))] if whole else [])).tobytes()

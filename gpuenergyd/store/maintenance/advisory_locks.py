@@ -1,22 +1,23 @@
-"""One at a time where many hosts share a history: who makes its tables, and who forgets what is old.
+"""PostgreSQL advisory locks between the hosts that share a history; an SQLite file has a single writer anyway.
 
-A PostgreSQL advisory lock, let go with the transaction that is open; an SQLite file has one writer anyway.
+Each lock is released at the end of the open transaction.
 """
 
 from sqlalchemy import Connection, text
 
-_TABLES, _TIDYING = 0x6745_6E01, 0x6745_6E02
-"""What the locks are called: any numbers that nobody else in the database takes."""
+_SCHEMA_LOCK, _CLEANUP_LOCK = 0x6745_6E01, 0x6745_6E02
+"""Arbitrary keys that no other application of the database should use."""
 
 
-def await_turn(connection: Connection) -> None:
-    """Wait until no other host looks at the tables or makes them."""
+def lock_schema(connection: Connection) -> None:
+    """Wait until no other host checks or creates the tables."""
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _TABLES})
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SCHEMA_LOCK})
 
 
-def takes_turn(connection: Connection) -> bool:
-    """Return whether no other host forgets what is old right now; who comes too late leaves it to that one."""
+def try_lock_cleanup(connection: Connection) -> bool:
+    """Return whether this host may delete expired rows: False while another host does."""
     if connection.dialect.name != "postgresql":
         return True
-    return bool(connection.execute(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": _TIDYING}).scalar())
+    locked = connection.execute(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": _CLEANUP_LOCK}).scalar()
+    return bool(locked)

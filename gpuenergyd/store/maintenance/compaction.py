@@ -1,7 +1,7 @@
-"""Iterations of long jobs become blocks: a month of training must not make a report slow, nor its history large.
+"""Merges the iterations of long jobs into blocks, so that a month of training keeps reports fast and the history small.
 
-The first and the last iterations of a job stay single, and so do those whose timeline is kept; between them, runs of
-iterations that are alike in plan and regularity become one row each, with sums and medians.
+The first and last iterations of a job stay single, as do those with a stored timeline. Between them, consecutive
+iterations with the same plan and regularity become one row with sums and medians.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,22 @@ from gpuenergyd.store import schema
 
 BLOCK_ITERATIONS = 200
 BLOCK_LENGTH = timedelta(minutes=10)
-"""A block is at most so long: drift within a job stays visible, and the hour that its energy belongs to."""
-KEPT_AT_EACH_END = 1000
-"""Single iterations at the begin and at the end of a job that runs, or ended lately."""
+"""The maximum duration of a block: it keeps drift visible and assigns energy to the right hour."""
+KEPT_WHILE_RECENT = 1000
+"""Single iterations kept at the start and the end of a job that is running or ended recently."""
 KEPT_LATER = 64
-LATELY = timedelta(days=1)
-_WORTH_IT = 2 * BLOCK_ITERATIONS
-_AT_ONCE = 100_000
-"""Iterations that one transaction takes, so that a long backlog never blocks writing for long."""
+"""Single iterations kept at the start and the end of a job that ended before that."""
+_RECENTLY = timedelta(days=1)
+_MIN_COMPACTED = 2 * BLOCK_ITERATIONS
+_MAX_PER_TRANSACTION = 100_000
+"""Bounds how long one transaction blocks the writer."""
 
 
 def compact_iterations(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
-    """Turn single iterations into blocks, in the transaction that is open; return whether there is more to do.
+    """Merge single iterations into blocks in the open transaction; return whether there is more to do.
 
-    Where a `host` is named, many share the history: then no more of running jobs stays single than of ended ones.
+    With `host`, only its jobs are compacted: many hosts share the history, and running jobs keep as few single
+    iterations as ended ones.
     """
     jobs, iterations = schema.jobs, schema.iterations
     counts = (
@@ -37,13 +39,13 @@ def compact_iterations(connection: Connection, now: datetime, *, host: str | Non
         .join(jobs, jobs.c.job_id == iterations.c.job_id, isouter=True)
         .where(*(() if host is None else (jobs.c.host == host,)))
         .group_by(iterations.c.job_id, jobs.c.ended_at)
-        .having(func.count() > 2 * KEPT_LATER + _WORTH_IT)
+        .having(func.count() > 2 * KEPT_LATER + _MIN_COMPACTED)
     )
-    left = _AT_ONCE
+    left = _MAX_PER_TRANSACTION
     for job_id, num_iterations, ended_at in connection.execute(counts).all():
-        is_recent = ended_at is None or ended_at > now - LATELY
-        num_kept = KEPT_AT_EACH_END if is_recent and host is None else KEPT_LATER
-        if num_iterations > 2 * num_kept + _WORTH_IT:
+        is_recent = ended_at is None or ended_at > now - _RECENTLY
+        num_kept = KEPT_WHILE_RECENT if is_recent and host is None else KEPT_LATER
+        if num_iterations > 2 * num_kept + _MIN_COMPACTED:
             left -= _compact_job(connection, job_id, num_kept, at_most=left)
         if left <= 0:
             return True
@@ -51,7 +53,7 @@ def compact_iterations(connection: Connection, now: datetime, *, host: str | Non
 
 
 def _compact_job(connection: Connection, job_id: str, num_kept: int, *, at_most: int) -> int:
-    """Return how many iterations were looked at."""
+    """Compact one job; return how many iterations were read."""
     table = schema.iterations
     own = select(table.c.iteration_index).where(table.c.job_id == job_id)
     first = connection.execute(own.order_by(table.c.iteration_index).offset(num_kept).limit(1)).scalar()

@@ -1,4 +1,4 @@
-"""What the history forgets, and when: fine detail first, so that its size stays bounded. Hours and jobs stay."""
+"""Deletes expired rows, the finest detail first, so that the history stays bounded; hourly rollups and jobs stay."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -9,37 +9,37 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, func, s
 from gpuenergyd.store import schema
 from gpuenergyd.store.encoding.series import RAW_TIER, SECOND_TIER
 from gpuenergyd.store.maintenance.compaction import compact_iterations
-from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
+from gpuenergyd.store.maintenance.stored_summaries import store_summaries
 
 FORECASTS_KEPT = timedelta(days=60)
-"""Forecasts as they were issued: the skill shown looks back for 28 days."""
+"""Forecast skill is computed over the last 28 days."""
 MINUTE_S = 60
-_AT_ONCE = timedelta(hours=6)
-"""How much time one transaction forgets, so that a long backlog never blocks writing for long."""
+_MAX_PER_TRANSACTION = timedelta(hours=6)
+"""The time span that one transaction deletes; bounds how long it blocks the writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long each tier is kept, and how large the database may be whatever that says; 0 bytes is no bound.
+    """How long each tier is stored, and the maximum database size in any case; 0 bytes means unlimited.
 
-    When it is too large, the oldest samples go first, then the oldest seconds, then the oldest timelines.
+    If the database is too large, the oldest samples are deleted first, then seconds, then timelines.
     """
 
     samples: timedelta = timedelta(hours=48)
     seconds: timedelta = timedelta(days=7)
     minutes: timedelta = timedelta(days=396)
     timelines: timedelta = timedelta(days=30)
-    """Counted from the end of their job."""
+    """Counted from the end of the job."""
     max_bytes: int = 0
 
 
-def forget_old(connection: Connection, now: datetime, retention: Retention, *, host: str | None = None) -> bool:
-    """Forget some of what is too old, in the transaction that is open; return whether there is more.
+def delete_expired(connection: Connection, now: datetime, retention: Retention, *, host: str | None = None) -> bool:
+    """Delete some expired rows in the open transaction; return whether there are more.
 
-    Of jobs only those of `host`, where one is named: where many share a history, each looks after its own.
+    With `host`, only its jobs are cleaned up: each host that shares a history cleans up its own.
     """
-    own = () if host is None else (schema.jobs.c.host == host,)
-    old_jobs = select(schema.jobs.c.job_id).where(schema.jobs.c.ended_at < now - retention.timelines, *own)
+    of_host = () if host is None else (schema.jobs.c.host == host,)
+    old_jobs = select(schema.jobs.c.job_id).where(schema.jobs.c.ended_at < now - retention.timelines, *of_host)
     connection.execute(delete(schema.iteration_spans).where(schema.iteration_spans.c.job_id.in_(old_jobs)))
     connection.execute(delete(schema.forecasts).where(schema.forecasts.c.issued_at < now - FORECASTS_KEPT))
     tiers: list[tuple[Table, ColumnElement[bool], timedelta]] = [
@@ -47,17 +47,17 @@ def forget_old(connection: Connection, now: datetime, retention: Retention, *, h
         (schema.gpu_series, schema.gpu_series.c.tier == SECOND_TIER, retention.seconds),
         (schema.gpu_rollups, schema.gpu_rollups.c.bucket_s == MINUTE_S, retention.minutes),
     ]
-    has_more = [_forget_tier(connection, table, which, now - kept) for table, which, kept in tiers]
+    has_more = [_delete_from_tier(connection, table, which, now - kept) for table, which, kept in tiers]
     connection.execute(delete(schema.models).where(schema.models.c.learned_at < now - retention.minutes))
-    # Figures first: they are those of every single iteration.
-    has_more.append(keep_summaries(connection, now, host=host) or compact_iterations(connection, now, host=host))
+    # Summaries first: they are computed from single iterations.
+    has_more.append(store_summaries(connection, now, host=host) or compact_iterations(connection, now, host=host))
     if retention.max_bytes and used_bytes(connection) > retention.max_bytes:
         has_more.append(_shrink(connection))
     return any(has_more)
 
 
 def used_bytes(connection: Connection) -> int:
-    """Return what the database holds, freed pages not counted; 0 where the database does not say."""
+    """Return the size of the used pages of an SQLite database, 0 for other databases."""
     if connection.dialect.name != "sqlite":
         return 0
     pages, free_pages, page_bytes = (
@@ -67,34 +67,36 @@ def used_bytes(connection: Connection) -> int:
     return (pages - free_pages) * page_bytes
 
 
-def give_back_space(engine: Engine) -> None:
-    """Hand some of the freed pages back to the file system; SQLite only."""
+def release_free_pages(engine: Engine) -> None:
+    """Return some free pages of an SQLite database to the file system."""
     if engine.dialect.name != "sqlite":
         return
     with engine.connect() as connection:
-        # It frees one page per step and has no columns: of the driver's calls only this one steps it to its end.
+        # The pragma frees one page per step and returns no columns; only executescript steps it to completion.
         driver: Any = connection.connection.driver_connection
         driver.executescript("PRAGMA incremental_vacuum(2000)")
 
 
-def _forget_tier(connection: Connection, table: Table, which: ColumnElement[bool], cutoff: datetime) -> bool:
+def _delete_from_tier(connection: Connection, table: Table, which: ColumnElement[bool], cutoff: datetime) -> bool:
     oldest: datetime | None = connection.execute(select(func.min(table.c.started_at)).where(which)).scalar()
     if oldest is None or oldest >= cutoff:
         return False
-    until = min(cutoff, oldest + _AT_ONCE)
+    until = min(cutoff, oldest + _MAX_PER_TRANSACTION)
     connection.execute(delete(table).where(which, table.c.started_at < until))
     return until < cutoff
 
 
 def _shrink(connection: Connection) -> bool:
-    """Forget the oldest fine detail, whatever its age; return whether there was any."""
+    """Delete the oldest detail regardless of its age; return whether there was any."""
     series = schema.gpu_series
     for tier in (RAW_TIER, SECOND_TIER):
         oldest: datetime | None = connection.execute(
             select(func.min(series.c.started_at)).where(series.c.tier == tier)
         ).scalar()
         if oldest is not None:
-            connection.execute(delete(series).where(series.c.tier == tier, series.c.started_at < oldest + _AT_ONCE))
+            connection.execute(
+                delete(series).where(series.c.tier == tier, series.c.started_at < oldest + _MAX_PER_TRANSACTION)
+            )
             return True
     spans = schema.iteration_spans
     first = (

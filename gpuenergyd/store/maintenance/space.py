@@ -1,6 +1,6 @@
-"""The space that a history takes and needs: a full disk, and a write-ahead log that cannot be emptied.
+"""Watches free disk space and the size of the write-ahead log.
 
-Some space is kept in reserve for the moment the disk is full: without it even deleting what is old would fail.
+A reserve file is released when the disk is full: without free space, even deleting expired rows would fail.
 """
 
 import contextlib
@@ -12,29 +12,29 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuenergyd.store.database import write_ahead_bytes
+from gpuenergyd.store.database import wal_bytes
 
 log = logging.getLogger(__name__)
 
-_ROOM_FOR_IT = 4
-"""The reserve is taken only where this many times its size is free: it must not be what fills the disk."""
-_NEARLY_NOTHING_BYTES = 2**20
+_MIN_FREE_RATIO = 4
+"""The reserve is allocated only if this many times its size is free: it must not fill the disk itself."""
+_FULL_BELOW_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """A file that holds nothing but space; 0 bytes is no reserve."""
+    """A file that reserves disk space; 0 bytes means no reserve."""
 
     path: Path
     num_bytes: int
 
     @classmethod
     def beside(cls, database: Path, num_bytes: int) -> "Reserve":
-        """Return the reserve of a database."""
+        """Return the reserve file beside a database."""
         return cls(database.with_name(database.name + ".reserve"), num_bytes)
 
-    def hold(self) -> bool:
-        """Take the space where there is plenty; return whether it is held. Never raises."""
+    def allocate(self) -> bool:
+        """Allocate the reserve if there is enough free space; return whether it is allocated. Never raises."""
         if self.num_bytes == 0:
             return False
         try:
@@ -42,7 +42,7 @@ class Reserve:
                 return True
         except OSError:
             pass
-        if free_bytes(self.path.parent) < _ROOM_FOR_IT * self.num_bytes:
+        if free_bytes(self.path.parent) < _MIN_FREE_RATIO * self.num_bytes:
             return False
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -51,87 +51,87 @@ class Reserve:
             finally:
                 os.close(descriptor)
         except OSError:
-            self.give_up()
+            self.release()
             return False
         return True
 
-    def give_up(self) -> bool:
-        """Give the space back to the disk; return whether there was any. Never raises."""
+    def release(self) -> bool:
+        """Delete the reserve; return whether there was one. Never raises."""
         try:
-            had_any = self.path.stat().st_size > 0
+            was_allocated = self.path.stat().st_size > 0
             self.path.unlink()
         except OSError:
             return False
-        return had_any
+        return was_allocated
 
 
 @dataclass(slots=True)
-class SpaceWatch:
-    """What the writer must know of its disk. The writer's thread looks, anybody may read `notices`."""
+class DiskMonitor:
+    """Monitors the writer's disk; `warnings` may be read from any thread, the rest from the writer's thread."""
 
     path: Path
     reserve_bytes: int
-    max_write_ahead_bytes: int
-    look_period_s: float
+    max_wal_bytes: int
+    check_period_s: float
     is_short: bool = False
-    """Whether the disk was full, and there has not been plenty of room since."""
-    _notices: dict[str, str] = field(default_factory=dict)
+    """Whether the disk was full and the reserve could not be allocated again since."""
+    _warnings: dict[str, str] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock)
-    _look_at_mono_s: float = 0.0
+    _check_at_mono_s: float = 0.0
 
     @property
     def reserve(self) -> Reserve:
-        """The space held back."""
+        """The reserve file."""
         return Reserve.beside(self.path, self.reserve_bytes)
 
     @property
-    def notices(self) -> tuple[str, ...]:
-        """What is wrong with the space now, in words."""
+    def warnings(self) -> tuple[str, ...]:
+        """The current problems, as text."""
         with self._guard:
-            return tuple(self._notices.values())
+            return tuple(self._warnings.values())
 
     def is_full(self) -> bool:
-        """Return whether there is no room for a database's next page."""
-        return self.path.parent.is_dir() and free_bytes(self.path.parent) < _NEARLY_NOTHING_BYTES
+        """Return whether the database cannot grow."""
+        return self.path.parent.is_dir() and free_bytes(self.path.parent) < _FULL_BELOW_BYTES
 
-    def give_up_reserve(self) -> None:
-        """Make room for what matters; nothing else is to be taken until there is plenty again."""
+    def release_reserve(self) -> None:
+        """Make room for important records; readings are not recorded until there is enough space again."""
         self.is_short = True
-        if self.reserve.give_up():
-            log.error("history: the disk is full; the reserve is used for jobs, plans and control events")
-        self._note("space", "the disk is full: readings and timelines are not recorded until there is room")
+        if self.reserve.release():
+            log.error("history: disk full; using the reserve for jobs, plans and control events")
+        self._set_warning("disk space", "disk full: readings and timelines are not recorded until there is space")
 
-    def look(self) -> None:
-        """See whether there is room again and whether the write-ahead log is being emptied, now and then."""
+    def check(self) -> None:
+        """Check free space and the size of the write-ahead log, at most once per period."""
         now_s = time.monotonic()
-        if now_s < self._look_at_mono_s:
+        if now_s < self._check_at_mono_s:
             return
-        self._look_at_mono_s = now_s + self.look_period_s
-        if self.is_short and (self.reserve.hold() if self.reserve_bytes else not self.is_full()):
+        self._check_at_mono_s = now_s + self.check_period_s
+        if self.is_short and (self.reserve.allocate() if self.reserve_bytes else not self.is_full()):
             self.is_short = False
-            self._note("space", None)
-        has_grown = write_ahead_bytes(self.path) > self.max_write_ahead_bytes
-        self._note(
+            self._set_warning("disk space", None)
+        has_grown = wal_bytes(self.path) > self.max_wal_bytes
+        self._set_warning(
             "write-ahead log",
-            f"its write-ahead log has grown beyond {self.max_write_ahead_bytes >> 20} MiB because somebody reads the"
-            f" history in one long transaction; `fuser {self.path}` names who"
+            f"the write-ahead log exceeds {self.max_wal_bytes >> 20} MiB because a process reads the history in one"
+            f" long transaction; find it with `fuser {self.path}`"
             if has_grown
             else None,
         )
 
-    def _note(self, about: str, text: str | None) -> None:
+    def _set_warning(self, subject: str, text: str | None) -> None:
         with self._guard:
-            is_news = self._notices.get(about) != text
+            has_changed = self._warnings.get(subject) != text
             if text is None:
-                self._notices.pop(about, None)
+                self._warnings.pop(subject, None)
             else:
-                self._notices[about] = text
-        if is_news:
-            log.warning("history: %s", text or f"no more trouble with {about}")
+                self._warnings[subject] = text
+        if has_changed:
+            log.warning("history: %s", text or f"{subject} is back to normal")
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how much this user can still write there; 0 where nobody can tell."""
+    """Return the free space that this user can write to, 0 if unknown."""
     with contextlib.suppress(OSError):
         return shutil.disk_usage(folder).free
     return 0

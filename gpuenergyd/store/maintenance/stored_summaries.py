@@ -1,7 +1,7 @@
-"""Figures of ended jobs, worked out once: a report over a month must not read a million iterations.
+"""Stores the summaries of ended jobs: a report over a month must not read a million iterations.
 
-A job's figures are kept when it has ended, by the writer's tidying, before its iterations become blocks; a job that
-goes on after all, or gets another iteration, loses them.
+A summary is stored by the writer's cleanup once its job has ended, before the iterations are merged into blocks. It is
+deleted if the job is resumed or gets another iteration.
 """
 
 from collections.abc import Iterable
@@ -11,44 +11,47 @@ from sqlalchemy import Connection, delete, insert, select
 
 from gpuenergyd.store import schema
 from gpuenergyd.store.readers.sqlalchemy import EngineReader
-from gpuenergyd.store.reading.stored_summaries import FIGURES_VERSION, encoded_figures
+from gpuenergyd.store.reading.stored_summaries import SUMMARY_VERSION, encode_summary
 from gpuenergyd.store.reading.summaries import job_summary
-from gpuenergyd.store.reading.summary_inputs import parts_of_jobs
+from gpuenergyd.store.reading.summary_inputs import summary_inputs
+from gpuenergyd.store.reading.time_range import ALL_TIME
 
-_SETTLED = timedelta(minutes=1)
-"""How long after a job's end its last records may still come."""
-_AT_ONCE = 16
+_SETTLING_TIME = timedelta(minutes=1)
+"""The last records of a job may arrive this long after its end."""
+_MAX_PER_TRANSACTION = 16
 
 
-def keep_summaries(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
-    """Work out the figures of jobs that have ended, in the transaction that is open; return whether there are more."""
-    jobs, kept = schema.jobs, schema.job_figures
+def store_summaries(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
+    """Store summaries of jobs that have ended, in the open transaction; return whether there are more."""
+    jobs, stored = schema.jobs, schema.job_figures
     query = (
         select(jobs)
-        .join(kept, kept.c.job_id == jobs.c.job_id, isouter=True)
+        .join(stored, stored.c.job_id == jobs.c.job_id, isouter=True)
         .where(
-            jobs.c.ended_at < now - _SETTLED, kept.c.job_id.is_(None), *(() if host is None else (jobs.c.host == host,))
+            jobs.c.ended_at < now - _SETTLING_TIME,
+            stored.c.job_id.is_(None),
+            *(() if host is None else (jobs.c.host == host,)),
         )
         .order_by(jobs.c.started_at)
-        .limit(_AT_ONCE)
+        .limit(_MAX_PER_TRANSACTION)
     )
     rows = connection.execute(query).all()
     if rows:
-        parts = dict(parts_of_jobs(EngineReader(connection), [row.job_id for row in rows]))
-        figures = [
+        inputs = dict(summary_inputs(EngineReader(connection), [row.job_id for row in rows], ALL_TIME))
+        summaries = [
             {
                 "job_id": row.job_id,
-                "version": FIGURES_VERSION,
-                "figures": encoded_figures(job_summary(row, parts[row.job_id])),
+                "version": SUMMARY_VERSION,
+                "figures": encode_summary(job_summary(row, inputs[row.job_id])),
             }
             for row in rows
         ]
-        connection.execute(insert(kept), figures)
-    return len(rows) == _AT_ONCE
+        connection.execute(insert(stored), summaries)
+    return len(rows) == _MAX_PER_TRANSACTION
 
 
-def forget_summaries(connection: Connection, job_ids: Iterable[str]) -> None:
-    """Forget the figures of jobs of which there is something new."""
-    wanted = list(job_ids)
-    if wanted:
-        connection.execute(delete(schema.job_figures).where(schema.job_figures.c.job_id.in_(wanted)))
+def delete_summaries(connection: Connection, job_ids: Iterable[str]) -> None:
+    """Delete the stored summaries of jobs that have new records."""
+    outdated = list(job_ids)
+    if outdated:
+        connection.execute(delete(schema.job_figures).where(schema.job_figures.c.job_id.in_(outdated)))

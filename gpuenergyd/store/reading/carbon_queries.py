@@ -1,7 +1,8 @@
-"""What the history knows of the grid: intensities, forecasts as they were issued, targets as they were decided."""
+"""Queries for carbon intensities, forecasts and iteration time targets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
@@ -13,39 +14,23 @@ from gpuenergyd.core.carbon.intensity import (
     SignalKind,
 )
 from gpuenergyd.store.encoding.compressed_json import decode_hours, decode_points
-from gpuenergyd.store.readers.sqlite import Reader
+from gpuenergyd.store.readers.reader import Reader, column_names
+from gpuenergyd.store.records import TargetRecord
 
 
 @dataclass(frozen=True, slots=True)
 class StoredIntensity:
-    """One value: when it held by the host's time, and when by the grid's."""
+    """One carbon intensity, with its validity in host time and its start in grid time."""
 
     signal: CarbonSignal
     host: IntensitySample
     grid_from: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class TargetRow:
-    """What was owed to a job from an instant on, and why; `permitted_time_s` None is full speed."""
-
-    decided_at: datetime
-    policy: str
-    permitted_time_s: float | None
-    reason: str
-    basis: IntensityBasis
-    intensity: float | None
-    unit: str
-    slowdown_so_far_ratio: float | None
-    budget_ratio: float
-    host_power_w: float
-    frontier: tuple[tuple[float, float], ...] | None
-
-
 def intensities(
     reader: Reader, since: datetime | None, until: datetime | None, zone: str | None
 ) -> tuple[StoredIntensity, ...]:
-    """Return the values that held in a span of the host's time, oldest first."""
+    """Return the intensities that were valid in a range of host time, oldest first."""
     wanted = {"valid_to > ?": since, "valid_from < ?": until, "zone = ?": zone}
     return tuple(
         StoredIntensity(
@@ -58,7 +43,7 @@ def intensities(
 
 
 def forecasts(reader: Reader, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
-    """Return the forecasts of a zone that were issued from an instant of the grid on, oldest first."""
+    """Return the forecasts of a zone that were issued since an instant of grid time, oldest first."""
     wanted = {"zone = ?": zone, "issued_at >= ?": since}
     return tuple(
         CarbonForecast(row.zone, row.issued_at, row.model, decode_hours(row.hours), row.unit)
@@ -66,21 +51,18 @@ def forecasts(reader: Reader, zone: str, since: datetime) -> tuple[CarbonForecas
     )
 
 
-def targets(reader: Reader, job_id: str) -> tuple[TargetRow, ...]:
-    """Return what was owed to a job, oldest first."""
-    return tuple(
-        TargetRow(
-            decided_at=row.decided_at,
-            policy=row.policy,
-            permitted_time_s=row.permitted_time_s,
-            reason=row.reason,
-            basis=IntensityBasis(row.rung),
-            intensity=row.intensity,
-            unit=row.unit,
-            slowdown_so_far_ratio=row.slowdown_so_far_ratio,
-            budget_ratio=row.budget_ratio,
-            host_power_w=row.host_power_w,
-            frontier=None if row.frontier is None else decode_points(row.frontier),
-        )
-        for row in reader.select("*", "targets", {"job_id = ?": job_id}, order_by="decided_at")
+def targets(reader: Reader, job_id: str) -> tuple[TargetRecord, ...]:
+    """Return the iteration time targets of a job, oldest first."""
+    columns = ["rung" if name == "basis" else name for name in column_names(TargetRecord)]
+    rows = reader.values(columns, "targets", {"job_id = ?": job_id}, order_by="decided_at")
+    return tuple(_target(TargetRecord(*row)) for row in rows)
+
+
+def _target(stored: TargetRecord) -> TargetRecord:
+    """Return a target whose values were read as stored."""
+    frontier: Any = stored.frontier
+    return replace(
+        stored,
+        basis=IntensityBasis(stored.basis),
+        frontier=None if frontier is None else decode_points(frontier),
     )

@@ -1,23 +1,23 @@
-"""The ledger added up: energy by job, and by GPU or by hour, from the coarsest buckets that the span allows."""
+"""Sums of attributed energy by job, GPU, host or hour, read from the coarsest buckets that the time range allows."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from gpuenergyd.store.readers.sqlite import Reader
+from gpuenergyd.store.readers.reader import Reader
 
 _HOUR_S, _MINUTE_S = 3600, 60
-_SAME_WITHIN_S = 0.001
+_ROUNDING_S = 0.001
 _AMOUNTS = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s")
 
 
 @dataclass(frozen=True, slots=True)
 class EnergySum:
-    """What GPUs used for one job (empty: for nobody); GPU, begin and host only where it was added up by them.
+    """The energy that GPUs used for one job (an empty `job_id` means idle); GPU, start and host only if summed by them.
 
-    `energy_j` was measured, during `measured_s`; `estimated_j` was not, during `estimated_s`; of `missing_s` nothing is
-    known. An energy is None where there is none of its kind, never 0.
+    `energy_j` was measured during `measured_s`, `estimated_j` estimated during `estimated_s`; for `missing_s` there is
+    no reading. An energy is None, never 0, if there is none of its kind.
     """
 
     gpu_uuid: str | None
@@ -29,12 +29,12 @@ class EnergySum:
     estimated_s: float
     missing_s: float
     host: str | None = None
-    """Where the GPU is; None also of a GPU that no daemon has named since hosts are noted."""
+    """The host of the GPU; None for GPUs recorded before hosts were."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostEnergyRow:
-    """What one domain of the host used in one hour; `energy_j` was measured, of `missing_s` nothing is known."""
+    """The energy of one RAPL domain of a host in one hour; for `missing_s` there is no reading."""
 
     domain: str
     started_at: datetime
@@ -42,11 +42,11 @@ class HostEnergyRow:
     measured_s: float
     missing_s: float
     host: str = ""
-    """Empty of what was written before hosts were noted."""
+    """Empty for energy recorded before hosts were."""
 
 
 def host_energy(reader: Reader, since: datetime | None, until: datetime | None) -> tuple[HostEnergyRow, ...]:
-    """Return the hours of every host, by domain and then time."""
+    """Return the energy of every host per hour, by domain, then time."""
     wanted = {"bucket_s = ?": _HOUR_S, "started_at >= ?": since, "started_at < ?": until}
     return reader.records(HostEnergyRow, "host_rollups", wanted, order_by="host, domain, started_at")
 
@@ -61,10 +61,10 @@ def energy_sums(
     by_host: bool = False,
     is_split: Callable[[datetime], bool] | None = None,
 ) -> Iterator[EnergySum]:
-    """Yield sums over a span: whole hours from hours, the rest of it from minutes.
+    """Yield sums over a time range: whole hours from hourly rollups, the rest from minutes.
 
-    By time, hours that `is_split` names by their begin come in minutes, as long as those are kept. A key may come in up
-    to three parts, one for each part of the span.
+    By time, the hours for which `is_split` returns True are yielded as minutes if those are still stored. A key may
+    occur up to three times, once for each part of the range.
     """
     keys = [
         "job_id",
@@ -90,8 +90,8 @@ def energy_sums(
                 yield part
         for at, whole in hours.items():
             minutes = sums(_MINUTE_S, at, at + timedelta(hours=1))
-            # Where minutes of an hour have been forgotten already, all of it counts where it begins.
-            yield from minutes if _known_s(minutes) >= _known_s(whole) - _SAME_WITHIN_S else whole
+            # If minutes of the hour were already deleted, the whole hour counts where it begins.
+            yield from minutes if _known_s(minutes) >= _known_s(whole) - _ROUNDING_S else whole
 
 
 def _known_s(parts: Iterable[EnergySum]) -> float:
@@ -99,7 +99,7 @@ def _known_s(parts: Iterable[EnergySum]) -> float:
 
 
 def _parts(since: datetime | None, until: datetime | None) -> list[tuple[int, datetime | None, datetime | None]]:
-    """Return bucket, begin and end of the parts of a span: minutes up to the first full hour, hours, minutes again."""
+    """Return bucket length, start and end of each part: minutes to the first full hour, hours, minutes again."""
     first = None if since is None else _hour(since, is_up=True)
     last = None if until is None else _hour(until, is_up=False)
     if first is not None and last is not None and first >= last:

@@ -1,4 +1,4 @@
-"""Iterations of a job as they are read: single ones, and those that were put together to blocks."""
+"""Iterations of a job: single ones and blocks of merged ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from datetime import datetime
 from typing import Any
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.readers.sqlite import Reader, names_of
+from gpuenergyd.store.readers.reader import Reader, column_names
 
 _PURPOSES: Mapping[str | None, PlanPurpose | None] = {None: None, "": None, **{str(word): word for word in PlanPurpose}}
-OF_ITERATIONS = ("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j")
-OF_BLOCKS = (
+ITERATION_COLUMNS = ("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j")
+BLOCK_COLUMNS = (
     *("first_iteration_index", "started_at", "plan_purpose", "is_regular", "num_iterations"),
     *("sum_time_s", "median_time_s", "num_measured", "sum_energy_j", "median_energy_j"),
 )
-"""The columns that `Iterations` holds, in its order."""
+"""The columns of `Iterations`, in the order of its fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationRow:
-    """One iteration as recorded."""
+    """One iteration as stored."""
 
     iteration_index: int
     started_at: datetime
@@ -31,8 +31,8 @@ class IterationRow:
 
 
 def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
-    """Return the single iterations of a job, in order."""
-    rows = reader.values(names_of(IterationRow), "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
+    """Return the iterations of a job that are stored singly, in order."""
+    rows = reader.values(column_names(IterationRow), "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
     return tuple(
         IterationRow(index, at, time_s, energy_j, plan_id, _PURPOSES[purpose], is_regular)
         for index, at, time_s, energy_j, plan_id, purpose, is_regular in rows
@@ -41,7 +41,7 @@ def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """One or many iterations that are alike in plan and regularity; times and energies are medians beside sums."""
+    """One iteration or a block of merged ones with the same plan and regularity, as sums and medians."""
 
     first_index: int
     started_at: datetime
@@ -56,26 +56,26 @@ class Iterations:
 
     @property
     def measured_time_s(self) -> float:
-        """How long those took whose energy was measured, taken in proportion."""
+        """The time of the iterations whose energy was measured, in proportion to their number."""
         return self.sum_time_s * self.num_measured / self.num_iterations
 
 
 def all_iterations(reader: Reader, job_id: str) -> list[Iterations]:
-    """Return a job's iterations in order, as single as they are still kept."""
-    own = {"job_id = ?": job_id}
-    found = [single_of(row) for row in reader.values(OF_ITERATIONS, "iterations", own)]
-    found += [block_of(row) for row in reader.values(OF_BLOCKS, "iteration_blocks", own)]
+    """Return all iterations of a job in order: single ones where they are still stored, else blocks."""
+    of_job = {"job_id = ?": job_id}
+    found = [single_of(row) for row in reader.values(ITERATION_COLUMNS, "iterations", of_job)]
+    found += [block_of(row) for row in reader.values(BLOCK_COLUMNS, "iteration_blocks", of_job)]
     return sorted(found, key=lambda each: each.first_index)
 
 
 def single_of(row: Sequence[Any]) -> Iterations:
-    """Return one iteration of the columns `OF_ITERATIONS`."""
+    """Return a single iteration from the columns `ITERATION_COLUMNS`."""
     index, at, purpose, is_regular, time_s, energy_j = row
     is_measured = int(energy_j is not None)
     return Iterations(index, at, _PURPOSES[purpose], is_regular, 1, time_s, time_s, is_measured, energy_j, energy_j)
 
 
 def block_of(row: Sequence[Any]) -> Iterations:
-    """Return many iterations of the columns `OF_BLOCKS`."""
-    index, at, purpose, *figures = row
-    return Iterations(index, at, _PURPOSES[purpose], *figures)
+    """Return a block of iterations from the columns `BLOCK_COLUMNS`."""
+    index, at, purpose, *values = row
+    return Iterations(index, at, _PURPOSES[purpose], *values)

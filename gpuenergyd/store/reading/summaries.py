@@ -1,49 +1,29 @@
-"""One job in figures, from its iterations: the single ones and those that have become blocks."""
+"""The summary of one job, computed from its single iterations and its blocks of merged iterations."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.encoding.compressed_json import decode_tags
-from gpuenergyd.store.readers.sqlite import Reader, Row
+from gpuenergyd.store.readers.reader import Reader, Row
 from gpuenergyd.store.reading.iterations import Iterations, all_iterations
-from gpuenergyd.store.reading.summary_inputs import JobParts
+from gpuenergyd.store.reading.summary_inputs import SummaryInputs
+from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
 if TYPE_CHECKING:
     from gpuenergyd.core.job.savings import Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Which part of a job its figures count: what began from `since` on and before `until`; None is no bound."""
-
-    since: datetime | None = None
-    until: datetime | None = None
-
-    def holds(self, at: datetime) -> bool:
-        """Return whether what began at an instant counts."""
-        return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
-
-    def holds_all(self, started_at: datetime, ended_at: datetime | None) -> bool:
-        """Return whether all of a job counts; one that runs has no end yet, one whose clock was set back ends early."""
-        if self != WHOLE and ended_at is not None and ended_at < started_at:
-            return False
-        is_over = self.until is None or (ended_at is not None and ended_at <= self.until)
-        return is_over and (self.since is None or started_at >= self.since)
-
-
-WHOLE = Counted()
-
-
-@dataclass(frozen=True, slots=True)
 class JobSummary:
-    """One job in figures; None is what was not measured or does not exist yet.
+    """The summary of one job; None means not measured or not available yet.
 
-    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline figures
-    are medians over all regular iterations at full speed, later blocks included, tuned ones over those under a tuned
-    plan; predictions are those of the last tuned plan. Intervals hold the ratio with 95 % confidence, drift taken out.
+    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known. Baseline values
+    are medians over all regular iterations at full speed, at any time of the job; tuned values are medians over those
+    under a tuned plan. Predictions are those of the last tuned plan. Intervals are drift-corrected 95 % confidence
+    intervals.
     """
 
     job_id: str
@@ -78,18 +58,32 @@ class JobSummary:
     lower_bound_j: float | None
     saving_interval: tuple[float, float] | None = None
     slowdown_interval: tuple[float, float] | None = None
-    would_save_ratio: float | None = None
-    """Predicted for a job whose clocks nobody could set; None once any plan of it was carried out."""
-    would_save_basis: str | None = None
+    predicted_saving_ratio: float | None = None
+    """Predicted saving of a job whose clocks are only observed; None once a plan was applied."""
+    predicted_saving_basis: str | None = None
     num_measured_profile_iterations: int = 0
     tags: tuple[tuple[str, str], ...] = ()
-    """By name: whose run it was and from which source, as its processes said."""
+    """User, source revision and other tags that the job's processes reported, by name."""
     host: str | None = None
-    """Which host's daemon wrote it; None of jobs from before hosts were noted."""
+    """The host whose daemon recorded the job; None for jobs recorded before hosts were."""
+
+
+JOB_VALUES = frozenset(
+    {
+        *("job_id", "job_name", "policy", "schedule_name", "is_simulated", "started_at", "ended_at", "end_reason"),
+        *("num_ranks", "num_microbatches", "max_slowdown_ratio", "uid", "tags", "host"),
+    }
+)
+"""The fields of a summary that are columns of the jobs table."""
+
+
+def job_values(job: Row) -> dict[str, Any]:
+    """Return the fields of a summary that are columns of the jobs table."""
+    return {**{name: getattr(job, name) for name in JOB_VALUES}, "tags": decode_tags(job.tags)}
 
 
 def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
-    """Return the median of values that each count so many times; of two middle ones their mean. None without any."""
+    """Return the median of (value, weight) pairs, the mean of the two middle values if even; None without any."""
     ordered = sorted((value, weight) for value, weight in values if weight > 0)
     total = sum(weight for _, weight in ordered)
     if not total:
@@ -105,94 +99,90 @@ def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Typical:
-    """How many iterations, and their median time and energy; None without any."""
+class MedianIteration:
+    """Number, median time and median energy of some iterations; None without any."""
 
     num_iterations: int
     iteration_time_s: float | None
     energy_j: float | None
 
 
-def baseline_of(reader: Reader, job_id: str) -> Typical:
-    """Return what a job's regular full-speed iterations are like."""
-    return _typical(_regular(all_iterations(reader, job_id), PlanPurpose.BASELINE))
+def median_baseline(reader: Reader, job_id: str) -> MedianIteration:
+    """Return the medians of a job's regular iterations at full speed."""
+    return _medians(_regular(all_iterations(reader, job_id), PlanPurpose.BASELINE))
 
 
-def job_summary(job: Row, parts: JobParts, counted: Counted = WHOLE) -> JobSummary:
-    """Return one row of the table of jobs with all that its iterations and plans say.
+def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIME) -> JobSummary:
+    """Return the summary of a row of the jobs table.
 
-    Of a part of it, the baseline is still that of the whole job: full speed is what every saving refers to.
+    If it covers only a part of the job, the baseline is still that of the whole job.
     """
-    from gpuenergyd.core.job.savings import saving_between  # noqa: PLC0415  a report of ended jobs needs no statistics
+    from gpuenergyd.core.job.savings import saving_between  # noqa: PLC0415  reports of ended jobs need no statistics
 
-    whole = parts.iterations
-    every = [own for own in whole if counted.holds(own.started_at)]
-    regular = [own for own in every if own.is_regular]
-    at_full_speed, under_plan = _regular(whole, PlanPurpose.BASELINE), _regular(every, PlanPurpose.TUNED)
-    baseline, tuned = _typical(at_full_speed), _typical(under_plan)
+    whole_job = inputs.iterations
+    in_range = [each for each in whole_job if time_range.contains(each.started_at)]
+    regular = [each for each in in_range if each.is_regular]
+    at_full_speed, under_plan = _regular(whole_job, PlanPurpose.BASELINE), _regular(in_range, PlanPurpose.TUNED)
+    baseline, tuned = _medians(at_full_speed), _medians(under_plan)
     measured = saving_between(_points(at_full_speed), _points(under_plan))
-    profiled = [own for own in every if own.purpose is PlanPurpose.PROFILE]
-    last = parts.tuned_plan
-    would_be = None if tuned.num_iterations else parts.would_be_plan
-    begun_at = max(job.started_at, counted.since or job.started_at)
-    seen_until = job.ended_at or (whole[-1].started_at + timedelta(seconds=whole[-1].sum_time_s) if whole else begun_at)
-    over_at = min(seen_until, counted.until or seen_until)
+    profiled = [each for each in in_range if each.purpose is PlanPurpose.PROFILE]
+    last_plan = inputs.tuned_plan
+    predicted_saving_ratio = predicted_saving_basis = None
+    if inputs.predicted_plan is not None and not tuned.num_iterations:
+        predicted_saving_ratio = _change(baseline.energy_j, inputs.predicted_plan.predicted_energy_j, sign=-1)
+        predicted_saving_basis = inputs.predicted_plan.reason
+    begin_at = max(job.started_at, time_range.since or job.started_at)
+    last_seen_at = begin_at
+    if whole_job:
+        last_seen_at = whole_job[-1].started_at + timedelta(seconds=whole_job[-1].sum_time_s)
+    end_at = job.ended_at or last_seen_at
+    end_at = min(end_at, time_range.until or end_at)
+    duration_s = (end_at - begin_at).total_seconds() if end_at > begin_at else sum(each.sum_time_s for each in in_range)
     return JobSummary(
-        job_id=job.job_id,
-        job_name=job.job_name,
-        policy=job.policy,
-        schedule_name=job.schedule_name,
-        is_simulated=job.is_simulated,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        end_reason=job.end_reason,
-        num_ranks=job.num_ranks,
-        num_microbatches=job.num_microbatches,
-        max_slowdown_ratio=job.max_slowdown_ratio,
-        uid=job.uid,
-        gpu_uuids=tuple(parts.gpu_uuids),
-        num_iterations=sum(own.num_iterations for own in every),
-        num_measured_iterations=sum(own.num_measured for own in regular),
-        duration_s=(over_at - begun_at).total_seconds() if over_at > begun_at else sum(own.sum_time_s for own in every),
-        energy_j=_sum(own.sum_energy_j for own in regular),
+        **job_values(job),
+        gpu_uuids=tuple(inputs.gpu_uuids),
+        num_iterations=sum(each.num_iterations for each in in_range),
+        num_measured_iterations=sum(each.num_measured for each in regular),
+        duration_s=duration_s,
+        energy_j=_sum(each.sum_energy_j for each in regular),
         num_baseline_iterations=baseline.num_iterations,
         baseline_time_s=baseline.iteration_time_s,
         baseline_energy_j=baseline.energy_j,
         num_tuned_iterations=tuned.num_iterations,
         iteration_time_s=tuned.iteration_time_s,
         energy_per_iteration_j=tuned.energy_j,
-        num_profile_iterations=sum(own.num_iterations for own in profiled),
-        profile_energy_j=_sum(own.sum_energy_j for own in profiled),
+        num_profile_iterations=sum(each.num_iterations for each in profiled),
+        profile_energy_j=_sum(each.sum_energy_j for each in profiled),
         saving_ratio=_change(baseline.energy_j, tuned.energy_j, sign=-1),
         slowdown_ratio=_change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1),
-        predicted_iteration_time_s=last.predicted_iteration_time_s if last else None,
-        predicted_energy_j=last.predicted_energy_j if last else None,
-        lower_bound_j=last.lower_bound_j if last else None,
+        predicted_iteration_time_s=last_plan.predicted_iteration_time_s if last_plan else None,
+        predicted_energy_j=last_plan.predicted_energy_j if last_plan else None,
+        lower_bound_j=last_plan.lower_bound_j if last_plan else None,
         saving_interval=_bounds(measured.saving_ratio) if measured else None,
         slowdown_interval=_bounds(measured.slowdown_ratio) if measured else None,
-        would_save_ratio=_change(baseline.energy_j, would_be.predicted_energy_j, sign=-1) if would_be else None,
-        would_save_basis=would_be.reason if would_be else None,
-        tags=decode_tags(job.tags),
-        num_measured_profile_iterations=sum(own.num_measured for own in profiled),
-        host=job.host,
+        predicted_saving_ratio=predicted_saving_ratio,
+        predicted_saving_basis=predicted_saving_basis,
+        num_measured_profile_iterations=sum(each.num_measured for each in profiled),
     )
 
 
-def _regular(every: Sequence[Iterations], purpose: PlanPurpose) -> list[Iterations]:
-    return [own for own in every if own.is_regular and own.purpose is purpose]
+def _regular(iterations: Sequence[Iterations], purpose: PlanPurpose) -> list[Iterations]:
+    return [each for each in iterations if each.is_regular and each.purpose is purpose]
 
 
-def _typical(every: Sequence[Iterations]) -> Typical:
-    return Typical(
-        sum(own.num_iterations for own in every),
-        weighted_median((own.median_time_s, own.num_iterations) for own in every),
-        weighted_median((own.median_energy_j, own.num_measured) for own in every if own.median_energy_j is not None),
+def _medians(iterations: Sequence[Iterations]) -> MedianIteration:
+    return MedianIteration(
+        sum(each.num_iterations for each in iterations),
+        weighted_median((each.median_time_s, each.num_iterations) for each in iterations),
+        weighted_median(
+            (each.median_energy_j, each.num_measured) for each in iterations if each.median_energy_j is not None
+        ),
     )
 
 
-def _points(every: Sequence[Iterations]) -> list[tuple[int, float, float | None]]:
-    """Return what the statistics of the domain want of iterations: when, how long, how much; a block speaks once."""
-    return [(own.first_index + own.num_iterations // 2, own.median_time_s, own.median_energy_j) for own in every]
+def _points(iterations: Sequence[Iterations]) -> list[tuple[int, float, float | None]]:
+    """Return (index, time, energy) for the savings statistics; a block is one point."""
+    return [(i.first_index + i.num_iterations // 2, i.median_time_s, i.median_energy_j) for i in iterations]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -1,92 +1,94 @@
-"""What a job's figures are worked out from, read for many jobs at once: one question for all of them, not six for each.
+"""The rows that job summaries are computed from, read for many jobs with one query per table.
 
-Where many jobs are asked for on a server, it hands out their iterations in blocks, as compaction makes them of long
-jobs: a fleet's day has millions of iterations, and medians of 200 alike say what a report says of a job.
+For many jobs on PostgreSQL, the server merges iterations into blocks as compaction does for long jobs: one day of a
+fleet has millions of iterations.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.readers.sqlite import Reader, Row, micros_of
-from gpuenergyd.store.reading.iterations import OF_BLOCKS, OF_ITERATIONS, Iterations, block_of, single_of
+from gpuenergyd.store.readers.reader import Reader, Row, epoch_us
+from gpuenergyd.store.reading.iterations import BLOCK_COLUMNS, ITERATION_COLUMNS, Iterations, block_of, single_of
+from gpuenergyd.store.reading.time_range import TimeRange
 
-_AT_ONCE = 250
-"""Jobs of one question: what is in hand at a time stays bounded."""
-_MANY = 16
-"""From so many jobs on a server adds up iterations."""
+_MAX_JOBS_PER_QUERY = 250
+"""Bounds the memory that a query takes."""
+_MIN_JOBS_TO_AGGREGATE = 16
 _BLOCK_ITERATIONS = 200
-_OF_PLANS = (
+_PLAN_COLUMNS = (
     *("job_id", "purpose", "issued_at", "reason"),
     *("predicted_iteration_time_s", "predicted_energy_j", "lower_bound_j"),
 )
 
 
 @dataclass(slots=True)
-class JobParts:
-    """All of one job that its figures need."""
+class SummaryInputs:
+    """The rows of one job that its summary is computed from."""
 
     iterations: list[Iterations] = field(default_factory=list)
     tuned_plan: Row = None
-    """The last one that was given out before the end of what counts, None without any."""
-    would_be_plan: Row = None
+    """The last tuned plan issued before the end of the time range, None without any."""
+    predicted_plan: Row = None
+    """The first plan that predicts savings for a job whose clocks are only observed, None without any."""
     gpu_uuids: list[str] = field(default_factory=list)
 
 
-def parts_of_jobs(
-    reader: Reader,
-    job_ids: Sequence[str],
-    *,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    may_add_up: bool = False,
-) -> Iterator[tuple[str, JobParts]]:
-    """Yield what is known of jobs, in their order, plans from before `until`; no block that is made lies across either.
+def summary_inputs(
+    reader: Reader, job_ids: Sequence[str], time_range: TimeRange, *, may_aggregate: bool = False
+) -> Iterator[tuple[str, SummaryInputs]]:
+    """Yield the inputs of each job, in the order of the IDs.
 
-    Only with `may_add_up` are iterations put together that are still kept singly.
+    With `may_aggregate`, the database server may merge iterations into blocks that lie on one side of the range's ends.
     """
-    is_added_up = may_add_up and reader.has_medians and len(job_ids) >= _MANY
-    for k in range(0, len(job_ids), _AT_ONCE):
-        some = job_ids[k : k + _AT_ONCE]
-        of_them = reader.is_one_of("job_id", some)
-        parts: dict[str, JobParts] = defaultdict(JobParts)
-        if is_added_up:
-            blocks = reader.values(_blocks_of(), "iterations", of_them, group_by=_alike(since, until))
-            for job_id, *figures in blocks:
-                parts[job_id].iterations.append(block_of(figures))
+    aggregates = may_aggregate and reader.supports_median and len(job_ids) >= _MIN_JOBS_TO_AGGREGATE
+    for k in range(0, len(job_ids), _MAX_JOBS_PER_QUERY):
+        some = job_ids[k : k + _MAX_JOBS_PER_QUERY]
+        of_jobs = reader.in_condition("job_id", some)
+        inputs: dict[str, SummaryInputs] = defaultdict(SummaryInputs)
+        if aggregates:
+            _read_aggregated_iterations(reader, of_jobs, inputs, time_range)
         else:
-            for job_id, *figures in reader.values(("job_id", *OF_ITERATIONS), "iterations", of_them):
-                parts[job_id].iterations.append(single_of(figures))
-        for job_id, *figures in reader.values(("job_id", *OF_BLOCKS), "iteration_blocks", of_them):
-            parts[job_id].iterations.append(block_of(figures))
-        plans = {**of_them, "purpose <> ?": PlanPurpose.PROFILE}
-        for row in reader.select(_OF_PLANS, "plans", plans, order_by="job_id, plan_epoch"):
-            own = parts[row.job_id]
-            if row.purpose == PlanPurpose.TUNED and (until is None or row.issued_at < until):
-                own.tuned_plan = row
-            elif row.purpose == PlanPurpose.PREDICTED and own.would_be_plan is None:
-                own.would_be_plan = row
-        for row in reader.select(("job_id", "gpu_uuid"), "ranks", of_them, order_by="job_id, pp_rank"):
-            parts[row.job_id].gpu_uuids.append(row.gpu_uuid)
+            for job_id, *values in reader.values(("job_id", *ITERATION_COLUMNS), "iterations", of_jobs):
+                inputs[job_id].iterations.append(single_of(values))
+        for job_id, *values in reader.values(("job_id", *BLOCK_COLUMNS), "iteration_blocks", of_jobs):
+            inputs[job_id].iterations.append(block_of(values))
+        _read_plans(reader, of_jobs, inputs, time_range)
+        for row in reader.select(("job_id", "gpu_uuid"), "ranks", of_jobs, order_by="job_id, pp_rank"):
+            inputs[row.job_id].gpu_uuids.append(row.gpu_uuid)
         for job_id in some:
-            parts[job_id].iterations.sort(key=lambda each: each.first_index)
-            yield job_id, parts[job_id]
+            inputs[job_id].iterations.sort(key=lambda each: each.first_index)
+            yield job_id, inputs[job_id]
 
 
-def _alike(since: datetime | None, until: datetime | None) -> str:
-    """Return what iterations of one block share; a block never lies on both sides of an instant."""
-    edges = "".join(f", started_at < {micros_of(at)}" for at in (since, until) if at is not None)
-    return f"job_id, plan_id, plan_purpose, is_regular, iteration_index / {_BLOCK_ITERATIONS}{edges}"
+def _read_plans(
+    reader: Reader, of_jobs: Mapping[str, object], inputs: Mapping[str, SummaryInputs], time_range: TimeRange
+) -> None:
+    where = {**of_jobs, "purpose <> ?": PlanPurpose.PROFILE}
+    for row in reader.select(_PLAN_COLUMNS, "plans", where, order_by="job_id, plan_epoch"):
+        job = inputs[row.job_id]
+        if row.purpose == PlanPurpose.TUNED and (time_range.until is None or row.issued_at < time_range.until):
+            job.tuned_plan = row
+        elif row.purpose == PlanPurpose.PREDICTED and job.predicted_plan is None:
+            job.predicted_plan = row
 
 
-def _blocks_of() -> str:
-    """Return the columns `OF_BLOCKS` as PostgreSQL adds them up."""
+def _read_aggregated_iterations(
+    reader: Reader, of_jobs: Mapping[str, object], inputs: Mapping[str, SummaryInputs], time_range: TimeRange
+) -> None:
+    """Read iterations as blocks that PostgreSQL computes."""
     median = "percentile_cont(0.5) WITHIN GROUP (ORDER BY {0})"
-    return (
+    columns = (
         "job_id, min(iteration_index) AS first_iteration_index, min(started_at) AS started_at, plan_purpose,"
         " is_regular, count(*) AS num_iterations, sum(iteration_time_s) AS sum_time_s,"
         f" {median.format('iteration_time_s')} AS median_time_s, count(energy_j) AS num_measured,"
         f" sum(energy_j) AS sum_energy_j, {median.format('energy_j')} AS median_energy_j"
     )
+    ends = (at for at in (time_range.since, time_range.until) if at is not None)
+    group_by = (
+        f"job_id, plan_id, plan_purpose, is_regular, iteration_index / {_BLOCK_ITERATIONS}"
+        f"{''.join(f', started_at < {epoch_us(at)}' for at in ends)}"
+    )
+    for job_id, *values in reader.values(columns, "iterations", of_jobs, group_by=group_by):
+        inputs[job_id].iterations.append(block_of(values))

@@ -1,8 +1,7 @@
-"""The minutes that are being filled: samples and seconds wait here until they are packed and written.
+"""Collects samples and one-second rollups by minute until they are packed and written.
 
-A minute is written every few seconds while it fills and once more when it is over, always whole, so that a crash
-loses a few seconds of fine detail at most. Taking a record twice changes nothing, and a minute that an earlier daemon
-began is continued.
+A minute is written every few seconds while it fills and once more when it is complete, always as a whole: a crash loses
+only the last seconds. Adding a record twice changes nothing, and a minute that an earlier daemon started is continued.
 """
 
 import math
@@ -21,12 +20,12 @@ _MINUTE_S = 60
 
 
 def is_packed(record: Record) -> TypeGuard[SampleRecord | RollupRecord]:
-    """Return whether a record is packed with its minute, instead of a row of its own."""
+    """Return whether a record is packed with its minute instead of having its own row."""
     return isinstance(record, SampleRecord) or (isinstance(record, RollupRecord) and record.bucket_s == 1)
 
 
 class SeriesKey(NamedTuple):
-    """Which minute of which GPU, for whom."""
+    """The primary key of a packed minute."""
 
     tier: int
     started_at: datetime
@@ -39,37 +38,32 @@ Point = tuple[Value, ...]
 
 @dataclass(slots=True)
 class _Minute:
-    """Points by their time within the minute, in units of the tier."""
+    """The points of a minute by their offset in seconds."""
 
     points: dict[float, Point] = field(default_factory=dict)
     is_changed: bool = True
-    is_read: bool = False
-    """Whether what the database holds of this minute already is among the points."""
+    has_stored_points: bool = False
+    """Whether the points that the database already has for this minute were added."""
 
 
 @dataclass(slots=True)
 class SeriesBuffer:
-    """Owned by the writer's thread."""
+    """The minutes that are not complete or not written yet; used by the writer thread only."""
 
     write_every_s: float = 10.0
-    """How often minutes that are still filling are written."""
+    """How often incomplete minutes are written."""
     _minutes: dict[SeriesKey, _Minute] = field(default_factory=dict)
     _written_mono_s: float = float("-inf")
     _newest: dict[tuple[int, str], datetime] = field(default_factory=dict)
 
     @property
-    def num_minutes(self) -> int:
-        """How many minutes are held."""
-        return len(self._minutes)
-
-    @property
     def has_unwritten(self) -> bool:
-        """Whether anything has changed since it was last written."""
+        """Whether any minute has changed since it was written."""
         return any(minute.is_changed for minute in self._minutes.values())
 
-    def take(self, record: SampleRecord | RollupRecord) -> None:
-        """Note a sample or a second."""
-        key, at_s, point = _placed(record)
+    def add(self, record: SampleRecord | RollupRecord) -> None:
+        """Add a sample or a one-second rollup."""
+        key, at_s, point = _located(record)
         minute = self._minutes.setdefault(key, _Minute())
         minute.points[at_s] = point
         minute.is_changed = True
@@ -78,37 +72,37 @@ class SeriesBuffer:
             self._newest[key.tier, key.gpu_uuid] = key.started_at
 
     def due(self, mono_s: float, *, is_all: bool) -> tuple[SeriesKey, ...]:
-        """Return the minutes to write now: those that are over, and now and then those that are still filling."""
+        """Return the minutes to write now: complete ones, and periodically incomplete ones."""
         is_time = is_all or mono_s >= self._written_mono_s + self.write_every_s
         return tuple(
-            key for key, minute in self._minutes.items() if minute.is_changed and (is_time or self._is_over(key))
+            key for key, minute in self._minutes.items() if minute.is_changed and (is_time or self._is_complete(key))
         )
 
     def rows(self, connection: Connection, keys: tuple[SeriesKey, ...]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of some minutes, continued from what the database holds of them."""
+        """Yield the rows of some minutes, including the points that the database already has."""
         for key in keys:
             minute = self._minutes[key]
-            if not minute.is_read:
-                minute.points = {**_held(connection, key), **minute.points}
-                minute.is_read = True
+            if not minute.has_stored_points:
+                minute.points = {**_stored_points(connection, key), **minute.points}
+                minute.has_stored_points = True
             yield {**key._asdict(), "num_points": len(minute.points), "points": _packed(key.tier, minute.points)}
 
-    def written(self, keys: tuple[SeriesKey, ...], mono_s: float) -> None:
-        """Note that rows are in the database for good; minutes that are over are forgotten."""
-        if any(not self._is_over(key) for key in keys):
+    def mark_written(self, keys: tuple[SeriesKey, ...], mono_s: float) -> None:
+        """Mark minutes as committed to the database and drop those that are complete."""
+        if any(not self._is_complete(key) for key in keys):
             self._written_mono_s = mono_s
         for key in keys:
             self._minutes[key].is_changed = False
-        # Also those whose last points were written before they were over, and which no write names again.
-        for key in [key for key, minute in self._minutes.items() if not minute.is_changed and self._is_over(key)]:
+        # Includes minutes whose last points were written before they were complete.
+        for key in [key for key, minute in self._minutes.items() if not minute.is_changed and self._is_complete(key)]:
             del self._minutes[key]
 
-    def _is_over(self, key: SeriesKey) -> bool:
-        # One minute of grace: a second is known only when the counter has passed its end.
+    def _is_complete(self, key: SeriesKey) -> bool:
+        # One minute of grace: the energy of a second is known only after the counter has passed its end.
         return self._newest[key.tier, key.gpu_uuid] > key.started_at + timedelta(seconds=_MINUTE_S)
 
 
-def _placed(record: SampleRecord | RollupRecord) -> tuple[SeriesKey, float, Point]:
+def _located(record: SampleRecord | RollupRecord) -> tuple[SeriesKey, float, Point]:
     if isinstance(record, SampleRecord):
         tier, at, job_id = RAW_TIER, record.at, ""
     else:
@@ -124,7 +118,7 @@ def _finite(value: Value) -> Value:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _held(connection: Connection, key: SeriesKey) -> dict[float, Point]:
+def _stored_points(connection: Connection, key: SeriesKey) -> dict[float, Point]:
     table = schema.gpu_series
     query = select(table.c.points).where(*(table.c[name] == value for name, value in key._asdict().items()))
     packed = connection.execute(query).scalar()

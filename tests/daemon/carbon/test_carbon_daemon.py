@@ -108,7 +108,7 @@ def test_a_job_on_a_replayed_trace_is_owed_less_in_dirty_hours_and_its_report_sh
     assert status["carbon"]["replayed_hour_s"] == 3.0
     with open_history(daemon.database_path) as history:
         (report,) = job_reports(history)
-    figures = report.figures()
+    figures = report.to_dict()
     assert report.carbon is not None
     assert figures["carbon_g"] > 0
     assert figures["saved_by_frontier_g"] is not None

@@ -29,7 +29,7 @@ from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply,
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import carbon_report
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.targets import CarbonTarget
@@ -446,7 +446,7 @@ def test_report_and_account_say_the_same_of_a_job_with_disturbed_iterations(tmp_
 
     here.targets.__class__ = Disturbed
     here.run_hours(7)
-    writer = HistoryWriter(tmp_path / "history.sqlite3", batch_s=0.0)
+    writer = HistoryWriter(tmp_path / "history.sqlite3", WriterOptions(batch_s=0.0))
     writer.start()
     for record in (*records, *here.kept.targets()):
         writer.write(record)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import HostRollupRecord
 
 START = datetime(2026, 3, 1, 10, 59, 30, tzinfo=UTC)
@@ -116,7 +116,7 @@ def test_a_host_without_counters_says_so(tmp_path: Path) -> None:
 
 def test_the_history_adds_up_what_the_host_used(root: Path, tmp_path: Path) -> None:
     host = HostEnergy(root)
-    writer = HistoryWriter(tmp_path / "history.sqlite3", batch_s=0.01)
+    writer = HistoryWriter(tmp_path / "history.sqlite3", WriterOptions(batch_s=0.01))
     writer.start()
     for tick in range(13):
         set_counter(root, "intel-rapl:0", 1_000_000 * (1 + 100 * tick))

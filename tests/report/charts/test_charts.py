@@ -17,8 +17,8 @@ from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.energy_use import EnergyUse
 from gpuenergyd.report.groups import Group
-from gpuenergyd.store import IterationRow, PlanRow
-from gpuenergyd.store.reading.queries import Rollup
+from gpuenergyd.store import IterationRow, PlanRecord
+from gpuenergyd.store.records import RollupRecord
 from tests.support.sample_history import TUNED
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
@@ -35,12 +35,12 @@ def iterations(*, with_energy: bool = True) -> list[IterationRow]:
     ]
 
 
-def rollup(second: int, gpu: int, power_w: float | None) -> Rollup:
-    return Rollup(1, f"GPU-{gpu}", AT + timedelta(seconds=second), "j1", power_w, power_w, power_w, None, 10)
+def rollup(second: int, gpu: int, power_w: float | None) -> RollupRecord:
+    return RollupRecord(1, f"GPU-{gpu}", AT + timedelta(seconds=second), "j1", power_w, power_w, power_w, None, 10)
 
 
 def test_less_energy_is_lower_and_more_time_further_right() -> None:
-    svg = ET.fromstring(plane_svg(iterations(), PlanRow(TUNED, 1, AT, 3), allowed_time_s=0.5))
+    svg = ET.fromstring(plane_svg(iterations(), PlanRecord("j1", 1, TUNED, AT, 3), allowed_time_s=0.5))
 
     dots = {dot.attrib["class"]: dot for dot in svg.iter("circle")}
     assert set(dots) == {"baseline", "tuned"}
@@ -95,7 +95,7 @@ def test_a_second_in_which_a_gpu_was_not_measured_is_a_gap() -> None:
     whole = [rollup(second, gpu, 100.0) for second in range(6) for gpu in range(2)]
     torn = [r for r in whole if not (r.gpu_uuid == "GPU-1" and r.started_at == AT + timedelta(seconds=3))]
 
-    def strokes(rollups: list[Rollup]) -> int:
+    def strokes(rollups: list[RollupRecord]) -> int:
         path = re.search(r'class="line" d="([^"]*)"', power_svg(rollups, num_gpus=2))
         assert path
         return path[1].count("M")
@@ -188,7 +188,7 @@ def test_a_day_of_which_much_is_missing_says_so_and_days_without_energy_draw_not
 
 def test_what_the_plan_predicts_is_drawn_from_when_it_was_given() -> None:
     rollups = [rollup(second, 0, 150.0) for second in range(10)]
-    plan = PlanRow(TUNED, 1, AT + timedelta(seconds=5), 3)  # 80.5 J in 0.5 s: 161 W
+    plan = PlanRecord("j1", 1, TUNED, AT + timedelta(seconds=5), 3)  # 80.5 J in 0.5 s: 161 W
 
     svg = ET.fromstring(power_svg(rollups, num_gpus=1, plans=[plan]))
     drawn = {path.attrib["class"]: path.attrib["d"] for path in svg.iter("path")}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.encoding.series import Value, pack_series, unpack_series
 from gpuenergyd.store.records import RollupRecord, SampleRecord
 
@@ -55,7 +55,7 @@ def second(at_s: float, job_id: str = "j", energy_j: float | None = 250.0) -> Ro
 
 
 def write(path: str | Path, *records: SampleRecord | RollupRecord) -> None:
-    writer = HistoryWriter(path, batch_s=0.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     for record in records:
         writer.write(record)

@@ -11,9 +11,9 @@ from sqlalchemy import func, select
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store import HistoryWriter, JobSummary, open_history
+from gpuenergyd.store import HistoryWriter, JobSummary, WriterOptions, open_history
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.maintenance.compaction import KEPT_AT_EACH_END, KEPT_LATER, compact_iterations
+from gpuenergyd.store.maintenance.compaction import KEPT_LATER, KEPT_WHILE_RECENT, compact_iterations
 from gpuenergyd.store.reading.summaries import weighted_median
 from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord
 from gpuenergyd.store.schema import iteration_blocks, iterations
@@ -24,8 +24,7 @@ SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
 
 def write_long_job(path: str, num_iterations: int, *, ended_at: datetime | None) -> None:
     begun = NOW - timedelta(days=10)
-    writer = HistoryWriter(path, batch_s=0.0)
-    writer._tidy_at_mono_s = float("inf")
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     writer.write(JobRecord("j", "long", "1", 0, "p", "1f1b", "", True, 1, 1, 0.0, 0, begun))
     for k in range(num_iterations):
@@ -70,7 +69,7 @@ def compact(path: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("ended_at", "kept"), [(None, KEPT_AT_EACH_END), (NOW - timedelta(days=3), KEPT_LATER)], ids=["running", "ended"]
+    ("ended_at", "kept"), [(None, KEPT_WHILE_RECENT), (NOW - timedelta(days=3), KEPT_LATER)], ids=["running", "ended"]
 )
 def test_a_long_job_keeps_its_figures_and_few_rows(place: str, ended_at: datetime | None, kept: int) -> None:
     write_long_job(place, 6000, ended_at=ended_at)

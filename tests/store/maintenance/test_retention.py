@@ -8,9 +8,9 @@ from pathlib import Path
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.maintenance.retention import Retention, forget_old, used_bytes
+from gpuenergyd.store.maintenance.retention import Retention, delete_expired, used_bytes
 from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,
@@ -42,8 +42,7 @@ def noisy_samples(begin: datetime, num_samples: int) -> list[SampleRecord]:
 
 
 def write(path: str | Path, *records: object) -> None:
-    writer = HistoryWriter(path, batch_s=0.0, tidy_period_s=0.0)
-    writer._tidy_at_mono_s = float("inf")
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     for record in records:
         writer.write(record)  # type: ignore[arg-type]
@@ -60,7 +59,7 @@ def test_old_seconds_go_in_portions_and_minutes_stay(place: str) -> None:
     portions = []
     for _ in range(4):
         with engine.begin() as connection:
-            portions.append(forget_old(connection, NOW, KEPT))
+            portions.append(delete_expired(connection, NOW, KEPT))
     engine.dispose()
 
     assert portions == [True, False, False, False]
@@ -84,7 +83,7 @@ def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(place: str) -
     engine = writing_engine(place, busy_timeout_s=1)
 
     with engine.begin() as connection:
-        forget_old(connection, NOW, KEPT)
+        delete_expired(connection, NOW, KEPT)
     engine.dispose()
 
     with open_history(place) as history:
@@ -99,7 +98,7 @@ def test_the_writer_tidies_by_itself_and_the_file_gets_smaller(tmp_path: Path) -
     write(path, *noisy_samples(long_ago, 20_000))
     size_before = path.stat().st_size
 
-    writer = HistoryWriter(path, batch_s=0.0, tidy_period_s=0.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, cleanup_period_s=0.0))
     writer.start()
 
     def is_tidy() -> bool:
@@ -131,7 +130,7 @@ def test_each_tier_goes_at_its_age_and_hours_never(place: str) -> None:
 
     engine = writing_engine(place, busy_timeout_s=1)
     with engine.begin() as connection:
-        while forget_old(connection, NOW, KEPT):
+        while delete_expired(connection, NOW, KEPT):
             pass
     engine.dispose()
 
@@ -149,7 +148,7 @@ def test_a_size_bound_takes_fine_detail_before_its_time(tmp_path: Path) -> None:
     with engine.begin() as connection:
         full = used_bytes(connection)
         bounded = replace(KEPT, max_bytes=full // 2)
-        while forget_old(connection, NOW, bounded):
+        while delete_expired(connection, NOW, bounded):
             pass
         left = used_bytes(connection)
     engine.dispose()

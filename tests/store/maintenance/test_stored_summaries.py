@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select, update
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import open_history, schema
 from gpuenergyd.store.database import writing_engine
-from gpuenergyd.store.maintenance.stored_summaries import keep_summaries
+from gpuenergyd.store.maintenance.stored_summaries import store_summaries
 from gpuenergyd.store.reading.summaries import JobSummary
 from gpuenergyd.store.records import IterationRecord, JobResumedRecord
 from gpuenergyd.store.writing.rows import insert_records
@@ -37,7 +37,7 @@ def test_kept_figures_are_the_same_as_worked_out_anew_and_are_what_is_read(path:
     anew = summary(path)
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
-        assert keep_summaries(connection, LATER) is False
+        assert store_summaries(connection, LATER) is False
         assert num_kept(connection) == 1
     kept = summary(path)
     with engine.begin() as connection:
@@ -51,10 +51,10 @@ def test_kept_figures_are_the_same_as_worked_out_anew_and_are_what_is_read(path:
 def test_figures_are_kept_only_when_a_job_has_ended_and_its_last_records_have_come(path: Path) -> None:
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
-        keep_summaries(connection, START + timedelta(seconds=20))
+        store_summaries(connection, START + timedelta(seconds=20))
         assert num_kept(connection) == 0
         connection.execute(update(schema.jobs).values(ended_at=None))
-        keep_summaries(connection, LATER)
+        store_summaries(connection, LATER)
         assert num_kept(connection) == 0
     engine.dispose()
 
@@ -72,7 +72,7 @@ def test_a_job_of_which_there_is_news_loses_its_kept_figures(
 ) -> None:
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
-        keep_summaries(connection, LATER)
+        store_summaries(connection, LATER)
         insert_records(connection, [record])
         assert num_kept(connection) == 0
     engine.dispose()
@@ -83,7 +83,7 @@ def test_figures_of_another_version_are_worked_out_anew(path: Path, change: dict
     anew = summary(path)
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
-        keep_summaries(connection, datetime.now(tz=UTC))
+        store_summaries(connection, datetime.now(tz=UTC))
         connection.execute(update(schema.job_figures).values(**change))
     engine.dispose()
 

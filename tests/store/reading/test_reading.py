@@ -8,7 +8,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.readers.sqlite import INSTANTS, instant_of, micros_of
+from gpuenergyd.store.readers.reader import INSTANTS, epoch_us, instant_from_us
 from gpuenergyd.store.records import IterationRecord
 from gpuenergyd.store.schema import UtcInstant, metadata
 from tests.store.test_history import START, job
@@ -24,8 +24,8 @@ def test_the_instants_that_readers_know_are_the_columns_that_hold_instants() -> 
 def test_an_instant_comes_back_to_the_microsecond() -> None:
     at = datetime(2038, 1, 19, 3, 14, 8, 999_999, tzinfo=UTC)
 
-    assert instant_of(micros_of(at)) == at
-    assert instant_of(None) is None
+    assert instant_from_us(epoch_us(at)) == at
+    assert instant_from_us(None) is None
 
 
 def test_the_figures_of_a_span_count_what_began_in_it_against_the_whole_jobs_baseline(
@@ -52,9 +52,9 @@ def test_the_figures_of_a_span_count_what_began_in_it_against_the_whole_jobs_bas
 
     with open_history(place) as history:
         (whole,) = history.job_summaries()
-        (early,) = history.job_summaries(until=middle, counts_only_span=True)
-        (late,) = history.job_summaries(since=middle, counts_only_span=True)
-        (all_of_it,) = history.job_summaries(since=START, counts_only_span=True)
+        (early,) = history.job_summaries(until=middle, within_range_only=True)
+        (late,) = history.job_summaries(since=middle, within_range_only=True)
+        (all_of_it,) = history.job_summaries(since=START, within_range_only=True)
 
     assert (whole.num_iterations, early.num_iterations, late.num_iterations) == (20, 15, 5)
     assert (whole.energy_j, early.energy_j, late.energy_j) == (1800.0, 1400.0, 400.0)
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_written_holds_a_history_that_can_be_read(tmp_pa
     writer.write(job())
     writer.close()
 
-    with open_history(path, nobody_writes=True) as history:
+    with open_history(path, has_no_writer=True) as history:
         (summary,) = history.job_summaries()
 
     assert summary.job_id == "j1"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IterationRecord, JobRecord, RollupRecord, SampleRecord
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -26,7 +26,7 @@ _NEEDED_BYTES = 256 * 2**20
 
 def _write_until_killed(path: Path, acknowledgements: int, first_index: int) -> None:
     """Write batches without end; tell the parent the last index of each batch that is in the database."""
-    writer = HistoryWriter(path, batch_s=0.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     index = first_index
     while True:
@@ -56,7 +56,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.kill
 def test_no_acknowledged_batch_is_lost_and_nothing_is_damaged(in_memory: Path) -> None:
     path = in_memory / "history.sqlite3"
-    with_job = HistoryWriter(path, batch_s=0.0)
+    with_job = HistoryWriter(path, WriterOptions(batch_s=0.0))
     with_job.start()
     with_job.write(JobRecord("j", "killed", "1", 0, "p", "1f1b", "", True, 1, 1, 0.0, 0, START))
     assert with_job.flush(30)

@@ -14,7 +14,7 @@ import pytest
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store import HistoryWriter, open_history
+from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
 from tests.support.small_disk import fill, small_disk
 from tests.support.waiting import wait_until
@@ -25,10 +25,10 @@ SPANS = (ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.5, 1000.0),)
 WRITE_FOREVER = """
 import sys
 from datetime import UTC, datetime, timedelta
-from gpuenergyd.store import HistoryWriter
+from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd.store.records import ControlEventRecord
 
-writer = HistoryWriter(sys.argv[1], batch_s=0.0)
+writer = HistoryWriter(sys.argv[1], WriterOptions(batch_s=0.0))
 writer.start()
 index = 0
 while True:
@@ -92,7 +92,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.fault(18)
 def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(disk: Path) -> None:
     path = disk / "history.sqlite3"
-    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.05))
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
@@ -116,7 +116,7 @@ def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(disk:
 @pytest.mark.fault(18)
 def test_on_a_full_disk_the_reserve_takes_what_matters_and_sheds_readings(disk: Path) -> None:
     path = disk / "history.sqlite3"
-    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05, reserve_bytes=2**20)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.05, reserve_bytes=2**20))
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
@@ -136,7 +136,7 @@ def test_on_a_full_disk_the_reserve_takes_what_matters_and_sheds_readings(disk: 
 
     assert reserved_bytes == 2**20
     assert full.reason is not None
-    assert "the disk is full" in full.reason
+    assert "disk full" in full.reason
     assert shed.num_rows_dropped == full.num_rows_dropped + 1
     assert Path(f"{path}.reserve").stat().st_size == 2**20
     assert reasons(path) == [str(i) for i in range(1000)]
@@ -146,7 +146,7 @@ def test_on_a_full_disk_the_reserve_takes_what_matters_and_sheds_readings(disk: 
 
 @pytest.mark.fault(21)
 def test_a_write_ahead_log_that_a_long_reader_makes_grow_is_told_and_cut_once_the_reader_is_gone(path: Path) -> None:
-    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.01, max_write_ahead_bytes=2**20)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.01, max_wal_bytes=2**20))
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
@@ -168,14 +168,14 @@ def test_a_write_ahead_log_that_a_long_reader_makes_grow_is_told_and_cut_once_th
     writer.close()
 
     assert told is not None
-    assert "write-ahead log has grown beyond 1 MiB" in told
+    assert "write-ahead log exceeds 1 MiB" in told
     assert not Path(f"{path}-wal").exists()
     assert len(reasons(path)) == num_events + 1
 
 
 @pytest.mark.fault(20)
 def test_damage_after_an_unclean_stop_is_found_at_the_start_and_told_until_the_next_one(path: Path) -> None:
-    writer = HistoryWriter(path, batch_s=0.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     for index in range(2000):
         writer.write(event(index))
@@ -188,7 +188,7 @@ def test_damage_after_an_unclean_stop_is_found_at_the_start_and_told_until_the_n
         file.seek(16 * 4096)
         file.write(b"\xa5" * 20 * 4096)
 
-    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.01)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.01))
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
@@ -204,7 +204,7 @@ def test_damage_after_an_unclean_stop_is_found_at_the_start_and_told_until_the_n
 
 @pytest.mark.fault(19)
 def test_a_locked_database_is_waited_for_and_nothing_is_lost(path: Path) -> None:
-    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.05, busy_timeout_s=0.05)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.05, busy_timeout_s=0.05))
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
@@ -228,7 +228,7 @@ def test_a_locked_database_is_waited_for_and_nothing_is_lost(path: Path) -> None
 def test_a_damaged_database_is_set_aside_and_a_new_one_begins(path: Path) -> None:
     path.write_bytes(b"this was a database once, and now it is not any more" * 100)
 
-    writer = HistoryWriter(path, batch_s=0.0, retry_s=0.01)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.01))
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
@@ -241,7 +241,7 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_begins(path: Path) -> Non
 
 @pytest.mark.fault(19)
 def test_an_overrun_queue_sheds_samples_first_and_counts_them(path: Path) -> None:
-    writer = HistoryWriter(path, max_waiting=10)
+    writer = HistoryWriter(path, WriterOptions(max_waiting=10))
     for index in range(5):
         writer.write(rollup(index))
     writer.write(rollup(5))
@@ -264,7 +264,7 @@ def test_an_overrun_queue_sheds_samples_first_and_counts_them(path: Path) -> Non
 
 
 def test_a_record_that_no_database_takes_does_not_hold_up_the_others(path: Path) -> None:
-    writer = HistoryWriter(path, batch_s=0.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.write(event(0))
     writer.write(JobRecord("j", "n", "r", 2**70, "p", "s", "f", False, 1, 1, 0.0, 0, START))
     writer.write(event(1))
@@ -280,7 +280,7 @@ def test_a_record_that_no_database_takes_does_not_hold_up_the_others(path: Path)
 def test_a_folder_that_cannot_be_made_degrades_and_ends_in_order(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
-    writer = HistoryWriter(blocker / "history.sqlite3", retry_s=0.01)
+    writer = HistoryWriter(blocker / "history.sqlite3", WriterOptions(retry_s=0.01))
 
     writer.start()
     writer.write(event(0))
@@ -294,7 +294,7 @@ def test_a_folder_that_cannot_be_made_degrades_and_ends_in_order(tmp_path: Path)
 
 
 def test_a_reader_sees_what_is_written_while_the_writer_runs(path: Path) -> None:
-    writer = HistoryWriter(path, batch_s=0.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
@@ -316,7 +316,7 @@ def test_a_writer_that_fails_in_an_unforeseen_way_says_so_and_holds_nobody_up(
         raise RuntimeError("never thought of")
 
     monkeypatch.setattr("gpuenergyd.store.writing.writer.insert_records", fail)
-    writer = HistoryWriter(path, batch_s=0.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     writer.write(event(0))
     writer.flush(10)
@@ -328,7 +328,7 @@ def test_a_writer_that_fails_in_an_unforeseen_way_says_so_and_holds_nobody_up(
 
 
 def test_a_control_event_does_not_wait_for_a_batch_of_samples(path: Path) -> None:
-    writer = HistoryWriter(path, batch_s=3600.0)
+    writer = HistoryWriter(path, WriterOptions(batch_s=3600.0))
     writer.start()
     writer.write(rollup(0))
     writer.write(event(0))

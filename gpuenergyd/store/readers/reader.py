@@ -1,0 +1,216 @@
+"""The interface of database readers: `SELECT` statements, value conversion and schema state.
+
+Statements are written once, in SQL that SQLite and PostgreSQL both understand. Columns come back by name, instants as
+timezone-aware UTC datetimes and booleans as bool.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from enum import Enum, StrEnum
+from itertools import starmap
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SCHEMA_REVISION = "0006"
+"""The latest revision in migrations/; revision numbers sort as text."""
+
+APPLICATION_ID = 0x6745_6E72
+"""SQLite's application_id of history files: it identifies a foreign database before anything is written to it."""
+
+INSTANTS = frozenset(
+    {
+        *("at", "started_at", "ended_at", "joined_at", "issued_at", "decided_at", "learned_at", "fetched_at"),
+        "seen_at",
+        *("valid_from", "valid_to", "grid_from"),
+    }
+)
+"""The columns that hold instants, as whole microseconds since 1970."""
+
+Row: TypeAlias = Any
+"""One row, its columns as attributes."""
+
+Record = TypeVar("Record", bound="DataclassInstance")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SchemaState(StrEnum):
+    """The schema of a database compared with this version's."""
+
+    EMPTY = "empty"
+    CURRENT = "current"
+    OLDER = "older"
+    NEWER = "newer"
+    FOREIGN = "foreign"
+
+
+class Reader(ABC):
+    """An open read connection."""
+
+    @abstractmethod
+    def _fetch(self, sql: str, values: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
+        """Return column names and rows of a statement with parameters written as `:name`."""
+
+    @abstractmethod
+    def tables(self) -> frozenset[str]:
+        """Return the names of the tables."""
+
+    @abstractmethod
+    def application_id(self) -> int | None:
+        """Return the application_id of an SQLite file, 0 if unset; None for other databases."""
+
+    supports_median = False
+    """Whether the database can compute medians (`percentile_cont`)."""
+
+    def in_condition(self, column: str, values: Sequence[str]) -> Mapping[str, object]:
+        """Return the condition that a column has one of many values, in the form of `where`."""
+        in_list = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608  a column name of the schema
+        return {in_list: json.dumps(list(values))}
+
+    def select(
+        self,
+        columns: str | Sequence[str],
+        table: str,
+        where: Mapping[str, object] | None = None,
+        *,
+        group_by: str = "",
+        order_by: str = "",
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Return rows; `where` maps conditions with one `?` each to their values, a condition with None is left out."""
+        names, rows = self._rows(columns, table, where, group_by=group_by, order_by=order_by, limit=limit)
+        return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def records(
+        self, kind: type[Record], table: str, where: Mapping[str, object], *, order_by: str
+    ) -> tuple[Record, ...]:
+        """Return rows as instances of a dataclass whose fields are named like the columns."""
+        return tuple(starmap(kind, self.values(column_names(kind), table, where, order_by=order_by)))
+
+    def values(
+        self,
+        columns: str | Sequence[str],
+        table: str,
+        where: Mapping[str, object],
+        *,
+        group_by: str = "",
+        order_by: str = "",
+    ) -> Sequence[Sequence[Any]]:
+        """Return rows as plain tuples: faster for thousands of rows."""
+        return self._rows(columns, table, where, group_by=group_by, order_by=order_by)[1]
+
+    def _rows(
+        self,
+        columns: str | Sequence[str],
+        table: str,
+        where: Mapping[str, object] | None,
+        *,
+        group_by: str = "",
+        order_by: str = "",
+        limit: int | None = None,
+    ) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
+        conditions, values = [], {}
+        for number, (condition, value) in enumerate((where or {}).items()):
+            if value is not None:
+                conditions.append("(" + condition.replace("?", f":v{number}") + ")")
+                values[f"v{number}"] = _stored(value)
+        listed = columns if isinstance(columns, str) else ", ".join(f'"{name}"' for name in columns)
+        parts = [
+            ("SELECT", listed),
+            ("FROM", table),
+            ("WHERE", " AND ".join(conditions)),
+            ("GROUP BY", group_by),
+            ("ORDER BY", order_by),
+            ("LIMIT", "" if limit is None else str(limit)),
+        ]
+        names, rows = self._fetch(" ".join(f"{word} {part}" for word, part in parts if part), values)
+        reads = {k: read for k, name in enumerate(names) if (read := _converter(name)) is not None}
+        if not reads or not rows:
+            return names, rows
+        read_columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        for k, read in reads.items():
+            # Convert each distinct value once: rows share their hours, and booleans have two values.
+            converted = {stored: read(stored) for stored in set(read_columns[k])}
+            read_columns[k] = [converted[stored] for stored in read_columns[k]]
+        return names, list(zip(*read_columns, strict=True))
+
+    def first_value(
+        self, column: str, table: str, where: Mapping[str, object] | None = None, *, order_by: str = ""
+    ) -> Any:
+        """Return one column of the first row, None without rows."""
+        rows = self.select(column, table, where, order_by=order_by, limit=1)
+        return getattr(rows[0], column.strip('"')) if rows else None
+
+
+class Database(Protocol):
+    """A database that holds a history."""
+
+    def reading(self) -> AbstractContextManager[Reader]:
+        """Open a connection for one short read.
+
+        Raises:
+            StoreError: the database cannot be read; raised on entry or inside the block.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+def schema_state(reader: Reader) -> SchemaState:
+    """Return the state of a database's schema."""
+    tables = reader.tables()
+    if reader.application_id() not in {None, 0, APPLICATION_ID}:
+        return SchemaState.FOREIGN
+    if not tables:
+        return SchemaState.EMPTY
+    if "alembic_version" not in tables or "control_events" not in tables:
+        return SchemaState.FOREIGN
+    revision = reader.first_value("version_num", "alembic_version")
+    if revision is None:
+        return SchemaState.FOREIGN
+    if revision == SCHEMA_REVISION:
+        return SchemaState.CURRENT
+    return SchemaState.NEWER if str(revision) > SCHEMA_REVISION else SchemaState.OLDER
+
+
+def epoch_us(at: datetime) -> int:
+    """Return an instant as microseconds since 1970, the format in which instants are stored."""
+    since = at.astimezone(UTC) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def instant_from_us(stored_us: Any | None) -> datetime | None:
+    """Return the instant that is stored as microseconds since 1970."""
+    return None if stored_us is None else _EPOCH + timedelta(microseconds=int(stored_us))
+
+
+def short_message(error: Exception) -> str:
+    """Return the first line of a database error, without SQL and links."""
+    original = getattr(error, "orig", None) or error
+    return (str(original).splitlines() or [type(original).__name__])[0]
+
+
+def column_names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
+    """Return the column names that the fields of a dataclass stand for."""
+    return tuple(field.name for field in fields(kind))
+
+
+def _converter(name: str) -> Callable[[Any], Any] | None:
+    """Return the function that converts a stored value of a column, None if none is needed."""
+    if name in INSTANTS:
+        return instant_from_us
+    return bool if name.startswith("is_") else None
+
+
+def _stored(value: object) -> object:
+    if isinstance(value, datetime):
+        return epoch_us(value)
+    return value.value if isinstance(value, Enum) else value
