@@ -8,4 +8,5 @@ rollups           energy and power of GPUs per time bucket, and raw samples
 stored_summaries  reads stored summaries, computes the others
 summaries         the summary of one job
 summary_inputs    the rows that summaries are computed from, for many jobs at once
+time_range        the part of a job that a summary covers
 """
