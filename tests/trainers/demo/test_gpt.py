@@ -152,7 +152,7 @@ def test_stages_are_as_uneven_as_whole_layers_and_a_head_make_them() -> None:
         (["--schedule", "gpipe", "--extra-inflight", "1,0,0,0"], "not gpipe"),
     ],
 )
-def test_bad_arguments_end_with_one_line_and_exit_code_2(
+def test_invalid_options_end_with_one_line_and_exit_code_2(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -165,12 +165,12 @@ def test_bad_arguments_end_with_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpu-uuid", "GPU-nope"), "no GPU 'GPU-nope'; there are: GPU-"),
+        (("--gpu-uuid", "GPU-nope"), "no GPU 'GPU-nope'; valid: GPU-"),
         (("--stages", str(NUM_RANKS + 1), "--schedule", "gpipe"), f"has {NUM_RANKS} GPUs"),
         (("--microbatches", str(NUM_RANKS - 1)), f"needs at least --stages {NUM_RANKS}"),
     ],
 )
-def test_what_cannot_be_trained_is_one_line_before_any_rank_starts(
+def test_options_that_cannot_be_trained_are_refused_before_any_rank_starts(
     world: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:

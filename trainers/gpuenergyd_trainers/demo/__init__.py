@@ -1,7 +1,7 @@
 """The demo's training program.
 
-gpt              the demo's training program
+gpt              the command line: starts and runs the ranks
 gpt_model        its model and data
 gpt_pipeline     the model under any schedule of torch
-simulated_stage  stages that take as long as a simulated GPU makes them
+simulated_stage  stages with the durations of a simulated GPU
 """

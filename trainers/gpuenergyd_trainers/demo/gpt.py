@@ -1,9 +1,10 @@
-"""A small GPT in a real torch pipeline over gloo, one process per stage, on simulated GPUs if a world is given.
+"""The demo's training program: a small GPT in a torch pipeline over gloo, one process per rank.
 
     python -m gpuenergyd_trainers.demo.gpt --world WORLD --stages 4 --job gpt-demo
 
-starts all ranks; with --rank it is one of them. Training runs for --iterations, or until --stop-file appears, or
-until SIGTERM; every rank dies with its parent.
+starts all ranks on the simulated GPUs of a world file; with --rank it runs one of them, and without --world on the CPU
+at full speed. Training runs for --iterations, or until --stop-file appears, or until SIGTERM; ranks end when their
+parent does.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
-from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, ScheduleError
+from gpuenergyd.errors import GpuEnergyError, GpuNotFoundError, UsageError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.demo.gpt_pipeline import PIPELINES, GptRank
 from gpuenergyd_trainers.torch_pipelining import attach
@@ -35,28 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank, or start all of them; return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.stages < 1 or options.microbatches < 1:
-        parser.error(f"--stages {options.stages} --microbatches {options.microbatches}: both must be >= 1")
-    if options.extra_inflight is not None:
-        if options.schedule != "1f1b":
-            parser.error(f"--extra-inflight goes with --schedule 1f1b, not {options.schedule}")
-        try:
-            one_forward_one_backward(options.stages, options.microbatches, options.extra_inflight)
-        except ScheduleError as error:
-            parser.error(str(error))
-    if options.schedule == "1f1b" and options.microbatches < options.stages:
-        parser.error(f"--microbatches {options.microbatches}: torch's 1F1B needs at least --stages {options.stages}")
-    if options.world is not None:
-        try:
+    try:
+        _check_schedule(options)
+        if options.world is not None:
             _check_gpus(options)
-        except GpuEnergyError as error:
-            parser.error(str(error))
+        if options.rank is not None:
+            _check_rank(options)
+    except GpuEnergyError as error:
+        parser.error(str(error))
     if options.rank is None:
         return _run_all_ranks(options)
-    if not 0 <= options.rank < options.stages:
-        parser.error(f"--rank {options.rank}: must be 0 to {options.stages - 1}")
-    if options.init_file is None and options.master_port is None:
-        parser.error("a rank needs --init-file or --master-port to find the others")
     _run_rank(options, options.rank)
     return 0
 
@@ -72,26 +61,50 @@ def _parser() -> argparse.ArgumentParser:
         "--world-size",
         type=int,
         default=4,
-        help="pipeline ranks (default 4); some schedules run two stages on each",
+        help="number of pipeline ranks (default 4); some schedules run two stages on each",
     )
-    add("--master-port", type=int, help="ranks meet at this TCP port of 127.0.0.1")
-    add("--init-file", type=Path, help="ranks meet at this file")
-    add("--world", type=Path, help="the simulated GPUs' world file; without it stages run as fast as they can")
-    add("--gpu-uuid", help="this rank's GPU; by default the world's GPU with the rank's index")
+    add("--master-port", type=int, help="TCP port of 127.0.0.1 for the rendezvous of the ranks")
+    add("--init-file", type=Path, help="file for the rendezvous of the ranks")
+    add(
+        "--world",
+        type=Path,
+        help="world file of the simulated GPUs; by default stages run on the CPU without simulated durations",
+    )
+    add("--gpu-uuid", help="UUID of this rank's GPU; by default the world's GPU with the rank's index")
     add("--job", default="gpt-demo", help="job name")
-    add("--run-key", help="what tells this run from others of the same name")
-    add("--socket", help="the daemon's socket")
-    add("--iterations", type=int, help="stop after so many")
+    add("--run-key", help="key that differs between runs of the same job")
+    add("--socket", help="path of the daemon's socket")
+    add("--iterations", type=int, help="number of iterations; by default unlimited")
     add("--stop-file", type=Path, help="stop when this file appears")
     add("--microbatches", type=int, default=8)
     add("--schedule", choices=sorted(PIPELINES), default="1f1b")
     add("--extra-inflight", type=_counts, help="with 1f1b: extra microbatches in flight on each rank, e.g. 2,2,1,0")
-    add("--losses-out", type=Path, help="write each iteration's loss here, as an exact hexadecimal float")
+    add("--losses-out", type=Path, help="file for each iteration's loss, as an exact hexadecimal float")
     add("--no-daemon", action="store_true", help="do not join the daemon")
-    add("--duration-scale", type=float, default=1.0, help="make simulated instructions shorter or longer")
+    add("--duration-scale", type=float, default=1.0, help="factor on the duration of simulated instructions")
     add("--seed", type=int, default=0)
     parser.set_defaults(stop_fd=None)
     return parser
+
+
+def _check_schedule(options: argparse.Namespace) -> None:
+    if options.stages < 1 or options.microbatches < 1:
+        raise UsageError(f"--stages {options.stages} --microbatches {options.microbatches}: both must be >= 1")
+    if options.extra_inflight is not None:
+        if options.schedule != "1f1b":
+            raise UsageError(f"--extra-inflight requires --schedule 1f1b, not {options.schedule}")
+        one_forward_one_backward(options.stages, options.microbatches, options.extra_inflight)
+    if options.schedule == "1f1b" and options.microbatches < options.stages:
+        raise UsageError(
+            f"--microbatches {options.microbatches}: torch's 1F1B needs at least --stages {options.stages}"
+        )
+
+
+def _check_rank(options: argparse.Namespace) -> None:
+    if not 0 <= options.rank < options.stages:
+        raise UsageError(f"--rank {options.rank}: must be 0 to {options.stages - 1}")
+    if options.init_file is None and options.master_port is None:
+        raise UsageError("--rank requires --init-file or --master-port, where the ranks meet")
 
 
 def _check_gpus(options: argparse.Namespace) -> None:
@@ -103,7 +116,7 @@ def _check_gpus(options: argparse.Namespace) -> None:
     if options.gpu_uuid is None and len(uuids) < options.stages:
         raise GpuNotFoundError(f"--stages {options.stages}: {options.world} has {len(uuids)} GPUs")
     if options.gpu_uuid is not None and options.gpu_uuid not in uuids:
-        raise GpuNotFoundError(f"no GPU {options.gpu_uuid!r}; there are: {', '.join(uuids)}")
+        raise GpuNotFoundError(f"no GPU {options.gpu_uuid!r}; valid: {', '.join(uuids)}")
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -112,13 +125,13 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _run_all_ranks(options: argparse.Namespace) -> int:
     context = multiprocessing.get_context("fork")  # torch is loaded once; no thread runs yet
-    # Files without a name: whatever kills us, nothing is left of them.
+    # Anonymous files: they disappear with the processes, however these end.
     if options.init_file is None and options.master_port is None:
         options.init_file = Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-rendezvous')}")
     options.run_key = options.run_key or f"gpt-demo-{os.getpid()}"
     options.stop_fd = os.memfd_create("gpt-demo-stop")
 
-    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+    def request_stop(_number: int, _frame: FrameType | None) -> None:
         os.write(options.stop_fd, b"stop")
 
     ranks = [
@@ -126,8 +139,8 @@ def _run_all_ranks(options: argparse.Namespace) -> int:
     ]
     for process in ranks:
         process.start()
-    signal.signal(signal.SIGTERM, ask_to_stop)
-    signal.signal(signal.SIGINT, ask_to_stop)
+    signal.signal(signal.SIGTERM, request_stop)
+    signal.signal(signal.SIGINT, request_stop)
     running = list(ranks)
     while running:
         multiprocessing.connection.wait([process.sentinel for process in running])
@@ -139,12 +152,12 @@ def _run_all_ranks(options: argparse.Namespace) -> int:
         process.join()
     failed = [process for process in ranks if process.exitcode]
     for process in failed:
-        sys.stderr.write(f"gpt_demo: {process.name} ended with exit code {process.exitcode}\n")
+        sys.stderr.write(f"gpt: {process.name} exited with code {process.exitcode}\n")
     return 1 if failed else 0
 
 
 def _run_rank(options: argparse.Namespace, rank: int) -> None:
-    _die_with_parent()
+    _end_with_parent()
     if options.rank is None:  # the launcher decides when to stop
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -187,7 +200,7 @@ def _train(options: argparse.Namespace, rank: int, cleanup: ExitStack) -> None:
         cleanup.callback(handle.detach)
     losses_out = _open_losses(options, cleanup) if training.is_last else None
     iteration_index = 0
-    while _shall_go_on(options, iteration_index):
+    while _is_to_continue(options, iteration_index):
         losses = training.step(iteration_index)
         if losses_out is not None:
             losses_out.write(f"{float(torch.stack(losses).detach().mean()).hex()}\n")
@@ -203,23 +216,23 @@ def _open_losses(options: argparse.Namespace, cleanup: ExitStack) -> TextIO | No
     return losses_out
 
 
-def _shall_go_on(options: argparse.Namespace, iteration_index: int) -> bool:
-    """Decide on rank 0 and tell all: ranks that stop at different iterations would wait for each other for ever."""
+def _is_to_continue(options: argparse.Namespace, iteration_index: int) -> bool:
+    """Return rank 0's decision on all ranks: ranks that stop at different iterations would deadlock."""
     if options.iterations is not None and iteration_index >= options.iterations:
         return False
     if options.stop_file is None and options.stop_fd is None:
         return True
-    is_asked_to_stop = options.stop_file is not None and options.stop_file.exists()
-    is_asked_to_stop |= options.stop_fd is not None and os.fstat(options.stop_fd).st_size > 0
-    decision = torch.tensor([int(is_asked_to_stop)])
+    is_stop_requested = options.stop_file is not None and options.stop_file.exists()
+    is_stop_requested |= options.stop_fd is not None and os.fstat(options.stop_fd).st_size > 0
+    decision = torch.tensor([int(is_stop_requested)])
     dist.broadcast(decision, src=0)
     return not decision.item()
 
 
-def _die_with_parent() -> None:
+def _end_with_parent() -> None:
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above
+    if os.getppid() != parent:  # the parent ended before the call above
         sys.exit(1)
 
 

@@ -1,10 +1,10 @@
-"""The demo's model and data: a small GPT cut into stages, all of it determined by one seed.
+"""The demo's model and data: a small GPT divided into stages, reproducible from one seed.
 
-The real model is tiny, so that its computation fits into a simulated instruction; what its stages cost on simulated
-GPUs is that of a large one. `simulated_works` cuts 24 layers and an output head as one would cut GPT-3 1.3B. Its
-head (50,257 x 2,048 weights) costs about as much as two of its layers (12 x 2,048^2), layers do not split, and the
-embedding is only a look-up; an even cut into four stages is therefore 6, 7, 6 and 5 layers with the head, and the
-slowest stage takes 1.17 times as long as the fastest.
+The real model is tiny, so that its computation fits into a simulated instruction; time and energy of its stages on
+simulated GPUs are those of a large model. `simulated_works` divides 24 layers and an output head like GPT-3 1.3B. The
+head (50,257 x 2,048 weights) costs about as much as two layers (12 x 2,048^2 each), layers cannot be split, and the
+embedding is only a look-up; the most even division into four stages is therefore 6, 7, 6 and 5 layers with the head,
+and the slowest stage takes 1.17 times as long as the fastest.
 """
 
 import torch
@@ -22,14 +22,15 @@ SEQUENCES_PER_MICROBATCH = 2
 _SIMULATED_LAYERS = 24
 _HEAD_IN_LAYERS = 50_257 * 2_048 / (12 * 2_048**2)
 # A stage of GPT-3 175B on A100 at 1410 MHz (the published Perseus profile): 50.16 ms forward, 92.95 ms backward.
-# Shares that follow the clock: fitted to the same profile at 1110 and 990 MHz (times 1.203 and 1.345 forward, 1.185 and
-# 1.320 backward). Watts per MHz: so that the device model meets that profile's energies within 4 %.
+# Shares of time inversely proportional to the clock: fitted to the same profile at 1110 and 990 MHz (times 1.203 and
+# 1.345 forward, 1.185 and 1.320 backward). Watts per MHz: the device model then matches that profile's energies within
+# 4 %.
 _FORWARD_S, _FORWARD_COMPUTE_SHARE, _FORWARD_W_PER_MHZ = 0.05016, 0.795, 0.265
 _BACKWARD_S, _BACKWARD_COMPUTE_SHARE, _BACKWARD_W_PER_MHZ = 0.09295, 0.734, 0.29
 
 
 class GptStage(nn.Module):
-    """One stage: a transformer block, with the embedding before it on the first stage and the head after the last."""
+    """One stage: a transformer block, after the embedding on the first stage and before the head on the last."""
 
     def __init__(self, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
@@ -57,13 +58,13 @@ class GptStage(nn.Module):
 
 
 def build_stage(stage_index: int, num_stages: int, *, seed: int) -> GptStage:
-    """Return a stage with the weights that this seed gives it, whoever builds it."""
+    """Return a stage with initial weights that depend on the seed and the stage only."""
     torch.manual_seed(seed * 1_000 + stage_index)
     return GptStage(is_first=stage_index == 0, is_last=stage_index == num_stages - 1)
 
 
 def make_batch(iteration_index: int, num_microbatches: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the inputs and targets of one iteration: sequences with a rule in them, so that the loss falls."""
+    """Return inputs and targets of one iteration: regular sequences that the model can learn."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + iteration_index)
     size = (num_microbatches * SEQUENCES_PER_MICROBATCH, 1)
     start = torch.randint(VOCABULARY, size, generator=generator)
@@ -78,9 +79,9 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def layers_per_stage(num_stages: int) -> tuple[float, ...]:
-    """Return the cost of each stage in layers, head included: the cut with the smallest ratio of slowest to fastest.
+    """Return the cost of each stage in layers, head included, for the most even division.
 
-    Of cuts that are equal to a hundredth, the last stage is the heavier; the first, with the embedding, is a light one.
+    Among divisions that are equal to a hundredth, it has the heaviest last stage and a light first stage.
     """
     if num_stages == 1:
         return (_SIMULATED_LAYERS + _HEAD_IN_LAYERS,)
@@ -91,17 +92,19 @@ def layers_per_stage(num_stages: int) -> tuple[float, ...]:
         if few > 0:
             cuts.append((*map(float, front[:1] + front[:0:-1]), last + _HEAD_IN_LAYERS))
     if not cuts:
-        raise ValueError(f"{num_stages} stages: at most {_SIMULATED_LAYERS + 1} can share {_SIMULATED_LAYERS} layers")
+        raise ValueError(
+            f"{num_stages} stages are too many for {_SIMULATED_LAYERS} layers; the maximum is {_SIMULATED_LAYERS + 1}"
+        )
     return min(cuts, key=lambda cut: (round(max(cut) / min(cut), 2), -cut[-1]))
 
 
 def simulated_works(
     stage_index: int, num_stages: int, *, num_ranks: int | None = None, duration_scale: float = 1.0
 ) -> dict[str, InstructionWork]:
-    """Return what each kind of instruction of a stage costs on a simulated A100.
+    """Return the work of each kind of instruction of a stage on a simulated A100.
 
-    A rank's stages together take as long as one stage of GPT-3 175B on eight GPUs, on average over the ranks. Split
-    backwards take half of the full one each, which is what equal matrix products for both gradients give.
+    Averaged over the ranks, a rank's stages together take as long as one stage of GPT-3 175B on eight GPUs. Input and
+    weight gradients take half of the full backward each, as their matrix products are equal.
     """
     layers_per_rank = (_SIMULATED_LAYERS + _HEAD_IN_LAYERS) / (num_ranks or num_stages)
     scale = layers_per_stage(num_stages)[stage_index] / layers_per_rank * duration_scale

@@ -1,4 +1,4 @@
-"""The demo's model under any of torch's schedules: which stages a rank holds, and one training step of them."""
+"""The demo's model under any schedule of torch: the stages of a rank, and their training step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -16,14 +16,14 @@ _LEARNING_RATE = 3e-3
 
 
 class PipelineFamily(NamedTuple):
-    """One of torch's schedules, and where it places a model's stages."""
+    """A schedule of torch and its placement of stages on ranks."""
 
     schedule_class: Any
     num_chunks: int = 1
     is_v_shaped: bool = False
 
     def stage_indices(self, rank: int, num_ranks: int) -> tuple[int, ...]:
-        """Return the stages that a rank holds, by chunk."""
+        """Return the stages of a rank, by chunk."""
         if self.is_v_shaped:
             return rank, 2 * num_ranks - 1 - rank
         return tuple(chunk * num_ranks + rank for chunk in range(self.num_chunks))
@@ -40,11 +40,11 @@ PIPELINES: Mapping[str, PipelineFamily] = MappingProxyType(
         "dualpipev": PipelineFamily(pipelining.ScheduleDualPipeV, 2, is_v_shaped=True),
     }
 )
-"""By the names that `gpuenergyd plan --schedule` knows."""
+"""Schedules by their names in `gpuenergyd plan --schedule`."""
 
 
 class GptRank:
-    """One rank of the demo's training; making it with `extra_inflight` is a collective call."""
+    """One rank of the demo's training; with `extra_inflight`, its constructor is a collective call."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class GptRank:
         parameters = [parameter for model in models for parameter in model.parameters()]
         self._optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
         self.timer = SimulatedTimer()
-        """For `attach`, once the stages are on a simulated GPU."""
+        """The timer to pass to `attach` when the stages are on a simulated GPU."""
 
     def simulate_on(
         self, host: SimulatedHost, gpu_uuid: str, *, duration_scale: float = 1.0
     ) -> tuple[SimulationHandle, ...]:
-        """Put the rank's stages on a simulated GPU; return what takes each off again."""
+        """Put the rank's stages on a simulated GPU; return a handle for each to undo that."""
         return tuple(
             simulate(
                 stage,
@@ -98,18 +98,18 @@ class GptRank:
         )
 
     def step(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
-        """Train on one batch; return each microbatch's loss, nothing on ranks without the last stage."""
+        """Train on one batch; return the loss of each microbatch, or nothing on ranks without the last stage."""
         losses = self.add_gradients(iteration_index)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return losses
 
     def add_gradients(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
-        """Run forwards and backwards of one batch, and leave the weights as they are; return as `step` does."""
+        """Run forwards and backwards of one batch without an optimizer step; return the losses as `step` does."""
         return self._run(self.schedule.step, iteration_index)
 
     def evaluate(self, iteration_index: int) -> tuple[torch.Tensor, ...]:
-        """Run the forwards of one batch alone; return as `step` does."""
+        """Run the forwards of one batch; return the losses as `step` does."""
         with torch.no_grad():
             return self._run(self.schedule.eval, iteration_index)
 

@@ -1,6 +1,6 @@
-"""Pipeline stages on simulated GPUs: the real forward and backward run, then the stage holds until its time is over.
+"""Pipeline stages with the durations of a simulated GPU: after the real computation, they wait for the simulated end.
 
-Wrap with `simulate` first and with `attach` second, so that recorded instructions include the hold.
+Call `simulate` before `attach`, so that recorded instructions include the wait.
 """
 
 import os
@@ -15,7 +15,7 @@ __all__ = ["InstructionWork", "SimulatedHost", "SimulatedTimer", "SimulationHand
 
 
 class SimulationHandle:
-    """A stage on a simulated GPU; `detach` makes it an ordinary one again."""
+    """A stage on a simulated GPU; `detach` undoes that."""
 
     def __init__(self, host: SimulatedHost, gpu_uuid: str, wrapped: list[WrappedAttribute]) -> None:
         self._host = host
@@ -23,7 +23,7 @@ class SimulationHandle:
         self._wrapped = wrapped
 
     def detach(self) -> None:
-        """Restore the stage and take this process off the GPU."""
+        """Restore the stage and detach this process from the GPU."""
         for wrapped in reversed(self._wrapped):
             wrapped.undo()
         self._host.detach_process(self._gpu_uuid, os.getpid())
@@ -39,9 +39,9 @@ def simulate(
 ) -> SimulationHandle:
     """Put a stage of torch.distributed.pipelining on a simulated GPU.
 
-    `work_by_kind` says what a forward (F), a full backward (B), an input gradient (I) and a weight gradient (W) cost;
-    a kind that is missing takes as long as it really takes. Real computation counts towards the simulated time. A
-    `timer` that `attach` is given, too, makes instructions as long as the simulated GPU took for them.
+    `work_by_kind` is the work of a forward (F), a full backward (B), an input gradient (I) or a weight gradient (W); a
+    missing kind is not simulated. Real computation counts towards the simulated time. A `timer` that `attach` gets,
+    too, records the simulated durations.
 
     Raises:
         GpuNotFoundError: no such GPU.
