@@ -55,7 +55,8 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: 
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges  # noqa: E402
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity  # noqa: E402
-from gpuenergyd.gpu.link.client import GpuLook, GpuSample, LeaseOwner, RestoreOutcome  # noqa: E402
+from gpuenergyd.gpu.link.messages import GpuSample, GpuSnapshot, LeaseOwner  # noqa: E402
+from gpuenergyd.gpu.restore.executor import RestoreOutcome  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
 from gpuenergyd.wire.clock_request import RankClockRequest  # noqa: E402
 from tests.support.registration import one_stage_registration  # noqa: E402
@@ -71,27 +72,29 @@ ME = PeerCredentials(os.getpid(), os.getuid(), os.getgid())
 class Worker:
     """A worker that does at once what it is told, and keeps nothing."""
 
-    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
-        del lease_id, gpu_uuids, owner
+    async def lease(
+        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+    ) -> None:
+        del lease_id, gpu_uuids, owner, pidfds
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         del gpu_uuids, reason
         return ()
 
-    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         del lease_id, gpu_uuid, owner
         return power_limit_w
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         del gpu_uuid, request
 
-    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         del gpu_uuid
         return ()
 
-    async def look(self, gpu_uuid: str) -> GpuLook:
+    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         del gpu_uuid
-        return GpuLook(None, None, GpuDetails())
+        return GpuSnapshot(None, None, GpuDetails())
 
 
 class Policy:

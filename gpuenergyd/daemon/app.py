@@ -39,7 +39,7 @@ from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.client import ClockSet, GpuSample, GpuStateChange
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealthChange, GpuSample
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
 from gpuenergyd.store.maintenance.retention import Retention
@@ -259,15 +259,15 @@ class Daemon:
         """Pass readings on."""
         self.jobs.handle_samples(samples)
 
-    def handle_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_change(self, change: ClockChange) -> None:
         """Pass a clock change on."""
-        self.jobs.handle_clock_set(change)
-        self.leases.handle_clock_set(change)
+        self.jobs.handle_clock_change(change)
+        self.leases.handle_clock_change(change)
 
-    def handle_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Pass on how a GPU is."""
-        self.jobs.handle_gpu_state(change)
-        self.leases.handle_gpu_state(change)
+        self.jobs.handle_gpu_health(change)
+        self.leases.handle_gpu_health(change)
 
     def handle_worker_lost(self, reason: str) -> None:
         """Pass it on."""

@@ -15,14 +15,17 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner, RestoreOutcome
+from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
+from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.store.records import Record
 
 
 class WorkerPort(Protocol):
     """The GPU worker, whichever process that is now."""
 
-    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
+    async def lease(
+        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+    ) -> None:
         """Get the right to change GPUs.
 
         Raises:
@@ -46,7 +49,7 @@ class WorkerPort(Protocol):
 class LimitingWorkerPort(WorkerPort, Protocol):
     """A worker that can limit power too: jobs never ask for that, administrators do."""
 
-    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit under a lease, and return the limit that was read back.
 
         Raises:
@@ -58,7 +61,7 @@ class LimitingWorkerPort(WorkerPort, Protocol):
 class AskableWorker(Protocol):
     """A worker that answers questions about a GPU."""
 
-    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.
 
         Raises:
@@ -66,7 +69,7 @@ class AskableWorker(Protocol):
         """
         ...
 
-    async def look(self, gpu_uuid: str) -> GpuLook:
+    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         """Return how a GPU is set and what it reads right now.
 
         Raises:

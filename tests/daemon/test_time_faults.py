@@ -10,7 +10,7 @@ from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.daemon.gpus.inventory import Gpu
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.client import GpuSample
+from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.store.records import Record, RollupRecord
 from tests.daemon.jobs.test_registry import Stage, plan, play, settle
 from tests.support.virtual_time import VirtualTime

@@ -206,7 +206,7 @@ def test_when_everything_is_killed_restore_brings_every_gpu_back(tmp_path: Path)
     with training(daemon) as run:
         wait_until_lowered(daemon)
         status = daemon.status()
-        children = [status["worker"]["keeper_pid"], status["worker"]["pid"], status["policy_host"]["pid"]]
+        children = [status["worker"]["sentinel_pid"], status["worker"]["pid"], status["policy_host"]["pid"]]
         for pid in (*children, daemon.pid):
             os.kill(pid, signal.SIGKILL)
         run.kill()

@@ -63,7 +63,7 @@ def test_the_epilog_leaves_a_living_daemon_alone_and_puts_back_what_a_killed_one
             os.kill(daemon.pid, signal.SIGSTOP)
             wait_until(daemon.is_lowered, 60)
             others = [pid for pid in child_pids(daemon.pid) if pid not in worker.values()]
-            for pid in (worker["keeper_pid"], worker["pid"], *others):
+            for pid in (worker["sentinel_pid"], worker["pid"], *others):
                 os.kill(pid, signal.SIGKILL)
             os.kill(daemon.pid, signal.SIGKILL)
             assert daemon.process is not None

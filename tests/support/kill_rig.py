@@ -204,7 +204,7 @@ class KillRig:
 
         def are_all_there() -> bool:
             status = self.daemon.status()
-            pids["keeper"] = status["worker"]["keeper_pid"] or 0
+            pids["keeper"] = status["worker"]["sentinel_pid"] or 0
             pids["worker"] = status["worker"]["pid"] or 0
             pids["policy_host"] = status["policy_host"]["pid"] or 0
             return all(pids.values())

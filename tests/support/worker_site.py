@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
-from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner, WorkerLink
+from gpuenergyd.gpu.link.client import WorkerLink
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -25,16 +26,32 @@ OWNER = LeaseOwner("job-1", os.getpid(), os.getuid())
 
 @dataclass(slots=True)
 class Heard:
-    """What the worker told the core."""
+    """What the worker sent on one link: a listener that records it."""
 
     samples: list[GpuSample] = field(default_factory=list)
-    clock_sets: list[ClockSet] = field(default_factory=list)
-    states: list[GpuStateChange] = field(default_factory=list)
+    clock_changes: list[ClockChange] = field(default_factory=list)
+    health_changes: list[GpuHealthChange] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
+    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Record samples."""
+        self.samples.extend(samples)
+
+    def handle_clock_change(self, change: ClockChange) -> None:
+        """Record a clock change."""
+        self.clock_changes.append(change)
+
+    def handle_gpu_health(self, change: GpuHealthChange) -> None:
+        """Record a GPU's new health."""
+        self.health_changes.append(change)
+
+    def handle_link_lost(self, reason: str) -> None:
+        """Record the reason for the end of the link."""
+        self.lost.append(reason)
+
     def health(self, gpu_uuid: str) -> GpuHealth:
-        """Return the last state told of a GPU."""
-        return next((s.health for s in reversed(self.states) if s.gpu_uuid == gpu_uuid), GpuHealth.OK)
+        """Return the last health received for a GPU."""
+        return next((c.health for c in reversed(self.health_changes) if c.gpu_uuid == gpu_uuid), GpuHealth.OK)
 
 
 @dataclass(slots=True)
@@ -78,9 +95,8 @@ class Site:
         return process
 
     def kill(self, worker: subprocess.Popen[bytes], link: WorkerLink) -> None:
-        """Kill a worker and its keeper: nobody is left who could restore."""
-        assert link.keeper_pid is not None
-        os.kill(link.keeper_pid, signal.SIGKILL)
+        """Kill a worker and its restore sentinel: no process is left that restores."""
+        os.kill(link.welcome.sentinel_pid, signal.SIGKILL)
         worker.kill()
 
     def end_workers(self) -> None:
@@ -101,10 +117,7 @@ class Site:
         heard = self.heard = Heard()
         link = await WorkerLink.connect(
             self.folder / "link.sock",
-            on_samples=heard.samples.extend,
-            on_clock_set=heard.clock_sets.append,
-            on_gpu_state=heard.states.append,
-            on_lost=heard.lost.append,
+            heard,
             rules=rules,
             timeout_s=20.0,
             token=token,

@@ -89,7 +89,7 @@ class Server:
         self._metrics = SnapshotText(self._status, metrics_text)
         self._job_detail = job_detail
         self._access = access
-        self._proof_of_use = ProofOfUse(access, worker.users)
+        self._proof_of_use = ProofOfUse(access, worker.process_ids)
         self._zeusd = ZeusdRoutes(
             jobs.services.gpus,
             worker,

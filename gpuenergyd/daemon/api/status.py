@@ -19,7 +19,7 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.settings import Mode, Settings
-from gpuenergyd.gpu.link.client import GpuHealth
+from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.store import WriterStatus
 
 _NS_PER_S = 1e9
@@ -64,7 +64,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "mode": daemon.settings.mode,
         "worker": {
             "pid": daemon.worker.pid,
-            "keeper_pid": daemon.worker.keeper_pid,
+            "sentinel_pid": daemon.worker.sentinel_pid,
             "is_alive": daemon.worker.is_alive,
             "heartbeat_age_s": daemon.worker.heartbeat_age_s,
             "num_restarts": daemon.worker.num_restarts,

@@ -27,7 +27,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
-from gpuenergyd.gpu.link.client import LeaseOwner
+from gpuenergyd.gpu.link.messages import LeaseOwner
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
 from gpuenergyd.wire.daemon_codec import decode, decode_member, encode, encode_member
 from gpuenergyd.wire.messages import PlanSlice, RankRegistration

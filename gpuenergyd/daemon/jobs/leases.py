@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpuenergyd.daemon.jobs.audit_log import ControlTrail
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.client import LeaseOwner, RestoreResult
+from gpuenergyd.gpu.link.messages import LeaseOwner
+from gpuenergyd.gpu.restore.executor import RestoreResult
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class JobClocks:
     async def lease(self, gpu_uuids: tuple[str, ...], *, last_epoch: int, on_refusal: Callable[[str], None]) -> None:
         """Get the right to change GPUs; plans after `last_epoch` count."""
         try:
-            owner = replace(self.owner, pidfds=tuple(self.pidfds.values()))
-            await self.services.worker.lease(self.trail.job_id, gpu_uuids, owner)
+            pidfds = tuple(self.pidfds.values())
+            await self.services.worker.lease(self.trail.job_id, gpu_uuids, self.owner, pidfds)
         except GpuError as error:
             log.warning("job %s: no lease: %s", self.trail.job_id, error)
             self.trail.record("lease", self._owner_text, str(error), after="refused")

@@ -27,7 +27,7 @@ from gpuenergyd.daemon.registration.tags import checked_tags
 from gpuenergyd.daemon.registration.validation import checked_iteration, checked_order, require_agreement
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UnknownPolicyError
-from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuSample, GpuStateChange, LeaseOwner
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
 from gpuenergyd.store.records import ControlEventRecord, JobRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
@@ -212,7 +212,7 @@ class Jobs:
                     self.services.history.write(record)
         self._observe_soon()
 
-    def handle_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_change(self, change: ClockChange) -> None:
         """Note a clock change."""
         gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:
@@ -220,14 +220,14 @@ class Jobs:
         runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
         if change.error is None:
             before = gpu.switching.latency
-            if gpu.record_clock_set(change):
+            if gpu.record_clock_change(change):
                 self._record_latency(gpu, before)
                 if runner is not None:
                     runner.gpu_changed(gpu)
         elif runner is not None:
             runner.control_lost(f"GPU {change.gpu_uuid}: {change.error}")
 
-    def handle_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Note how a GPU is; a job with a GPU that cannot be controlled goes to full speed."""
         gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:

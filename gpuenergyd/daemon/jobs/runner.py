@@ -40,7 +40,7 @@ from gpuenergyd.daemon.jobs.plan_delivery import PlanSlices
 from gpuenergyd.daemon.jobs.previous_runs import packed, signature_of
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.gpu.link.client import GpuHealth, LeaseOwner
+from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
 from gpuenergyd.store.records import JobEndRecord, PlanRecord, PreviousRunRecord
 from gpuenergyd.wire.messages import PlanSlice
 

@@ -21,7 +21,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus, utc
 from gpuenergyd.daemon.ports import HistoryPort, LimitingWorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
 from gpuenergyd.errors import GpuError, UsageError
-from gpuenergyd.gpu.link.client import ClockSet, GpuHealth, GpuStateChange, LeaseOwner
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, LeaseOwner
 from gpuenergyd.store.records import ControlEventRecord
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class ManualLeases:
     history: HistoryPort
     _leases: dict[str, ManualLease] = field(default_factory=dict)
     _turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    _awaited: dict[str, tuple[int, asyncio.Future[ClockSet]]] = field(default_factory=dict)
+    _awaited: dict[str, tuple[int, asyncio.Future[ClockChange]]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def get(self, gpu_uuid: str) -> ManualLease | None:
@@ -164,13 +164,13 @@ class ManualLeases:
         self.record("restore", lease.gpu_uuid, lease.holder, f"lease {lease.lease_id}", "leased", reason)
         return told
 
-    def handle_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_change(self, change: ClockChange) -> None:
         """Note a clock change that somebody waits for."""
         asked_mono_ns, heard = self._awaited.get(change.gpu_uuid, (0, None))
         if heard is not None and change.due_mono_ns == asked_mono_ns and not heard.done():
             heard.set_result(change)
 
-    def handle_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """End the lease of a GPU that is not fine: what it does no longer follows from what was asked."""
         lease = self._leases.get(change.gpu_uuid)
         if lease is not None and change.health is not GpuHealth.OK:
@@ -226,14 +226,14 @@ class ManualLeases:
             self._record_change(lease, "lock", f"{lease.sm_clock_mhz or 'no'} MHz", f"{sm_clock_mhz} MHz")
             lease.sm_clock_mhz = sm_clock_mhz
         if power_limit_w is not None:
-            limit_w = await self.worker.limit(lease.lease_id, lease.gpu_uuid, power_limit_w, lease.owner)
+            limit_w = await self.worker.set_power_limit(lease.lease_id, lease.gpu_uuid, power_limit_w, lease.owner)
             self._record_change(lease, "limit", f"{lease.power_limit_w or 'no'} W", f"{limit_w:g} W")
             lease.power_limit_w = limit_w
 
     async def _lock(self, lease: ManualLease, sm_clock_mhz: int) -> None:
         """Set a clock and wait until the worker says what became of it."""
         gpu_uuid, asked_mono_ns = lease.gpu_uuid, time.monotonic_ns()
-        heard: asyncio.Future[ClockSet] = asyncio.get_running_loop().create_future()
+        heard: asyncio.Future[ClockChange] = asyncio.get_running_loop().create_future()
         self._awaited[gpu_uuid] = (asked_mono_ns, heard)
         lease.gpu.requested_sm_clock_mhz = sm_clock_mhz
         self.worker.request_clock(gpu_uuid, ClockRequest(sm_clock_mhz, asked_mono_ns))

@@ -13,15 +13,9 @@ from gpuenergyd.daemon.processes.restart_backoff import RestartBackoff
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.client import (
-    ClockSet,
-    GpuLook,
-    GpuSample,
-    GpuStateChange,
-    LeaseOwner,
-    RestoreOutcome,
-    WorkerLink,
-)
+from gpuenergyd.gpu.link.client import WorkerLink
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealthChange, GpuSample, GpuSnapshot, LeaseOwner
+from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
 log = logging.getLogger(__name__)
@@ -44,11 +38,11 @@ class WorkerListener(Protocol):
         """Handle GPU readings."""
         ...
 
-    def handle_clock_set(self, change: ClockSet) -> None:
+    def handle_clock_change(self, change: ClockChange) -> None:
         """Handle the result of a clock change."""
         ...
 
-    def handle_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Handle a change of a GPU's health."""
         ...
 
@@ -70,7 +64,7 @@ class GpuWorker:
         self._is_shutting_down = False
         self._lost = asyncio.Event()
         self._is_hung = False
-        self._pending_states: list[GpuStateChange] | None = None
+        self._pending_states: list[GpuHealthChange] | None = None
         self._heartbeat_mono_s: float | None = None
         self.trouble: str | None = "the GPU worker has not started yet"
         self.num_restarts = 0
@@ -81,7 +75,7 @@ class GpuWorker:
     @property
     def pid(self) -> int | None:
         """The worker's process id, None when there is none."""
-        return self._link.worker_pid if self._link is not None and self.is_alive else None
+        return self._link.welcome.pid if self._link is not None and self.is_alive else None
 
     @property
     def is_alive(self) -> bool:
@@ -89,9 +83,9 @@ class GpuWorker:
         return self._process.is_running and self._link is not None and self._link.is_open
 
     @property
-    def keeper_pid(self) -> int | None:
+    def sentinel_pid(self) -> int | None:
         """Process id of the restore sentinel, which restores the GPUs if the worker is killed."""
-        return self._link.keeper_pid if self._link is not None and self.is_alive else None
+        return self._link.welcome.sentinel_pid if self._link is not None and self.is_alive else None
 
     @property
     def heartbeat_age_s(self) -> float | None:
@@ -128,21 +122,23 @@ class GpuWorker:
         """
         await self._reachable().hand_over(token, keep_s)
 
-    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
+    async def lease(
+        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+    ) -> None:
         """Acquire the right to change GPUs.
 
         Raises:
             GpuError: the worker refused, or none runs.
         """
-        await self._reachable().lease(lease_id, gpu_uuids, owner)
+        await self._reachable().lease(lease_id, gpu_uuids, owner, pidfds)
 
-    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit under a lease; return the limit read back.
 
         Raises:
             GpuError: the worker refused, or none runs.
         """
-        return await self._reachable().limit(lease_id, gpu_uuid, power_limit_w, owner)
+        return await self._reachable().set_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Restore GPUs and end their leases.
@@ -152,21 +148,21 @@ class GpuWorker:
         """
         return await self._reachable().restore(gpu_uuids, reason, is_leaving=self._is_shutting_down)
 
-    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.
 
         Raises:
             GpuError: the driver cannot report it, or no worker runs.
         """
-        return await self._reachable().users(gpu_uuid)
+        return await self._reachable().process_ids(gpu_uuid)
 
-    async def look(self, gpu_uuid: str) -> GpuLook:
+    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         """Return the present settings and readings of a GPU.
 
         Raises:
             GpuError: the driver cannot report it, or no worker runs.
         """
-        return await self._reachable().look(gpu_uuid)
+        return await self._reachable().snapshot(gpu_uuid)
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock; dropped while no worker is connected."""
@@ -201,7 +197,7 @@ class GpuWorker:
                 self._heartbeat_mono_s = time.monotonic()
             except GpuError as error:
                 self._is_hung = not self._lost.is_set()
-                self._on_lost(f"the GPU worker does not answer: {error}")
+                self.handle_link_lost(f"the GPU worker does not answer: {error}")
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), _PING_PERIOD_S)
@@ -225,21 +221,18 @@ class GpuWorker:
         except (GpuError, OSError) as error:
             self._set_trouble(str(error))
             return
-        self.has_taken_over = self._link.has_taken_over
+        self.has_taken_over = self._link.welcome.has_taken_over
         self._heartbeat_mono_s = time.monotonic()
         self._set_trouble(None)
-        self._listener().handle_worker_ready(self._link.identities)
+        self._listener().handle_worker_ready(self._link.welcome.identities)
         for change in self._pending_states:
-            self._listener().handle_gpu_state(change)
+            self._listener().handle_gpu_health(change)
         self._pending_states = None
 
     async def _connect(self) -> WorkerLink:
         return await WorkerLink.connect(
             self._settings.worker_link_path,
-            on_samples=lambda samples: self._listener().handle_samples(samples),
-            on_clock_set=lambda change: self._listener().handle_clock_set(change),
-            on_gpu_state=self._on_gpu_state,
-            on_lost=self._on_lost,
+            self,
             rules=RestoreRules(self._settings.restore_policy, self._settings.baseline_sm_clock_mhz),
             timeout_s=_CONNECT_LIMIT_S,
             token=self._token,
@@ -251,14 +244,23 @@ class GpuWorker:
             await link.close()
         await self._process.end(_HUNG_LIMIT_S if self._is_hung else _RESTORE_AND_EXIT_LIMIT_S)
 
-    def _on_gpu_state(self, change: GpuStateChange) -> None:
+    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Deliver samples to the listener."""
+        self._listener().handle_samples(samples)
+
+    def handle_clock_change(self, change: ClockChange) -> None:
+        """Deliver a clock change to the listener."""
+        self._listener().handle_clock_change(change)
+
+    def handle_gpu_health(self, change: GpuHealthChange) -> None:
+        """Deliver a GPU's health to the listener, once the GPUs themselves are known."""
         if self._pending_states is None:
-            self._listener().handle_gpu_state(change)
+            self._listener().handle_gpu_health(change)
         else:
-            # The first state changes arrive before the worker has listed its GPUs.
             self._pending_states.append(change)
 
-    def _on_lost(self, reason: str) -> None:
+    def handle_link_lost(self, reason: str) -> None:
+        """Report the loss of the worker, once."""
         if self._lost.is_set() or self._is_closing:
             return
         self._lost.set()

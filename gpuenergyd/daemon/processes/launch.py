@@ -218,7 +218,7 @@ def process_launchers(settings: Settings) -> ProcessLaunchers:
         case Processes.CHILDREN:
             limit_bytes = settings.policy_memory_limit_bytes
             return ProcessLaunchers(
-                ChildWorker([*worker_command(settings), "--exit-with-core"], settings.journal_path),
+                ChildWorker([*worker_command(settings), "--exit-with-daemon"], settings.journal_path),
                 lambda: start_policy_child(limit_bytes, POLICY_HOST_COMMAND),
             )
         case Processes.UNITS:

@@ -1,6 +1,6 @@
 """Main program of the GPU worker's systemd unit: reads the daemon's settings, then executes the worker.
 
-    python -I -m gpuenergyd.daemon.processes.worker_unit --core-user gpuenergyd
+    python -I -m gpuenergyd.daemon.processes.worker_unit --daemon-user gpuenergyd
 
 execv replaces this process, so no code that parses settings remains in the privileged process; its pid and inherited
 sockets stay the same.

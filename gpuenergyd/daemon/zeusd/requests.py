@@ -67,7 +67,7 @@ class ZeusdChanges:
         self.leases.spawn(self._carry_out_queued(gpu, holder, os.dup(pidfd)))
 
     async def _require_possible(self, gpu: Gpu, power_limit_w: float) -> None:
-        details = (await self.worker.look(gpu.identity.gpu_uuid)).details
+        details = (await self.worker.snapshot(gpu.identity.gpu_uuid)).details
         low_w, high_w = details.min_power_limit_w, details.max_power_limit_w
         if low_w is not None and high_w is not None and not low_w <= power_limit_w <= high_w:
             raise UsageError(f"{power_limit_w:g} W: GPU {gpu.identity.gpu_uuid} takes {low_w:g} to {high_w:g} W")

@@ -26,7 +26,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, require_
 from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd.requests import ZeusdChange, ZeusdChanges
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
-from gpuenergyd.gpu.link.client import GpuLook
+from gpuenergyd.gpu.link.messages import GpuSnapshot
 from gpuenergyd.wire.daemon_codec import encode
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class ZeusdRoutes:
         gpu_uuid = gpu.identity.gpu_uuid
         if gpu_uuid not in self._pci_addresses:
             try:
-                found = (await self.worker.look(gpu_uuid)).details.pci_address
+                found = (await self.worker.snapshot(gpu_uuid)).details.pci_address
             except GpuEnergyError:
                 return None
             if found is None:
@@ -167,25 +167,25 @@ class ZeusdRoutes:
     # --- reading ---
 
     async def _get_energy(self, request: web.Request) -> web.Response:
-        def energy(look: GpuLook) -> object:
+        def energy(look: GpuSnapshot) -> object:
             return {"energy_mj": _told(look.total_energy_j, _MJ_PER_J, "an energy counter")}
 
         return await self._read(request, energy)
 
     async def _get_power(self, request: web.Request) -> web.Response:
-        def power(look: GpuLook) -> object:
+        def power(look: GpuSnapshot) -> object:
             return _told(look.power_w, _MW_PER_W, "its power")
 
         return await self._read(request, power, lambda found: {"timestamp_ms": _now_ms(), "power_mw": found})
 
     async def _get_power_limit(self, request: web.Request) -> web.Response:
-        def limit(look: GpuLook) -> object:
+        def limit(look: GpuSnapshot) -> object:
             return {"power_limit_mw": _told(look.details.power_limit_w, _MW_PER_W, "a power limit")}
 
         return await self._read(request, limit)
 
     async def _get_constraints(self, request: web.Request) -> web.Response:
-        def constraints(look: GpuLook) -> object:
+        def constraints(look: GpuSnapshot) -> object:
             return {
                 "min_power_limit_mw": _told(look.details.min_power_limit_w, _MW_PER_W, "a lowest power limit"),
                 "max_power_limit_mw": _told(look.details.max_power_limit_w, _MW_PER_W, "a highest power limit"),
@@ -194,7 +194,7 @@ class ZeusdRoutes:
         return await self._read(request, constraints)
 
     async def _get_persistence_mode(self, request: web.Request) -> web.Response:
-        def mode(look: GpuLook) -> object:
+        def mode(look: GpuSnapshot) -> object:
             if look.details.is_persistent is None:
                 raise GpuUnsupportedError("the driver does not tell persistence mode")
             return {"enabled": look.details.is_persistent}
@@ -204,14 +204,14 @@ class ZeusdRoutes:
     async def _read(
         self,
         request: web.Request,
-        value: Callable[[GpuLook], object],
+        value: Callable[[GpuSnapshot], object],
         whole: Callable[[Mapping[str, object]], object] = lambda found: found,
     ) -> web.Response:
         asked = _parameters(request)
         gpus = self._wanted(asked)
 
         async def look(gpu: Gpu) -> object:
-            return value(await self.worker.look(gpu.identity.gpu_uuid))
+            return value(await self.worker.snapshot(gpu.identity.gpu_uuid))
 
         found, problem = await _of_each(gpus, look)
         return _json(whole({str(index): each for index, each in found.items()})) if problem is None else problem

@@ -1,6 +1,6 @@
 """The link between the daemon and the GPU worker.
 
-client    the daemon's side of the GPU worker
-messages  what the daemon and the GPU worker send each other
-queries   the driver queries that the daemon may send
+client    the daemon's end: a connection to the GPU worker
+codec     encoding of messages as JSON datagrams, and strict decoding
+messages  the messages between the daemon and the GPU worker
 """

@@ -1,4 +1,4 @@
-"""The core's side of the GPU worker: leases, wishes, restores out; samples and clock changes in."""
+"""Connection of the daemon to the GPU worker: sends requests, delivers samples, clock changes and health changes."""
 
 import asyncio
 import itertools
@@ -7,85 +7,88 @@ import socket
 import sys
 from asyncio.trsock import TransportSocket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Protocol, Self, TypeVar
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import DriverError, GpuError, ProtocolError
-from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
 from gpuenergyd.gpu.link.messages import (
-    LINK_VERSION,
-    MAX_DATAGRAM_BYTES,
-    MAX_PIDFDS,
-    PEERCRED,
-    ClockSet,
+    AcquireLease,
+    ClockChange,
+    Done,
+    Failed,
     GpuHealth,
+    GpuHealthChange,
     GpuSample,
-    GpuStateChange,
+    GpuSnapshot,
+    HandOver,
+    Hello,
     LeaseOwner,
-    clock_request_row,
-    decode,
-    encode,
-    identity_from_row,
+    ListProcesses,
+    Message,
+    Ping,
+    PowerLimit,
+    Processes,
+    Refused,
+    Reply,
+    Request,
+    RequestClock,
+    Restore,
+    Restored,
+    Samples,
+    SetPowerLimit,
+    TakeSnapshot,
+    Welcome,
+    WorkerCounters,
 )
-from gpuenergyd.gpu.link.queries import GpuLook, look_from_answer
-from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult
-from gpuenergyd.gpu.restore.journal import Control
+from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
-
-__all__ = [
-    "ClockSet",
-    "GpuHealth",
-    "GpuLook",
-    "GpuSample",
-    "GpuStateChange",
-    "LeaseOwner",
-    "RestoreOutcome",
-    "RestoreResult",
-    "WorkerLink",
-]
 
 _REPLY_LIMIT_S = 5.0
 _RESTORE_LIMIT_S = 35.0
 _CONNECT_PAUSE_S = 0.01
 _DATAGRAMS_PER_TURN = 4
 
+_ReplyT = TypeVar("_ReplyT", bound=Reply)
+
+
+class LinkListener(Protocol):
+    """Receiver of the worker's messages; called on the event loop."""
+
+    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Process readings."""
+        ...
+
+    def handle_clock_change(self, change: ClockChange) -> None:
+        """Process a clock change."""
+        ...
+
+    def handle_gpu_health(self, change: GpuHealthChange) -> None:
+        """Process a GPU's new health."""
+        ...
+
+    def handle_link_lost(self, reason: str) -> None:
+        """React to the loss of the worker; called once."""
+        ...
+
 
 class WorkerLink:
-    """A connection to the worker. Callbacks run on the event loop; `on_lost` gets the reason, once."""
+    """A connection to the GPU worker."""
 
-    identities: tuple[GpuIdentity, ...]
-    worker_pid: int | None
-    keeper_pid: int | None
-    """The process that restores when the worker is killed."""
-    has_taken_over: bool
-    """Whether the leases of an earlier core are ours."""
+    welcome: Welcome
+    """The worker's state when the connection began."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        *,
-        on_samples: Callable[[Sequence[GpuSample]], None],
-        on_clock_set: Callable[[ClockSet], None],
-        on_gpu_state: Callable[[GpuStateChange], None],
-        on_lost: Callable[[str], None],
-    ) -> None:
-        self.identities = ()
-        self.worker_pid = None
-        self.keeper_pid = None
-        self.has_taken_over = False
+    def __init__(self, connection: socket.socket, listener: LinkListener) -> None:
         self._socket = connection
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._on_samples = on_samples
-        self._on_clock_set = on_clock_set
-        self._on_gpu_state = on_gpu_state
-        self._on_lost = on_lost
         self._request_ids = itertools.count(1)
-        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._requests: deque[_Request] = deque()
-        self._wants: dict[str, bytes] = {}
+        self._replies: dict[int, asyncio.Future[Message]] = {}
+        self._unsent: deque[_Unsent] = deque()
+        self._unsent_clock_requests: dict[str, bytes] = {}
         self._is_open = True
         self._loop.add_reader(connection, self._read_some)
 
@@ -93,47 +96,29 @@ class WorkerLink:
     async def connect(
         cls,
         path: Path,
+        listener: LinkListener,
         *,
-        on_samples: Callable[[Sequence[GpuSample]], None],
-        on_clock_set: Callable[[ClockSet], None],
-        on_gpu_state: Callable[[GpuStateChange], None],
-        on_lost: Callable[[str], None],
         rules: RestoreRules | None = None,
         timeout_s: float = 5.0,
         token: str = "",
     ) -> Self:
-        """Connect to the worker, waiting for it to begin to listen, and learn which GPUs there are.
+        """Connect to the worker, waiting until it listens.
 
-        With the token of a core that handed over, its leases are ours, if the worker has kept them.
+        With the token of a daemon that handed over, its leases go to this one if the worker still keeps them.
 
         Raises:
-            DriverError: nobody answers in time, or the worker refuses.
+            DriverError: no worker listens in time.
+            GpuError: the worker refuses or does not reply.
         """
-        connection = await _connect(path, timeout_s)
-        link = cls(
-            connection, on_samples=on_samples, on_clock_set=on_clock_set, on_gpu_state=on_gpu_state, on_lost=on_lost
-        )
+        link = cls(await _connect(path, timeout_s), listener)
         try:
-            reply = await link._request(
-                "hello",
-                _REPLY_LIMIT_S,
-                link_version=LINK_VERSION,
-                token=token,
-                restore_rules=(rules or RestoreRules()).as_row(),
-            )
+            link.welcome = await link._ask(Hello(token, rules or RestoreRules()), Welcome)
         except BaseException:
             await link.close()
             raise
-        if reply["link_version"] != LINK_VERSION:
-            await link.close()
-            raise DriverError(f"the GPU worker speaks version {reply['link_version']}; {LINK_VERSION} is expected")
-        link.has_taken_over = bool(reply["has_taken_over"])
-        link.worker_pid = int(reply["pid"])
-        link.keeper_pid = int(reply["keeper_pid"])
-        link.identities = tuple(identity_from_row(row) for row in reply["identities"])
-        for uuid, health, detail in reply["health"]:
-            if health != GpuHealth.OK:
-                on_gpu_state(GpuStateChange(uuid, GpuHealth(health), detail))
+        for change in link.welcome.health:
+            if change.health is not GpuHealth.OK:
+                listener.handle_gpu_health(change)
         return link
 
     @property
@@ -141,29 +126,24 @@ class WorkerLink:
         """Whether the worker can be reached."""
         return self._is_open
 
-    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
-        """Get the right to change GPUs; when this returns, the journal knows them.
+    async def lease(
+        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+    ) -> None:
+        """Acquire a lease on GPUs; once it returns, the journal has their state.
+
+        When a process behind one of the pidfds ends, the worker restores the GPUs on its own.
 
         Raises:
             GpuError: refused, or the worker is gone.
         """
-        await self._request(
-            "lease",
-            _REPLY_LIMIT_S,
-            pidfds=owner.pidfds,
-            lease_id=lease_id,
-            gpu_uuids=list(gpu_uuids),
-            job_id=owner.job_id,
-            pid=owner.pid,
-            uid=owner.uid,
-        )
+        await self._ask(AcquireLease(lease_id, tuple(gpu_uuids), owner), Done, pidfds=pidfds)
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
-        """Request a clock; returns at once. It replaces earlier requests for that GPU."""
+        """Request a clock; returns at once. It replaces an unsent request for that GPU."""
         if not self._is_open:
             return
-        datagram = encode({"type": "want", "gpu_uuid": gpu_uuid, "request": clock_request_row(request)})
-        if self._wants or self._requests:
+        datagram = encode(RequestClock(gpu_uuid, request))
+        if self._unsent_clock_requests or self._unsent:
             self._delay(gpu_uuid, datagram)
             return
         try:
@@ -171,134 +151,125 @@ class WorkerLink:
         except BlockingIOError:
             self._delay(gpu_uuid, datagram)
         except OSError as error:
-            self._lose(f"the GPU worker went away: {error.strerror}")
+            self._lose(f"lost the GPU worker: {error.strerror}")
 
-    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit under a lease, and return the limit that was read back.
 
         Raises:
             GpuError: refused, or the worker is gone.
         """
-        reply = await self._request(
-            "limit",
-            _RESTORE_LIMIT_S,
-            lease_id=lease_id,
-            gpu_uuid=gpu_uuid,
-            power_limit_w=power_limit_w,
-            job_id=owner.job_id,
-            pid=owner.pid,
-            uid=owner.uid,
-        )
-        return float(reply["power_limit_w"])
+        request = SetPowerLimit(lease_id, gpu_uuid, power_limit_w, owner)
+        return (await self._ask(request, PowerLimit, limit_s=_RESTORE_LIMIT_S)).power_limit_w
 
     async def restore(
         self, gpu_uuids: Sequence[str], reason: str, *, is_leaving: bool = False
     ) -> tuple[RestoreOutcome, ...]:
-        """Put GPUs back and end their leases; wishes not yet carried out are dropped.
+        """Restore GPUs and end their leases; pending clock requests are dropped.
 
-        `is_leaving`: not the job ends but the daemon, so what the rules keep is kept.
+        `is_leaving`: the daemon ends, not the job, so clocks that the restore rules keep stay.
 
         Raises:
-            GpuError: the worker is gone or does not answer; it restores by itself when the link is cut.
+            GpuError: the worker is gone or does not reply; it restores on its own when the link is cut.
         """
         for uuid in gpu_uuids:
-            self._wants.pop(uuid, None)
-        reply = await self._request(
-            "restore", _RESTORE_LIMIT_S, gpu_uuids=list(gpu_uuids), reason=reason, is_leaving=is_leaving
-        )
-        return tuple(
-            RestoreOutcome(uuid, Control(control), RestoreResult(result), detail)
-            for uuid, control, result, detail in reply["outcomes"]
-        )
+            self._unsent_clock_requests.pop(uuid, None)
+        request = Restore(tuple(gpu_uuids), reason, is_leaving)
+        return (await self._ask(request, Restored, limit_s=_RESTORE_LIMIT_S)).outcomes
 
-    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.
 
         Raises:
-            GpuError: the driver does not tell, or the worker is gone.
+            GpuError: the driver does not report them, or the worker is gone.
         """
-        reply = await self._request("users", _REPLY_LIMIT_S, gpu_uuid=gpu_uuid)
-        return tuple(int(pid) for pid in reply["pids"])
+        return (await self._ask(ListProcesses(gpu_uuid), Processes)).pids
 
-    async def look(self, gpu_uuid: str) -> GpuLook:
-        """Return how a GPU is set and what it reads right now.
+    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
+        """Read a GPU and its settings now.
 
         Raises:
-            GpuError: the driver does not tell, or the worker is gone.
+            GpuError: the driver does not report them, or the worker is gone.
         """
-        return look_from_answer(await self._request("look", _REPLY_LIMIT_S, gpu_uuid=gpu_uuid))
+        return await self._ask(TakeSnapshot(gpu_uuid), GpuSnapshot)
 
-    async def ping(self) -> dict[str, int]:
-        """Return the worker's counters; its main thread answers without touching the driver.
+    async def ping(self) -> WorkerCounters:
+        """Return the worker's counters; its main thread replies without calling the driver.
 
         Raises:
-            GpuError: it does not.
+            GpuError: no reply in time.
         """
-        reply = await self._request("ping", _REPLY_LIMIT_S)
-        return {name: value for name, value in reply.items() if name.startswith("num_")}
+        return await self._ask(Ping(), WorkerCounters)
 
     async def hand_over(self, token: str, keep_s: float) -> None:
-        """Have the worker keep all leases for so long when this link ends, for the core that shows the token.
+        """Have the worker keep all leases for `keep_s` after this link ends, for the daemon with the token.
 
         Raises:
-            GpuError: it does not; it restores at once then.
+            GpuError: refused; the worker then restores at once when the link ends.
         """
-        await self._request("hand_over", _REPLY_LIMIT_S, token=token, keep_s=keep_s)
+        await self._ask(HandOver(token, keep_s), Done)
 
     async def close(self) -> None:
-        """Cut the link; the worker then restores every GPU, unless they were handed over."""
+        """Cut the link; the worker then restores every GPU, unless the leases were handed over."""
         if self._is_open:
             self._is_open = False
-            self._release("the link is closed")
+            self._release("the link to the GPU worker is closed")
 
-    async def _request(
-        self, message_type: str, limit_s: float, *, pidfds: Sequence[int] = (), **content: Any
-    ) -> dict[str, Any]:
+    async def _ask(
+        self,
+        request: Request,
+        reply_type: type[_ReplyT],
+        *,
+        limit_s: float = _REPLY_LIMIT_S,
+        pidfds: Sequence[int] = (),
+    ) -> _ReplyT:
+        """Send a request and return its reply."""
         if not self._is_open:
             raise GpuError("the GPU worker is gone")
+        name = type(request).__name__
         request_id = next(self._request_ids)
-        reply: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._replies[request_id] = reply
-        datagram = encode({"type": message_type, "request_id": request_id, **content})
-        # Our own copies: the process may be forgotten, and its pidfd closed, before a full socket takes the datagram.
-        self._requests.append(_Request(datagram, [os.dup(fd) for fd in pidfds[:MAX_PIDFDS]]))
+        self._replies[request_id] = self._loop.create_future()
+        # Own copies: the caller may close its pidfds before a full socket accepts the datagram.
+        self._unsent.append(_Unsent(encode(request, request_id), [os.dup(fd) for fd in pidfds[:MAX_PIDFDS]]))
         self._write()
         try:
             async with asyncio.timeout(limit_s):
-                answer = await reply
+                reply = await self._replies[request_id]
         except TimeoutError:
-            raise GpuError(f"the GPU worker did not answer {message_type!r} within {limit_s:g} s") from None
+            raise GpuError(f"the GPU worker did not reply to {name} within {limit_s:g} s") from None
         finally:
             self._replies.pop(request_id, None)
-        if "error" in answer:
-            raise GpuError(f"the GPU worker refused {message_type!r}: {answer['error']}")
-        return answer
+        if isinstance(reply, Failed):
+            raise GpuError(f"the GPU worker refused {name}: {reply.error}")
+        if not isinstance(reply, reply_type):
+            raise GpuError(f"the GPU worker replied to {name} with {type(reply).__name__}")
+        return reply
 
     def _delay(self, gpu_uuid: str, datagram: bytes) -> None:
-        self._wants[gpu_uuid] = datagram
+        self._unsent_clock_requests[gpu_uuid] = datagram
         self._loop.add_writer(self._socket, self._write)
 
     def _write(self) -> None:
         try:
-            while self._requests:
-                request = self._requests[0]
-                socket.send_fds(self._socket, [request.datagram], request.pidfds)
-                self._requests.popleft().close_pidfds()
-            while self._wants:
-                uuid = next(iter(self._wants))
-                self._socket.send(self._wants[uuid])
-                del self._wants[uuid]
+            while self._unsent:
+                unsent = self._unsent[0]
+                socket.send_fds(self._socket, [unsent.datagram], unsent.pidfds)
+                self._unsent.popleft().close_pidfds()
+            while self._unsent_clock_requests:
+                uuid = next(iter(self._unsent_clock_requests))
+                self._socket.send(self._unsent_clock_requests[uuid])
+                del self._unsent_clock_requests[uuid]
         except BlockingIOError:
             self._loop.add_writer(self._socket, self._write)
             return
         except OSError as error:
             self._read()
-            self._lose(f"the GPU worker went away: {error.strerror}")
+            self._lose(f"lost the GPU worker: {error.strerror}")
             return
         self._loop.remove_writer(self._socket)
 
     def _read_some(self) -> None:
-        """Read a few datagrams; after a pause many wait, and others wait too."""
+        """Read a few datagrams per turn: after a pause many are queued, and other tasks need the loop too."""
         self._read(_DATAGRAMS_PER_TURN)
 
     def _read(self, num_datagrams: int = sys.maxsize) -> None:
@@ -312,67 +283,67 @@ class WorkerLink:
                 return
             except OSError as error:
                 if isinstance(error, ConnectionResetError) and not was_reset:
-                    was_reset = True  # what the worker said before it closed can still be read
+                    was_reset = True  # what the worker sent before it closed can still be read
                     continue
-                self._lose(f"the GPU worker went away: {error.strerror}")
+                self._lose(f"lost the GPU worker: {error.strerror}")
                 return
             if not datagram:
-                self._lose("the GPU worker went away")
+                self._lose("the GPU worker closed the link")
                 return
             try:
-                self._dispatch(decode(datagram))
-            except (ProtocolError, KeyError, TypeError, ValueError) as error:
-                self._lose(f"the GPU worker sent something malformed: {error!r}")
+                self._dispatch(*decode(datagram))
+            except ProtocolError as error:
+                self._lose(f"invalid message from the GPU worker: {error}")
 
-    def _dispatch(self, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "samples":
-                self._on_samples(tuple(GpuSample(*row) for row in message["rows"]))
-            case "clock_set":
-                self._on_clock_set(ClockSet(*message["row"]))
-            case "gpu_state":
-                self._on_gpu_state(GpuStateChange(message["gpu_uuid"], GpuHealth(message["health"]), message["detail"]))
-            case "reply":
-                reply = self._replies.get(message["request_id"])
+    def _dispatch(self, request_id: int | None, message: Message) -> None:
+        match message:
+            case Samples():
+                self._listener.handle_samples(message.samples)
+            case ClockChange():
+                self._listener.handle_clock_change(message)
+            case GpuHealthChange():
+                self._listener.handle_gpu_health(message)
+            case Refused():
+                self._lose(f"the GPU worker refused the connection: {message.error}")
+            case _ if request_id is not None:
+                reply = self._replies.get(request_id)
                 if reply is not None and not reply.done():
                     reply.set_result(message)
-            case "refused":
-                self._lose(f"the GPU worker refused the connection: {message['error']}")
-            case other:
-                raise ProtocolError(f"no message type {other!r}")
+            case _:
+                raise ProtocolError(f"{type(message).__name__} without a request id")
 
     def _lose(self, reason: str) -> None:
         if self._is_open:
             self._is_open = False
             self._release(reason)
-            self._on_lost(reason)
+            self._listener.handle_link_lost(reason)
 
     def _release(self, reason: str) -> None:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        while self._requests:
-            self._requests.popleft().close_pidfds()
+        while self._unsent:
+            self._unsent.popleft().close_pidfds()
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(GpuError(reason))
 
 
 def require_trusted_listener(connection: socket.socket | TransportSocket, path: Path) -> None:
-    """Check that who listens is the service manager or a process of our own user.
+    """Check that the peer is the service manager or a process of our own user.
 
     Raises:
-        DriverError: somebody else has put a socket there.
+        DriverError: a process of another user listens.
     """
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size)
     _, uid, _ = PEERCRED.unpack(peer)
     if uid not in {0, os.geteuid()}:
-        raise DriverError(f"uid {uid} listens on {path}; root or uid {os.geteuid()} must")
+        raise DriverError(f"{path} is served by uid {uid}; expected root or uid {os.geteuid()}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """A datagram that waits to be sent, and the pidfds that go with it."""
+class _Unsent:
+    """A datagram that waits for the socket, and the pidfds that travel with it."""
 
     datagram: bytes
     pidfds: Sequence[int]

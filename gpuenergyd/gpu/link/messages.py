@@ -1,44 +1,201 @@
-"""What the core and the GPU worker say to each other: one JSON object per datagram.
+"""Messages between the daemon and the GPU worker.
 
-core -> worker    hello, hand_over, ping, lease, limit, restore, users, look (answered by `reply` with the same
-                  request_id), want (unanswered); a lease carries pidfds beside the datagram
-worker -> core    reply, samples, clock_set, gpu_state
+The daemon sends requests, each answered by the reply that its docstring names or by `Failed`; a `RequestClock` has no
+reply. The worker also sends samples, clock changes and health changes of its own accord.
 """
 
-import json
-import struct
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from gpuenergyd.core.clock_request import ClockRequest
-from gpuenergyd.errors import ProtocolError
-from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.device import GpuDetails, GpuIdentity
+from gpuenergyd.gpu.restore.executor import RestoreOutcome
+from gpuenergyd.gpu.restore.policy import RestoreRules
 
-LINK_VERSION = 2
-MAX_DATAGRAM_BYTES = 131_072
-PEERCRED = struct.Struct("3i")
-"""What SO_PEERCRED gives: pid, uid, gid."""
-MAX_PIDFDS = 128
-"""With one datagram; the kernel takes 253."""
+
+class GpuHealth(StrEnum):
+    """The health of a GPU: whether it can be read and changed."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    WEDGED = "wedged"
+    """A driver call for it does not return."""
+    LOST = "lost"
+    UNRESTORED = "unrestored"
+    """A restore failed; the worker retries."""
+    OBSERVE_ONLY = "observe_only"
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwner:
-    """On whose behalf a GPU is changed."""
+    """The job and process on whose behalf a GPU is changed."""
 
     job_id: str
     pid: int
     uid: int
-    pidfds: tuple[int, ...] = ()
-    """Of the processes whose death ends the lease: the worker then restores by itself, waiting for nobody."""
+
+
+# Requests of the daemon
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First request on a connection: the restore rules, and the token of a handover or "". Reply: Welcome."""
+
+    token: str
+    restore_rules: RestoreRules
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Keep all leases for `keep_s` after this connection ends, for a daemon with this token. Reply: Done."""
+
+    token: str
+    keep_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A liveness check. Reply: WorkerCounters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLease:
+    """Lease GPUs; pidfds travel beside the datagram. The reply, Done, means that the journal has the GPUs' state."""
+
+    lease_id: str
+    gpu_uuids: tuple[str, ...]
+    owner: LeaseOwner
+
+
+@dataclass(frozen=True, slots=True)
+class SetPowerLimit:
+    """Set the power limit of a leased GPU. Reply: PowerLimit."""
+
+    lease_id: str
+    gpu_uuid: str
+    power_limit_w: float
+    owner: LeaseOwner
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Restore GPUs and end their leases. `is_leaving`: because the daemon ends, not the job. Reply: Restored."""
+
+    gpu_uuids: tuple[str, ...]
+    reason: str
+    is_leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListProcesses:
+    """List the processes that compute on a GPU. Reply: Processes."""
+
+    gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Read a GPU and its settings now. Reply: GpuSnapshot."""
+
+    gpu_uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClock:
+    """Set clocks of a leased GPU. No reply; the effect follows as ClockChange."""
+
+    gpu_uuid: str
+    request: ClockRequest
+
+
+# Replies of the worker
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealthChange:
+    """A GPU's health and the reason for it."""
+
+    gpu_uuid: str
+    health: GpuHealth
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The worker's state at the start of a connection."""
+
+    pid: int
+    sentinel_pid: int
+    """Process that restores GPUs when the worker is killed."""
+    has_taken_over: bool
+    """Whether the leases of an earlier daemon go over to this one."""
+    identities: tuple[GpuIdentity, ...]
+    health: tuple[GpuHealthChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The request succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request was refused or failed."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounters:
+    """Counts since the worker started."""
+
+    num_late_ticks: int
+    """Sampling instants that were skipped."""
+    num_samples_dropped: int
+    num_sets_skipped: int
+    """Clock requests for the clock that was set already."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLimit:
+    """The power limit read back from a GPU."""
+
+    power_limit_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The outcomes of a restore."""
+
+    outcomes: tuple[RestoreOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Host pids of the processes that compute on a GPU."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSnapshot:
+    """A fresh reading of one GPU with its settings; None is what the driver does not report."""
+
+    power_w: float | None
+    total_energy_j: float | None
+    details: GpuDetails
+
+
+# Sent by the worker of its own accord
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One look at a GPU. The counter is given as it stood at its newest update, and when that was.
+    """One reading of a GPU; None is unknown.
 
-    None is what is not known: a counter whose update has not been seen yet has no instant.
+    `total_energy_j` is the counter's value at its newest update, and `energy_edge_mono_ns` the instant of that update:
+    None until an update has been observed.
     """
 
     gpu_uuid: str
@@ -52,8 +209,15 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockSet:
-    """One clock change, from the wish to the effect; `effective_mono_ns` is when the clock was first read back.
+class Samples:
+    """The readings since the last message of this type."""
+
+    samples: tuple[GpuSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockChange:
+    """One clock change, from the request to the effect.
 
     With an `error` nothing was set. An idle GPU never shows a raised clock, so the effect may stay unknown.
     """
@@ -61,117 +225,29 @@ class ClockSet:
     gpu_uuid: str
     requested_sm_clock_mhz: int
     due_mono_ns: int
-    """When it was to be asked for: the instant the wish was sent, or the later one it named."""
+    """When the clock was wanted: the instant the request was sent, or its later instant."""
     called_mono_ns: int
     returned_mono_ns: int
     effective_mono_ns: int | None
+    """When the clock was first read back."""
     actual_sm_clock_mhz: int | None
     error: str | None
     previous_sm_clock_mhz: int | None = None
-    """The clock last read before the change; None too where an idle GPU did not show when the new one was there."""
+    """The clock last read before the change; also None where an idle GPU did not show when the new one took effect."""
     blocked_ns: int = 0
-    """Of the time from due to called, how much went into calls for other GPUs."""
+    """Part of the time from due to called that went into calls for other GPUs."""
     unseen_until_mono_ns: int | None = None
-    """The last look after the call at which the change was visibly still on its way."""
-
-
-class GpuHealth(StrEnum):
-    """What can be expected of a GPU."""
-
-    OK = "ok"
-    DEGRADED = "degraded"
-    WEDGED = "wedged"
-    LOST = "lost"
-    UNRESTORED = "unrestored"
-    OBSERVE_ONLY = "observe_only"
+    """The last reading after the call at which the change was visibly not yet in effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class GpuStateChange:
-    """A GPU's health and the reason for it."""
+class Refused:
+    """The worker does not serve this connection, and closes it."""
 
-    gpu_uuid: str
-    health: GpuHealth
-    detail: str
+    error: str
 
 
-def encode(message: dict[str, Any]) -> bytes:
-    """Return a message as a datagram."""
-    return json.dumps(message, separators=(",", ":")).encode()
-
-
-def decode(datagram: bytes) -> dict[str, Any]:
-    """Return the message in a datagram.
-
-    Raises:
-        ProtocolError: not a JSON object with a type.
-    """
-    try:
-        message = json.loads(datagram)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not JSON: {error}") from None
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ProtocolError("a JSON object with a type is expected")
-    return message
-
-
-def identity_row(identity: GpuIdentity) -> list[Any]:
-    """Return an identity as it travels."""
-    return [
-        identity.gpu_uuid,
-        identity.index,
-        identity.model_name,
-        list(identity.supported_sm_clocks_mhz),
-        identity.is_simulated,
-        identity.default_power_limit_w,
-        identity.blocking_power_w,
-        identity.switch_latency_s,
-    ]
-
-
-def identity_from_row(row: list[Any]) -> GpuIdentity:
-    """Return the identity in a row."""
-    uuid, index, name, clocks, is_simulated, limit_w, blocking_w, switch_s = row
-    return GpuIdentity(uuid, index, name, tuple(clocks), is_simulated, limit_w, blocking_w, switch_s)
-
-
-def sample_row(sample: GpuSample) -> list[Any]:
-    """Return a sample as it travels."""
-    return [
-        sample.gpu_uuid,
-        sample.read_mono_ns,
-        sample.power_w,
-        sample.total_energy_j,
-        sample.energy_edge_mono_ns,
-        sample.sm_clock_mhz,
-        sample.temperature_celsius,
-        sample.is_power_capped,
-    ]
-
-
-def clock_request_row(request: ClockRequest) -> list[int]:
-    """Return a clock request as it travels."""
-    return [
-        request.sm_clock_mhz,
-        request.sent_mono_ns,
-        request.later_sm_clock_mhz,
-        request.later_at_mono_ns,
-        request.plan_epoch,
-    ]
-
-
-def clock_set_row(change: ClockSet) -> list[Any]:
-    """Return a clock change as it travels."""
-    return [
-        change.gpu_uuid,
-        change.requested_sm_clock_mhz,
-        change.due_mono_ns,
-        change.called_mono_ns,
-        change.returned_mono_ns,
-        change.effective_mono_ns,
-        change.actual_sm_clock_mhz,
-        change.error,
-        change.previous_sm_clock_mhz,
-        change.blocked_ns,
-        change.unseen_until_mono_ns,
-    ]
+Request = Hello | HandOver | Ping | AcquireLease | SetPowerLimit | Restore | ListProcesses | TakeSnapshot | RequestClock
+Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | Processes | GpuSnapshot
+Notice = Samples | ClockChange | GpuHealthChange | Refused
+Message = Request | Reply | Notice

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from gpuenergyd.gpu.device import GpuIdentity
 
@@ -34,17 +33,3 @@ class RestoreRules:
             return None
         clocks_mhz = identity.supported_sm_clocks_mhz
         return max((c for c in clocks_mhz if c <= baseline_mhz), default=min(clocks_mhz))
-
-    def as_row(self) -> list[Any]:
-        """Return the rules as they travel to the worker."""
-        return [self.restore_policy, dict(self.baseline_sm_clock_mhz)]
-
-    @classmethod
-    def from_row(cls, row: list[Any]) -> "RestoreRules":
-        """Return the rules in a row.
-
-        Raises:
-            ValueError: not such a row.
-        """
-        policy, baselines = row
-        return cls(RestorePolicy(policy), {str(name): int(clock) for name, clock in dict(baselines).items()})

@@ -1,6 +1,6 @@
-"""The worker's end of the link: one core at a time, nothing blocks, what cannot be sent now is kept or counted.
+"""Worker's end of the link to the daemon: one daemon at a time, non-blocking; datagrams that cannot be sent are queued.
 
-A core that says nothing for longer than it may is as good as gone, whatever its socket says: the link is cut.
+A daemon that sends nothing for `silence_limit_s` is treated as dead, even if its socket is open: the link is cut.
 """
 
 import contextlib
@@ -13,42 +13,42 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from gpuenergyd.errors import ProtocolError, UsageError
-from gpuenergyd.gpu.link.messages import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
+from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
+from gpuenergyd.gpu.link.messages import Message, Refused, Samples
 from gpuenergyd.service_manager import inherited_socket
 
 _MAX_WAITING_DATAGRAMS = 2_000
 
 
-class CoreConnection:
-    """Listens for the core; `send` may be called on any thread, everything else on the thread that calls `serve`."""
+class DaemonConnection:
+    """Listens for the daemon. `send` may be called on any thread, everything else on the thread that calls `serve`."""
 
     def __init__(
         self,
         path: Path,
-        core_uids: Collection[int],
+        daemon_uids: Collection[int],
         *,
-        on_message: Callable[[dict[str, Any], Sequence[int]], None],
+        on_message: Callable[[int | None, Message, Sequence[int]], None],
         on_lost: Callable[[], None],
         silence_limit_s: float,
     ) -> None:
-        """Begin to listen; `on_message` gets each message and the file descriptors beside it, which are then its own.
+        """Start listening; `on_message` gets request id, message and file descriptors, and owns the descriptors.
 
         Raises:
-            UsageError: the path cannot be listened on.
+            UsageError: the socket cannot be created at the path.
         """
         self.num_dropped = 0
         self._path = path
-        self._core_uids = core_uids
+        self._daemon_uids = daemon_uids
         self._on_message = on_message
         self._on_lost = on_lost
-        self._core: socket.socket | None = None
+        self._daemon: socket.socket | None = None
         self._waiting: deque[bytes] = deque()
         self._guard = threading.Lock()
         self._silence_limit_s = silence_limit_s
-        self._heard_mono_s = 0.0
+        self._received_mono_s = 0.0
         inherited = inherited_socket(None, socket.SOCK_SEQPACKET)
         self._is_socket_ours = inherited is None
         self._listener = inherited or _listen(path)
@@ -61,45 +61,45 @@ class CoreConnection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a core is there."""
-        return self._core is not None
+        """Whether a daemon is connected."""
+        return self._daemon is not None
 
     @property
     def wakeup_fd(self) -> int:
-        """Writing to it ends `serve` early; for signals."""
+        """File descriptor for signal.set_wakeup_fd: a byte written to it ends `serve` early."""
         return self._wake_in.fileno()
 
     def serve(self, timeout_s: float) -> None:
-        """Handle what arrives within the time, and send what waits."""
+        """Handle datagrams that arrive within `timeout_s`, and send queued ones."""
         for key, events in self._selector.select(timeout_s):
             key.data(events)
         self._flush()
-        if self._core is not None and time.monotonic() - self._heard_mono_s > self._silence_limit_s:
-            log(f"the core has said nothing for {self._silence_limit_s:g} s; it is taken for dead")
+        if self._daemon is not None and time.monotonic() - self._received_mono_s > self._silence_limit_s:
+            log(f"no heartbeat from the daemon for {self._silence_limit_s:g} s; assuming it died")
             self._lose()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queue a message; without a core, or when samples pile up, it is dropped."""
-        if self._core is None:
+    def send(self, message: Message, request_id: int | None = None) -> None:
+        """Queue a message; without a daemon it is dropped, and so are samples when the queue is full."""
+        if self._daemon is None:
             return
         with self._guard:
-            if len(self._waiting) >= _MAX_WAITING_DATAGRAMS and message["type"] == "samples":
-                self.num_dropped += len(message["rows"])
+            if len(self._waiting) >= _MAX_WAITING_DATAGRAMS and isinstance(message, Samples):
+                self.num_dropped += len(message.samples)
                 return
-            self._waiting.append(encode(message))
+            self._waiting.append(encode(message, request_id))
         with contextlib.suppress(BlockingIOError):
             self._wake_in.send(b"\0")
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Call back during `serve` when a file descriptor can be read, until `unwatch`."""
+        """Call back during `serve` when a file descriptor is readable, until `unwatch`."""
         self._selector.register(fd, selectors.EVENT_READ, lambda _events: on_readable())
 
     def unwatch(self, fd: int) -> None:
-        """Stop to watch a file descriptor."""
+        """Stop watching a file descriptor."""
         self._selector.unregister(fd)
 
     def close(self) -> None:
-        """Send what can be sent at once and stop listening."""
+        """Send queued datagrams as far as the socket accepts them, and stop listening."""
         self._flush()
         if self._is_socket_ours:
             with contextlib.suppress(OSError):
@@ -114,28 +114,28 @@ class CoreConnection:
         connection, _ = self._listener.accept()
         _, uid, _ = PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEERCRED.size))
         refusal = None
-        if uid not in self._core_uids:
-            refusal = f"uid {uid} may not command this worker; uids {sorted(self._core_uids)} may"
-        elif self._core is not None:
-            refusal = "another core is connected"
+        if uid not in self._daemon_uids:
+            refusal = f"uid {uid} is not allowed to control this worker; allowed uids: {sorted(self._daemon_uids)}"
+        elif self._daemon is not None:
+            refusal = "another daemon is connected"
         connection.setblocking(False)
         if refusal is not None:
             log(f"refused a connection: {refusal}")
             with contextlib.suppress(OSError):
-                connection.send(encode({"type": "refused", "error": refusal}))
+                connection.send(encode(Refused(refusal)))
             connection.close()
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self._core = connection
-        self._heard_mono_s = time.monotonic()
+        self._daemon = connection
+        self._received_mono_s = time.monotonic()
         self._selector.register(connection, selectors.EVENT_READ, self._receive)
 
     def _receive(self, events: int) -> None:
-        while self._core is not None and events & selectors.EVENT_READ:
+        while self._daemon is not None and events & selectors.EVENT_READ:
             fds: list[int] = []
             try:
                 datagram, fds, _, _ = socket.recv_fds(
-                    self._core, MAX_DATAGRAM_BYTES, MAX_PIDFDS, socket.MSG_CMSG_CLOEXEC
+                    self._daemon, MAX_DATAGRAM_BYTES, MAX_PIDFDS, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return
@@ -144,61 +144,63 @@ class CoreConnection:
             if not datagram:
                 self._lose()
                 return
-            self._heard_mono_s = time.monotonic()
+            self._received_mono_s = time.monotonic()
             try:
-                message = decode(datagram)
+                request_id, message = decode(datagram)
             except ProtocolError as error:
-                log(f"ignored a malformed message: {error!r}")
-                for fd in fds:
-                    os.close(fd)
+                log(f"ignored an invalid message: {error}")
+                close_all(fds)
                 continue
-            try:
-                self._on_message(message, fds)
-            except (ProtocolError, KeyError, TypeError, ValueError, OverflowError) as error:
-                log(f"ignored a malformed message: {error!r}")
+            self._on_message(request_id, message, fds)
 
     def _flush(self) -> None:
-        while self._core is not None:
+        while self._daemon is not None:
             with self._guard:
                 if not self._waiting:
                     break
                 datagram = self._waiting.popleft()
             try:
-                self._core.send(datagram)
+                self._daemon.send(datagram)
             except BlockingIOError:
                 with self._guard:
                     self._waiting.appendleft(datagram)
-                self._selector.modify(self._core, selectors.EVENT_READ | selectors.EVENT_WRITE, self._receive)
+                self._selector.modify(self._daemon, selectors.EVENT_READ | selectors.EVENT_WRITE, self._receive)
                 return
             except OSError:
                 self._lose()
                 return
-        if self._core is not None:
-            self._selector.modify(self._core, selectors.EVENT_READ, self._receive)
+        if self._daemon is not None:
+            self._selector.modify(self._daemon, selectors.EVENT_READ, self._receive)
 
     def _lose(self) -> None:
-        if self._core is None:
+        if self._daemon is None:
             return
-        self._selector.unregister(self._core)
-        self._core.close()
-        self._core = None
+        self._selector.unregister(self._daemon)
+        self._daemon.close()
+        self._daemon = None
         with self._guard:
             self._waiting.clear()
         self._on_lost()
 
 
+def close_all(fds: Sequence[int]) -> None:
+    """Close file descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
 def log(line: str) -> None:
-    """Write one line for people; one per change of state, none per sample."""
+    """Write a line to standard error: one per change of state, none per sample."""
     sys.stderr.write(f"gpuenergyd-worker: {line}\n")
     sys.stderr.flush()
 
 
 def _listen(path: Path) -> socket.socket:
-    """Return the listening socket; a socket file nobody answers on is removed, anything else is left alone."""
+    """Return the listening socket; a stale socket file is replaced, any other file is left alone."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     if os.path.lexists(path):
         if path.is_symlink() or not path.is_socket():
-            raise UsageError(f"{path} exists and is no socket; choose another --link path")
+            raise UsageError(f"{path} exists and is not a socket; choose another --link path")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             try:
                 probe.connect(str(path))

@@ -1,44 +1,45 @@
-"""What can be expected of each GPU in the worker, and why one may not be changed now. Any thread may tell and ask."""
+"""Health of each GPU in the worker, and why one must not be changed now. Methods may be called on any thread."""
 
 import threading
 from collections.abc import Callable, Sequence
 
 from gpuenergyd.errors import ProtocolError
-from gpuenergyd.gpu.link.messages import GpuHealth
+from gpuenergyd.gpu.link.messages import GpuHealth, GpuHealthChange
 
-_NOT_TO_BE_CHANGED = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.WEDGED, GpuHealth.LOST})
+_NOT_CHANGEABLE = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.WEDGED, GpuHealth.LOST})
 
 
-class GpuStates:
-    """The health of each GPU; `on_change` gets what is new, on the thread that told it."""
+class HealthTable:
+    """The health of each GPU; `on_change` gets each change on the thread that recorded it."""
 
-    def __init__(self, gpu_uuids: Sequence[str], on_change: Callable[[str, GpuHealth, str], None]) -> None:
+    def __init__(self, gpu_uuids: Sequence[str], on_change: Callable[[GpuHealthChange], None]) -> None:
         self._on_change = on_change
-        self._states: dict[str, tuple[GpuHealth, str]] = dict.fromkeys(gpu_uuids, (GpuHealth.OK, ""))
+        self._table = {uuid: GpuHealthChange(uuid, GpuHealth.OK, "") for uuid in gpu_uuids}
         self._wedged: set[str] = set()
         self._guard = threading.RLock()
 
-    def note(self, gpu_uuid: str, health: GpuHealth, detail: str) -> None:
-        """Take what was seen of a GPU; while a call does not return, nothing else counts."""
+    def record(self, gpu_uuid: str, health: GpuHealth, detail: str) -> None:
+        """Record a GPU's health; ignored while a driver call for it does not return."""
+        change = GpuHealthChange(gpu_uuid, health, detail)
         with self._guard:
-            before = self._states.get(gpu_uuid)
+            before = self._table.get(gpu_uuid)
             is_settled = gpu_uuid in self._wedged and health is not GpuHealth.WEDGED
-            if before is None or before[0] is health or is_settled:
+            if before is None or before.health is health or is_settled:
                 return
-            self._states[gpu_uuid] = (health, detail)
-        self._on_change(gpu_uuid, health, detail)
+            self._table[gpu_uuid] = change
+        self._on_change(change)
 
-    def wedge(self, gpu_uuid: str, detail: str) -> None:
-        """Note that a driver call for this GPU does not return."""
+    def mark_wedged(self, gpu_uuid: str, detail: str) -> None:
+        """Record that a driver call for this GPU does not return."""
         self._wedged.add(gpu_uuid)
-        self.note(gpu_uuid, GpuHealth.WEDGED, detail)
+        self.record(gpu_uuid, GpuHealth.WEDGED, detail)
 
-    def unwedge(self, gpu_uuid: str) -> bool:
-        """Note that it returned; return whether it had been missed."""
+    def clear_wedged(self, gpu_uuid: str) -> bool:
+        """Record that the driver call returned; return whether the GPU was wedged."""
         if gpu_uuid not in self._wedged:
             return False
         self._wedged.discard(gpu_uuid)
-        self.note(gpu_uuid, GpuHealth.UNRESTORED, "its driver call returned; it has to be restored")
+        self.record(gpu_uuid, GpuHealth.UNRESTORED, "its driver call returned; restoring it")
         return True
 
     def is_wedged(self, gpu_uuid: str) -> bool:
@@ -46,25 +47,24 @@ class GpuStates:
         return gpu_uuid in self._wedged
 
     def health(self, gpu_uuid: str) -> GpuHealth:
-        """Return the state of a GPU."""
-        return self._states[gpu_uuid][0]
+        """Return the health of a GPU."""
+        return self._table[gpu_uuid].health
 
-    def rows(self) -> list[list[str]]:
-        """Return every GPU's state as it travels."""
-        return [[uuid, health, detail] for uuid, (health, detail) in self._states.items()]
+    def current(self) -> tuple[GpuHealthChange, ...]:
+        """Return the last change of every GPU."""
+        return tuple(self._table.values())
 
     def refusal(self, gpu_uuid: str) -> str | None:
-        """Return why this GPU cannot be changed now, if so."""
-        health, detail = self._states[gpu_uuid]
-        return f"refused: {gpu_uuid} is {health}: {detail}" if health in _NOT_TO_BE_CHANGED else None
+        """Return why this GPU must not be changed now, or None."""
+        last = self._table[gpu_uuid]
+        return f"refused: {gpu_uuid} is {last.health}: {last.detail}" if last.health in _NOT_CHANGEABLE else None
 
-    def known(self, gpu_uuids: Sequence[str]) -> tuple[str, ...]:
-        """Return the GPUs asked for.
+    def require_known(self, gpu_uuids: Sequence[str]) -> None:
+        """Check that the GPUs exist.
 
         Raises:
-            ProtocolError: there is no such GPU.
+            ProtocolError: one does not.
         """
-        unknown = [u for u in gpu_uuids if u not in self._states]
+        unknown = [u for u in gpu_uuids if u not in self._table]
         if unknown:
-            raise ProtocolError(f"no GPU {unknown[0]!r}; there are: {', '.join(self._states)}")
-        return tuple(gpu_uuids)
+            raise ProtocolError(f"no GPU {unknown[0]!r}; known GPUs: {', '.join(self._table)}")

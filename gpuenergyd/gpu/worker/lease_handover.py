@@ -1,16 +1,16 @@
-"""Leases kept while the core is restarted: for a few seconds, for the one core that shows the token left for it."""
+"""Lease handover: keeps leases for seconds while the daemon restarts, for the daemon that has the handover's token."""
 
 import hmac
 from dataclasses import dataclass
 from enum import Enum, auto
 
 MAX_KEEP_S = 60.0
-"""Whatever a core asks: nobody watches over a job meanwhile."""
+"""Upper bound for every handover: nothing watches over the jobs meanwhile."""
 _MIN_TOKEN_CHARS = 32
 
 
-class Claim(Enum):
-    """What became of the leases when a core said hello."""
+class HandoverResult(Enum):
+    """The fate of kept leases when a daemon connects."""
 
     NOTHING_KEPT = auto()
     TAKEN_OVER = auto()
@@ -18,44 +18,47 @@ class Claim(Enum):
 
 
 @dataclass(slots=True)
-class Keeping:
-    """A promise by the core that goes, kept from the end of its connection on."""
+class LeaseHandover:
+    """A handover offered by the connected daemon; it begins when the connection ends."""
 
     _token: str = ""
     _keep_s: float = 0.0
     _until_mono_s: float | None = None
 
-    def promise(self, token: str, keep_s: float) -> None:
-        """Be ready to keep the leases when the connection ends.
+    def offer(self, token: str, keep_s: float) -> None:
+        """Prepare to keep the leases when the connection ends.
 
         Raises:
-            ValueError: a token that could be guessed, or a time that makes no sense.
+            ValueError: a token that could be guessed, or a time out of range.
         """
         if len(token) < _MIN_TOKEN_CHARS or not 0.0 < keep_s <= MAX_KEEP_S:
-            raise ValueError(f"a token of {_MIN_TOKEN_CHARS} characters and up to {MAX_KEEP_S:g} s are expected")
+            raise ValueError(
+                f"handover of {keep_s:g} s with a token of {len(token)} characters: expected up to {MAX_KEEP_S:g} s "
+                f"and at least {_MIN_TOKEN_CHARS} characters"
+            )
         self._token, self._keep_s = token, keep_s
 
     def begin(self, now_mono_s: float) -> bool:
-        """Note that the connection has ended; return whether the leases are kept."""
+        """Start keeping the leases, if a handover was offered; return whether it was."""
         if not self._token:
             return False
         self._until_mono_s = now_mono_s + self._keep_s
         return True
 
-    def has_run_out(self, now_mono_s: float) -> bool:
-        """Return, once, whether nobody came for the leases in time."""
+    def has_expired(self, now_mono_s: float) -> bool:
+        """Return, once, whether no daemon claimed the leases in time."""
         if self._until_mono_s is None or now_mono_s < self._until_mono_s:
             return False
         self._end()
         return True
 
-    def claim(self, token: str) -> Claim:
-        """Let a core have what is kept; whatever it shows, nothing is kept any longer."""
+    def claim(self, token: str) -> HandoverResult:
+        """Decide whether a connecting daemon gets the kept leases; in any case the handover is over."""
         if self._until_mono_s is None:
-            return Claim.NOTHING_KEPT
+            return HandoverResult.NOTHING_KEPT
         is_right = hmac.compare_digest(token.encode(), self._token.encode())
         self._end()
-        return Claim.TAKEN_OVER if is_right else Claim.WRONG_TOKEN
+        return HandoverResult.TAKEN_OVER if is_right else HandoverResult.WRONG_TOKEN
 
     def _end(self) -> None:
         self._token, self._until_mono_s = "", None

@@ -1,9 +1,8 @@
-"""Orders to restore several GPUs, carried out GPU by GPU and answered when the last is done or given up."""
+"""Restore requests: each restores several GPUs one by one, and is complete when the last is done or unreachable."""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.device import GpuController
@@ -13,26 +12,29 @@ from gpuenergyd.gpu.worker.daemon_connection import log
 
 
 @dataclass(slots=True, eq=False)
-class Restoring:
-    """One order; `message` is whom to answer, None is nobody. `is_awaited`: nobody asked yet, but somebody will.
+class RestoreRequest:
+    """One request to restore GPUs."""
 
-    `is_leaving`: the daemon ends, not the job.
-    """
-
-    why: str
-    message: dict[str, Any] | None
+    reason: str
     gpu_uuids: tuple[str, ...]
-    is_awaited: bool
-    is_leaving: bool
-    left: set[str]
+    request_id: int | None = None
+    """Of the daemon's request to reply to; None where the worker restores on its own."""
+    is_ahead_of_daemon: bool = False
+    """Whether the daemon is expected to request the same soon, and then needs the outcomes."""
+    is_leaving: bool = False
+    """Whether the daemon ends, not the job."""
+    pending: set[str] = field(init=False)
     outcomes: list[RestoreOutcome] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.pending = set(self.gpu_uuids)
 
-class RestoreOrders:
-    """The orders not yet complete.
 
-    `on_restored` gets the outcomes of one GPU on the thread that carried it out, `on_complete` an order whose last
-    GPU is done, on whichever thread that happened.
+class RestoreRequests:
+    """The restore requests that are not complete.
+
+    `on_restored` gets the outcomes of one GPU on the thread that restored it, `on_complete` a request whose last GPU
+    is done, on the thread on which that happened.
     """
 
     def __init__(
@@ -42,35 +44,25 @@ class RestoreOrders:
         driver: str,
         *,
         on_restored: Callable[[str, Sequence[RestoreOutcome]], None],
-        on_complete: Callable[[Restoring], None],
+        on_complete: Callable[[RestoreRequest], None],
     ) -> None:
         self._controller = controller
         self._journal = journal
         self._driver = driver
         self._on_restored = on_restored
         self._on_complete = on_complete
-        self._open: list[Restoring] = []
+        self._open: list[RestoreRequest] = []
         self._guard = threading.Lock()
 
-    def open(
-        self,
-        why: str,
-        uuids: Sequence[str],
-        message: dict[str, Any] | None,
-        *,
-        is_awaited: bool = False,
-        is_leaving: bool = False,
-    ) -> Restoring:
-        """Return a new order; one without GPUs is complete at once."""
-        restoring = Restoring(why, message, tuple(uuids), is_awaited, is_leaving, set(uuids))
-        if restoring.left:
+    def open(self, request: RestoreRequest) -> None:
+        """Add a request; one without GPUs is complete at once."""
+        if request.pending:
             with self._guard:
-                self._open.append(restoring)
+                self._open.append(request)
         else:
-            self._on_complete(restoring)
-        return restoring
+            self._on_complete(request)
 
-    def carry_out(self, restoring: Restoring, uuid: str) -> None:
+    def execute(self, request: RestoreRequest, uuid: str) -> None:
         """Restore one GPU; blocks as long as the driver does."""
         outcomes: Sequence[RestoreOutcome]
         try:
@@ -79,31 +71,31 @@ class RestoreOrders:
                 self._controller,
                 driver=self._driver,
                 gpu_uuids=[uuid],
-                is_leaving=restoring.is_leaving,
+                is_leaving=request.is_leaving,
             )
         except DamagedJournalError as error:
-            log(f"{error}; it is now {self._journal.set_aside()}, and every GPU is reset")
+            log(f"{error}; moved it to {self._journal.set_aside()}, resetting every GPU")
             outcomes = reset_every_gpu(self._controller)
         except JournalError as error:
             outcomes = [RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, str(error))]
         self._on_restored(uuid, outcomes)
-        self._note(restoring, uuid, outcomes)
+        self._complete_gpu(request, uuid, outcomes)
 
-    def note_unreachable(self, uuid: str) -> None:
-        """Give a GPU up in every order: a driver call does not return."""
+    def fail_unreachable(self, uuid: str) -> None:
+        """Fail a GPU in every open request: a driver call for it does not return."""
         with self._guard:
-            waiting = [r for r in self._open if uuid in r.left]
+            waiting = [r for r in self._open if uuid in r.pending]
         outcome = RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.FAILED, "a driver call does not return")
-        for restoring in waiting:
-            self._note(restoring, uuid, [outcome])
+        for request in waiting:
+            self._complete_gpu(request, uuid, [outcome])
 
-    def _note(self, restoring: Restoring, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
+    def _complete_gpu(self, request: RestoreRequest, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
         with self._guard:
-            if restoring not in self._open or uuid not in restoring.left:
+            if request not in self._open or uuid not in request.pending:
                 return
-            restoring.left.discard(uuid)
-            restoring.outcomes += outcomes
-            if restoring.left:
+            request.pending.discard(uuid)
+            request.outcomes += outcomes
+            if request.pending:
                 return
-            self._open.remove(restoring)
-        self._on_complete(restoring)
+            self._open.remove(request)
+        self._on_complete(request)

@@ -1,7 +1,7 @@
-"""The keeper: a process that outlives the GPU worker for one purpose, to put GPUs back when the worker was killed.
+"""Restore sentinel: a process that outlives the GPU worker and restores the GPUs when the worker was killed.
 
-It is forked before the worker opens the driver, so it costs no start of an interpreter when it is needed, sleeps until
-the worker is dead, restores what the journal still holds, and ends. A worker that stopped in order leaves it nothing.
+It is forked before the worker opens the driver, so no interpreter has to start when it is needed. It sleeps until the
+worker is dead, restores what the journal still lists, and ends. After an orderly stop the journal is empty.
 """
 
 import contextlib
@@ -14,24 +14,24 @@ from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.worker.daemon_connection import log
 
-_NAME = "gpue-keeper"
+_NAME = "gpue-sentinel"
 
 
-def start_keeper(journal_path: Path) -> int:
-    """Fork the keeper of this process, which must not have any other thread; return its pid."""
+def start_sentinel(journal_path: Path) -> int:
+    """Fork the sentinel of this process, which must not have any other thread; return its pid."""
     worker_pidfd = os.pidfd_open(os.getpid())
     pid = os.fork()
     if pid == 0:
         try:
-            _keep(worker_pidfd, journal_path)
+            _wait_and_restore(worker_pidfd, journal_path)
         finally:
             os._exit(0)
     os.close(worker_pidfd)
     return pid
 
 
-def _keep(worker_pidfd: int, journal_path: Path) -> None:
-    # A service manager tells the whole group to stop; the worker does, and we end with it.
+def _wait_and_restore(worker_pidfd: int, journal_path: Path) -> None:
+    # A service manager signals the whole process group: the worker stops on it, and the sentinel ends after the worker.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def _keep(worker_pidfd: int, journal_path: Path) -> None:
     try:
         outcomes = restore(journal_path)
     except GpuEnergyError as error:
-        log(f"after the worker: {error}")
+        log(f"restore after the worker's end failed: {error}")
         return
     for outcome in outcomes:
-        log(f"after the worker: {outcome.gpu_uuid} {outcome.control} {outcome.result}: {outcome.detail}")
+        log(f"after the worker's end: {outcome.gpu_uuid} {outcome.control} {outcome.result}: {outcome.detail}")

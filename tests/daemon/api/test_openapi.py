@@ -17,7 +17,7 @@ from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.gpu.device import GpuDetails
-from gpuenergyd.gpu.link.client import GpuLook, LeaseOwner
+from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
 from tests.daemon.jobs.test_registry import FakeWorker, Stage, registration, report
 
@@ -25,21 +25,21 @@ from tests.daemon.jobs.test_registry import FakeWorker, Stage, registration, rep
 class UnusedWorker(FakeWorker):
     """A worker that could limit power; nobody asks it to."""
 
-    async def limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
+    async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Note it."""
         assert lease_id == owner.job_id
         self.calls.append(("limit", (gpu_uuid,)))
         return power_limit_w
 
-    async def users(self, gpu_uuid: str) -> tuple[int, ...]:
+    async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Note it."""
         self.calls.append(("users", (gpu_uuid,)))
         return ()
 
-    async def look(self, gpu_uuid: str) -> GpuLook:
+    async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         """Note it."""
         self.calls.append(("look", (gpu_uuid,)))
-        return GpuLook(None, None, GpuDetails())
+        return GpuSnapshot(None, None, GpuDetails())
 
 
 def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:

@@ -21,15 +21,8 @@ from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.client import (
-    ClockSet,
-    GpuHealth,
-    GpuSample,
-    GpuStateChange,
-    LeaseOwner,
-    RestoreOutcome,
-    RestoreResult,
-)
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
 from gpuenergyd.store.records import (
     ControlEventRecord,
@@ -56,8 +49,11 @@ class FakeWorker:
     refusal: str | None = None
     owner: LeaseOwner | None = None
 
-    async def lease(self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner) -> None:
-        """Note it, or refuse."""
+    async def lease(
+        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+    ) -> None:
+        """Record it, or refuse."""
+        del pidfds
         self.calls.append(("lease", tuple(gpu_uuids)))
         self.owner = owner
         assert lease_id == owner.job_id
@@ -370,7 +366,7 @@ def test_a_gpu_that_cannot_be_controlled_takes_its_whole_job_to_full_speed(healt
     async def scenario() -> None:
         stage.join()
         await stage.iterate(times=3)
-        stage.jobs.handle_gpu_state(GpuStateChange("GPU-1", health, "it says so"))
+        stage.jobs.handle_gpu_health(GpuHealthChange("GPU-1", health, "it says so"))
         await settle()
 
         assert stage.phase == "fallback"
@@ -385,7 +381,7 @@ def test_a_lost_worker_and_a_failed_set_take_a_tuned_job_to_full_speed_and_leave
     async def scenario() -> None:
         ways: list[Callable[[Jobs], None]] = [
             lambda jobs: jobs.handle_worker_lost("the GPU worker went away"),
-            lambda jobs: jobs.handle_clock_set(failed_set("GPU-0")),
+            lambda jobs: jobs.handle_clock_change(failed_set("GPU-0")),
         ]
         for lose in ways:
             stage = Stage(plan("t", 1200))
@@ -404,8 +400,8 @@ def test_a_lost_worker_and_a_failed_set_take_a_tuned_job_to_full_speed_and_leave
     play(scenario)
 
 
-def failed_set(gpu_uuid: str) -> ClockSet:
-    return ClockSet(gpu_uuid, 1200, 1, 0, 0, None, None, "the journal holds no entry for this GPU")
+def failed_set(gpu_uuid: str) -> ClockChange:
+    return ClockChange(gpu_uuid, 1200, 1, 0, 0, None, None, "the journal holds no entry for this GPU")
 
 
 def test_a_silent_job_gives_its_clocks_back_and_leases_again_when_it_speaks() -> None:
@@ -496,13 +492,13 @@ def test_a_gpu_that_may_only_be_observed_keeps_its_job_from_asking_for_a_lease_u
     stage = Stage(would_be_plan(), plan("tuned-1", 1200))
 
     async def scenario() -> None:
-        stage.jobs.handle_gpu_state(GpuStateChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
+        stage.jobs.handle_gpu_health(GpuHealthChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
         stage.join()
         await stage.iterate(times=8)
         assert stage.worker.calls == []
         assert [view.can_set_clocks for view in stage.policy.views] == [False]
 
-        stage.jobs.handle_gpu_state(GpuStateChange("GPU-1", GpuHealth.OK, "MIG is off"))
+        stage.jobs.handle_gpu_health(GpuHealthChange("GPU-1", GpuHealth.OK, "MIG is off"))
         await stage.iterate(times=50)
         assert stage.policy.views[1].can_set_clocks
         assert any(call[0] == "lease" for call in stage.worker.calls)
@@ -612,11 +608,11 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
         assumed_s = stage.gpus["GPU-0"].view().switch_latency_s
         for k in range(40):
             asked_ns = 10**12 + k * 10**9
-            change = ClockSet(
+            change = ClockChange(
                 *("GPU-0", 1200, asked_ns, asked_ns, asked_ns + 3_500_000, asked_ns + 4_500_000, 1200, None),
                 previous_sm_clock_mhz=900,
             )
-            stage.jobs.handle_clock_set(change)
+            stage.jobs.handle_clock_change(change)
         await stage.iterate(times=2)
         (view, *_) = stage.policy.views
 

@@ -132,4 +132,4 @@ def test_a_unit_of_another_user_is_not_trusted(tmp_path: Path) -> None:
         theirs.kill()
 
     assert isinstance(answer, PolicyFailure)
-    assert "uid 65534 listens on" in answer.reason
+    assert "is served by uid 65534" in answer.reason

@@ -42,12 +42,12 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def test_the_workers_unit_becomes_the_worker_that_the_settings_ask_for(
     program: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["worker_unit", "--core-user", "gpuenergyd"])
+    monkeypatch.setattr("sys.argv", ["worker_unit", "--daemon-user", "gpuenergyd"])
 
     with pytest.raises(Replaced):
         worker_unit.main()
 
-    assert program == [*worker_command(load_settings()), "--core-user", "gpuenergyd"]
+    assert program == [*worker_command(load_settings()), "--daemon-user", "gpuenergyd"]
 
 
 def test_the_workers_unit_names_the_setting_it_cannot_use(

@@ -18,7 +18,7 @@ from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.drivers.device_parameters import A100_SXM, DeviceParameters
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_world import World, create_world
-from gpuenergyd.gpu.link.client import ClockSet
+from gpuenergyd.gpu.link.messages import ClockChange
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.worker_site import OWNER, Heard, Site, request_clock, run, until
@@ -31,7 +31,7 @@ CLOCKS_MHZ = (900, 1410)
 class Seen:
     """A clock change as the worker reported it, and when it really took effect."""
 
-    change: ClockSet
+    change: ClockChange
     effective_mono_ns: int
 
     @property
@@ -91,14 +91,14 @@ def changes_and_truth(site: Site) -> list[Seen]:
                 request_clock(link, site.gpus[0], clock)
                 await until(partial(_has_shown, site, heard, k, clock))
                 with world.gpu(0) as record:
-                    seen.append(Seen(heard.clock_sets[k], record.state.pending_at_ns))
+                    seen.append(Seen(heard.clock_changes[k], record.state.pending_at_ns))
 
     run(main())
     return seen
 
 
 def _has_shown(site: Site, heard: Heard, position: int, clock: int) -> bool:
-    return len(heard.clock_sets) > position and site.host.read(site.gpus[0]).sm_clock_mhz == clock
+    return len(heard.clock_changes) > position and site.host.read(site.gpus[0]).sm_clock_mhz == clock
 
 
 @pytest.mark.parametrize(("call_s", "settle_s"), [(0.025, 0.0001), (0.004, 0.021)])
@@ -113,7 +113,7 @@ def test_true_latency_of_25_ms_is_found_within_what_the_looks_can_tell(
 
     gpu = Gpu(site.host.identities()[0], ClockHistory(1410))
     for each in seen:
-        gpu.record_clock_set(each.change)
+        gpu.record_clock_change(each.change)
     # A process that is put aside between a look at the clock and at the time can tear a few apart.
     assert sum(each.is_true for each in seen) >= 0.8 * len(seen)
     assert gpu.view().switch_latency.basis is LatencyBasis.MEASURED
@@ -141,8 +141,8 @@ def test_waits_for_calls_that_set_other_gpus_are_told_apart_from_latency(
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus[:2]:
                 request_clock(link, gpu, 900)
-            await until(lambda: len(heard.clock_sets) == 2)
-            first, second = sorted(heard.clock_sets, key=lambda c: c.called_mono_ns)
+            await until(lambda: len(heard.clock_changes) == 2)
+            first, second = sorted(heard.clock_changes, key=lambda c: c.called_mono_ns)
             assert first.blocked_ns == 0
             overlap_ns = first.returned_mono_ns - max(second.due_mono_ns, first.called_mono_ns)
             assert second.blocked_ns == overlap_ns > 0
@@ -159,13 +159,13 @@ def test_a_raise_goes_before_a_reduction_that_has_waited_longer(make_site: Calla
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus[:2]:
                 request_clock(link, gpu, 1200)
-            await until(lambda: len(heard.clock_sets) == 2)
+            await until(lambda: len(heard.clock_changes) == 2)
             due_ns = time.monotonic_ns() + 100_000_000
             for gpu, clock, later_ns in ((site.gpus[1], 900, due_ns), (site.gpus[0], 1410, due_ns + 50_000_000)):
                 link.request_clock(gpu, ClockRequest(0, time.monotonic_ns(), clock, later_ns))
             link.request_clock(site.gpus[2], ClockRequest(0, time.monotonic_ns(), 900, due_ns - 1_000_000))
-            await until(lambda: len(heard.clock_sets) == 5)
-            called = sorted(heard.clock_sets[2:], key=lambda c: c.called_mono_ns)
+            await until(lambda: len(heard.clock_changes) == 5)
+            called = sorted(heard.clock_changes[2:], key=lambda c: c.called_mono_ns)
 
             order = [(c.gpu_uuid, c.requested_sm_clock_mhz) for c in called]
             assert order.index((site.gpus[0], 1410)) < order.index((site.gpus[1], 900))
@@ -177,20 +177,20 @@ def reading(at_ms: float, clock_mhz: int) -> GpuReading:
     return GpuReading("GPU-0", round(at_ms * 1e6), sm_clock_mhz=clock_mhz)
 
 
-def awaited(requested_mhz: int, *, returned_ms: float) -> ClockSet:
+def awaited(requested_mhz: int, *, returned_ms: float) -> ClockChange:
     returned_ns = round(returned_ms * 1e6)
-    return ClockSet(
+    return ClockChange(
         "GPU-0", requested_mhz, returned_ns - 5_000_000, returned_ns - 4_000_000, returned_ns, None, None, None
     )
 
 
 def looks_until_told(
     watch: EffectWatch, effective_ms: float, *, before_mhz: int, after_mhz: int
-) -> tuple[ClockSet, int]:
+) -> tuple[ClockChange, int]:
     """Look whenever the watch wants to; return what it tells and how many looks that took."""
     for num_looks in range(1, 500):
-        at_ms = watch.next_look_ns / 1e6
-        told = watch.take(reading(at_ms, after_mhz if at_ms >= effective_ms else before_mhz))
+        at_ms = watch.next_read_ns / 1e6
+        told = watch.observe(reading(at_ms, after_mhz if at_ms >= effective_ms else before_mhz))
         if told is not None:
             return told, num_looks
     raise AssertionError("never told")
@@ -199,7 +199,7 @@ def looks_until_told(
 @pytest.mark.parametrize("settle_ms", [0.4, 3.0, 12.0, 35.0])
 def test_effect_is_bracketed_to_a_millisecond_or_an_eighth_of_it(settle_ms: float) -> None:
     watch = EffectWatch()
-    watch.take(reading(0.0, 1410))
+    watch.observe(reading(0.0, 1410))
     watch.await_effect(awaited(900, returned_ms=10.0))
 
     told, num_looks = looks_until_told(watch, 10.0 + settle_ms, before_mhz=1410, after_mhz=900)
@@ -210,15 +210,15 @@ def test_effect_is_bracketed_to_a_millisecond_or_an_eighth_of_it(settle_ms: floa
     width_ns = told.effective_mono_ns - (told.unseen_until_mono_ns or told.returned_mono_ns)
     assert width_ns <= max(1.0, settle_ms / 8) * 1e6
     assert num_looks <= 25
-    assert watch.next_look_ns == 0
+    assert watch.next_read_ns == 0
 
 
 def test_a_gpu_that_is_visibly_slow_is_watched_longer_next_time() -> None:
     watch = EffectWatch()
-    watch.take(reading(0.0, 1410))
+    watch.observe(reading(0.0, 1410))
     watch.await_effect(awaited(900, returned_ms=10.0))
     given_up, _ = looks_until_told(watch, 80.0, before_mhz=1410, after_mhz=900)
-    watch.take(reading(90.0, 900))
+    watch.observe(reading(90.0, 900))
     watch.await_effect(awaited(1410, returned_ms=110.0))
 
     told, _ = looks_until_told(watch, 180.0, before_mhz=900, after_mhz=1410)
@@ -230,7 +230,7 @@ def test_a_gpu_that_is_visibly_slow_is_watched_longer_next_time() -> None:
 
 def test_an_idle_gpu_that_never_shows_a_raise_keeps_nobody_waiting_longer_each_time() -> None:
     watch = EffectWatch()
-    watch.take(reading(0.0, 210))
+    watch.observe(reading(0.0, 210))
     for k in range(4):
         watch.await_effect(awaited(1410, returned_ms=100.0 * (k + 1)))
         told, num_looks = looks_until_told(watch, 1e9, before_mhz=210, after_mhz=1410)

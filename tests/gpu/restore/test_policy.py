@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.gpu.link.codec import decode, encode
+from gpuenergyd.gpu.link.messages import Hello
 from gpuenergyd.gpu.process_identity import process_start_ticks
 from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
@@ -108,7 +110,7 @@ def test_baseline_of_a_gpu_wins_over_that_of_its_model_and_is_rounded_down_to_a_
 
     assert (rules.baseline_of(first), rules.baseline_of(second)) == (1200, 1005)
     assert RestoreRules().baseline_of(first) is None
-    assert RestoreRules.from_row(json.loads(json.dumps(rules.as_row()))) == rules
+    assert decode(encode(Hello("", rules))) == (None, Hello("", rules))
 
 
 def test_journal_of_the_version_before_is_still_restored(site: Site, journal: Journal) -> None:
@@ -150,8 +152,8 @@ def test_under_policy_restore_a_lock_of_somebody_else_is_not_fought_but_removed_
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             site.host.lock_sm_clock(site.gpus[0], 1305)
-            await until(lambda: bool(heard.states))
-            assert "somebody else changed its clock lock" in heard.states[-1].detail
+            await until(lambda: bool(heard.health_changes))
+            assert "another program changed its clock lock" in heard.health_changes[-1].detail
             assert site.locks()[0] == 1305
             await link.restore(site.gpus, "end")
             assert site.locks() == [None, None]

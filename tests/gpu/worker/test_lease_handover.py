@@ -7,7 +7,7 @@ import pytest
 
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.client import WorkerLink
-from gpuenergyd.gpu.worker.lease_handover import Claim, Keeping
+from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
 TOKEN = "0123456789abcdef" * 2
@@ -25,7 +25,7 @@ async def lower_and_go(site: Site, keep_s: float) -> None:
     async with site.linked() as (link, heard):
         await link.lease("L1", site.gpus[:1], OWNER)
         request_clock(link, site.gpus[0], 1110)
-        await until(lambda: bool(heard.clock_sets))
+        await until(lambda: bool(heard.clock_changes))
         await link.hand_over(TOKEN, keep_s)
 
 
@@ -36,10 +36,10 @@ def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
     async def main() -> None:
         await lower_and_go(site, 60.0)
         async with site.linked(token=TOKEN) as (link, heard):
-            assert link.has_taken_over
+            assert link.welcome.has_taken_over
             assert site.locks() == [1110, None]
             request_clock(link, site.gpus[0], 1050)
-            await until(lambda: bool(heard.clock_sets))
+            await until(lambda: bool(heard.clock_changes))
             assert site.locks() == [1050, None]
         await until(lambda: site.locks() == [None, None])
 
@@ -54,7 +54,7 @@ def test_another_core_finds_every_clock_given_back(site: Site, token: str) -> No
     async def main() -> None:
         await lower_and_go(site, 60.0)
         async with site.linked(token=token) as (link, _):
-            assert not link.has_taken_over
+            assert not link.welcome.has_taken_over
             await until(lambda: site.locks() == [None, None])
 
     run(main())
@@ -71,7 +71,7 @@ def test_without_a_next_core_the_clocks_come_back_when_the_time_is_over(site: Si
 
 
 def test_a_worker_that_ends_with_its_core_keeps_nothing(site: Site) -> None:
-    worker = site.start_worker("--exit-with-core")
+    worker = site.start_worker("--exit-with-daemon")
 
     async def main() -> None:
         await lower_and_go(site, 60.0)
@@ -83,7 +83,7 @@ def test_a_worker_that_ends_with_its_core_keeps_nothing(site: Site) -> None:
 
 @pytest.mark.fault(5)
 def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(site: Site) -> None:
-    site.start_worker("--core-silence-limit-s", "0.5")
+    site.start_worker("--daemon-silence-limit-s", "0.5")
 
     async def main() -> None:
         async with site.linked() as (link, heard):
@@ -102,20 +102,20 @@ def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(sit
 @with_worker
 async def test_a_promise_that_makes_no_sense_is_refused(site: Site, link: WorkerLink) -> None:
     for token, keep_s in (("short", 1.0), (TOKEN, 0.0), (TOKEN, 1e9)):
-        with pytest.raises(GpuError, match="a token of 32 characters and up to 60 s are expected"):
+        with pytest.raises(GpuError, match="expected up to 60 s and at least 32 characters"):
             await link.hand_over(token, keep_s)
     assert site.locks() == [None, None]
 
 
 def test_a_token_opens_what_is_kept_once() -> None:
-    keeping = Keeping()
-    keeping.promise(TOKEN, 5.0)
-    before = keeping.claim(TOKEN)
-    assert keeping.begin(100.0)
+    handover = LeaseHandover()
+    handover.offer(TOKEN, 5.0)
+    before = handover.claim(TOKEN)
+    assert handover.begin(100.0)
 
-    assert before is Claim.NOTHING_KEPT
-    assert not keeping.has_run_out(104.9)
-    assert keeping.claim(TOKEN) is Claim.TAKEN_OVER
-    assert keeping.claim(TOKEN) is Claim.NOTHING_KEPT
-    assert not keeping.has_run_out(200.0)
-    assert not keeping.begin(300.0)
+    assert before is HandoverResult.NOTHING_KEPT
+    assert not handover.has_expired(104.9)
+    assert handover.claim(TOKEN) is HandoverResult.TAKEN_OVER
+    assert handover.claim(TOKEN) is HandoverResult.NOTHING_KEPT
+    assert not handover.has_expired(200.0)
+    assert not handover.begin(300.0)

@@ -9,15 +9,17 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuenergyd.core.clock_request import ClockRequest
-from gpuenergyd.errors import DriverError, GpuError
-from gpuenergyd.gpu.link.client import GpuHealth, RestoreResult, WorkerLink
+from gpuenergyd.errors import DriverError, GpuError, ProtocolError
+from gpuenergyd.gpu.link.client import WorkerLink
+from gpuenergyd.gpu.link.codec import decode, encode
+from gpuenergyd.gpu.link.messages import Done, Failed, GpuHealth, Message, Restore
 from gpuenergyd.gpu.restore.command import restore
+from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.support.waiting import wait_until
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 
@@ -31,11 +33,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @with_worker
 async def test_clock_request_is_carried_out_and_its_effect_reported(site: Site, link: WorkerLink) -> None:
-    assert [i.gpu_uuid for i in link.identities] == site.gpus
+    assert [i.gpu_uuid for i in link.welcome.identities] == site.gpus
     await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[1], 1110)
-    await until(lambda: bool(site.heard.clock_sets))
-    change = site.heard.clock_sets[0]
+    await until(lambda: bool(site.heard.clock_changes))
+    change = site.heard.clock_changes[0]
     assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
     assert change.effective_mono_ns is not None
     assert change.due_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
@@ -56,8 +58,8 @@ async def test_journal_is_on_disk_before_the_lease_is_granted(site: Site, link: 
 async def test_clock_request_without_a_lease_is_refused(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus[:1], OWNER)
     request_clock(link, site.gpus[2], 900)
-    await until(lambda: bool(site.heard.clock_sets))
-    assert site.heard.clock_sets[0].error == "refused: no lease on this GPU"
+    await until(lambda: bool(site.heard.clock_changes))
+    assert site.heard.clock_changes[0].error == "refused: no lease on this GPU"
     assert site.host.num_clock_sets(site.gpus[2]) == 0
 
 
@@ -67,8 +69,8 @@ async def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(sit
     with pytest.raises(GpuError, match="cannot"):
         await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[0], 900)
-    await until(lambda: bool(site.heard.clock_sets))
-    assert site.heard.clock_sets[0].error is not None
+    await until(lambda: bool(site.heard.clock_changes))
+    assert site.heard.clock_changes[0].error is not None
     assert site.locks() == [None, None, None]
 
 
@@ -85,14 +87,14 @@ async def test_second_lease_on_a_gpu_names_the_first(site: Site, link: WorkerLin
 @with_worker
 async def test_flood_of_clock_requests_is_coalesced_to_the_newest(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
-    clocks = link.identities[0].supported_sm_clocks_mhz
+    clocks = link.welcome.identities[0].supported_sm_clocks_mhz
     for k in range(300):
         for gpu in site.gpus:
             request_clock(link, gpu, clocks[k % 20])
     for gpu in site.gpus:
         request_clock(link, gpu, 1005)
     await until(lambda: site.locks() == [1005, 1005, 1005])
-    await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in site.heard.clock_sets) == 3)
+    await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in site.heard.clock_changes) == 3)
     assert all(site.host.num_clock_sets(gpu) < 150 for gpu in site.gpus)
 
 
@@ -100,11 +102,11 @@ async def test_flood_of_clock_requests_is_coalesced_to_the_newest(site: Site, li
 async def test_request_for_the_clock_in_force_makes_no_driver_call(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[0], 1110)
-    await until(lambda: bool(site.heard.clock_sets))
+    await until(lambda: bool(site.heard.clock_changes))
     request_clock(link, site.gpus[0], 1110)
     request_clock(link, site.gpus[1], 1110)
     await until(lambda: site.locks()[1] == 1110)
-    assert (await link.ping())["num_sets_skipped"] == 1
+    assert (await link.ping()).num_sets_skipped == 1
     assert site.host.num_clock_sets(site.gpus[0]) == 1
 
 
@@ -124,8 +126,8 @@ async def test_later_clock_is_set_at_its_instant_unless_replaced(site: Site, lin
     for gpu in site.gpus[:2]:
         link.request_clock(gpu, ClockRequest(1110, now_ns, 1410, now_ns + 300_000_000))
     request_clock(link, site.gpus[1], 1200)
-    await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.heard.clock_sets))
-    (raised,) = (c for c in site.heard.clock_sets if c.requested_sm_clock_mhz == 1410)
+    await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.heard.clock_changes))
+    (raised,) = (c for c in site.heard.clock_changes if c.requested_sm_clock_mhz == 1410)
     assert raised.gpu_uuid == site.gpus[0]
     assert raised.called_mono_ns >= now_ns + 300_000_000
     await link.ping()
@@ -143,7 +145,7 @@ async def test_restore_removes_clock_locks_ends_leases_and_drops_requests(site: 
     assert {(o.gpu_uuid, o.result) for o in outcomes} == {(gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]}
     assert site.locks() == [None, None, 900]
     request_clock(link, site.gpus[0], 800)
-    await until(lambda: any(c.error for c in site.heard.clock_sets))
+    await until(lambda: any(c.error for c in site.heard.clock_changes))
     assert site.locks() == [None, None, 900]
 
 
@@ -151,19 +153,19 @@ async def test_restore_removes_clock_locks_ends_leases_and_drops_requests(site: 
 async def test_power_limit_needs_a_lease_and_is_given_back_with_it(site: Site, link: WorkerLink) -> None:
     gpu = site.gpus[0]
     with pytest.raises(GpuError, match="does not cover"):
-        await link.limit("L1", gpu, 300.0, OWNER)
+        await link.set_power_limit("L1", gpu, 300.0, OWNER)
     await link.lease("L1", site.gpus[:1], OWNER)
-    assert await link.limit("L1", gpu, 300.0, OWNER) == 300.0
-    assert await link.limit("L1", gpu, 250.0, OWNER) == 250.0
+    assert await link.set_power_limit("L1", gpu, 300.0, OWNER) == 300.0
+    assert await link.set_power_limit("L1", gpu, 250.0, OWNER) == 250.0
     with pytest.raises(GpuError, match="100 to 480 W are"):
-        await link.limit("L1", gpu, 900.0, OWNER)
+        await link.set_power_limit("L1", gpu, 900.0, OWNER)
     assert site.host.power_limit_w(gpu) == 250.0
     assert {o.result for o in await link.restore([gpu], "end")} == {RestoreResult.RESTORED}
     assert site.host.power_limit_w(gpu) == 480.0
 
 
 def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
-    worker = site.start_worker("--exit-with-core")
+    worker = site.start_worker("--exit-with-daemon")
 
     async def main() -> None:
         async with site.linked() as (link, _):
@@ -200,7 +202,7 @@ def test_second_core_is_refused_while_one_is_connected(site: Site) -> None:
 
     async def main() -> None:
         async with site.linked():
-            with pytest.raises((GpuError, DriverError), match="another core is connected"):
+            with pytest.raises((GpuError, DriverError), match="another daemon is connected"):
                 async with site.linked():
                     pass
 
@@ -229,10 +231,9 @@ def test_keeper_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site
 
     async def main() -> None:
         async with site.linked() as (link, _):
-            assert link.keeper_pid is not None
-            pidfd = os.pidfd_open(link.keeper_pid)
+            pidfd = os.pidfd_open(link.welcome.sentinel_pid)
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-            assert (await link.ping())["num_late_ticks"] >= 0
+            assert (await link.ping()).num_late_ticks >= 0
             assert select.select([pidfd], [], [], 0)[0] == []
             worker.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(worker.wait, 20) == 0
@@ -250,8 +251,8 @@ def test_death_of_a_process_gives_its_gpus_back_without_a_word_of_the_core(site:
 
     async def main() -> None:
         async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus[:2], replace(OWNER, pidfds=(pidfds[living], pidfds[dying])))
-            await link.lease("L2", site.gpus[2:], replace(OWNER, pidfds=(pidfds[living],)))
+            await link.lease("L1", site.gpus[:2], OWNER, (pidfds[living], pidfds[dying]))
+            await link.lease("L2", site.gpus[2:], OWNER, (pidfds[living],))
             for gpu in site.gpus:
                 request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
@@ -325,8 +326,8 @@ async def test_restore_beside_a_living_worker_wins(site: Site, link: WorkerLink)
     await until(lambda: site.locks()[0] == 900)
     await asyncio.to_thread(restore, site.folder / "journal.json")
     request_clock(link, site.gpus[0], 800)
-    await until(lambda: any(c.error for c in site.heard.clock_sets))
-    assert "somebody restored it" in str(site.heard.clock_sets[-1].error)
+    await until(lambda: any(c.error for c in site.heard.clock_changes))
+    assert "somebody restored it" in str(site.heard.clock_changes[-1].error)
     assert site.locks() == [None, None, None]
 
 
@@ -376,24 +377,54 @@ def test_samples_carry_the_counter_as_of_its_updates(site: Site) -> None:
     run(main())
 
 
-def test_malformed_datagrams_disturb_nobody(site: Site) -> None:
+MALFORMED_DATAGRAMS = (
+    b"\0\xff",
+    b"[]",
+    b"{}",
+    b'{"type": "lease"}',
+    b'[2,"Ping",1,[]]',
+    b'[3,"Nonsense",1,[]]',
+    b'[3,["Ping"],1,[]]',
+    b'[3,"Ping","1",[]]',
+    b'[3,"Ping",1,[1]]',
+    b'[3,"Ping",1,{}]',
+    b'[3,"RequestClock",null,["GPU-0",[1200]]]',
+    b'[3,"RequestClock",null,["GPU-0",["1200",0,0,0,0]]]',
+    b'[3,"RequestClock",null,[0,[1200,0,0,0,0]]]',
+    b'[3,"HandOver",1,["",NaN]]',
+    b'[3,"Hello",1,["",["no-such-policy",{}]]]',
+    b'[3,"Hello",1,["",["keep",{"a100":"1200"}]]]',
+    b'[3,"Restore",1,[[0],"",false]]',
+    b"[" * 10_000,
+)
+
+
+@pytest.mark.parametrize("datagram", MALFORMED_DATAGRAMS)
+def test_malformed_datagram_is_a_protocol_error(datagram: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(datagram)
+
+
+def test_malformed_datagrams_disturb_no_daemon(site: Site) -> None:
     site.start_worker()
     wait_until((site.folder / "link.sock").is_socket)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
         wait_until(lambda: raw.connect_ex(str(site.folder / "link.sock")) == 0)
-        for junk in (b"\0\xff", b"[]", b"{}", b'{"type": "want"}', b'{"type": "lease", "lease_id": 1}', b'{"type": 5}'):
+        for junk in MALFORMED_DATAGRAMS:
             raw.send(junk)
-        raw.send(b'{"type": "restore", "request_id": 1, "gpu_uuids": ["GPU-none"], "reason": ""}')
-        raw.send(b'{"type": "nonsense", "request_id": 2}')
+        raw.send(encode(Done(), 1))
+        raw.send(encode(Restore(("GPU-none",), "", is_leaving=False), 2))
         raw.settimeout(10)
-        replies = [raw.recv(100_000) for _ in range(1)]
-        while b'"request_id":2' not in replies[-1]:
-            replies.append(raw.recv(100_000))
-        assert b"no message type 'nonsense'" in replies[-1]
+        replies: dict[int | None, Message] = {}
+        while 2 not in replies:
+            request_id, message = decode(raw.recv(100_000))
+            replies[request_id] = message
+        assert replies[1] == Failed("Done is not a request")
+        assert str(replies[2]).startswith("Failed(error=\"no GPU 'GPU-none'; known GPUs: ")
 
     async def main() -> None:
         async with site.linked() as (link, _):
-            assert len(link.identities) == 3
+            assert len(link.welcome.identities) == 3
 
     run(main())
 

@@ -37,11 +37,11 @@ def test_the_clock_that_a_power_limit_leaves_is_the_one_reported_and_not_the_one
         async with site.linked() as (link, heard):
             await link.lease("L1", site.gpus, OWNER)
             request_clock(link, gpu, 600)
-            await until(lambda: bool(heard.clock_sets))
+            await until(lambda: bool(heard.clock_changes))
             host.begin_work(gpu, InstructionWork(0.0, 600.0, 0.2))
             request_clock(link, gpu, 1395)
-            await until(lambda: len(heard.clock_sets) == 2)
-            change = heard.clock_sets[1]
+            await until(lambda: len(heard.clock_changes) == 2)
+            change = heard.clock_changes[1]
             assert (change.requested_sm_clock_mhz, change.error) == (1395, None)
             assert change.actual_sm_clock_mhz is not None
             assert 600 < change.actual_sm_clock_mhz < 1300
@@ -108,7 +108,7 @@ def test_readings_that_take_longer_than_the_period_are_skipped_counted_and_never
             await until(lambda: len(heard.samples) > 30)
             counters = await link.ping()
             # Three GPUs of 30 ms each: of ten ticks at most one is kept.
-            assert counters["num_late_ticks"] > len(heard.samples)
+            assert counters.num_late_ticks > len(heard.samples)
             read_ns = [s.read_mono_ns for s in heard.samples if s.gpu_uuid == site.gpus[0]]
             assert (read_ns[-1] - read_ns[0]) / (len(read_ns) - 1) > 80_000_000
             await link.lease("L1", site.gpus, OWNER)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.link.client import GpuHealth, RestoreResult, WorkerLink
+from gpuenergyd.gpu.link.client import WorkerLink
+from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.gpu.restore.command import restore
+from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.gpu.conftest import NvmlWorld
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import wait_until
@@ -39,8 +41,8 @@ async def test_worker_controls_and_restores_through_nvml(site: Site, link: Worke
     for gpu, clock in zip(site.gpus, (1110, 1200, 1005), strict=True):
         request_clock(link, gpu, clock)
     await until(lambda: site.locks() == [1110, 1200, 1005])
-    await until(lambda: len(site.heard.clock_sets) == 3)
-    assert all(c.error is None and c.effective_mono_ns is not None for c in site.heard.clock_sets)
+    await until(lambda: len(site.heard.clock_changes) == 3)
+    assert all(c.error is None and c.effective_mono_ns is not None for c in site.heard.clock_changes)
     outcomes = await link.restore(site.gpus, "test")
     assert {o.result for o in outcomes} == {RestoreResult.RESTORED}
     assert site.locks() == [None, None, None]
@@ -121,7 +123,7 @@ def test_worker_ends_while_a_call_hangs_and_its_keeper_makes_that_gpu_good(
 ) -> None:
     """The journal still holds the GPU whose reset never returned; the next call for it does."""
     control.inject("nvmlDeviceResetGpuLockedClocks", gpu_index=0, num_calls=1, delay_s=60.0)
-    worker = site.start_worker(*SHORT, "--exit-with-core")
+    worker = site.start_worker(*SHORT, "--exit-with-daemon")
 
     async def main() -> None:
         async with site.linked() as (link, _):
@@ -149,7 +151,7 @@ def test_lost_gpu_is_told_and_stops_no_other(site: Site, control: FakeNvmlContro
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             request_clock(link, site.gpus[1], 900)
-            await until(lambda: any(c.gpu_uuid == site.gpus[1] and c.error for c in heard.clock_sets))
+            await until(lambda: any(c.gpu_uuid == site.gpus[1] and c.error for c in heard.clock_changes))
             control.clear_faults()
             await until(lambda: heard.health(site.gpus[1]) is GpuHealth.OK)
 
@@ -216,7 +218,7 @@ def test_worker_told_to_observe_changes_nothing(site: Site) -> None:
 
     async def main() -> None:
         async with site.linked() as (link, heard):
-            with pytest.raises(GpuError, match="started to observe only"):
+            with pytest.raises(GpuError, match="started with --observe-only"):
                 await link.lease("L1", site.gpus, OWNER)
             await until(lambda: {s.gpu_uuid for s in heard.samples} == set(site.gpus))
 
@@ -239,7 +241,7 @@ def test_critical_error_changes_the_gpus_state(
                 await until(lambda seen=seen: len(heard.samples) > seen)  # type: ignore[misc]
                 assert time.monotonic() < deadline
             assert heard.health(site.gpus[2]) is health
-            assert f"Xid {xid}" in heard.states[-1].detail
+            assert f"Xid {xid}" in heard.health_changes[-1].detail
 
     run(main())
 
@@ -274,7 +276,7 @@ async def test_what_somebody_else_unlocks_is_respected_and_told(site: Site, link
     await until(lambda: site.locks() == [900, 900, 900])
     site.host.lock_sm_clock(site.gpus[0], 1305)
     await until(lambda: site.heard.health(site.gpus[0]) is GpuHealth.DEGRADED)
-    assert "somebody else changed its clock lock" in site.heard.states[-1].detail
+    assert "another program changed its clock lock" in site.heard.health_changes[-1].detail
     await link.restore(site.gpus, "end")
     assert site.locks() == [1305, None, None]
     assert site.journalled() == set()
@@ -287,14 +289,14 @@ def test_driver_that_is_not_there_yet_is_waited_for(site: Site, control: FakeNvm
 
     async def main() -> None:
         async with site.linked() as (link, _):
-            assert [i.gpu_uuid for i in link.identities] == site.gpus
+            assert [i.gpu_uuid for i in link.welcome.identities] == site.gpus
 
     run(main())
 
 
 def test_child_of_the_core_fails_at_once_without_a_driver(site: Site, control: FakeNvmlControl) -> None:
     control.inject("nvmlInitWithFlags", 9)
-    worker = site.start_worker("--exit-with-core")
+    worker = site.start_worker("--exit-with-daemon")
 
     wait_until(lambda: worker.poll() is not None)
 

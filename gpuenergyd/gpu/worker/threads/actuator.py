@@ -1,6 +1,6 @@
-"""The one thread that changes GPUs: newest wish wins, nothing stale is queued, restores go before wishes.
+"""Actuator: the one thread that changes GPUs. Newest clock request wins; tasks such as restores go before requests.
 
-When it is abandoned with a call that does not return, a successor takes over the wishes and orders of all other GPUs.
+When it is abandoned with a call that does not return, a successor takes over the requests and tasks of the other GPUs.
 """
 
 import time
@@ -12,18 +12,18 @@ from functools import partial
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
 from gpuenergyd.gpu.device import GpuController, GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockSet, GpuHealth
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
 
 _NS_PER_S = 1_000_000_000
 _CALLS_KEPT = 64
-"""More than one wish can wait for: each GPU has one call at most between two of another."""
+"""More than one request can wait for: each GPU has at most one call between two of another GPU."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What is wished of one GPU, and what we last set; None is not known to be ours."""
+    """One GPU: its pending requests, and the clock we last set; None where no lock is known to be ours."""
 
     clocks_mhz: tuple[int, ...]
     now: ClockRequest | None = None
@@ -33,13 +33,13 @@ class _Slot:
     is_failing: bool = False
 
     def is_raised_by(self, request: ClockRequest) -> bool:
-        """Return whether a request makes the GPU faster, as far as we know."""
+        """Return whether a request raises the clock that we last set."""
         return self.in_force_mhz is not None and request.sm_clock_mhz > self.in_force_mhz
 
 
 @dataclass(frozen=True, slots=True)
 class _FinishedCall:
-    """A call that set a clock: which GPU's, and when it began and returned."""
+    """A driver call that set a GPU's clock: when it began and returned."""
 
     gpu_uuid: str
     called_mono_ns: int
@@ -47,19 +47,19 @@ class _FinishedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """Something to do for one GPU before any further wish."""
+class _Task:
+    """An action for one GPU, to run before any further clock request."""
 
     gpu_uuid: str
     action: Callable[[], None]
 
 
 class Actuator(DriverThread):
-    """Sets clocks one after another, as the driver would anyway.
+    """Sets clocks one after another; the driver serialises its calls anyway.
 
-    `on_set` gets each change when its call has returned, `on_health` what a failure says about a GPU, `on_returned`
-    a GPU whose call came back after the actuator was abandoned; all are called on the actuator's thread. A GPU whose
-    journal entry is gone is no longer ours: its wishes are dropped.
+    `on_set` gets each change when its call has returned, `on_health` the health that a failure implies, `on_returned`
+    a GPU whose call returned after the actuator was abandoned; all are called on the actuator's thread. A request for
+    a GPU without a journal entry fails: the GPU has been restored.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Actuator(DriverThread):
         journal: Journal,
         identities: Sequence[GpuIdentity],
         *,
-        on_set: Callable[[ClockSet], None],
+        on_set: Callable[[ClockChange], None],
         on_health: Callable[[str, GpuHealth, str], None],
         on_returned: Callable[[str], None],
     ) -> None:
@@ -80,12 +80,12 @@ class Actuator(DriverThread):
         self._on_set = on_set
         self._on_health = on_health
         self._slots = {i.gpu_uuid: _Slot(i.supported_sm_clocks_mhz) for i in identities}
-        self._orders: deque[_Order] = deque()
+        self._tasks: deque[_Task] = deque()
         self._finished: deque[_FinishedCall] = deque(maxlen=_CALLS_KEPT)
 
     def succeed(self, stuck_gpu_uuid: str) -> "Actuator":
-        """Abandon the thread that is stuck with one GPU, and return an actuator with everything else, not started."""
-        heir = Actuator(
+        """Abandon the thread that is stuck with one GPU; return an actuator for the other GPUs, not started."""
+        successor = Actuator(
             self._controller,
             self._journal,
             self._identities,
@@ -95,13 +95,13 @@ class Actuator(DriverThread):
         )
         with self._wakeup:
             self._abandon(stuck_gpu_uuid)
-            heir.num_skipped = self.num_skipped
-            heir._slots = self._slots
-            heir._orders = deque(o for o in self._orders if o.gpu_uuid != stuck_gpu_uuid)
-            self._slots = {uuid: _Slot(slot.clocks_mhz) for uuid, slot in heir._slots.items()}
-            self._orders = deque()
-            heir._slots[stuck_gpu_uuid] = _Slot(self._slots[stuck_gpu_uuid].clocks_mhz)
-        return heir
+            successor.num_skipped = self.num_skipped
+            successor._slots = self._slots
+            successor._tasks = deque(t for t in self._tasks if t.gpu_uuid != stuck_gpu_uuid)
+            self._slots = {uuid: _Slot(slot.clocks_mhz) for uuid, slot in successor._slots.items()}
+            self._tasks = deque()
+            successor._slots[stuck_gpu_uuid] = _Slot(self._slots[stuck_gpu_uuid].clocks_mhz)
+        return successor
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Queue a request; it replaces earlier requests for this GPU."""
@@ -122,44 +122,44 @@ class Actuator(DriverThread):
                 self._slots[uuid].in_force_mhz = None
 
     def forget_lock(self, gpu_uuid: str) -> None:
-        """Take no lock for granted: the driver has forgotten it, or somebody else changed it."""
+        """Assume that our lock is gone, so the next request sets the clock even if it is the same."""
         with self._wakeup:
             self._slots[gpu_uuid].in_force_mhz = None
 
     def lock_in_force(self, gpu_uuid: str) -> tuple[int, int] | None:
-        """Return the clock we locked and when that call returned, if we did."""
+        """Return the clock in MHz that we locked and the instant in ns at which that call returned, or None."""
         with self._wakeup:
             slot = self._slots[gpu_uuid]
             return None if slot.in_force_mhz is None else (slot.in_force_mhz, slot.set_mono_ns)
 
-    def order(self, gpu_uuid: str, action: Callable[[], None]) -> None:
-        """Run something that concerns one GPU on the actuator's thread, before any further wish."""
+    def submit(self, gpu_uuid: str, action: Callable[[], None]) -> None:
+        """Run an action for one GPU on the actuator's thread, before any further clock request."""
         with self._wakeup:
-            self._orders.append(_Order(gpu_uuid, action))
+            self._tasks.append(_Task(gpu_uuid, action))
             self._wakeup.notify()
 
     def _work(self) -> None:
-        while (order := self._next()) is not None:
-            self.call.begin(order.gpu_uuid)
-            order.action()
+        while (task := self._next()) is not None:
+            self.call.begin(task.gpu_uuid)
+            task.action()
             self.call.end()
 
-    def _next(self) -> _Order | None:
-        """Wait for what is to be done next; None is the end."""
+    def _next(self) -> _Task | None:
+        """Wait for the next task; None ends the thread."""
         with self._wakeup:
             while True:
-                if self._orders:
-                    return self._orders.popleft()
+                if self._tasks:
+                    return self._tasks.popleft()
                 if self._is_closing:
                     return None
-                due = self._take_due()
+                due = self._pop_due()
                 if due is not None:
                     uuid, request = due
-                    return _Order(uuid, partial(self._apply, uuid, request))
+                    return _Task(uuid, partial(self._apply, uuid, request))
                 self._wakeup.wait(self._until_next_s())
 
-    def _take_due(self) -> tuple[str, ClockRequest] | None:
-        """Return the wish to carry out next, and take it out: raises first, a late one costs time; then by age."""
+    def _pop_due(self) -> tuple[str, ClockRequest] | None:
+        """Remove and return the request to apply next: raises first, since a late raise costs time; then the oldest."""
         now_ns = time.monotonic_ns()
         due: list[tuple[bool, int, str, ClockRequest]] = []
         for uuid, slot in self._slots.items():
@@ -204,7 +204,7 @@ class Actuator(DriverThread):
         blocked_ns = self._blocked_ns(uuid, request.sent_mono_ns, called_ns)
         self._finished.append(_FinishedCall(uuid, called_ns, returned_ns))
         self._on_set(
-            ClockSet(
+            ClockChange(
                 gpu_uuid=uuid,
                 requested_sm_clock_mhz=sm_clock_mhz,
                 due_mono_ns=request.sent_mono_ns,
@@ -218,7 +218,7 @@ class Actuator(DriverThread):
         )
 
     def _blocked_ns(self, uuid: str, due_ns: int, called_ns: int) -> int:
-        """Return how long, between these instants, calls for other GPUs kept the driver."""
+        """Return how long calls for other GPUs occupied the driver between these instants."""
         return sum(
             max(0, min(call.returned_mono_ns, called_ns) - max(call.called_mono_ns, due_ns))
             for call in self._finished
@@ -227,12 +227,12 @@ class Actuator(DriverThread):
 
 
 def health_after(failure: GpuEnergyError) -> GpuHealth:
-    """Return what a failure says about its GPU."""
+    """Return the health that a failure implies for its GPU."""
     if isinstance(failure, GpuLostError):
         return GpuHealth.LOST
     return GpuHealth.OBSERVE_ONLY if isinstance(failure, GpuPermissionError) else GpuHealth.DEGRADED
 
 
-def supported_clock_mhz(clocks_mhz: Sequence[int], wished_mhz: int) -> int:
-    """Return the slowest supported clock that is no slower than the wish; the maximum when the wish is above it."""
-    return min((c for c in clocks_mhz if c >= wished_mhz), default=max(clocks_mhz))
+def supported_clock_mhz(clocks_mhz: Sequence[int], requested_mhz: int) -> int:
+    """Return the slowest supported clock that is at least the requested one; the maximum where none is."""
+    return min((c for c in clocks_mhz if c >= requested_mhz), default=max(clocks_mhz))

@@ -11,7 +11,7 @@ is still on its way only where the GPU runs faster than was asked for, or at the
 from dataclasses import dataclass, replace
 
 from gpuenergyd.gpu.device import GpuReading
-from gpuenergyd.gpu.link.messages import ClockSet
+from gpuenergyd.gpu.link.messages import ClockChange
 
 _FIRST_LOOKS_NS = 1_000_000
 _LOOK_SHARE = 8
@@ -24,24 +24,24 @@ _LAST_LIMIT_NS = 640_000_000
 class EffectWatch:
     """The clock change of one GPU whose effect is awaited; a newer one replaces it."""
 
-    next_look_ns: int = 0
+    next_read_ns: int = 0
     """When the GPU should be read for this; 0 for never."""
-    _change: ClockSet | None = None
+    _change: ClockChange | None = None
     _was_at_mhz: int | None = None
     _locked_mhz: int | None = None
     _was_idle: bool = False
     _limit_ns: int = _FIRST_LIMIT_NS
 
-    def await_effect(self, change: ClockSet) -> ClockSet | None:
+    def await_effect(self, change: ClockChange) -> ClockChange | None:
         """Watch for a change from now on; return the one before it if that was not seen to arrive."""
-        overtaken, self._change = self._change, replace(change, previous_sm_clock_mhz=self._was_at_mhz)
-        if overtaken is not None:
-            self._locked_mhz = overtaken.requested_sm_clock_mhz
-        self.next_look_ns = change.returned_mono_ns
+        replaced, self._change = self._change, replace(change, previous_sm_clock_mhz=self._was_at_mhz)
+        if replaced is not None:
+            self._locked_mhz = replaced.requested_sm_clock_mhz
+        self.next_read_ns = change.returned_mono_ns
         self._was_idle = False
-        return overtaken
+        return replaced
 
-    def take(self, reading: GpuReading) -> ClockSet | None:
+    def observe(self, reading: GpuReading) -> ClockChange | None:
         """Take a reading; return the awaited change once it shows, or when it has had its time."""
         change = self._change
         if change is None:
@@ -59,18 +59,18 @@ class EffectWatch:
                 self._was_idle = True
             if passed_ns <= self._limit_ns:
                 self._change = change
-                self.next_look_ns = reading.read_mono_ns + max(_FIRST_LOOKS_NS, passed_ns // _LOOK_SHARE)
+                self.next_read_ns = reading.read_mono_ns + max(_FIRST_LOOKS_NS, passed_ns // _LOOK_SHARE)
                 return None
             if not self._was_idle:
                 self._limit_ns = min(2 * self._limit_ns, _LAST_LIMIT_NS)
         if self._was_idle:  # when the clock was there to be used, nobody knows
             change = replace(change, previous_sm_clock_mhz=None, unseen_until_mono_ns=None)
-        self._change, self.next_look_ns = None, 0
+        self._change, self.next_read_ns = None, 0
         self._was_at_mhz, self._locked_mhz = reading.sm_clock_mhz, change.requested_sm_clock_mhz
         return replace(change, actual_sm_clock_mhz=reading.sm_clock_mhz)
 
 
-def _shows(reading: GpuReading, change: ClockSet) -> bool:
+def _shows(reading: GpuReading, change: ClockChange) -> bool:
     """Return whether a reading shows the requested clock, as far as the GPU will ever show it."""
     actual_mhz, was_at_mhz = reading.sm_clock_mhz, change.previous_sm_clock_mhz
     if actual_mhz is None:
@@ -81,7 +81,7 @@ def _shows(reading: GpuReading, change: ClockSet) -> bool:
     return actual_mhz >= change.requested_sm_clock_mhz or has_risen_to_cap
 
 
-def _is_on_its_way(reading: GpuReading, change: ClockSet, locked_mhz: int | None) -> bool:
+def _is_on_its_way(reading: GpuReading, change: ClockChange, locked_mhz: int | None) -> bool:
     """Return whether the GPU is visibly slow to obey, where the new clock does not show."""
     actual_mhz, was_at_mhz = reading.sm_clock_mhz, change.previous_sm_clock_mhz
     if actual_mhz is None or was_at_mhz is None:

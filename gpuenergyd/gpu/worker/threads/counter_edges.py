@@ -34,7 +34,7 @@ class EnergyEdges:
     edge_mono_ns: int | None = None
     edge_energy_j: float | None = None
     period_ns: int = 0
-    next_look_ns: int = 0
+    next_read_ns: int = 0
     """When to look again; 0 when ordinary readings are enough."""
     num_resets: int = 0
     _last_j: float | None = None
@@ -52,7 +52,7 @@ class EnergyEdges:
     def observe(self, read_mono_ns: int, total_energy_j: float | None) -> None:
         """Take one reading."""
         if total_energy_j is None:
-            self.next_look_ns = 0
+            self.next_read_ns = 0
             return
         before_j, before_ns = self._last_j, self._last_read_ns
         self._last_j, self._last_read_ns = total_energy_j, read_mono_ns
@@ -72,7 +72,7 @@ class EnergyEdges:
         self._looks_half_way = False
         self._seen_ns = ()
         self._since_ns = now_ns
-        self.next_look_ns = now_ns + _LEARN_POLL_NS
+        self.next_read_ns = now_ns + _LEARN_POLL_NS
 
     def _learn(self, before_ns: int, now_ns: int, *, has_changed: bool) -> None:
         if has_changed and now_ns - before_ns <= _NARROW_NS:
@@ -92,9 +92,9 @@ class EnergyEdges:
         elif waited_ns > _LEARN_AGAIN_NS:
             self._start_learning(now_ns)
         elif waited_ns > _LEARN_LIMIT_NS and not self._seen_ns:  # it hardly moves; do not look often for ever
-            self.next_look_ns = 0
+            self.next_read_ns = 0
         else:
-            self.next_look_ns = now_ns + _LEARN_POLL_NS
+            self.next_read_ns = now_ns + _LEARN_POLL_NS
 
     def _aim(self, after_ns: int) -> None:
         """Choose the next update to watch: soon while the period is known badly, then once a second.
@@ -156,12 +156,12 @@ class EnergyEdges:
         if self._late_polls > _MAX_LATE_POLLS:
             self._start_learning(now_ns)
         else:
-            self.next_look_ns = now_ns + _LATE_POLL_NS
+            self.next_read_ns = now_ns + _LATE_POLL_NS
 
     def _look_on(self, now_ns: int) -> None:
         half_way_ns = self._target_ns - self.period_ns // 2
         if self._looks_half_way and now_ns < half_way_ns:
-            self.next_look_ns = half_way_ns
+            self.next_read_ns = half_way_ns
             return
         is_near = now_ns >= self._target_ns - 2 * _MARGIN_NS
-        self.next_look_ns = self._target_ns + (_MARGIN_NS if is_near else -_MARGIN_NS)
+        self.next_read_ns = self._target_ns + (_MARGIN_NS if is_near else -_MARGIN_NS)

@@ -1,7 +1,7 @@
-"""A thread that calls the driver and may never come back: it can be watched, woken, closed and abandoned.
+"""Base of the threads that call the driver: can be watched, woken, closed, and abandoned when a call hangs.
 
-When a driver call does not return, nothing can take its thread back. So the thread is left alone with that GPU, and
-whoever watches starts a successor for the other GPUs. If the call returns after all, the thread says so and ends.
+A thread inside a driver call that does not return cannot be interrupted. So it is abandoned with that GPU, and its
+supervisor starts a successor for the other GPUs. If the call returns after all, the thread reports it and ends.
 """
 
 import threading
@@ -12,29 +12,29 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class DriverCall:
-    """The call that a thread is inside of, for whoever watches over it."""
+class CallInProgress:
+    """The driver call that a thread is in, for its supervisor."""
 
     gpu_uuid: str | None = None
     since_mono_ns: int = 0
 
     def begin(self, gpu_uuid: str) -> None:
-        """Note that a call for this GPU begins; without a name ("") nobody watches it."""
+        """Mark the begin of a call for this GPU; with an empty UUID it is not supervised."""
         self.since_mono_ns, self.gpu_uuid = time.monotonic_ns(), gpu_uuid
 
     def end(self) -> None:
-        """Note that it has returned."""
+        """Mark the return of the call."""
         self.gpu_uuid = None
 
 
 class DriverThread(ABC):
-    """One such thread. `_work` runs on it until `_is_closing`; all state shared with it is guarded by `_wakeup`.
+    """A thread that runs `_work` until `_is_closing`; `_wakeup` guards all state shared with it.
 
-    `on_returned` gets, on this thread, the GPU whose call came back after the thread was abandoned.
+    `on_returned` gets, on this thread, the GPU whose call returned after the thread was abandoned.
     """
 
     def __init__(self, name: str, *, on_returned: Callable[[str], None]) -> None:
-        self.call = DriverCall()
+        self.call = CallInProgress()
         self._wakeup = threading.Condition()
         self._is_closing = False
         self._on_returned = on_returned
@@ -42,11 +42,11 @@ class DriverThread(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Have the thread finish what was given to it and end; wait so long for that."""
+        """Have the thread finish its tasks and end; wait `timeout_s` for that."""
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
@@ -55,15 +55,15 @@ class DriverThread(ABC):
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has begun and not ended."""
+        """Whether the thread has started and not ended."""
         return self._thread.is_alive()
 
     @abstractmethod
     def _work(self) -> None:
-        """Return soon after `_is_closing`."""
+        """Do the thread's work; must return soon after `_is_closing` is set."""
 
     def _abandon(self, stuck_gpu_uuid: str) -> None:
-        """Leave the thread alone with a GPU; the caller holds `_wakeup`."""
+        """Leave the thread with the GPU it is stuck on; the caller holds `_wakeup`."""
         self._stuck_gpu_uuid = stuck_gpu_uuid
         self._is_closing = True
 

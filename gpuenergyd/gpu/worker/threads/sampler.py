@@ -1,4 +1,4 @@
-"""The thread that reads GPUs: on time or not at all, more often where something is about to change.
+"""Sampler: the thread that reads GPUs periodically, and more often near counter updates and clock changes.
 
 Like the actuator it is abandoned when a call does not return, and a successor reads the other GPUs.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.device import GpuReader
-from gpuenergyd.gpu.link.messages import ClockSet, GpuHealth, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import health_after
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
@@ -20,8 +20,8 @@ _FAILED_READ_PAUSE_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
-class _Watched:
-    """One GPU: its counter, and the clock change whose effect is awaited."""
+class _SampledGpu:
+    """One GPU: its energy counter, and the clock change whose effect is awaited."""
 
     gpu_uuid: str
     edges: EnergyEdges = field(default_factory=EnergyEdges)
@@ -29,16 +29,16 @@ class _Watched:
     paused_until_ns: int = 0
     is_failing: bool = False
 
-    def next_look_ns(self) -> int:
-        """When this GPU wants an extra reading; 0 for never."""
-        wanted = [t for t in (self.edges.next_look_ns, self.effect.next_look_ns) if t]
+    def next_read_ns(self) -> int:
+        """Return the instant of the next extra reading, in monotonic ns; 0 for none."""
+        wanted = [t for t in (self.edges.next_read_ns, self.effect.next_read_ns) if t]
         return max(min(wanted), self.paused_until_ns) if wanted else 0
 
 
 class Sampler(DriverThread):
-    """Reads every GPU each `period_s`, near counter updates, and after a clock change until it shows.
+    """Reads every GPU each `period_s`, near counter updates, and after a clock change until it takes effect.
 
-    The callbacks run on the sampler's thread. Ticks that come too late are skipped and counted.
+    The callbacks run on the sampler's thread. Late ticks are skipped and counted.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Sampler(DriverThread):
         *,
         period_s: float,
         on_samples: Callable[[Sequence[GpuSample]], None],
-        on_settled: Callable[[ClockSet], None],
+        on_settled: Callable[[ClockChange], None],
         on_health: Callable[[str, GpuHealth, str], None],
         on_counter_reset: Callable[[str], None],
         on_returned: Callable[[str], None],
@@ -61,15 +61,15 @@ class Sampler(DriverThread):
         self._on_settled = on_settled
         self._on_health = on_health
         self._on_counter_reset = on_counter_reset
-        self._watched = {uuid: _Watched(uuid) for uuid in gpu_uuids}
+        self._gpus = {uuid: _SampledGpu(uuid) for uuid in gpu_uuids}
 
     def succeed(self, stuck_gpu_uuid: str) -> "Sampler":
-        """Abandon the thread that is stuck with one GPU, and return a sampler of all others, not started."""
+        """Abandon the thread that is stuck with one GPU; return a sampler of the other GPUs, not started."""
         with self._wakeup:
             self._abandon(stuck_gpu_uuid)
-            heir = Sampler(
+            successor = Sampler(
                 self._reader,
-                [uuid for uuid in self._watched if uuid != stuck_gpu_uuid],
+                [uuid for uuid in self._gpus if uuid != stuck_gpu_uuid],
                 period_s=self._period_s,
                 on_samples=self._on_samples,
                 on_settled=self._on_settled,
@@ -77,30 +77,30 @@ class Sampler(DriverThread):
                 on_counter_reset=self._on_counter_reset,
                 on_returned=self._on_returned,
             )
-            heir.num_late_ticks = self.num_late_ticks
-            return heir
+            successor.num_late_ticks = self.num_late_ticks
+            return successor
 
-    def leave_out(self, gpu_uuid: str) -> None:
-        """Do not read a GPU any more."""
+    def remove(self, gpu_uuid: str) -> None:
+        """Stop reading a GPU."""
         with self._wakeup:
-            self._watched = {uuid: watched for uuid, watched in self._watched.items() if uuid != gpu_uuid}
+            self._gpus = {uuid: gpu for uuid, gpu in self._gpus.items() if uuid != gpu_uuid}
 
-    def take_in(self, gpu_uuid: str) -> None:
-        """Read a GPU from now on."""
+    def add(self, gpu_uuid: str) -> None:
+        """Start reading a GPU."""
         with self._wakeup:
-            self._watched = {**self._watched, gpu_uuid: _Watched(gpu_uuid)}
+            self._gpus = {**self._gpus, gpu_uuid: _SampledGpu(gpu_uuid)}
             self._wakeup.notify()
 
-    def await_effect(self, change: ClockSet) -> None:
-        """Look at the GPU until the clock shows, then report the change; a newer one replaces it."""
+    def await_effect(self, change: ClockChange) -> None:
+        """Read the GPU until a clock change takes effect, then report the change; a newer one replaces it."""
         with self._wakeup:
-            watched = self._watched.get(change.gpu_uuid)
-            if watched is None:
+            gpu = self._gpus.get(change.gpu_uuid)
+            if gpu is None:
                 self._on_settled(change)
                 return
-            overtaken = watched.effect.await_effect(change)
-            if overtaken is not None:
-                self._on_settled(overtaken)
+            replaced = gpu.effect.await_effect(change)
+            if replaced is not None:
+                self._on_settled(replaced)
             self._wakeup.notify()
 
     def _work(self) -> None:
@@ -110,8 +110,8 @@ class Sampler(DriverThread):
             with self._wakeup:
                 if self._is_closing:
                     return
-                looks = [t for w in self._watched.values() if (t := w.next_look_ns())]
-                next_ns = min(next_tick_ns, *looks) if looks else next_tick_ns
+                instants = [t for w in self._gpus.values() if (t := w.next_read_ns())]
+                next_ns = min(next_tick_ns, *instants) if instants else next_tick_ns
                 pause_s = (next_ns - time.monotonic_ns()) / _NS_PER_S
                 if pause_s > 0:
                     self._wakeup.wait(pause_s)
@@ -122,44 +122,44 @@ class Sampler(DriverThread):
                 num_missed = (now_ns - next_tick_ns) // period_ns
                 self.num_late_ticks += num_missed
                 next_tick_ns += (num_missed + 1) * period_ns
-            samples = self._look_at_due(now_ns, is_tick=is_tick)
+            samples = self._read_due(now_ns, is_tick=is_tick)
             if is_tick and samples:
                 self._on_samples(samples)
 
-    def _look_at_due(self, now_ns: int, *, is_tick: bool) -> list[GpuSample]:
+    def _read_due(self, now_ns: int, *, is_tick: bool) -> list[GpuSample]:
         samples = []
-        for watched in tuple(self._watched.values()):
-            is_due = is_tick or 0 < watched.next_look_ns() <= now_ns
-            if self._is_closing or not is_due or now_ns < watched.paused_until_ns:
+        for gpu in tuple(self._gpus.values()):
+            is_due = is_tick or 0 < gpu.next_read_ns() <= now_ns
+            if self._is_closing or not is_due or now_ns < gpu.paused_until_ns:
                 continue
-            sample = self._look(watched)
+            sample = self._read(gpu)
             if sample is not None:
                 samples.append(sample)
         return samples
 
-    def _look(self, watched: _Watched) -> GpuSample | None:
-        self.call.begin(watched.gpu_uuid)
+    def _read(self, gpu: _SampledGpu) -> GpuSample | None:
+        self.call.begin(gpu.gpu_uuid)
         try:
-            reading = self._reader.read(watched.gpu_uuid)
+            reading = self._reader.read(gpu.gpu_uuid)
         except GpuEnergyError as error:
-            watched.paused_until_ns = time.monotonic_ns() + _FAILED_READ_PAUSE_NS
-            watched.edges = EnergyEdges()
-            if not watched.is_failing:
-                watched.is_failing = True
-                self._on_health(watched.gpu_uuid, health_after(error), str(error))
+            gpu.paused_until_ns = time.monotonic_ns() + _FAILED_READ_PAUSE_NS
+            gpu.edges = EnergyEdges()
+            if not gpu.is_failing:
+                gpu.is_failing = True
+                self._on_health(gpu.gpu_uuid, health_after(error), str(error))
             return None
         finally:
             self.call.end()
-        if watched.is_failing:
-            watched.is_failing = False
-            self._on_health(watched.gpu_uuid, GpuHealth.OK, "it answers again")
-        edges = watched.edges
+        if gpu.is_failing:
+            gpu.is_failing = False
+            self._on_health(gpu.gpu_uuid, GpuHealth.OK, "it can be read again")
+        edges = gpu.edges
         num_resets = edges.num_resets
         edges.observe(reading.read_mono_ns, reading.total_energy_j)
         if edges.num_resets > num_resets:
-            self._on_counter_reset(watched.gpu_uuid)
+            self._on_counter_reset(gpu.gpu_uuid)
         with self._wakeup:
-            settled = watched.effect.take(reading)
+            settled = gpu.effect.observe(reading)
         if settled is not None:
             self._on_settled(settled)
         return GpuSample(

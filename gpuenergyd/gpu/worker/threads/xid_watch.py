@@ -1,4 +1,4 @@
-"""The thread that waits for critical errors of the GPUs (Xid) and says what each means for its GPU."""
+"""Xid watch: the thread that waits for critical GPU errors (Xid) and derives the GPU's health from them."""
 
 import threading
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from gpuenergyd.gpu.link.messages import GpuHealth
 _WAIT_S = 1.0
 _PAUSE_AFTER_FAILURE_S = 5.0
 _LOST = frozenset({79, 119, 120})
-"""Fallen off the bus; the GPU's system processor does not answer."""
+"""Fallen off the bus; the GPU system processor does not respond."""
 _APPLICATION = frozenset({13, 31, 43, 45, 68, 69, 94})
-"""A program did something wrong; the GPU is fine."""
+"""Errors of an application; the GPU is healthy."""
 
 
 @runtime_checkable
@@ -20,19 +20,19 @@ class XidSource(Protocol):
     """A driver that reports critical errors."""
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
-        """Return the next one (GPU, number), or None."""
+        """Return the UUID and Xid number of the next error, None when none occurs in time."""
         ...
 
 
 def health_after_xid(xid: int) -> GpuHealth | None:
-    """Return what a critical error says about its GPU; None when it says nothing."""
+    """Return the health that an Xid implies for its GPU; None for errors of an application."""
     if xid in _LOST:
         return GpuHealth.LOST
     return None if xid in _APPLICATION else GpuHealth.DEGRADED
 
 
 def watch_xids(source: XidSource, on_health: Callable[[str, GpuHealth, str], None]) -> None:
-    """Start to wait; ends with the process."""
+    """Start a daemon thread that reports the health after each Xid."""
 
     def run() -> None:
         pause = threading.Event()

@@ -22,7 +22,7 @@ def _follow(
             said.append((edges.edge_mono_ns, edges.edge_energy_j))
         while next_tick_ns <= now_ns:
             next_tick_ns += tick_ns
-        wanted = edges.next_look_ns or next_tick_ns
+        wanted = edges.next_read_ns or next_tick_ns
         now_ns = max(now_ns + 50_000, min(next_tick_ns, wanted)) + lateness[reads % len(lateness)]
     return edges, said, reads
 
@@ -130,5 +130,5 @@ def test_counter_that_is_missing_or_stands_still_wants_no_more_than_ordinary_rea
     for k in range(1000):
         edges.observe(k * 2_000_000, energy_j)
 
-    assert edges.next_look_ns == 0
+    assert edges.next_read_ns == 0
     assert edges.edge_mono_ns is None

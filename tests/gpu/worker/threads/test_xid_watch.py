@@ -1,4 +1,4 @@
-"""What a critical error says about its GPU: lost, suspect, or nothing where a program alone did wrong."""
+"""Critical GPU errors: which change the health of their GPU, and that each is reported."""
 
 import queue
 import threading
@@ -10,29 +10,32 @@ from gpuenergyd.gpu.worker.threads.xid_watch import health_after_xid, watch_xids
 
 
 class ScriptedDriver:
-    """Reports these errors, and then none for ever."""
+    """A driver that reports the given errors, then none until `end` is set, which ends the thread that waits."""
 
     def __init__(self, *events: tuple[str, int] | None) -> None:
         self._events = list(events)
+        self.end = threading.Event()
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
-        """Return the next one."""
+        """Return the next event."""
         assert timeout_s > 0
         if not self._events:
-            threading.Event().wait()
+            self.end.wait()
+            raise SystemExit
         return self._events.pop(0)
 
 
 @pytest.mark.parametrize(("xid", "health"), [(79, GpuHealth.LOST), (48, GpuHealth.DEGRADED), (31, None)])
-def test_an_error_of_a_program_says_nothing_about_its_gpu(xid: int, health: GpuHealth | None) -> None:
+def test_application_errors_do_not_change_the_health_of_a_gpu(xid: int, health: GpuHealth | None) -> None:
     assert health_after_xid(xid) is health
 
 
-def test_each_error_that_says_something_is_passed_on_with_its_number() -> None:
-    heard: queue.Queue[tuple[str, GpuHealth, str]] = queue.Queue()
+def test_each_error_of_a_gpu_is_reported_with_its_number() -> None:
+    reported: queue.Queue[tuple[str, GpuHealth, str]] = queue.Queue()
     driver = ScriptedDriver(None, ("GPU-a", 13), ("GPU-b", 79), None, ("GPU-a", 48))
 
-    watch_xids(driver, lambda *news: heard.put(news))
+    watch_xids(driver, lambda *change: reported.put(change))
 
-    assert heard.get(timeout=60) == ("GPU-b", GpuHealth.LOST, "the driver reported Xid 79")
-    assert heard.get(timeout=60) == ("GPU-a", GpuHealth.DEGRADED, "the driver reported Xid 48")
+    assert reported.get(timeout=60) == ("GPU-b", GpuHealth.LOST, "the driver reported Xid 79")
+    assert reported.get(timeout=60) == ("GPU-a", GpuHealth.DEGRADED, "the driver reported Xid 48")
+    driver.end.set()

@@ -1,0 +1,162 @@
+"""Codec of the link: messages as JSON datagrams, checked field by field; needs the standard library only.
+
+A datagram is `[LINK_VERSION, message type, request id or null, [field values in the order of the dataclass]]`.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from gpuenergyd.errors import ProtocolError
+from gpuenergyd.gpu.link.messages import Message
+
+LINK_VERSION = 3
+MAX_DATAGRAM_BYTES = 131_072
+PEERCRED = struct.Struct("3i")
+"""Layout of SO_PEERCRED: pid, uid, gid."""
+MAX_PIDFDS = 128
+"""Per datagram; the kernel accepts 253."""
+
+_FRAME_PARTS = 4
+_REQUEST_ID_TYPES = frozenset({int, NoneType})
+_JSON_TYPES: Mapping[Any, frozenset[type]] = {
+    int: frozenset({int}),
+    float: frozenset({float, int}),
+    str: frozenset({str}),
+    bool: frozenset({bool}),
+}
+
+
+class _RecordCodec:
+    """Encodes and decodes one dataclass."""
+
+    def __init__(
+        self, record: type[Any], fields_json: Sequence[tuple[frozenset[type], Callable[[Any], Any] | None]]
+    ) -> None:
+        """Take the JSON types that each field may have, and the conversion of those that need one."""
+        names = [field.name for field in fields(record)]
+        self.values = attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
+        self._record = record
+        self._allowed = [allowed for allowed, _ in fields_json]
+        self._conversions = [(i, convert) for i, (_, convert) in enumerate(fields_json) if convert is not None]
+        self._valid_types: set[tuple[type, ...]] = set()
+
+    def decode(self, values: list[Any]) -> Any:
+        """Return the dataclass with these field values.
+
+        Raises:
+            ProtocolError: a value is missing, superfluous or of a wrong type.
+            ValueError: a value is not in its enumeration.
+        """
+        types = tuple(map(type, values))
+        if types not in self._valid_types:
+            self._check(values, types)
+            self._valid_types.add(types)
+        for index, convert in self._conversions:
+            values[index] = convert(values[index])
+        return self._record(*values)
+
+    def _check(self, values: list[Any], types: tuple[type, ...]) -> None:
+        name = self._record.__name__
+        if len(types) != len(self._allowed):
+            raise ProtocolError(f"{name}: expected {len(self._allowed)} field values, got {values!r:.100}")
+        for value, found, allowed in zip(values, types, self._allowed, strict=True):
+            if found not in allowed:
+                raise ProtocolError(f"{name}: expected {_names_of(allowed)}, got {value!r:.100}")
+
+
+def encode(message: Message, request_id: int | None = None) -> bytes:
+    """Return a message as a datagram."""
+    return _to_json([LINK_VERSION, type(message).__name__, request_id, message]).encode()
+
+
+def decode(datagram: bytes) -> tuple[int | None, Message]:
+    """Return the request id and the message in a datagram.
+
+    Raises:
+        ProtocolError: not a message of this version with valid values.
+    """
+    try:
+        frame = _from_json(datagram.decode())
+        if not isinstance(frame, list) or len(frame) != _FRAME_PARTS:
+            raise ProtocolError(f"expected a JSON list of {_FRAME_PARTS} values, got {datagram!r:.100}")
+        version, name, request_id, values = frame
+        if version != LINK_VERSION:
+            raise ProtocolError(f"link version is {version!r:.100}; expected {LINK_VERSION}")
+        if type(request_id) not in _REQUEST_ID_TYPES:
+            raise ProtocolError(f"request id must be an integer or null, got {request_id!r:.100}")
+        if name not in _MESSAGE_CODECS or type(values) is not list:
+            raise ProtocolError(f"unknown message type {name!r:.100} or no list of field values")
+        message: Message = _MESSAGE_CODECS[name].decode(values)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProtocolError(f"malformed message: {error}") from None
+    return request_id, message
+
+
+def _values(record: Any) -> Any:
+    """Return what JSON writes for an object that it does not know."""
+    codec = _CODECS.get(type(record))
+    return dict(record) if codec is None else codec.values(record)
+
+
+def _reject_constant(name: str) -> float:
+    raise ProtocolError(f"{name} is not a valid number")
+
+
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_values).encode
+_from_json = json.JSONDecoder(parse_constant=_reject_constant).decode
+_CODECS: dict[type, _RecordCodec] = {}
+
+
+def _codec_of(record: type[Any]) -> _RecordCodec:
+    """Return the codec of a dataclass, and prepare those of the dataclasses in its fields."""
+    if record not in _CODECS:
+        hints = get_type_hints(record)
+        _CODECS[record] = _RecordCodec(record, [_json_form(hints[field.name]) for field in fields(record)])
+    return _CODECS[record]
+
+
+def _json_form(hint: Any) -> tuple[frozenset[type], Callable[[Any], Any] | None]:
+    """Return the JSON types that a field's type is written as, and the conversion back where one is needed."""
+    if hint in _JSON_TYPES:
+        return _JSON_TYPES[hint], None
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        (inner,) = (argument for argument in arguments if argument is not NoneType)
+        allowed, convert = _json_form(inner)
+        if convert is not None:
+            raise TypeError(f"no codec for {hint}")
+        return allowed | {NoneType}, None
+    if origin is tuple:
+        return frozenset({list}), _tuple_of(*_json_form(arguments[0]))
+    if origin is Mapping:
+        return frozenset({dict}), _mapping_of(*_json_form(arguments[1]))
+    if issubclass(hint, StrEnum):
+        return frozenset({str}), hint
+    return frozenset({list}), _codec_of(hint).decode
+
+
+def _checked(value: Any, allowed: frozenset[type], convert: Callable[[Any], Any] | None) -> Any:
+    if type(value) not in allowed:
+        raise ProtocolError(f"expected {_names_of(allowed)}, got {value!r:.100}")
+    return value if convert is None else convert(value)
+
+
+def _names_of(types: frozenset[type]) -> str:
+    return " or ".join(sorted(t.__name__ for t in types))
+
+
+def _tuple_of(allowed: frozenset[type], convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    return lambda values: tuple(_checked(value, allowed, convert) for value in values)
+
+
+def _mapping_of(allowed: frozenset[type], convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    return lambda values: {key: _checked(value, allowed, convert) for key, value in values.items()}
+
+
+_MESSAGE_CODECS = {message.__name__: _codec_of(message) for message in get_args(Message)}

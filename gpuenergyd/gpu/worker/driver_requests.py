@@ -1,0 +1,98 @@
+"""Driver calls that the daemon requests; each change is journalled first. All run on the actuator's thread."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuenergyd.gpu.device import GpuController
+from gpuenergyd.gpu.link.messages import (
+    AcquireLease,
+    Done,
+    GpuSnapshot,
+    LeaseOwner,
+    ListProcesses,
+    PowerLimit,
+    Processes,
+    SetPowerLimit,
+    TakeSnapshot,
+)
+from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
+from gpuenergyd.gpu.restore.policy import RestoreRules
+
+
+@dataclass(slots=True)
+class DriverRequests:
+    """Executes requests that read or change GPUs, and returns their replies; blocks as long as the driver does."""
+
+    controller: GpuController
+    journal: Journal
+    driver: str
+    world_path: Path | None
+    rules: RestoreRules
+    """Of the daemon that connected last."""
+
+    def open_lease(self, request: AcquireLease) -> Done:
+        """Journal the clock state of each GPU.
+
+        Raises:
+            JournalError: it cannot be written, so nothing may be changed.
+        """
+        self.journal.add(
+            [self._entry(request.lease_id, request.owner, u, Control.SM_CLOCK_LOCK) for u in request.gpu_uuids]
+        )
+        return Done()
+
+    def set_power_limit(self, request: SetPowerLimit) -> PowerLimit:
+        """Set a power limit after journalling the present one; return the limit read back.
+
+        Raises:
+            GpuEnergyError: the journal or the driver refuses.
+        """
+        uuid = request.gpu_uuid
+        entry = replace(
+            self._entry(request.lease_id, request.owner, uuid, Control.POWER_LIMIT),
+            saved_value=self.controller.power_limit_w(uuid),
+            known_by=KnownBy.READ,
+        )
+        self.journal.add([replace(entry, intended_value=request.power_limit_w)])
+        with self.journal.gpu_lock(uuid):
+            try:
+                self.controller.set_power_limit(uuid, request.power_limit_w)
+            finally:  # set or refused, the limit that is there now is ours
+                actual_w = self.controller.power_limit_w(uuid)
+                self.journal.add([replace(entry, intended_value=actual_w)])
+        return PowerLimit(actual_w)
+
+    def query(self, request: ListProcesses | TakeSnapshot) -> Processes | GpuSnapshot:
+        """Read from the driver what a request needs.
+
+        Raises:
+            GpuNotFoundError, GpuLostError, DriverError: as named.
+        """
+        if isinstance(request, ListProcesses):
+            return Processes(tuple(self.controller.process_ids(request.gpu_uuid)))
+        reading = self.controller.read(request.gpu_uuid)
+        return GpuSnapshot(reading.power_w, reading.total_energy_j, self.controller.details(request.gpu_uuid))
+
+    def _entry(self, lease_id: str, owner: LeaseOwner, uuid: str, control: Control) -> JournalEntry:
+        """Return the journal entry of a control that is about to be changed."""
+        baseline = None
+        if control is Control.SM_CLOCK_LOCK:
+            identities = self.controller.identities()
+            baseline = next(self.rules.baseline_of(i) for i in identities if i.gpu_uuid == uuid)
+        return JournalEntry(
+            gpu_uuid=uuid,
+            control=control,
+            saved_value=baseline,
+            known_by=KnownBy.ASSUMED_DEFAULT if baseline is None else KnownBy.CONFIGURED,
+            lease_id=lease_id,
+            job_id=owner.job_id,
+            owner_pid=owner.pid,
+            owner_uid=owner.uid,
+            owner_start_ticks=process_start_ticks(owner.pid),
+            driver=self.driver,
+            world_path=None if self.world_path is None else str(self.world_path),
+            recorded_boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            restore_policy=self.rules.restore_policy,
+        )
