@@ -31,18 +31,19 @@ def health_after_xid(xid: int) -> GpuHealth | None:
     return None if xid in _APPLICATION else GpuHealth.DEGRADED
 
 
-def watch_xids(source: XidSource, on_health: Callable[[str, GpuHealth, str], None]) -> None:
-    """Start a daemon thread that reports the health after each Xid."""
+def watch_xids(source: XidSource, on_health: Callable[[str, GpuHealth, str], None]) -> threading.Event:
+    """Start a daemon thread that reports the health after each Xid; setting the returned event ends it."""
+    stop = threading.Event()
 
     def run() -> None:
-        pause = threading.Event()
-        while True:
+        while not stop.is_set():
             try:
                 event = source.await_xid(_WAIT_S)
             except GpuEnergyError:
-                pause.wait(_PAUSE_AFTER_FAILURE_S)
+                stop.wait(_PAUSE_AFTER_FAILURE_S)
                 continue
             if event is not None and (health := health_after_xid(event[1])) is not None:
                 on_health(event[0], health, f"the driver reported Xid {event[1]}")
 
     threading.Thread(target=run, name="xid watch", daemon=True).start()
+    return stop
