@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon, plan_slice, wait_for_report
 
@@ -75,9 +75,10 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
     """Return medians and spreads, in microseconds, and whether the limits hold."""
     rows = [(kind, m) for m in range(num_instructions // 2) for kind in "FB"]
     order = [(kind, m, 0) for kind, m in rows]
-    fields: dict[str, Any] = {"job_name": "cost", "run_key": "r", "schedule_name": "1f1b", "socket_path": socket_path}
-    fields |= {"num_microbatches": num_instructions // 2, "num_pp_ranks": 3, "order": order}
-    clients = {rank: RankClient(**fields, pp_rank=rank, gpu_uuid=f"GPU-{rank}") for rank in (PLAIN, TUNED)}
+    fields: dict[str, Any] = {"job_name": "cost", "run_key": "r", "schedule_name": "1f1b"}
+    fields |= {"num_microbatches": num_instructions // 2, "num_pp_ranks": 3}
+    ranks = [RankDescription(**fields, pp_rank=rank, gpu_uuid=f"GPU-{rank}") for rank in (PLAIN, TUNED)]
+    clients = {rank.pp_rank: RankClient(rank, order=order, socket_path=socket_path) for rank in ranks}
     stage, schedule = bare_stage(), SimpleNamespace(step=lambda: None)
     handle = attach(schedule, job="cost", gpu_uuid="GPU-2", stages=[stage], num_microbatches=num_instructions,
                     socket_path=socket_path, run_key="r", dp_rank=0)  # fmt: skip

@@ -1,13 +1,11 @@
-"""What lives inside a training process: the standard library only, and never in the way of a step.
+"""Client inside a training process: standard library only, and never blocks or fails a step.
 
-environment  where the daemon, the run and the GPU are, from arguments and the environment
-exchange     one HTTP request and its reply, lean enough for a training process
-connection   a connection to the daemon's Unix socket, and the control client of the command line
-breaker      when to leave a silent daemon alone
-recorder     when each instruction began and ended, in preallocated memory
-plans        plan slices as the training thread follows them, on one host and across hosts
-reporter     the background thread that registers, reports and fetches plans
-rank         one rank of a job, as trainer adapters see it
+connection   HTTP connection to the daemon's Unix socket, and the client of the command line
+environment  defaults from the environment: socket, run key, rank, GPU, length of the job
 loop         `gpuenergyd.job` for plain training loops
-tags, length  whose run it is and how long it will be, as the environment says
+plans        plan slices as the training thread follows them, on one host and across hosts
+rank         client of one rank of a job, used by trainer adapters
+recorder     recorder of instruction begins and ends in preallocated memory
+reporter     background thread that registers, reports iterations and receives plans
+tags         tags of a run from the environment and the training program
 """

@@ -1,19 +1,28 @@
-"""HTTP over the daemon's Unix socket with the standard library: kept alive, limited in time and size."""
+"""HTTP/1.1 over the daemon's Unix socket: persistent connections, limits on time and size, standard library only.
+
+`http.client` parses reply headers with the e-mail parser, which costs more CPU than the rest of a report and holds the
+training process's interpreter lock. `exchange` parses only what the daemon sends: a status line, header fields and a
+body with Content-Length.
+"""
 
 import json
 import os
+import re
 import socket
 from typing import Any
 
-from gpuenergyd.client.exchange import exchange
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 
 CONNECT_LIMIT_S = 0.05
 _CONTROL_LIMIT_S = 10.0
+MAX_REPLY_BYTES = 4_194_304
+_MAX_HEAD_BYTES = 65_536
+_RECEIVE_BYTES = 65_536
+_UNSENDABLE = re.compile(r"[^!-~]")
 
 
 class DaemonConnection:
-    """One kept-alive connection to the daemon, for one thread at a time."""
+    """One persistent connection to the daemon, for one thread at a time."""
 
     def __init__(self, socket_path: str) -> None:
         self.socket_path = socket_path
@@ -22,12 +31,12 @@ class DaemonConnection:
     def request(self, method: str, path: str, body: bytes | None = None, *, limit_s: float) -> tuple[int, bytes]:
         """Return the status and body of a reply; `limit_s` bounds each wait for the daemon.
 
-        A connection that the daemon closed while idle is opened anew, once; a question that changes nothing is also
-        asked anew when the daemon closed without an answer, as one does that is just being restarted.
+        If the daemon has closed the idle connection, the request is repeated once on a new one. A GET request is also
+        repeated if a restarting daemon closes the connection without a reply.
 
         Raises:
-            OSError: nobody listens, or no reply in time (TimeoutError).
-            ProtocolError: the reply is not HTTP, or too large.
+            OSError: no daemon listens on the socket, or there was no reply in time (TimeoutError).
+            ProtocolError: the reply is not valid HTTP or too large.
         """
         was_open = self._socket is not None
         try:
@@ -60,14 +69,14 @@ class DaemonConnection:
             raise
         except ValueError as error:
             self.close()
-            raise ProtocolError(f"the daemon's reply is not as expected: {error}") from None
+            raise ProtocolError(f"invalid reply of the daemon: {error}") from None
         if not may_serve_another:
             self.close()
         return status, data
 
 
 def _connect(socket_path: str) -> socket.socket:
-    """Connect to the Unix socket; the sockets Python makes are close-on-exec."""
+    """Return a connected Unix socket; Python's sockets are close-on-exec."""
     unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         unix_socket.settimeout(CONNECT_LIMIT_S)
@@ -79,20 +88,74 @@ def _connect(socket_path: str) -> socket.socket:
 
 
 def close_descriptor(held: socket.socket) -> None:
-    """Close a socket's descriptor and nothing else: takes no lock, so it is safe in a forked child."""
+    """Close only a socket's descriptor; acquires no lock and is therefore safe in a forked child."""
     descriptor = held.detach()
     if descriptor >= 0:
         os.close(descriptor)
 
 
+def exchange(connected: socket.socket, method: str, path: str, body: bytes | None) -> tuple[int, bytes, bool]:
+    """Send one request; return status, body, and whether the connection can be reused.
+
+    Raises:
+        OSError: the daemon closed the connection, or did not reply within the socket's timeout (TimeoutError).
+        ValueError: the reply is not valid HTTP, has no Content-Length, or is too large.
+    """
+    if _UNSENDABLE.search(path):
+        raise ValueError(f"path {path!r}: must be printable ASCII without spaces")
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
+    if body is not None:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    connected.sendall(f"{head}\r\n".encode() + (body or b""))
+    received = _receive(connected)
+    while (end := received.find(b"\r\n\r\n")) < 0:
+        if len(received) > _MAX_HEAD_BYTES:
+            raise ValueError(f"reply headers exceed {_MAX_HEAD_BYTES} bytes")
+        received += _receive(connected)
+    status_line, *lines = received[:end].split(b"\r\n")
+    status = _status(status_line)
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    length = _length(fields)
+    data = bytearray(received[end + 4 :])
+    while len(data) < length:
+        data += _receive(connected)
+    if len(data) > length:
+        raise ValueError(f"{len(data) - length} bytes beyond the reply's Content-Length")
+    return status, bytes(data), fields.get(b"connection", b"").lower() != b"close"
+
+
+def _receive(connected: socket.socket) -> bytes:
+    data = connected.recv(_RECEIVE_BYTES)
+    if not data:
+        raise ConnectionResetError("the daemon closed the connection")
+    return data
+
+
+def _status(line: bytes) -> int:
+    version, _, rest = line.partition(b" ")
+    code = rest[:3]
+    if not version.startswith(b"HTTP/1.") or not code.isdigit():
+        raise ValueError(f"invalid status line {line[:80]!r}")
+    return int(code)
+
+
+def _length(fields: dict[bytes, bytes]) -> int:
+    length = fields.get(b"content-length", b"")
+    if not length.isdigit():
+        raise ValueError("reply without Content-Length")
+    if int(length) > MAX_REPLY_BYTES:
+        raise ValueError(f"reply of {int(length)} bytes; at most {MAX_REPLY_BYTES} are accepted")
+    return int(length)
+
+
 class DaemonClient:
-    """The daemon as the command line sees it: blocking, with errors that a person can read."""
+    """Blocking client of the command line, with readable errors."""
 
     def __init__(self, socket_path: str) -> None:
         self._connection = DaemonConnection(socket_path)
 
     def get_status(self) -> dict[str, Any]:
-        """Return the daemon's state.
+        """Return the daemon's status.
 
         Raises:
             DaemonNotRunningError, ProtocolError: as `get`.
@@ -100,16 +163,16 @@ class DaemonClient:
         return self.get("/v1/status")
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return what the daemon answers to GET.
+        """Return the daemon's JSON reply to GET.
 
         Raises:
-            DaemonNotRunningError: nobody answers on the socket.
-            ProtocolError: the daemon refuses; the message is its own.
+            DaemonNotRunningError: no daemon listens on the socket.
+            ProtocolError: the daemon rejected the request; the message contains its reason.
         """
         return self._call("GET", path, None)
 
     def post(self, path: str, body: object) -> dict[str, Any]:
-        """Return what the daemon answers to POST with a JSON body.
+        """Return the daemon's JSON reply to POST with a JSON body.
 
         Raises:
             DaemonNotRunningError, ProtocolError: as `get`.
@@ -134,7 +197,7 @@ class DaemonClient:
             answer = data.decode(errors="replace")
         if status >= 400:
             reason = answer.get("error", answer) if isinstance(answer, dict) else answer
-            raise ProtocolError(f"{method} {path}: the daemon answers {status}: {reason}")
+            raise ProtocolError(f"{method} {path}: the daemon answered {status}: {reason}")
         if not isinstance(answer, dict):
-            raise ProtocolError(f"{method} {path}: a JSON object is expected, got {type(answer).__name__}")
+            raise ProtocolError(f"{method} {path}: expected a JSON object, got {type(answer).__name__}")
         return answer

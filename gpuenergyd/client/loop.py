@@ -1,19 +1,20 @@
-"""`gpuenergyd.job` for plain training loops: one clock for the whole iteration, learned under the job's target."""
+"""`gpuenergyd.job` for plain training loops: one clock for the whole iteration."""
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 
 SCHEDULE_NAME = "loop"
-_ITERATIONS_TO_FIND_GPU = 3
+_TRIES_TO_FIND_GPU = 3
 
 
 class LoopJob:
-    """A training loop without a pipeline; every process is a pipeline of one rank, `dp_rank` its number.
+    """A training loop without a pipeline; each process is a pipeline of one rank, with its rank as `dp_rank`.
 
-    The GPU is looked for until the third iteration, since many programs touch CUDA only in the first.
+    The GPU is searched until the third iteration, because many programs use CUDA only from the first one on.
     """
 
     def __init__(
@@ -27,13 +28,19 @@ class LoopJob:
         max_slowdown_ratio: float | None = None,
         num_iterations: int | None = None,
     ) -> None:
-        self._name = name
-        self._gpu_uuid = gpu_uuid
-        self._socket_path = socket_path
         self._run_key = run_key
-        self._policy = policy
-        self._max_slowdown_ratio = max_slowdown_ratio
-        self._num_iterations = num_iterations
+        self._rank = RankDescription(
+            job_name=name,
+            run_key="",
+            gpu_uuid=gpu_uuid,
+            schedule_name=SCHEDULE_NAME,
+            num_microbatches=1,
+            framework="loop",
+            policy=policy,
+            max_slowdown_ratio=max_slowdown_ratio,
+            num_iterations=num_iterations,
+        )
+        self._socket_path = socket_path
         self._client: RankClient | None = None
         self._num_tries = 0
 
@@ -53,34 +60,23 @@ class LoopJob:
         return LoopIteration(self._client)
 
     def pause(self) -> None:
-        """Say that no iteration follows now, but evaluation, a checkpoint or such: it is no part of the one before."""
+        """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""
         if self._client is not None:
             self._client.pause()
 
     def _try_to_join(self) -> RankClient | None:
-        gpu_uuid = find_gpu_uuid(self._gpu_uuid)
+        gpu_uuid = find_gpu_uuid(self._rank.gpu_uuid)
         self._num_tries += 1
-        if gpu_uuid is None and self._num_tries < _ITERATIONS_TO_FIND_GPU:
+        if gpu_uuid is None and self._num_tries < _TRIES_TO_FIND_GPU:
             return None
-        rank, world_size = find_rank()
-        return RankClient(
-            job_name=self._name,
-            run_key=find_run_key(self._run_key, num_processes=world_size),
-            gpu_uuid=gpu_uuid,
-            schedule_name=SCHEDULE_NAME,
-            num_microbatches=1,
-            dp_rank=rank,
-            order=(("F", 0, 0),),
-            framework="loop",
-            policy=self._policy,
-            max_slowdown_ratio=self._max_slowdown_ratio,
-            num_iterations=self._num_iterations,
-            socket_path=self._socket_path,
-        )
+        dp_rank, world_size = find_rank()
+        run_key = find_run_key(self._run_key, num_processes=world_size)
+        rank = replace(self._rank, run_key=run_key, dp_rank=dp_rank, gpu_uuid=gpu_uuid)
+        return RankClient(rank, order=(("F", 0, 0),), socket_path=self._socket_path)
 
 
 class LoopIteration:
-    """One iteration of a plain loop; an exception inside passes through, and the iteration is not reported."""
+    """Context manager of one iteration; an exception propagates, and the iteration is not reported."""
 
     __slots__ = ("_client", "_slot")
 
@@ -115,18 +111,17 @@ def job(
     max_slowdown_ratio: float | None = None,
     num_iterations: int | None = None,
 ) -> LoopJob:
-    """Return a context manager that joins a plain training loop to the daemon; without one it does nothing.
+    """Return a context manager that joins a training loop to the daemon; without a daemon it does nothing.
 
     Args:
-        name: what the job is called in reports.
-        gpu_uuid: this process's GPU; found from GPUENERGYD_GPU_UUID or CUDA when left out.
-        socket_path: the daemon's socket; found from GPUENERGYD_SOCKET or the usual places when left out.
-        run_key: what tells this run from others of its name; from the launcher's variables when left out.
-        policy: the clock policy to use; the daemon's default when left out.
-        max_slowdown_ratio: how much slower than full speed it may become, e.g. 0.05; the daemon's default
-            when left out.
-        num_iterations: how many iterations this run will have, so that a slowdown budget can be planned to its end;
-            GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE say it too.
+        name: name of the job in reports.
+        gpu_uuid: this process's GPU; by default from GPUENERGYD_GPU_UUID or the CUDA device in use.
+        socket_path: path of the daemon's socket; by default from GPUENERGYD_SOCKET or the usual places.
+        run_key: a key that differs between runs of the same name; by default from the launcher's variables.
+        policy: name of the clock policy; by default the daemon's.
+        max_slowdown_ratio: permitted slowdown against full speed, e.g. 0.05; by default the daemon's.
+        num_iterations: number of iterations of this run, for planning the slowdown budget to its end; alternatives are
+            the variables GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE.
     """
     return LoopJob(
         name,

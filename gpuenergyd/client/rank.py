@@ -1,4 +1,4 @@
-"""One rank of a job, as a trainer adapter sees it: marks iterations and instructions, follows plans, never raises."""
+"""Client of one rank of a job: marks iterations and instructions and follows plans; never raises into training."""
 
 import atexit
 import itertools
@@ -7,10 +7,11 @@ import os
 import socket
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
 
-from gpuenergyd.client.length import find_length
+from gpuenergyd.client.environment import find_job_length
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
@@ -23,54 +24,67 @@ logger = logging.getLogger("gpuenergyd.client")
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
-class RankClient:
-    """Joins one training process to a job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDescription:
+    """One rank of a job as its trainer adapter describes it to the daemon."""
 
-    With an `order` it registers at once; without one, when `register` is told the order that was learned. Without
-    a GPU UUID it does nothing at all. The methods called inside a step write memory, look up the plan, and at the
-    few instructions where it changes the clock send one record without waiting; everything else is the reporter's.
+    job_name: str
+    run_key: str
+    """A key that differs between runs of the same name; equal on all ranks of a run."""
+    gpu_uuid: str | None
+    """This rank's GPU; None leaves the rank unmanaged."""
+    schedule_name: str
+    num_microbatches: int
+    num_chunks: int = 1
+    pp_rank: int = 0
+    num_pp_ranks: int = 1
+    dp_rank: int = 0
+    framework: str = ""
+    policy: str | None = None
+    """Clock policy; None for the daemon's default."""
+    max_slowdown_ratio: float | None = None
+    """Permitted slowdown against full speed; None for the daemon's default."""
+    num_iterations: int | None = None
+    """Length of the run; None if unknown or given by the GPUENERGYD_JOB_* variables."""
+    tags: tuple[tuple[str, str], ...] = ()
+    """Tags in addition to those from the environment."""
+
+
+class RankClient:
+    """Client of one rank: joins its job and marks its iterations and instructions.
+
+    With an `order` it registers at once, else at the call of `register` with the learned order. Without a GPU UUID all
+    methods do nothing. The methods called inside a step write to preallocated memory, look up the plan, and send one
+    datagram without waiting at the few instructions where the clock changes; the reporter thread does the rest.
     """
 
     def __init__(
         self,
+        rank: RankDescription,
         *,
-        job_name: str,
-        run_key: str,
-        gpu_uuid: str | None,
-        schedule_name: str,
-        num_microbatches: int,
-        num_chunks: int = 1,
-        pp_rank: int = 0,
-        num_pp_ranks: int = 1,
-        dp_rank: int = 0,
         order: Sequence[OrderRow] = (),
-        framework: str = "",
-        policy: str | None = None,
-        max_slowdown_ratio: float | None = None,
-        num_iterations: int | None = None,
         socket_path: str | None = None,
         timer: InstructionTimer | None = None,
         agreed_plans: AgreedPlans | None = None,
-        extra_tags: Sequence[tuple[str, str]] = (),
     ) -> None:
-        length = find_length()
+        length = find_job_length()
         self._registration = RankRegistration(
             protocol_version=PROTOCOL_VERSION,
-            job_name=job_name,
-            run_key=run_key,
-            pp_rank=pp_rank,
-            num_pp_ranks=num_pp_ranks,
-            dp_rank=dp_rank,
-            schedule_name=schedule_name,
-            num_microbatches=num_microbatches,
-            num_chunks=num_chunks,
+            job_name=rank.job_name,
+            run_key=rank.run_key,
+            pp_rank=rank.pp_rank,
+            num_pp_ranks=rank.num_pp_ranks,
+            dp_rank=rank.dp_rank,
+            schedule_name=rank.schedule_name,
+            num_microbatches=rank.num_microbatches,
+            num_chunks=rank.num_chunks,
             order=(),
-            gpu_uuid=gpu_uuid or "",
-            framework=framework,
-            policy=policy,
-            max_slowdown_ratio=max_slowdown_ratio,
-            tags=(*extra_tags, *find_tags())[:MAX_TAGS],
-            job_iterations=num_iterations or length.iterations,
+            gpu_uuid=rank.gpu_uuid or "",
+            framework=rank.framework,
+            policy=rank.policy,
+            max_slowdown_ratio=rank.max_slowdown_ratio,
+            tags=(*rank.tags, *find_tags())[:MAX_TAGS],
+            job_iterations=rank.num_iterations or length.iterations,
             job_hours=length.hours,
             job_deadline=length.deadline,
             is_part=agreed_plans is not None,
@@ -83,7 +97,7 @@ class RankClient:
         self._clocks: Mapping[OrderRow, PlannedClocks] = NO_PLAN.clocks
         self._reporter: Reporter | None = None
         self._sequence = itertools.count(1)
-        self._is_inert = gpu_uuid is None
+        self._is_inert = rank.gpu_uuid is None
         self._is_in_iteration = False
         self._iteration_index = -1
         self._plan_epoch = 0
@@ -93,13 +107,13 @@ class RankClient:
         self._num_records_dropped = 0
         self._num_errors = 0
         self.total_errors = 0
-        """Own exceptions swallowed so far."""
-        if gpu_uuid is None:
+        """Exceptions of this client that were suppressed so far."""
+        if rank.gpu_uuid is None:
             logger.warning(
-                "gpuenergyd: job %s, rank %d: no GPU UUID (none given, no GPUENERGYD_GPU_UUID, CUDA not in use);"
-                " training goes on unmanaged",
-                job_name,
-                pp_rank,
+                "gpuenergyd: job %s, rank %d: no GPU UUID (no argument, no GPUENERGYD_GPU_UUID, CUDA not in use);"
+                " training continues unmanaged",
+                rank.job_name,
+                rank.pp_rank,
             )
         _live_clients.add(self)
         if order:
@@ -107,41 +121,41 @@ class RankClient:
 
     @property
     def pp_rank(self) -> int:
-        """Which rank of its pipeline this is."""
+        """Position in the pipeline."""
         return self._registration.pp_rank
 
     @property
     def plan_epoch(self) -> int:
-        """The plan that the current iteration follows; 0 while un-tuned."""
+        """Epoch of the plan of the current iteration; 0 without a plan."""
         return self._plan_epoch
 
     @property
     def iteration_index(self) -> int:
-        """The iteration that runs or ran last; -1 before the first."""
+        """Index of the current or last iteration; -1 before the first."""
         return self._iteration_index
 
     @property
     def rank_token(self) -> str | None:
-        """What the daemon knows this rank by; None while it is not registered."""
+        """Token that identifies this rank to the daemon; None while it is not registered."""
         return self._reporter.rank_token if self._reporter is not None else None
 
     def register(self, order: Sequence[OrderRow]) -> None:
-        """Join the job with this order; returns at once."""
+        """Join the job with this order of instructions; returns at once."""
         if self._is_inert or self._reporter is not None:
             return
         try:
-            registration = _with_order(self._registration, order)
+            registration = replace(self._registration, order=tuple(order))
             self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path)
-        except Exception:  # noqa: BLE001  no thread to be had, say: training must not see it
+        except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
             self._count_error()
 
     def begin_iteration(self) -> None:
-        """Mark the begin of an iteration, hand over the one before, and take the plan whose time has come."""
+        """Mark the begin of an iteration, queue the report of the previous one and switch to the plan that is due."""
         if self._is_inert:
             return
         try:
             now_mono_ns = monotonic_ns()
-            self._hand_over(now_mono_ns)
+            self._queue_report(now_mono_ns)
             self._iteration_index += 1
             self._begin_mono_ns = now_mono_ns
             plan = self._plans.plan_for(self._iteration_index)
@@ -152,91 +166,91 @@ class RankClient:
             if plan.is_full_speed:
                 self._request_clocks(plan, PlannedClocks(plan.full_speed_sm_clock_mhz, 0, 0))
             self._is_in_iteration = True
-        except Exception:  # noqa: BLE001  never into a step
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
     def end_iteration(self) -> tuple[OrderRow, ...]:
-        """Mark the end of an iteration; return the order in which its instructions began."""
+        """Mark the end of an iteration; return its instructions in order of begin."""
         if self._is_inert or not self._is_in_iteration:
             return ()
         try:
             self._end_mono_ns = monotonic_ns()
             self._is_in_iteration = False
             order = self._timer.order()
-            self._recorded = self._timer.take()
-        except Exception:  # noqa: BLE001  never into a step
+            self._recorded = self._timer.finish_iteration()
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return ()
         return order
 
     def abandon_iteration(self) -> None:
-        """Forget the running iteration: it failed, or was none; its report is never sent."""
+        """Discard the current iteration without a report, for instance after an exception."""
         if self._is_inert or not self._is_in_iteration:
             return
         try:
             self._is_in_iteration = False
-            recorded = self._timer.take()
+            recorded = self._timer.finish_iteration()
             if recorded is not None:
                 recorded.free()
-        except Exception:  # noqa: BLE001  never into a step
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
     def pause(self) -> None:
-        """Say that no iteration follows now, but evaluation or such; it runs at the plan's highest clock."""
+        """Mark a pause after an iteration (evaluation, checkpoint); it runs at the plan's highest clock."""
         if self._is_inert:
             return
         try:
-            self._hand_over(0)
+            self._queue_report(0)
             highest_mhz = self._plan.highest_sm_clock_mhz
             if highest_mhz:
                 self._request_clocks(self._plan, PlannedClocks(highest_mhz, 0, 0))
-        except Exception:  # noqa: BLE001  never into a step
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
     def begin_instruction(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> int:
-        """Mark the begin of an instruction and ask for the clock that the plan has for it; return its slot."""
+        """Mark the begin of an instruction and request its planned clock; return its slot."""
         if not self._is_in_iteration:
             return NOT_RECORDED
         try:
             key = (kind, microbatch_index, chunk_index)
             slot = self._begin(key)
             if key in self._clocks:
-                self._timer.when_begun(slot, partial(self._request_clocks, self._plan, self._clocks[key]))
-        except Exception:  # noqa: BLE001  never into a step
+                self._timer.call_at_begin(slot, partial(self._request_clocks, self._plan, self._clocks[key]))
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
         return slot
 
     def end_instruction(self, slot: int) -> None:
-        """Mark the end of an instruction; a later call for the same slot moves it."""
+        """Mark the end of an instruction; a later call with the same slot overwrites it."""
         try:
             self._end(slot)
-        except Exception:  # noqa: BLE001  never into a step
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
     def release(self, *, shall_wait: bool = True) -> None:
-        """Report the last iteration, leave the job, and do nothing from now on; waits a second at most, or not."""
+        """Report the last iteration and leave the job; waits at most one second with `shall_wait`."""
         if self._is_inert:
             return
         try:
-            self._hand_over(0)
+            self._queue_report(0)
             self._is_inert = True
             self._is_in_iteration = False
             self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
             if self._reporter is not None:
                 self._reporter.stop(shall_wait=shall_wait)
-        except Exception:  # noqa: BLE001  never into a training process
+        except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
-    def silence_in_child(self) -> None:
-        """Make a forked child's copy inert: a data-loader worker is not this rank."""
+    def disable_in_child(self) -> None:
+        """Disable the copy in a forked child: a data-loader worker is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
         self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
         if self._reporter is not None:
             self._reporter.close_in_child()
 
-    def _hand_over(self, next_begin_mono_ns: int) -> None:
+    def _queue_report(self, next_begin_mono_ns: int) -> None:
         recorded, self._recorded = self._recorded, None
         if recorded is None:
             return
@@ -289,11 +303,6 @@ class RankClient:
         self.total_errors += 1
 
 
-def _with_order(registration: RankRegistration, order: Sequence[OrderRow]) -> RankRegistration:
-    fields = {name: getattr(registration, name) for name in RankRegistration.__dataclass_fields__}
-    return RankRegistration(**{**fields, "order": tuple(order)})
-
-
 _live_clients: "weakref.WeakSet[RankClient]" = weakref.WeakSet()
 
 
@@ -302,10 +311,10 @@ def _release_all() -> None:
         client.release()
 
 
-def _silence_all_in_child() -> None:
+def _disable_all_in_child() -> None:
     for client in list(_live_clients):
-        client.silence_in_child()
+        client.disable_in_child()
 
 
 atexit.register(_release_all)
-os.register_at_fork(after_in_child=_silence_all_in_child)
+os.register_at_fork(after_in_child=_disable_all_in_child)

@@ -1,4 +1,4 @@
-"""When each instruction began and ended: three list items set per instruction, in memory allocated beforehand."""
+"""Recorder of instruction begins and ends in preallocated memory: three list items are set per instruction."""
 
 import itertools
 from collections.abc import Callable
@@ -9,54 +9,54 @@ from gpuenergyd.wire.messages import InstructionRow, OrderRow
 
 DEFAULT_CAPACITY = 4096
 NOT_RECORDED = -1
-"""The slot of an instruction that is not recorded; ending it does nothing."""
+"""Slot of an instruction that is not recorded; its end is ignored."""
 
 
 _UNUSED: OrderRow = ("", -1, -1)
 
 
 class RecordedIteration(Protocol):
-    """One iteration's marks, handed from the training thread to the reporter."""
+    """Records of one iteration, passed from the training thread to the reporter."""
 
     def rows(self) -> tuple[InstructionRow, ...] | None:
-        """Return the instructions that ended, in order of begin; None while their times are not known yet."""
+        """Return the finished instructions in order of begin; None while their times are not known yet."""
         ...
 
     def free(self) -> None:
-        """Give the memory back to the recorder."""
+        """Return the memory to the recorder."""
         ...
 
 
 class InstructionTimer(Protocol):
-    """What the training thread calls at every instruction; may be called from several threads at once."""
+    """Timer of instructions, called by the training thread; may be called from several threads at once."""
 
     def begin(self, key: OrderRow) -> int:
         """Mark the begin of an instruction and return its slot."""
         ...
 
     def end(self, slot: int) -> None:
-        """Mark the end; a later call for the same slot moves it."""
+        """Mark the end of an instruction; a later call with the same slot overwrites it."""
         ...
 
-    def when_begun(self, slot: int, act: Callable[[], None]) -> None:
-        """Call `act` when the instruction has begun where it runs: at once, or from another thread a little later."""
+    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:
+        """Call `act` when the instruction begins on its device: at once, or later from another thread."""
         ...
 
     def order(self) -> tuple[OrderRow, ...]:
-        """Return what has begun since the last `take`, in order."""
+        """Return the instructions of the current iteration in order of begin."""
         ...
 
-    def take(self) -> RecordedIteration | None:
-        """Hand over what was recorded and start afresh; None when all other memory is still being read."""
+    def finish_iteration(self) -> RecordedIteration | None:
+        """Return the current records and start new ones; None if all other memory is still being read."""
         ...
 
 
-class _Generation:
+class _Buffer:
     __slots__ = ("begin_ns", "capacity", "end_ns", "is_free", "keys", "next_slot")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.keys = [_UNUSED] * (capacity + 1)  # the last one stays unused, so that a search for the first finds one
+        self.keys = [_UNUSED] * (capacity + 1)  # the last item stays unused, so that `index(_UNUSED)` always finds one
         self.begin_ns = [0] * capacity  # lists, since an array's items are converted at each access
         self.end_ns = [0] * capacity
         self.next_slot = itertools.count().__next__
@@ -77,15 +77,15 @@ class _Generation:
 
 
 class HostRecorder:
-    """Marks instructions with the host's monotonic clock.
+    """Timer of instructions on the host, with its monotonic clock.
 
-    Generations of memory take turns: the training thread writes one while the reporter reads the others. Slots
-    come from a counter whose step is atomic, so overlapped forwards and backwards may mark from two threads.
+    Several buffers are used in turn: the training thread writes one while the reporter reads the others. Slots come
+    from a counter with an atomic step, so that overlapped forwards and backwards may be marked from two threads.
     """
 
-    def __init__(self, capacity: int = DEFAULT_CAPACITY, *, num_generations: int = 3) -> None:
-        self._generations = [_Generation(capacity) for _ in range(num_generations)]
-        self._current = self._generations[0]
+    def __init__(self, capacity: int = DEFAULT_CAPACITY, *, num_buffers: int = 3) -> None:
+        self._buffers = [_Buffer(capacity) for _ in range(num_buffers)]
+        self._current = self._buffers[0]
         self._current.is_free = False
 
     def begin(self, key: OrderRow) -> int:
@@ -99,25 +99,25 @@ class HostRecorder:
         return slot
 
     def end(self, slot: int) -> None:
-        """Mark the end; a later call for the same slot moves it."""
+        """Mark the end of an instruction; a later call with the same slot overwrites it."""
         if slot >= 0:
             self._current.end_ns[slot] = monotonic_ns()
 
-    def when_begun(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
-        """Call `act` at once: on the host, what is marked has begun."""
+    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
+        """Call `act` at once: on the host an instruction begins when it is marked."""
         act()
 
     def order(self) -> tuple[OrderRow, ...]:
-        """Return what has begun since the last `take`, in order."""
+        """Return the instructions of the current iteration in order of begin."""
         return self._current.order()
 
-    def take(self) -> RecordedIteration | None:
-        """Hand over what was recorded and start afresh; None when all other memory is still being read."""
-        for generation in self._generations:
-            if generation.is_free:
-                taken, self._current = self._current, generation
-                generation.is_free = False
-                return taken
+    def finish_iteration(self) -> RecordedIteration | None:
+        """Return the current records and start new ones; None if all other memory is still being read."""
+        for buffer in self._buffers:
+            if buffer.is_free:
+                finished, self._current = self._current, buffer
+                buffer.is_free = False
+                return finished
         self._current.free()
         self._current.is_free = False
         return None

@@ -1,7 +1,7 @@
-"""The background thread of a rank: it alone talks HTTP. Registers, reports iterations, fetches plans.
+"""Reporter thread of a rank: registers the rank, reports iterations and receives plans over HTTP.
 
-The training thread only puts values on a queue that never blocks and reads attributes; whatever the daemon does or
-fails to do happens here.
+The training thread only puts values on a non-blocking queue and reads attributes; failures of the daemon are handled
+here.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from gpuenergyd.client.breaker import CircuitBreaker
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, DaemonConnection, close_descriptor
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
@@ -27,18 +26,45 @@ from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegist
 
 REGISTRATION_LIMIT_S = 2.0
 REPORT_LIMIT_S = 1.0
-"""Only this thread waits that long. On a host whose cores are busy a reply may be late, and a lost one loses a plan."""
+"""Only the reporter thread waits: on a busy host a reply may be late, and a lost reply loses a plan."""
 _RELEASE_LIMIT_S = 0.25
 _STOP_LIMIT_S = 1.0
 _MAX_WAITING_ITERATIONS = 2
 _MAX_RETIRED_SOCKETS = 4
+FAILURES_TO_OPEN = 3
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
 
 logger = logging.getLogger("gpuenergyd.client")
 
 
+@dataclass(slots=True)
+class CircuitBreaker:
+    """Circuit breaker: opens after three consecutive failures; each further one doubles the pause, up to 30 s."""
+
+    num_failures: int = 0
+    closed_again_mono_s: float = 0.0
+
+    def may_try(self, now_mono_s: float) -> bool:
+        """Return whether a request may be sent now."""
+        return now_mono_s >= self.closed_again_mono_s
+
+    def record_success(self) -> None:
+        """Close the breaker."""
+        self.num_failures = 0
+        self.closed_again_mono_s = 0.0
+
+    def record_failure(self, now_mono_s: float) -> None:
+        """Count a failure; open the breaker after three consecutive ones."""
+        self.num_failures += 1
+        if self.num_failures >= FAILURES_TO_OPEN:
+            doublings = min(self.num_failures - FAILURES_TO_OPEN, 10)
+            self.closed_again_mono_s = now_mono_s + min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedIteration:
-    """One iteration as the training thread hands it over; the rows come from `recorded`."""
+    """A finished iteration in the reporter's queue."""
 
     iteration_index: int
     plan_epoch: int
@@ -51,7 +77,7 @@ class FinishedIteration:
 
 
 class Reporter:
-    """Keeps one rank registered and its reports flowing, from a thread of its own."""
+    """Background thread that keeps one rank registered and reports its iterations."""
 
     def __init__(self, registration: RankRegistration, plans: PlanQueue, *, socket_path: str | None = None) -> None:
         self._registration = registration
@@ -67,13 +93,13 @@ class Reporter:
         self._retired_sockets: deque[socket.socket] = deque()
         self._pid = os.getpid()
         self.clock_socket: socket.socket | None = None
-        """Non-blocking SEQPACKET socket to the core; None while there is none. The training thread sends on it."""
+        """Non-blocking SEQPACKET socket to the daemon, used by the training thread; None while not connected."""
         self._thread = threading.Thread(target=self._run, name="gpuenergyd-reporter", daemon=True)
         self._thread.start()
 
     @property
     def rank_token(self) -> str | None:
-        """What the daemon knows this rank by; None while it does not."""
+        """Token that identifies this rank to the daemon; None while it is not registered."""
         registered = self._registered
         return registered.rank_token if registered is not None else None
 
@@ -82,7 +108,7 @@ class Reporter:
         self._queue.put(iteration)
 
     def stop(self, *, shall_wait: bool) -> None:
-        """Report what is queued and leave the job; wait a moment for that if training is over."""
+        """Report queued iterations and leave the job; with `shall_wait`, wait up to one second for that."""
         if self._pid == os.getpid():
             self._is_stopping = True
             self._queue.put(None)
@@ -90,7 +116,7 @@ class Reporter:
                 self._thread.join(_STOP_LIMIT_S)
 
     def close_in_child(self) -> None:
-        """Close a forked child's copies of the sockets; the parent's stay open."""
+        """Close a forked child's copies of the sockets; the parent's sockets stay open."""
         with contextlib.suppress(OSError):
             if self._connection is not None:
                 self._connection.close_in_child()
@@ -98,10 +124,10 @@ class Reporter:
                 close_descriptor(self.clock_socket)
 
     def retire_clock_socket(self) -> None:
-        """Use the clock socket no more; never blocks.
+        """Stop using the clock socket; never blocks.
 
-        It is closed much later: a thread may be about to send on it, and a closed descriptor's number is soon that
-        of another file.
+        It is closed much later: a thread may be about to send on it, and the number of a closed descriptor may be
+        reused for another file.
         """
         clock_socket, self.clock_socket = self.clock_socket, None
         if clock_socket is not None:
@@ -120,8 +146,8 @@ class Reporter:
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001  the last line of defence of a thread inside a training process
-            self._lost(error)
+        except Exception as error:  # noqa: BLE001  must not end the thread
+            self._record_failure(error)
 
     def _report_waiting(self) -> None:
         while self._waiting:
@@ -152,15 +178,15 @@ class Reporter:
             return
         status, body = reply
         if status == 404:
-            logger.info("gpuenergyd: the daemon has forgotten this rank; registering again")
-            self._forget()
+            logger.info("gpuenergyd: the daemon does not know this rank; registering again")
+            self._discard_registration()
             self._register()
         elif status != 200:
             raise ProtocolError(f"HTTP {status}: {body[:200].decode(errors='replace')}")
         else:
             token = bytes.fromhex(registered.rank_token)
             self._plans.add(prepare(plan, token) for plan in decode_iteration_reply(body).plans)
-            self._reached()
+            self._record_success()
             if self.clock_socket is None:
                 self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
 
@@ -173,40 +199,40 @@ class Reporter:
             return
         status, body = reply
         if status != 200:
-            raise ProtocolError(f"registration refused, HTTP {status}: {body[:200].decode(errors='replace')}")
+            raise ProtocolError(f"registration rejected, HTTP {status}: {body[:200].decode(errors='replace')}")
         registered = decode_registered(body)
         if len(bytes.fromhex(registered.rank_token)) != TOKEN_BYTES:
-            raise ProtocolError(f"rank token of {len(registered.rank_token)} characters; {2 * TOKEN_BYTES} expected")
+            raise ProtocolError(f"rank token of {len(registered.rank_token)} characters; expected {2 * TOKEN_BYTES}")
         self._registered = registered
         self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
-        self._reached()
+        self._record_success()
 
     def _post(self, path: str, body: bytes, limit_s: float) -> tuple[int, bytes] | None:
         if self._connection is None or not self._breaker.may_try(monotonic()):
             return None
         return self._connection.request("POST", path, body, limit_s=_RELEASE_LIMIT_S if self._is_stopping else limit_s)
 
-    def _forget(self) -> None:
+    def _discard_registration(self) -> None:
         self._registered = None
         self._plans.clear()
         self.retire_clock_socket()
         while len(self._retired_sockets) > _MAX_RETIRED_SOCKETS:
             self._retired_sockets.popleft().close()
 
-    def _reached(self) -> None:
+    def _record_success(self) -> None:
         self._breaker.record_success()
         if not self._is_reachable:
             path = self._connection.socket_path if self._connection else ""
             logger.info("gpuenergyd: rank %d registered with the daemon at %s", self._registration.pp_rank, path)
         self._is_reachable = True
 
-    def _lost(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._breaker.record_failure(monotonic())
         if self._connection is not None:
             self._connection.close()
         if self._is_reachable is not False:
             path = self._connection.socket_path if self._connection else find_socket_path(self._socket_path_wanted)
-            logger.warning("gpuenergyd: no use of the daemon at %s (%s); training goes on without it", path, error)
+            logger.warning("gpuenergyd: cannot reach daemon at %s (%s); training continues untuned", path, error)
         self._is_reachable = False
 
     def _leave(self) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import gpuenergyd
-from gpuenergyd.client.breaker import LONGEST_PAUSE_S, CircuitBreaker
-from gpuenergyd.client.connection import DaemonClient, DaemonConnection
+from gpuenergyd.client.connection import DaemonClient, DaemonConnection, exchange
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
-from gpuenergyd.client.exchange import exchange
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.recorder import HostRecorder
+from gpuenergyd.client.reporter import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
 from gpuenergyd.wire.messages import PlanSlice
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
@@ -43,12 +42,12 @@ def test_success_closes_the_breaker() -> None:
 
 
 def test_recorder_keeps_generations_apart_until_they_are_freed() -> None:
-    recorder = HostRecorder(capacity=4, num_generations=2)
+    recorder = HostRecorder(capacity=4, num_buffers=2)
     recorder.end(recorder.begin(("F", 0, 0)))
-    first = recorder.take()
+    first = recorder.finish_iteration()
     recorder.end(recorder.begin(("F", 1, 0)))
 
-    assert recorder.take() is None  # the first is still being read
+    assert recorder.finish_iteration() is None  # the first is still being read
     assert first is not None
     rows = first.rows()
     assert rows is not None
@@ -56,7 +55,7 @@ def test_recorder_keeps_generations_apart_until_they_are_freed() -> None:
     first.free()
     recorder.end(recorder.begin(("F", 2, 0)))
     assert recorder.order() == (("F", 2, 0),)
-    assert recorder.take() is not None
+    assert recorder.finish_iteration() is not None
 
 
 def test_recorder_drops_what_does_not_fit() -> None:
@@ -70,14 +69,14 @@ def test_recorder_drops_what_does_not_fit() -> None:
 
 
 def test_instruction_that_never_ended_is_not_reported() -> None:
-    recorder = HostRecorder(capacity=4, num_generations=2)
+    recorder = HostRecorder(capacity=4, num_buffers=2)
     for _ in range(3):  # memory is reused: an old end must not serve a new begin
         recorder.end(recorder.begin(("F", 0, 0)))
-        taken = recorder.take()
+        taken = recorder.finish_iteration()
         assert taken is not None
         taken.free()
     recorder.begin(("F", 0, 0))
-    taken = recorder.take()
+    taken = recorder.finish_iteration()
 
     assert taken is not None
     assert taken.rows() == ()
@@ -235,8 +234,8 @@ def test_reply_is_read_however_it_is_cut_and_says_whether_the_connection_stays()
         (b"HTTP/1.1 200 OK\r\n\r\n{}", "without Content-Length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "without Content-Length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", "at most"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nabc", "2 bytes after the end"),
-        (b"x" * 70_000, "no end of the head"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nabc", "2 bytes beyond the reply"),
+        (b"x" * 70_000, "reply headers exceed"),
     ],
 )
 def test_reply_that_is_not_understood_is_an_error_and_never_half_read(reply: bytes, wrong: str) -> None:

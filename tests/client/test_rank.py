@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.wire.messages import OrderRow
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
 from tests.support.waiting import wait_until
@@ -36,10 +36,9 @@ def make_client(socket_path: str, **overrides: Any) -> RankClient:
         "num_microbatches": 2,
         "pp_rank": 1,
         "num_pp_ranks": 2,
-        "order": ORDER,
-        "socket_path": socket_path,
     }
-    return RankClient(**{**fields, **overrides})
+    order, timer = overrides.pop("order", ORDER), overrides.pop("timer", None)
+    return RankClient(RankDescription(**fields | overrides), order=order, timer=timer, socket_path=socket_path)
 
 
 def run_iteration(client: RankClient) -> tuple[OrderRow, ...]:
@@ -352,13 +351,13 @@ def test_own_failure_is_counted_and_training_goes_on(daemon: FakeDaemon) -> None
         def end(self, slot: int) -> None:  # noqa: ARG002  the Protocol's signature
             raise RuntimeError("broken")
 
-        def when_begun(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
+        def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:  # noqa: ARG002  the Protocol's signature
             raise RuntimeError("broken")
 
         def order(self) -> tuple[OrderRow, ...]:
             raise RuntimeError("broken")
 
-        def take(self) -> None:
+        def finish_iteration(self) -> None:
             raise RuntimeError("broken")
 
     client = make_client(daemon.socket_path, timer=BrokenTimer())
@@ -437,4 +436,4 @@ def test_absent_daemon_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureF
         run_iteration(client)
     client.release()
 
-    assert len([record for record in caplog.records if "training goes on without it" in record.message]) == 1
+    assert len([record for record in caplog.records if "training continues untuned" in record.message]) == 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.wire.messages import OrderRow
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
 from tests.support.daemon_process import running_daemon, training
@@ -109,15 +109,8 @@ def test_steps_go_on_while_the_daemon_is_stopped_and_nothing_waits_for_it(
 ) -> None:
     socket_path = str(tmp_path / "daemon.sock")
     with daemon_elsewhere(tmp_path) as (pid, pipe):
-        client = RankClient(
-            job_name="gpt",
-            run_key="r",
-            gpu_uuid="GPU-1",
-            schedule_name="gpipe",
-            num_microbatches=2,
-            order=ORDER,
-            socket_path=socket_path,
-        )
+        rank = RankDescription(job_name="gpt", run_key="r", gpu_uuid="GPU-1", schedule_name="gpipe", num_microbatches=2)
+        client = RankClient(rank, order=ORDER, socket_path=socket_path)
         while client.plan_epoch != 1:
             step(client)
         blocking_calls.clear()

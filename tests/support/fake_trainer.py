@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 
@@ -47,7 +47,7 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: Mapping[str, int]
         [pipes[name] for name in sorted(pipes) if name.startswith(way)] for way in ("to_replica", "from_replica")
     )
     slow_while: Path | None = options.slow_while if options.replica == options.replicas - 1 else None
-    client = RankClient(
+    rank = RankDescription(
         job_name=options.job,
         run_key=options.run_key,
         gpu_uuid=gpu_uuid,
@@ -56,12 +56,12 @@ def run_rank(options: argparse.Namespace, pp_rank: int, pipes: Mapping[str, int]
         pp_rank=pp_rank,
         dp_rank=options.replica,
         num_pp_ranks=options.ranks,
-        order=[(str(i.kind), i.microbatch_index, i.chunk_index) for i in order],
         framework="fake",
         policy=options.policy,
         max_slowdown_ratio=options.max_slowdown,
-        socket_path=str(options.socket),
     )
+    rows = [(str(i.kind), i.microbatch_index, i.chunk_index) for i in order]
+    client = RankClient(rank, order=rows, socket_path=str(options.socket))
     is_agreed_last = False
     for iteration in range(options.iterations):
         is_last = iteration + 1 == options.iterations or is_agreed_last

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuenergyd.client.plans import AgreedPlans
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd_trainers.across_hosts.job_store import JobStore
@@ -248,7 +248,7 @@ def _join(
     plans = None if config.are_replicas_whole else AgreedPlans()
     socket_path = str(config.daemon_folder(host) / "run" / "gpuenergyd.sock")
     order = one_forward_one_backward(NUM_STAGES, config.microbatches).orders[pp_rank]
-    client = RankClient(
+    rank = RankDescription(
         job_name="two-hosts",
         run_key="run-1" if plans is None else f"run-1/pp{pp_rank}",
         gpu_uuid=gpu_uuid,
@@ -257,13 +257,11 @@ def _join(
         pp_rank=pp_rank if plans is None else 0,
         num_pp_ranks=NUM_STAGES if plans is None else 1,
         dp_rank=dp_rank,
-        order=[(str(i.kind), i.microbatch_index, i.chunk_index) for i in order],
         framework="fake",
         max_slowdown_ratio=config.max_slowdown,
-        socket_path=socket_path,
-        timer=timer,
-        agreed_plans=plans,
     )
+    rows = [(str(i.kind), i.microbatch_index, i.chunk_index) for i in order]
+    client = RankClient(rank, order=rows, socket_path=socket_path, timer=timer, agreed_plans=plans)
 
     def connect() -> JobStore:
         return JobStore(config.addresses[0], config.port, "gpuenergyd/run-1", limit_s=5)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.waiting import wait_until
@@ -180,15 +180,14 @@ class KillRig:
         host = SimulatedHost.open(self.daemon.world_path)
         gpu = host.identities()[index].gpu_uuid
         host.attach_process(gpu, os.getpid())
-        client = RankClient(
+        rank = RankDescription(
             job_name=f"job-{index}",
             run_key=f"run-{self.num_started}",
             gpu_uuid=gpu,
             schedule_name="plain",
             num_microbatches=1,
-            order=[("F", 0, 0)],
-            socket_path=str(self.daemon.socket_path),
         )
+        client = RankClient(rank, order=[("F", 0, 0)], socket_path=str(self.daemon.socket_path))
         while True:
             client.begin_iteration()
             slot = client.begin_instruction("F", 0)

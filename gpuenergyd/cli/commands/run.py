@@ -42,11 +42,11 @@ def run(
     daemon at their first step. Without a daemon the program runs as usual. With --iterations, --hours or --deadline the
     slowdown budget is planned to the end of the job; otherwise it is kept over windows of days.
     """
-    from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  start fast
-    from gpuenergyd.client.length import (  # noqa: PLC0415
+    from gpuenergyd.client.environment import (  # noqa: PLC0415
         DEADLINE_VARIABLE,
         HOURS_VARIABLE,
         ITERATIONS_VARIABLE,
+        find_socket_path,
         utc_text,
     )
     from gpuenergyd.errors import UsageError  # noqa: PLC0415

@@ -134,7 +134,7 @@ def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], *, as
     """Train until enough planned iterations have run, stop all processes, and return the URL of the history."""
     from gpuenergyd.cli.demo.processes import Children, raise_on_termination  # noqa: PLC0415  start fast
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
-    from gpuenergyd.client.length import HOURS_VARIABLE  # noqa: PLC0415
+    from gpuenergyd.client.environment import HOURS_VARIABLE  # noqa: PLC0415
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
 
     # Isolate the demo from an installed daemon and its settings.

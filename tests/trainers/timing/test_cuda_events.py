@@ -89,7 +89,7 @@ def test_times_are_the_gpus_and_lie_on_the_hosts_clock(gpu: FakeGpu) -> None:
     run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
     gpu.work(2.0)  # a wait for the neighbour
     run_instruction(recorder, gpu, ("B", 0, 0), 9.0)
-    rows = rows_of(recorder.take())
+    rows = rows_of(recorder.finish_iteration())
 
     assert [row[:3] for row in rows] == [("F", 0, 0), ("B", 0, 0)]
     assert [(end - begin) / NS_PER_MS for *_, begin, end in rows] == pytest.approx([5.0, 9.0])
@@ -101,7 +101,7 @@ def test_only_the_start_synchronises(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     assert gpu.num_synchronized == 1
     run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
-    rows_of(recorder.take())
+    rows_of(recorder.finish_iteration())
 
     assert gpu.num_synchronized == 1
 
@@ -109,7 +109,7 @@ def test_only_the_start_synchronises(gpu: FakeGpu) -> None:
 def test_unfinished_iteration_is_asked_for_again_later(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     run_instruction(recorder, gpu, ("F", 0, 0), 400.0)
-    recorded = recorder.take()
+    recorded = recorder.finish_iteration()
 
     assert rows_of(recorded) is None
     gpu.sleep(1.0)
@@ -119,9 +119,9 @@ def test_unfinished_iteration_is_asked_for_again_later(gpu: FakeGpu) -> None:
 def test_iteration_complete_before_the_first_look_is_placed_by_an_earlier_one(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     run_instruction(recorder, gpu, ("F", 0, 0), 3.0)
-    rows_of(recorder.take())
+    rows_of(recorder.finish_iteration())
     run_instruction(recorder, gpu, ("F", 1, 0), 4.0)
-    recorded = recorder.take()
+    recorded = recorder.finish_iteration()
     gpu.sleep(0.5)
     ((*_, begin, end),) = rows_of(recorded)
 
@@ -136,7 +136,7 @@ def test_later_end_moves_the_first_one(gpu: FakeGpu) -> None:
     recorder.end(slot)
     gpu.work(1.0)  # the loss
     recorder.end(slot)
-    ((*_, begin, end),) = rows_of(recorder.take())
+    ((*_, begin, end),) = rows_of(recorder.finish_iteration())
 
     assert (end - begin) / NS_PER_MS == pytest.approx(6.0)
 
@@ -150,16 +150,16 @@ def test_nothing_is_recorded_while_a_graph_is_captured(gpu: FakeGpu) -> None:
 
 
 def test_memory_comes_back_when_freed_and_never_runs_over(gpu: FakeGpu) -> None:
-    recorder = CudaRecorder("cuda:0", 1, num_generations=2)
+    recorder = CudaRecorder("cuda:0", 1, num_buffers=2)
     for microbatch in range(2):
         run_instruction(recorder, gpu, ("F", microbatch, 0), 1.0)
     assert recorder.order() == (("F", 0, 0),)
-    first = recorder.take()
-    assert recorder.take() is None
+    first = recorder.finish_iteration()
+    assert recorder.finish_iteration() is None
     assert first is not None
     first.free()
 
-    assert recorder.take() is not None
+    assert recorder.finish_iteration() is not None
 
 
 def test_clock_is_asked_for_when_the_gpu_comes_to_the_instruction(gpu: FakeGpu) -> None:
@@ -167,6 +167,6 @@ def test_clock_is_asked_for_when_the_gpu_comes_to_the_instruction(gpu: FakeGpu) 
     asked_at_ms: queue.Queue[float] = queue.Queue()
     run_instruction(recorder, gpu, ("F", 0, 0), 50.0)
     slot = recorder.begin(("F", 1, 0))
-    recorder.when_begun(slot, lambda: asked_at_ms.put(gpu.run_until_ms))
+    recorder.call_at_begin(slot, lambda: asked_at_ms.put(gpu.run_until_ms))
 
     assert 50.0 <= asked_at_ms.get(timeout=20.0) <= 51.1  # launched at 0 ms; one polling gap

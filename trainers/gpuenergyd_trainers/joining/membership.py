@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
 from gpuenergyd.client.plans import AgreedPlans
-from gpuenergyd.client.rank import RankClient
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.recorder import InstructionTimer
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, JobStore, Store, find_store_address
@@ -190,7 +190,7 @@ def join(
 def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membership) -> RankClient:
     timer = options.timer
     is_cuda = getattr(rank.device, "type", None) == "cuda"
-    return RankClient(
+    description = RankDescription(
         job_name=options.job,
         run_key=membership.run_key,
         gpu_uuid=find_gpu_uuid(options.gpu_uuid, device=rank.device if is_cuda else None),
@@ -203,8 +203,11 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         framework=rank.framework,
         policy=options.policy,
         max_slowdown_ratio=options.max_slowdown_ratio,
+        tags=membership.tags,
+    )
+    return RankClient(
+        description,
         socket_path=options.socket_path,
         timer=timer if timer is not None else timer_for(rank.device, rank.num_microbatches, rank.num_chunks),
         agreed_plans=membership.plans,
-        extra_tags=membership.tags,
     )

@@ -34,7 +34,7 @@ _BEGUN_POLL_S = 0.001
 _NS_PER_MS = 1_000_000
 
 
-class _Generation:
+class _Buffer:
     def __init__(self, recorder: "CudaRecorder", capacity: int) -> None:
         self.recorder = recorder
         self.begins = [_timing_event() for _ in range(capacity)]
@@ -69,10 +69,10 @@ class _Generation:
 class CudaRecorder:
     """An InstructionTimer for the current stream of a CUDA device."""
 
-    def __init__(self, device: Any, capacity: int, *, num_generations: int = 4) -> None:
+    def __init__(self, device: Any, capacity: int, *, num_buffers: int = 4) -> None:
         self._device = torch.device(device)
         self._capacity = capacity
-        self._generations = [_Generation(self, capacity) for _ in range(num_generations)]
+        self._generations = [_Buffer(self, capacity) for _ in range(num_buffers)]
         self._current = self._generations[0]
         self._current.is_free = False
         self._to_begin: queue.SimpleQueue[tuple[Any, Callable[[], None]]] = queue.SimpleQueue()
@@ -100,7 +100,7 @@ class CudaRecorder:
             self._current.ends[slot].record(torch.cuda.current_stream(self._device))
             self._current.has_ended[slot] = 1
 
-    def when_begun(self, slot: int, act: Callable[[], None]) -> None:
+    def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:
         """Have the polling thread call `act` when the GPU reaches an instruction; never blocks."""
         if slot < 0:
             return
@@ -121,7 +121,7 @@ class CudaRecorder:
         """Return the instructions begun in the present iteration, in order."""
         return tuple(self._current.keys)
 
-    def take(self) -> _Generation | None:
+    def finish_iteration(self) -> _Buffer | None:
         """Return the recorded iteration and start a new one; None when all other event buffers are still being read."""
         closing = _timing_event()  # not reused: it may be needed as an anchor later
         closing.record(torch.cuda.current_stream(self._device))
