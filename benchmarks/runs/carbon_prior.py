@@ -25,7 +25,7 @@ from gpuenergyd_policies.carbon.features import (
     shape_features,
     targets,
 )
-from gpuenergyd_policies.carbon.recent_dynamics import local_features
+from gpuenergyd_policies.carbon.recent_dynamics import dynamics_features
 
 HIDDEN = 192
 EPOCHS = 6
@@ -85,7 +85,7 @@ def training_data(histories: list[History]) -> tuple[Array, Array, Array, Array]
         truth = (targets(history.values, origins) - shapes.level[:, None]) / shapes.spread[:, None]
         correction = truth - shapes.naive
         features.append(shapes.features.astype(np.float32))
-        local.append(local_features(history.values, origins, shapes).astype(np.float32))
+        local.append(dynamics_features(history.values, origins, shapes).astype(np.float32))
         corrections.append(correction.astype(np.float32))
         weights.append(np.tile(1.0 / np.abs(correction).mean(axis=0), (len(origins), 1)).astype(np.float32))
     return np.concatenate(features), np.concatenate(local), np.concatenate(corrections), np.concatenate(weights)

@@ -1,15 +1,15 @@
 """Carbon decisions: forecasts of intensities, and where to spend a slowdown budget.
 
-budget            plans that spend a slowdown budget where it saves most
-chase             chase's rule, as a baseline
-error_correction  corrects a forecast by its last error
-features          histories as features that are comparable between zones
-forecast          the next 72 hours, with quantiles and a skill record
-jobs              one job on one trace
-pooled_prior      a forecast learned from other zones
+budget            optimal spending of a slowdown budget over hours
+chase             chase's rule, for comparison
+error_correction  correction of a forecast by its last error
+features          features of histories that are comparable between zones
+forecast          forecasts of the next 72 hours, with quantiles and skill
+jobs              emissions of one job on one trace
+pooled_prior      a forecast model trained on many zones
 recent_dynamics   an autoregression fitted to the last week
-replay            past traces replayed without look-ahead
+replay            replay of past traces without look-ahead
 target            the target of one job from frontier, budget and forecast
-timing_value      what choosing hours can save in a zone
+timing_value      the saving that a choice of hours allows in a zone
 zone_model        a ridge regression on the zone's own history
 """

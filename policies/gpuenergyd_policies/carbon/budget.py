@@ -1,4 +1,4 @@
-"""Spend a slowdown budget where it saves most: exact plans over hours, and a controller that cannot overdraw.
+"""Optimal spending of a slowdown budget: exact plans over hours, and a controller that cannot exceed the budget.
 
 Theory of operation. With speed x = 1/T and power P(x) = E(1/x)/T + host power, N iterations in slots of length D_t
 with intensities c_t cost
@@ -6,12 +6,12 @@ with intensities c_t cost
     minimise  sum c_t P(x_t) D_t   subject to  sum x_t D_t = N,   x_slow <= x_t <= x_fast.
 
 P is piecewise linear and convex on the lower hull of the measured points, so the problem is a continuous knapsack:
-start all slots at x_slow, sort the pieces (slot, hull segment) by c_t times slope, and take them until the work is
-done. Convexity puts the segments of one slot in order by itself. One piece is taken in part; its slot mixes two
-adjacent points in time. No solver is needed and the optimum is exact.
+start all slots at x_slow, sort the pieces (slot, hull segment) by c_t times slope, and add them until the work is done.
+Convexity keeps the segments of one slot in order. One piece is used in part; its slot alternates between two adjacent
+points. No solver is needed and the optimum is exact.
 
-The controller plans anew in every slot with the forecast of that moment and then clamps: the chosen speed must leave
-a rest that full speed can still finish. Whatever a forecast says, by induction the deadline is kept.
+The controller replans in every slot with the newest forecast and then limits the speed from below: full speed must be
+able to finish the remaining work. By induction the deadline is met whatever the forecast.
 """
 
 import math
@@ -26,25 +26,25 @@ from gpuenergyd.core.carbon.speed_curve import speed_points
 Array = NDArray[np.float64]
 
 MAX_SIGNAL = 1e6
-"""Above this no intensity and no price is a value; it is a broken reply."""
+"""Largest plausible intensity or price; larger values are errors of the source."""
 LATER_DISCOUNT = 0.05
-"""How much less the signal is taken to be later than now, in standard deviations of what is expected.
+"""Reduction of later values relative to the present one, in standard deviations of the forecast.
 
-Slack spent where the signal is known cannot be regretted. On five zones' traces of 2024 it adds up to half a point to
+It favours spending slack now, while the signal is known. On five zones' traces of 2024 it adds up to half a point to
 the captured share of an A40's power-limit curve and takes up to half a point from that of a pipeline's frontier.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedHull:
-    """The lower convex hull of power over speed, slowest first: the only points worth running or mixing."""
+    """The lower convex hull of power over speed, slowest first: all optimal operating points and mixtures."""
 
     speeds_per_s: Array
     powers_w: Array
 
     @property
     def slopes_j(self) -> Array:
-        """Energy of one more iteration in each segment; it rises from segment to segment."""
+        """Energy of one more iteration in each segment; it increases from segment to segment."""
         slopes: Array = np.diff(self.powers_w) / np.diff(self.speeds_per_s)
         return slopes
 
@@ -63,7 +63,7 @@ class SpeedHull:
         return np.asarray(np.interp(speed_per_s, self.speeds_per_s, self.powers_w))
 
     def limited_to(self, full_speed_per_s: float) -> "SpeedHull":
-        """Return the hull for a job that something else holds at or below a speed: a straggler, a power cap."""
+        """Return the hull of a job whose speed is limited by a straggler or a power cap."""
         if full_speed_per_s >= self.full_speed_per_s:
             return self
         limit = max(full_speed_per_s, float(self.speeds_per_s[0]))
@@ -73,7 +73,7 @@ class SpeedHull:
         )
 
     def mix(self, speed_per_s: float) -> tuple[tuple[float, float], ...]:
-        """Return the iteration times that make a speed, with their shares of the slot's time, fastest first."""
+        """Return the iteration times that average to a speed, with their shares of the slot's time, fastest first."""
         speeds = self.speeds_per_s
         if speed_per_s >= speeds[-1]:
             return ((self.min_time_s, 1.0),)
@@ -88,9 +88,9 @@ class SpeedHull:
 
 
 def speed_hull(points: Sequence[tuple[float, float]], host_power_w: float = 0.0) -> SpeedHull:
-    """Return the hull of `(iteration_time_s, energy_j)` points; noisy, doubled and dominated ones drop out.
+    """Return the hull of `(iteration_time_s, energy_j)` points, without duplicate and dominated points.
 
-    Points slower than the one of least energy (host energy included) are never worth running and drop out too.
+    Points slower than the one of least energy (host energy included) are dominated too.
 
     Raises:
         CarbonDataError: no point is left, or a value is not a positive finite number.
@@ -101,17 +101,17 @@ def speed_hull(points: Sequence[tuple[float, float]], host_power_w: float = 0.0)
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """The optimal speed of each slot, and the cost of one more iteration, the same in all slots not at a limit."""
+    """The optimal speed of each slot, and the cost of one more iteration, equal in all slots not at a limit."""
 
     speeds_per_s: Array
     marginal_cost: float
 
 
 def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_iterations: float) -> SlotPlan:
-    """Return the cheapest speeds that do the work in exactly these slots.
+    """Return the speeds of least cost that finish the work in these slots.
 
-    More work than full speed can do gives full speed; less than the slowest point does gives the slowest. An
-    intensity below zero counts as zero: energy that is given away is used at full speed.
+    The result is full speed if even that is too slow for the work, and the slowest point if that is fast enough. A
+    negative intensity counts as zero: with free energy the job runs at full speed.
     """
     slowest = float(hull.speeds_per_s[0])
     speeds = np.full(len(intensities), slowest)
@@ -133,18 +133,13 @@ def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_i
     return SlotPlan(speeds, float(costs[order[last]]))
 
 
-def plan_cost(hull: SpeedHull, speeds_per_s: Array, intensities: Array, slot_lengths_s: Array) -> float:
-    """Return sum(c P D) in the unit of the intensity times joules."""
-    return float((intensities * hull.power_w(speeds_per_s) * slot_lengths_s).sum())
-
-
 def constant_speed(hull: SpeedHull, num_iterations: float, time_s: float) -> float:
-    """Return the one speed that does the work in a given time, within what the hull offers."""
+    """Return the constant speed that finishes the work in a given time, limited to the hull."""
     return float(np.clip(num_iterations / time_s, hull.speeds_per_s[0], hull.speeds_per_s[-1]))
 
 
 def repaired(forecast: Array, fallback: Array) -> Array:
-    """Return a forecast as long as the fallback, whose values stand where the forecast has none that can be used."""
+    """Return the forecast, extended and repaired by the fallback where it has no plausible value."""
     result = fallback.copy()
     given = np.asarray(forecast, dtype=float)[: len(result)]
     usable = (given >= 0) & (given <= MAX_SIGNAL)
@@ -163,15 +158,15 @@ def next_speed(
     *,
     full_speed_per_s: float | None = None,
 ) -> float:
-    """Return the speed of the slot that begins now; it leaves a rest that full speed can still finish in time.
+    """Return the speed of the present slot, such that full speed can finish the remaining work in time.
 
     Args:
-        hull: what the job can run at, as measured.
-        forecast: intensity per slot; wrong, short, empty or absurd ones cost carbon, never time.
-        fallback: a value for every slot, used where the forecast has none.
-        slot_lengths_s: what is left of this slot, then the slots until the deadline.
-        remaining_iterations: work to be done by then.
-        full_speed_per_s: measured full speed, where it is not the hull's fastest point.
+        hull: measured operating points of the job.
+        forecast: intensity per slot; errors in it cost carbon, never time.
+        fallback: a value for every slot, used where the forecast has no plausible one.
+        slot_lengths_s: the rest of this slot, then the slots until the deadline.
+        remaining_iterations: work until the deadline.
+        full_speed_per_s: measured full speed, if it differs from the hull's fastest point.
     """
     fastest = hull.full_speed_per_s if full_speed_per_s is None else full_speed_per_s
     expected = repaired(forecast, fallback)
@@ -183,9 +178,9 @@ def next_speed(
 def clamped_speed(
     wanted_per_s: float, slot_lengths_s: Array, remaining_iterations: float, fastest_per_s: float
 ) -> float:
-    """Return the wanted speed, raised as far as needed for full speed to finish the rest in the later slots."""
+    """Return the wanted speed, raised if full speed could not finish the remaining work in the later slots."""
     if not math.isfinite(wanted_per_s):
         return fastest_per_s
     now_s = float(slot_lengths_s[0])
-    owed_now = remaining_iterations - fastest_per_s * float(slot_lengths_s[1:].sum())
-    return max(wanted_per_s, min(fastest_per_s, owed_now / now_s))
+    needed_now = remaining_iterations - fastest_per_s * float(slot_lengths_s[1:].sum())
+    return max(wanted_per_s, min(fastest_per_s, needed_now / now_s))

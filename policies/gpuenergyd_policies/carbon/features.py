@@ -1,8 +1,8 @@
-"""Histories as numbers that mean the same in every zone: what a model sees at the hour when it issues a forecast.
+"""Features of intensity histories, as known when a forecast is issued.
 
 Origins are positions in the history: at origin o the newest known value is o - 1, and column 0 of a target is hour o.
-`shape_features` know neither the time of day nor the season nor the level, only the shape of the last week, so what
-one zone teaches holds in others; `own_features` know the calendar and are for a zone's own history.
+`shape_features` contain neither time of day nor season nor level, only the shape of the last week, so that a model
+trained on some zones applies to others; `zone_features` contain the calendar and are for models of one zone.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _DAYS_PER_YEAR = 365.2425
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A history without holes, and which of its hours were filled rather than known."""
+    """A history without gaps; `is_filled` marks the hours whose value was unknown."""
 
     first_hour_at: datetime
     values: Array
@@ -32,9 +32,9 @@ class History:
 
 
 def filled_history(series: HourlySeries) -> History | None:
-    """Return a history whose holes hold the value of a day before, else the last one; None without values.
+    """Return a history whose gaps hold the value of the day before, else the last one; None without values.
 
-    It begins with the first known value and ends with the series: a forecast may have to bridge its own last hours.
+    It begins with the first known value and ends with the series, whose last hours may be unknown.
     """
     values = np.array(series.values, dtype=float)
     known = np.flatnonzero(np.isfinite(values))
@@ -48,34 +48,34 @@ def filled_history(series: HourlySeries) -> History | None:
 
 
 def targets(values: Array, origins: Origins, num_hours: int = NUM_TARGET_HOURS) -> Array:
-    """Return the truth, one row per origin."""
+    """Return the true values after each origin, one row per origin."""
     truth: Array = values[origins[:, None] + np.arange(num_hours)]
     return truth
 
 
 def same_hour_means(values: Array, origins: Origins, num_hours: int = NUM_TARGET_HOURS) -> Array:
-    """Return the 7-day mean of each target's hour of day, as known at each origin; origins are >= 168."""
+    """Return the mean of each target's hour of day over the 7 days before each origin; origins are >= 168."""
     week = values[origins[:, None] + np.arange(-WEEK_HOURS, 0)].reshape(len(origins), 7, 24).mean(axis=1)
     return np.tile(week, (1, -(-num_hours // 24)))[:, :num_hours]
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The last week of each origin, freed of level and spread, and what brings predictions back to g/kWh."""
+    """The last week before each origin, normalised by level and spread."""
 
     features: Array
     naive: Array
-    """The 7-day same-hour mean in these units: what a model corrects."""
+    """The normalised 7-day mean of the same hour, which models correct."""
     level: Array
     spread: Array
 
     def to_intensity(self, predicted: Array) -> Array:
-        """Return predictions in the unit of the history."""
+        """Return normalised predictions in the unit of the history."""
         return predicted * self.spread[:, None] + self.level[:, None]
 
 
 def shape_features(history: History, origins: Origins) -> Shapes:
-    """Return what a model of all zones sees; origins are >= 168."""
+    """Return the features of models for all zones; origins are >= 168."""
     week = history.values[origins[:, None] + np.arange(-WEEK_HOURS, 0)]
     level = week.mean(axis=1)
     spread = week.std(axis=1) + 1e-3 * level + 1e-9
@@ -100,9 +100,9 @@ def shape_features(history: History, origins: Origins) -> Shapes:
 
 
 def crossed_shape_features(features: Array) -> Array:
-    """Return shape features with products that let a linear model tell morning from evening by the daily curve.
+    """Return shape features with products by which a linear model can distinguish times of day.
 
-    The phase is that of the first two harmonics of the mean day, counted from the origin: no clock is needed.
+    The time of day is the phase of the first two harmonics of the mean day, relative to the origin.
     """
     last, by_day, weekday = features[:, :48], features[:, 104:128], features[:, -7:]
     angle = 2j * np.pi * np.arange(24) / 24
@@ -118,11 +118,11 @@ def crossed_shape_features(features: Array) -> Array:
     )
 
 
-def own_features(history: History, origins: Origins, *, with_season: bool) -> tuple[Array, Array]:
-    """Return what a model of one zone sees, the first column constant, and the level to divide its targets by.
+def zone_features(history: History, origins: Origins, *, with_season: bool) -> tuple[Array, Array]:
+    """Return the features of a model for one zone, first column constant, and the level that normalises its targets.
 
-    The last day's values are crossed with the hour of day, so that 6 am may follow other rules than 6 pm; with a
-    year or more of history also with the season. Origins are >= 168.
+    The last day's values are multiplied by harmonics of the hour of day, so that coefficients can differ between 6 am
+    and 6 pm; with a year or more of history also by harmonics of the season. Origins are >= 168.
     """
     num = len(origins)
     values = history.values

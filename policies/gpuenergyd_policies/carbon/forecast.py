@@ -1,11 +1,11 @@
-"""What the intensity of the next 72 hours will be, from the history seen so far: with quantiles, and a record of skill.
+"""Forecasts of the carbon intensity of the next 72 hours, with quantiles and a record of skill.
 
-Theory of operation. Two views are mixed: the prior, which reads the shape of the last week as other zones taught it,
-and the zone's own model, which joins as its history grows; their last error corrects the next forecast as far as the
-zone's errors go on from hour to hour. Below a week there is none of this: the same hour's mean over the days there are
-stands in, and on the first day the last value. Before each refit the forecasts of the hours since
-the last one are kept; compared with what came, they give the skill against naive forecasts and the width of the
-quantiles, both on hours that the model had not seen.
+Theory of operation. A forecast is a weighted mean of two models: the pooled prior, which was trained on other zones and
+uses the shape of the last week, and the zone model, whose weight grows with the zone's history. The last forecast error
+corrects the next forecast as far as the zone's errors persist from hour to hour. With less than a week of history, the
+forecast is the mean of the same hour over the known days; on the first day, the last value. Before each refit, the
+forecasts for the hours since the last one are recorded; compared with the true values, they give the skill against
+naive forecasts and the width of the quantiles, both on hours that the models had not seen.
 """
 
 from datetime import datetime
@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastHour, ForecastSkill, HourlySeries
 from gpuenergyd.errors import CarbonDataError
-from gpuenergyd_policies.carbon.error_correction import USUAL_SHARE_RATIO, ErrorMemory
+from gpuenergyd_policies.carbon.error_correction import USUAL_PERSISTENCE_RATIO, ErrorCorrection
 from gpuenergyd_policies.carbon.features import (
     NUM_TARGET_HOURS,
     WEEK_HOURS,
@@ -27,78 +27,78 @@ from gpuenergyd_policies.carbon.features import (
     same_hour_means,
     targets,
 )
-from gpuenergyd_policies.carbon.pooled_prior import Prior, shipped_prior
-from gpuenergyd_policies.carbon.zone_model import SEASON_HOURS, OwnModel
+from gpuenergyd_policies.carbon.pooled_prior import PooledPrior, shipped_prior
+from gpuenergyd_policies.carbon.zone_model import SEASON_HOURS, ZoneModel
 
-OWN_FROM_HOURS = 42 * 24
-OWN_FULL_HOURS = 300 * 24
-OWN_SHARE = 0.7
-"""The own model's share of the forecast from OWN_FULL_HOURS of history on; at OWN_FROM_HOURS it begins with none."""
+ZONE_MODEL_FROM_HOURS = 42 * 24
+ZONE_MODEL_FULL_HOURS = 300 * 24
+ZONE_MODEL_SHARE = 0.7
+"""Weight of the zone model from ZONE_MODEL_FULL_HOURS of history on; it is 0 at ZONE_MODEL_FROM_HOURS."""
 RECORD_HOURS = 28 * 24
 QUANTILES = (0.1, 0.9)
 _LEAST_ORIGINS = 48
-"""Fewer forecasts that came due than this say nothing of skill."""
+"""Forecasts that must have come due before their skill is reported."""
 _FULL_REFIT_HOURS = 30 * 24
-"""Revised values reach the own model when it is fitted anew, after so long."""
+"""Interval of complete refits, in which the zone model sees revised values of the history."""
 
 
 class ZoneForecaster:
     """Forecasts of one zone, refitted as its history grows."""
 
-    def __init__(self, *, prior: Prior | None = None) -> None:
+    def __init__(self, *, prior: PooledPrior | None = None) -> None:
         self._prior = prior or shipped_prior()
-        self._own: OwnModel | None = None
-        self._own_share = 0.0
+        self._zone_model: ZoneModel | None = None
+        self._zone_model_share = 0.0
         self._end = 0
         self._floor = 0.0
         self._recorded_origins: Origins = np.zeros(0, dtype=np.int64)
         self._recorded: Array = np.zeros((0, NUM_TARGET_HOURS))
         self._errors: Array = np.zeros(0)
-        """Of the first hour of each recorded forecast, before it was corrected; NaN where the truth is not known."""
-        self._memory = ErrorMemory(USUAL_SHARE_RATIO)
+        """Errors of the first hour of each recorded forecast, before correction; NaN where the truth is unknown."""
+        self._correction = ErrorCorrection(USUAL_PERSISTENCE_RATIO)
 
     def refit(self, history: History, end: int) -> None:
-        """Learn from the history before `end`; keep what was forecast for the hours since the last refit."""
+        """Fit the models to the history before `end`; record the forecasts for the hours since the last refit."""
         self._floor = 0.5 * float(history.values[:end].min()) if end else 0.0
-        if self._own is None and end >= OWN_FROM_HOURS:
-            self._own = OwnModel(with_season=end >= SEASON_HOURS)
-            self._end = max(end - RECORD_HOURS, OWN_FROM_HOURS // 2)
-            self._own.update(history, self._end)
+        if self._zone_model is None and end >= ZONE_MODEL_FROM_HOURS:
+            self._zone_model = ZoneModel(with_season=end >= SEASON_HOURS)
+            self._end = max(end - RECORD_HOURS, ZONE_MODEL_FROM_HOURS // 2)
+            self._zone_model.update(history, self._end)
             self._recorded_origins = self._recorded_origins[:0]
             self._recorded, self._errors = self._recorded[:0], self._errors[:0]
-        self._own_share = self._share(end)
-        usual_ratio = USUAL_SHARE_RATIO * (1.0 - self._own_share)  # a zone's own model leaves less behind
-        self._memory = ErrorMemory.fitted(self._errors, usual_ratio)
+        self._zone_model_share = self._share(end)
+        usual_ratio = USUAL_PERSISTENCE_RATIO * (1.0 - self._zone_model_share)  # errors of the zone model persist less
+        self._correction = ErrorCorrection.fitted(self._errors, usual_ratio)
         self._record(history, max(self._end, end - RECORD_HOURS), end)
-        self._memory = ErrorMemory.fitted(self._errors, usual_ratio)
-        if self._own is not None:
-            self._own.update(history, end)
+        self._correction = ErrorCorrection.fitted(self._errors, usual_ratio)
+        if self._zone_model is not None:
+            self._zone_model.update(history, end)
         self._end = end
 
     def predict(self, history: History, origins: Origins) -> Array:
-        """Return 72 hours for each origin, in the unit of the history."""
+        """Return forecasts of 72 hours for each origin, in the unit of the history."""
         early = origins < WEEK_HOURS
         result = np.empty((len(origins), NUM_TARGET_HOURS))
         for k in np.flatnonzero(early):
             result[k] = _from_few_days(history.values[: origins[k]])
-        ripe = origins[~early]
-        if len(ripe):
-            predicted, last_errors = self._uncorrected(history, ripe)
-            predicted += self._memory.expected(last_errors, NUM_TARGET_HOURS)
+        late = origins[~early]
+        if len(late):
+            predicted, last_errors = self._uncorrected(history, late)
+            predicted += self._correction.expected(last_errors, NUM_TARGET_HOURS)
             result[~early] = np.maximum(predicted, self._floor)
         return result
 
     def _uncorrected(self, history: History, origins: Origins) -> tuple[Array, Array]:
-        """Return what the models say, and how far what they said an hour before was off; origins are >= 168."""
+        """Return uncorrected forecasts, and the errors of those issued an hour before; origins are >= 168."""
         needed = np.union1d(origins, origins[origins > WEEK_HOURS] - 1)
         predicted = self._prior.predict(history, needed)
-        if self._own is not None and self._own.is_fitted and self._own_share > 0:
-            predicted += self._own_share * (self._own.predict(history, needed) - predicted)
+        if self._zone_model is not None and self._zone_model.is_fitted and self._zone_model_share > 0:
+            predicted += self._zone_model_share * (self._zone_model.predict(history, needed) - predicted)
         errors = np.full(len(origins), np.nan)
         before = origins - 1
         has_error = (before >= WEEK_HOURS) & ~history.is_filled[before]
-        said = predicted[np.searchsorted(needed, before[has_error]), 0]
-        errors[has_error] = history.values[before[has_error]] - said
+        before_predicted = predicted[np.searchsorted(needed, before[has_error]), 0]
+        errors[has_error] = history.values[before[has_error]] - before_predicted
         return predicted[np.searchsorted(needed, origins)], errors
 
     def skill(self, history: History, end: int) -> ForecastSkill | None:
@@ -109,7 +109,7 @@ class ZoneForecaster:
         return skill_against_naive(history.values, origins, predicted)
 
     def bounds(self, history: History, origin: int, predicted: Array) -> tuple[Array, Array]:
-        """Return the lower and upper quantile of one forecast, from how far recorded ones were off."""
+        """Return the lower and upper quantile of one forecast, from the errors of recorded ones."""
         origins, recorded = self._due(origin)
         known = history.values[max(0, origin - WEEK_HOURS) : origin]
         if len(origins) < _LEAST_ORIGINS:
@@ -125,8 +125,8 @@ class ZoneForecaster:
         return np.maximum(predicted + np.minimum(low[:num], 0.0), 0.0), predicted + np.maximum(high[:num], 0.0)
 
     def _share(self, end: int) -> float:
-        grown = (end - OWN_FROM_HOURS) / (OWN_FULL_HOURS - OWN_FROM_HOURS)
-        return OWN_SHARE * min(1.0, max(0.0, grown))
+        grown = (end - ZONE_MODEL_FROM_HOURS) / (ZONE_MODEL_FULL_HOURS - ZONE_MODEL_FROM_HOURS)
+        return ZONE_MODEL_SHARE * min(1.0, max(0.0, grown))
 
     def _record(self, history: History, begin: int, end: int) -> None:
         origins = np.arange(max(begin, WEEK_HOURS), end)
@@ -135,7 +135,7 @@ class ZoneForecaster:
         kept = self._recorded_origins >= end - RECORD_HOURS
         predicted, last_errors = self._uncorrected(history, origins)
         errors = np.where(history.is_filled[origins], np.nan, history.values[origins] - predicted[:, 0])
-        predicted = np.maximum(predicted + self._memory.expected(last_errors, NUM_TARGET_HOURS), self._floor)
+        predicted = np.maximum(predicted + self._correction.expected(last_errors, NUM_TARGET_HOURS), self._floor)
         self._recorded_origins = np.concatenate([self._recorded_origins[kept], origins])
         self._recorded = np.concatenate([self._recorded[kept], predicted])
         self._errors = np.concatenate([self._errors[kept], errors])
@@ -156,15 +156,15 @@ class Forecasts:
         """Return the forecast issued at the end of a history.
 
         Raises:
-            CarbonDataError: the history holds no value, or so many hours cannot be forecast.
+            CarbonDataError: the history has no value, or `num_hours` is out of range.
         """
         if not 1 <= num_hours <= NUM_TARGET_HOURS:
-            raise CarbonDataError(f"{num_hours} hours cannot be forecast; valid: 1 to {NUM_TARGET_HOURS}")
+            raise CarbonDataError(f"num_hours {num_hours} is out of range; valid: 1 to {NUM_TARGET_HOURS}")
         known = filled_history(history)
         if known is None:
-            raise CarbonDataError(f"zone {history.zone}: the history holds no value to forecast from")
+            raise CarbonDataError(f"zone {history.zone}: cannot forecast, the history has no value")
         end = len(known.values)
-        with threadpool_limits(1):  # a forecast may cost one core, not all of them
+        with threadpool_limits(1):  # a forecast uses one core
             forecaster = self._forecaster(history.zone, known, end)
             predicted = forecaster.predict(known, np.array([end]))[0, :num_hours]
             low, high = forecaster.bounds(known, end, predicted)
@@ -200,7 +200,7 @@ forecast = Forecasts()
 
 
 def naive_forecasts(values: Array, origins: Origins, num_hours: int = 24) -> dict[str, Array]:
-    """Return what anyone can forecast without a model; origins are >= 168."""
+    """Return naive forecasts by name; origins are >= 168."""
     hours = origins[:, None] + np.arange(num_hours)
     return {
         "persistence": np.repeat(values[origins - 1][:, None], num_hours, axis=1),
@@ -211,7 +211,7 @@ def naive_forecasts(values: Array, origins: Origins, num_hours: int = 24) -> dic
 
 
 def skill_against_naive(values: Array, origins: Origins, predicted: Array) -> ForecastSkill:
-    """Return the skill of forecasts against the best naive one, the best chosen in hindsight for each figure."""
+    """Return the skill of forecasts against the best naive one, selected in hindsight for each horizon."""
     truth = targets(values, origins, 24)
     ours = np.abs(predicted[:, :24] - truth).mean(axis=0)
     naive = [np.abs(table - truth).mean(axis=0) for table in naive_forecasts(values, origins).values()]
@@ -229,7 +229,7 @@ def skill_against_naive(values: Array, origins: Origins, predicted: Array) -> Fo
 
 
 def _from_few_days(known: NDArray[np.float64]) -> Array:
-    """Return the same hour's mean over the days there are; on the first day the last value."""
+    """Return the mean of the same hour over the known days; on the first day, the last value."""
     if len(known) < 24:
         return np.full(NUM_TARGET_HOURS, float(known[-1]) if len(known) else 0.0)
     whole_days = known[len(known) % 24 :].reshape(-1, 24).mean(axis=0)
@@ -241,4 +241,4 @@ def _model_name(num_hours: int) -> str:
         return "persistence"
     if num_hours < WEEK_HOURS:
         return "same-hour-mean"
-    return "prior" if num_hours < OWN_FROM_HOURS else "prior+own-ridge"
+    return "pooled-prior" if num_hours < ZONE_MODEL_FROM_HOURS else "pooled-prior+zone-model"

@@ -1,7 +1,7 @@
-"""One job on one trace: what it emits at full speed, at a constant point, with a perfect forecast, and as controlled.
+"""Emissions of one job on one trace: at full speed, at constant speed, with a perfect forecast, and as controlled.
 
-A look-ahead is a table: row k holds what was expected, when hour k of the job began, of that hour and the next ones.
-Nothing else of the future reaches the controller.
+A look-ahead is a table: row k holds the forecast, issued when hour k of the job begins, of that hour and later ones.
+The controller knows nothing else of the future.
 """
 
 import math
@@ -20,12 +20,12 @@ from gpuenergyd_policies.carbon.budget import (
 
 SLOT_S = 3600.0
 RESERVE_RATIO = 1e-9
-"""Of the work, done ahead of the budget, so that rounding never makes a miss."""
+"""Share of the work done ahead of the budget, so that rounding never exceeds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """How a job went: the speed of each hour, its grams, its time, and the same time's constant point."""
+    """Result of a job: hourly speeds, emissions, time, and the emissions at constant speed in the same time."""
 
     speeds_per_s: Array
     carbon_g: float
@@ -35,7 +35,7 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job of fixed work that starts at an hour of a trace; `truth` holds its hours from the start on."""
+    """A job of fixed work that starts at an hour of a trace; `truth` is the trace from there on."""
 
     hull: SpeedHull
     truth: Array
@@ -44,48 +44,48 @@ class TraceJob:
 
     @property
     def num_iterations(self) -> float:
-        """The work: what full speed does in the job's nominal time."""
+        """The work: iterations at full speed in the job's nominal time."""
         return self.job_s * self.hull.full_speed_per_s
 
     @property
     def permitted_s(self) -> float:
-        """The longest the job may take."""
+        """Longest permitted time of the job."""
         return self.job_s * (1.0 + self.max_slowdown_ratio)
 
     @property
     def slot_lengths_s(self) -> Array:
-        """The hours until the deadline; the last is cut there."""
+        """Lengths of the hours until the deadline; the last one ends there."""
         num_slots = math.ceil(self.permitted_s / SLOT_S - 1e-9)
         lengths = np.full(num_slots, SLOT_S)
         lengths[-1] = self.permitted_s - SLOT_S * (num_slots - 1)
         return lengths
 
     def full_speed_g(self) -> float:
-        """Grams at full speed all the way."""
+        """Return the emissions at full speed."""
         return self.constant_g(self.job_s)
 
     def constant_g(self, time_s: float) -> float:
-        """Grams at the one point that takes the given time."""
+        """Return the emissions at the constant speed that takes a given time."""
         speed = constant_speed(self.hull, self.num_iterations, time_s)
         return self._grams(np.full(len(self.truth), speed))[0]
 
     def run(self, speeds_per_s: Array) -> JobRun:
-        """Return what given speeds of the hours lead to."""
+        """Return the result of given hourly speeds."""
         carbon_g, time_s = self._grams(speeds_per_s)
         return JobRun(speeds_per_s, carbon_g, self.constant_g(time_s), time_s)
 
     def oracle(self) -> JobRun:
-        """Return the optimum of someone who knows the trace."""
+        """Return the optimum with perfect knowledge of the trace."""
         lengths = self.slot_lengths_s
         work = self.num_iterations * (1.0 + RESERVE_RATIO)
         return self.run(plan_slots(self.hull, self.truth[: len(lengths)], lengths, work).speeds_per_s)
 
     def controlled(self, expected: Array, fallback: Array) -> JobRun:
-        """Return what the controller makes of a look-ahead.
+        """Return the result of the controller with a look-ahead.
 
         Args:
-            expected: (slots, H), what was expected at each hour of it and the next ones; H may be shorter than the job.
-            fallback: (slots, slots), the same of a naive forecast that reaches to the end.
+            expected: (slots, H), the forecast at each hour of that hour and later ones; H may be shorter than the job.
+            fallback: (slots, slots), the same of a naive forecast up to the end of the job.
         """
         lengths = self.slot_lengths_s
         left = self.num_iterations * (1.0 + RESERVE_RATIO)
@@ -96,7 +96,7 @@ class TraceJob:
         return self.run(speeds)
 
     def _grams(self, speeds_per_s: Array) -> tuple[float, float]:
-        """Return grams and time of the work at given hourly speeds; the last speed is kept until the work is done."""
+        """Return emissions and time of the work at hourly speeds; the last speed continues until the work is done."""
         done_by_end = np.cumsum(speeds_per_s) * SLOT_S
         work = self.num_iterations
         last = int(np.searchsorted(done_by_end, work))

@@ -1,9 +1,9 @@
-"""What other zones taught: a forecast for any zone from its last week alone, no training needed.
+"""A pretrained forecast model for any zone: it needs only the zone's last week.
 
-`prior.npz` holds a ridge over shape and local features and three small neural networks over shape features, all fitted
-by `benchmarks/runs/carbon_prior.py TRACES --out prior.npz` as it is, on public hourly traces up to 2023 (Electricity
-Maps, ODbL 1.0; EIA; ENTSO-E); it holds coefficients, no data. Their weighted mean is the forecast.
-A replay of one of those zones before LEARNED_UNTIL_AT is no test: the prior has seen those years.
+`pooled_prior.npz` holds a ridge regression on shape and dynamics features and three small neural networks on shape
+features, fitted by `benchmarks/runs/carbon_prior.py TRACES --out pooled_prior.npz` on public hourly traces up to 2023
+(Electricity Maps, ODbL 1.0; EIA; ENTSO-E); it holds coefficients, no data. Their weighted mean is the forecast. A
+replay of one of those zones before TRAINED_UNTIL_AT tests nothing: those years are training data.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from pathlib import Path
 import numpy as np
 
 from gpuenergyd_policies.carbon.features import Array, History, Origins, crossed_shape_features, shape_features
-from gpuenergyd_policies.carbon.recent_dynamics import local_features
+from gpuenergyd_policies.carbon.recent_dynamics import dynamics_features
 
-_FILE = Path(__file__).with_name("prior.npz")
+_FILE = Path(__file__).with_name("pooled_prior.npz")
 _CHUNK_ROWS = 2048
-LEARNED_UNTIL_AT = datetime(2024, 1, 1, tzinfo=UTC)
-LEARNED_ZONES = frozenset({"AU-SA", "CA-ON", "CISO", "DE", "ES", "GB", "KR", "PJM"})
+TRAINED_UNTIL_AT = datetime(2024, 1, 1, tzinfo=UTC)
+TRAINED_ZONES = frozenset({"AU-SA", "CA-ON", "CISO", "DE", "ES", "GB", "KR", "PJM"})
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Two hidden layers beside a linear path, as PyTorch lays weights out."""
+    """Two hidden layers with a parallel linear path; weights in PyTorch's layout."""
 
     linear: tuple[Array, Array]
     layers: tuple[tuple[Array, Array], ...]
 
     def __call__(self, features: Array) -> Array:
-        """Return the correction to the naive forecast."""
+        """Return corrections of the naive forecast."""
         hidden = features
         for weight, bias in self.layers[:-1]:
             hidden = _gelu(hidden @ weight.T + bias)
@@ -40,8 +40,8 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
-    """The models that were fitted together, and how their inputs were scaled."""
+class PooledPrior:
+    """The fitted models, and the scaling of their inputs."""
 
     ridge: Array
     mean: Array
@@ -61,8 +61,8 @@ class Prior:
     def _predict_few(self, history: History, origins: Origins) -> Array:
         shapes = shape_features(history, origins)
         crossed = crossed_shape_features(shapes.features)
-        local = local_features(history.values, origins, shapes)
-        correction = self.ridge_weight * (np.concatenate([crossed, local], axis=1) @ self.ridge)
+        dynamics = dynamics_features(history.values, origins, shapes)
+        correction = self.ridge_weight * (np.concatenate([crossed, dynamics], axis=1) @ self.ridge)
         scaled = (shapes.features - self.mean) / self.deviation
         for network in self.networks:
             correction += (1.0 - self.ridge_weight) / len(self.networks) * network(scaled)
@@ -70,13 +70,13 @@ class Prior:
 
 
 @cache
-def shipped_prior() -> Prior:
-    """Return the prior that comes with this package."""
+def shipped_prior() -> PooledPrior:
+    """Return the pooled prior of this package."""
     return read_prior(_FILE)
 
 
-def read_prior(path: Path) -> Prior:
-    """Return a prior from its file."""
+def read_prior(path: Path) -> PooledPrior:
+    """Return a pooled prior from a file."""
     with np.load(path, allow_pickle=False) as stored:
         arrays = {name: stored[name].astype(np.float64) for name in stored.files}
     num_networks = int(arrays["num_networks"])
@@ -87,10 +87,10 @@ def read_prior(path: Path) -> Prior:
         )
         for n in range(num_networks)
     )
-    return Prior(arrays["ridge"], arrays["mean"], arrays["deviation"], networks, float(arrays["ridge_weight"]))
+    return PooledPrior(arrays["ridge"], arrays["mean"], arrays["deviation"], networks, float(arrays["ridge_weight"]))
 
 
 def _gelu(x: Array) -> Array:
-    """Return the Gaussian error linear unit, by its usual approximation."""
+    """Return the Gaussian error linear unit (tanh approximation)."""
     result: Array = 0.5 * x * (1.0 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
     return result

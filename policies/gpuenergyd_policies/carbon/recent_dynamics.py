@@ -1,9 +1,9 @@
-"""What a zone's last week tells of its own dynamics: an autoregression fitted on those 168 hours alone, per origin.
+"""Recent dynamics of a zone: an autoregression fitted to the last 168 hours, separately for each origin.
 
-Theory of operation. Grids differ in how long a change goes on: where wind drives them, the last hours' trend says much
-of the next one, elsewhere little. What other zones taught cannot know it, a week can: the hours and the same hours of
-the day before, seven numbers per hour in all, give six coefficients by least squares, drawn a little towards "as now,
-with half of yesterday's change". The sums of products that this needs slide along the history, so an origin costs one
+Theory of operation. Grids differ in the persistence of changes: where wind dominates, the trend of the last hours
+predicts the next one well, elsewhere hardly. A model pooled over zones cannot know that, but one week of data shows it:
+least squares on the last hours and the same hours of the day before gives six coefficients, shrunk towards "the present
+value plus half of yesterday's change". The sums of products are sliding sums over the history, so an origin costs one
 solve of six equations.
 """
 
@@ -11,18 +11,19 @@ import numpy as np
 
 from gpuenergyd_policies.carbon.features import WEEK_HOURS, Array, Origins, Shapes
 
-NUM_LOCAL_HOURS = 24
+NUM_DYNAMICS_HOURS = 24
 _LAGS = (1, 2, 3, 24, 25, 26)
 _START = np.array([1.0, 0.0, 0.0, 0.5, -0.5, 0.0])
 _PENALTY_ROWS = 0.05
+"""Weight of the shrinkage, in rows of data."""
 _LARGEST_DEVIATIONS = 4.0
 _CROSSED_HOURS = 6
 _CROSSED_LAGS = (1, 24)
 
 
-def local_features(values: Array, origins: Origins, shapes: Shapes) -> Array:
-    """Return the autoregression's 24 hours in the units of `shapes`, the near ones also times its main coefficients."""
-    forecast, coefficients = local_forecasts(values, origins)
+def dynamics_features(values: Array, origins: Origins, shapes: Shapes) -> Array:
+    """Return the autoregression's 24 hours in units of `shapes`, and products of the first with its coefficients."""
+    forecast, coefficients = dynamics_forecasts(values, origins)
     change = np.clip((forecast - shapes.level[:, None]) / shapes.spread[:, None] - shapes.naive[:, :24], -8.0, 8.0)
     coefficients = np.clip(coefficients, -2.0, 2.0)
     crossed = [
@@ -31,10 +32,10 @@ def local_features(values: Array, origins: Origins, shapes: Shapes) -> Array:
     return np.concatenate([change, *crossed], axis=1)
 
 
-def local_forecasts(values: Array, origins: Origins) -> tuple[Array, Array]:
-    """Return 24 hours for each origin, in the unit of `values`, and the coefficients; origins are >= 168."""
+def dynamics_forecasts(values: Array, origins: Origins) -> tuple[Array, Array]:
+    """Return forecasts of 24 hours for each origin, in the unit of `values`, and coefficients; origins are >= 168."""
     if not len(origins):
-        return np.zeros((0, NUM_LOCAL_HOURS)), np.zeros((0, len(_LAGS)))
+        return np.zeros((0, NUM_DYNAMICS_HOURS)), np.zeros((0, len(_LAGS)))
     first = int(origins.min()) - WEEK_HOURS
     known = values[first : int(origins.max())]
     mean = float(known.mean())
@@ -49,7 +50,7 @@ def local_forecasts(values: Array, origins: Origins) -> tuple[Array, Array]:
     moved = np.linalg.solve(penalised, (cross - gram @ _START)[..., None])[..., 0]
     coefficients: Array = np.asarray(_START + moved, dtype=np.float64)
     limit = _LARGEST_DEVIATIONS * np.sqrt(np.maximum(products[:, -1, -1], 0.0) / (WEEK_HOURS - _LAGS[-1]))
-    hours = np.zeros((len(origins), _LAGS[-1] + NUM_LOCAL_HOURS))
+    hours = np.zeros((len(origins), _LAGS[-1] + NUM_DYNAMICS_HOURS))
     hours[:, : _LAGS[-1]] = known[ends[:, None] + np.arange(-_LAGS[-1], 0)] - level[:, None]
     for k in range(_LAGS[-1], hours.shape[1]):
         step = sum(coefficients[:, j] * hours[:, k - lag] for j, lag in enumerate(_LAGS))
@@ -58,7 +59,7 @@ def local_forecasts(values: Array, origins: Origins) -> tuple[Array, Array]:
 
 
 def _products(known: Array, ends: Origins, level: Array) -> Array:
-    """Return the sums of products of lagged values and the value itself, over each origin's week, about its level."""
+    """Return the sums of products of lagged and present values over each origin's week, centred on its level."""
     longest = _LAGS[-1]
     columns = [known[longest - lag : len(known) - lag] for lag in _LAGS] + [known[longest:]]
     num_rows = WEEK_HOURS - longest
@@ -73,7 +74,7 @@ def _products(known: Array, ends: Origins, level: Array) -> Array:
 
 
 def _sliding(column: Array, ends: Origins, num_rows: int) -> Array:
-    """Return the sum of the `num_rows` entries before each end."""
+    """Return the sums of the `num_rows` entries before each end."""
     total = np.concatenate([[0.0], np.cumsum(column)])
     result: Array = total[ends] - total[ends - num_rows]
     return result

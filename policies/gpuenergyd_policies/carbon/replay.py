@@ -1,7 +1,7 @@
-"""A past trace lived again without look-ahead: what timing was worth, and what our forecasts captured of it.
+"""Replay of past traces without look-ahead: the value of timing, and the share of it that forecasts capture.
 
-Every hour a forecast is issued from the hours before it; models are refitted once a day. Jobs then run with the same
-controller as in the daemon. Beside ours stand yesterday's values, the 7-day mean, Chase's rule and a perfect forecast.
+Every hour a forecast is issued from the hours before it; models are refitted once a day. Jobs then run with the
+daemon's controller, and for comparison with yesterday's values, the 7-day mean, Chase's rule and a perfect forecast.
 """
 
 import math
@@ -33,14 +33,14 @@ from gpuenergyd_policies.carbon.features import (
 )
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
 from gpuenergyd_policies.carbon.jobs import SLOT_S, JobRun, TraceJob
-from gpuenergyd_policies.carbon.pooled_prior import LEARNED_UNTIL_AT, LEARNED_ZONES, Prior
+from gpuenergyd_policies.carbon.pooled_prior import TRAINED_UNTIL_AT, TRAINED_ZONES, PooledPrior
 
 LEAST_HISTORY_HOURS = 8 * 24
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedTable:
-    """All forecasts of a replay, and the most processor time that a refit and a forecast took."""
+    """All forecasts of a replay, and the longest processor time of a refit and of a forecast."""
 
     first_origin: int
     rows: Array
@@ -52,21 +52,23 @@ def replay(request: ReplayRequest) -> Sequence[ZoneReplay]:
     """Return one result for each trace, in order.
 
     Raises:
-        CarbonDataError: a trace, the frontier or a start that cannot be used; the message says which.
+        CarbonDataError: a trace, the frontier or a start is invalid; the message names it.
     """
     if not (math.isfinite(request.max_slowdown_ratio) and request.max_slowdown_ratio >= 0):
-        raise CarbonDataError(f"budget {request.max_slowdown_ratio} must be a ratio >= 0, e.g. 0.025 for 2.5 %")
+        raise CarbonDataError(
+            f"slowdown budget {request.max_slowdown_ratio} must be a ratio >= 0, e.g. 0.025 for 2.5 %"
+        )
     if not (math.isfinite(request.job_hours) and request.job_hours > 0):
         raise CarbonDataError(f"job length {request.job_hours} h must be > 0")
     hull = speed_hull(request.frontier, request.host_power_w)
-    with threadpool_limits(1):  # these matrices are small: more threads only wait for each other
+    with threadpool_limits(1):  # more threads do not speed up such small matrices
         return [_replay_zone(request, trace, hull) for trace in request.traces]
 
 
 def issue_forecasts(
-    history: History, first_origin: int, *, prior: Prior | None = None, history_days: int | None = None
+    history: History, first_origin: int, *, prior: PooledPrior | None = None, history_days: int | None = None
 ) -> IssuedTable:
-    """Return the forecasts of every hour from `first_origin` on, each made from what came before it."""
+    """Return the forecasts issued at every hour from `first_origin` on, each from the history before it."""
     num = len(history.values)
     rows, refit_s, forecast_s = [], [0.0], [0.0]
     forecaster = ZoneForecaster(prior=prior)
@@ -90,8 +92,8 @@ def issue_forecasts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
-    """One job by all methods, and what it is compared with."""
+class _JobComparison:
+    """One job with all methods, and its reference emissions."""
 
     full_g: float
     constant_g: float
@@ -99,7 +101,9 @@ class _Compared:
     runs: dict[str, JobRun]
 
 
-def _compare(request: ReplayRequest, hull: SpeedHull, history: History, start: int, issued: IssuedTable) -> _Compared:
+def _compare(
+    request: ReplayRequest, hull: SpeedHull, history: History, start: int, issued: IssuedTable
+) -> _JobComparison:
     longest = math.ceil(request.job_hours * (1.0 + request.max_slowdown_ratio) * 1.5)
     job = TraceJob(
         hull, history.values[start : start + longest], request.job_hours * SLOT_S, request.max_slowdown_ratio
@@ -116,19 +120,19 @@ def _compare(request: ReplayRequest, hull: SpeedHull, history: History, start: i
         "chase": job.run(np.array([chase_speed(hull, g_per_kwh) for g_per_kwh in job.truth])),
         "perfect": job.oracle(),
     }
-    return _Compared(job.full_speed_g(), job.constant_g(job.permitted_s), runs["perfect"].carbon_g, runs)
+    return _JobComparison(job.full_speed_g(), job.constant_g(job.permitted_s), runs["perfect"].carbon_g, runs)
 
 
 def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -> ZoneReplay:
     history = filled_history(trace)
     if history is None:
-        raise CarbonDataError(f"zone {trace.zone}: the trace holds no value")
+        raise CarbonDataError(f"zone {trace.zone}: the trace has no value")
     first = (request.train_until_at - history.first_hour_at) // HOUR
     if first < LEAST_HISTORY_HOURS:
-        begins = f"it begins {history.first_hour_at:%Y-%m-%d %H:%M}"
-        raise CarbonDataError(f"zone {trace.zone}: the trace needs 8 days before {request.train_until_at}; {begins}")
+        begins = f"it begins at {history.first_hour_at:%Y-%m-%d %H:%M}"
+        raise CarbonDataError(f"zone {trace.zone}: 8 days before {request.train_until_at} are needed; {begins}")
     if first + 24 >= len(history.values):
-        raise CarbonDataError(f"zone {trace.zone}: the trace needs a day after {request.train_until_at}")
+        raise CarbonDataError(f"zone {trace.zone}: a day after {request.train_until_at} is needed in the trace")
     starts = _starts(request, trace, history, first)
     issued = issue_forecasts(history, first, history_days=request.history_days)
     compared = [_compare(request, hull, history, int(start), issued) for start in starts]
@@ -172,9 +176,11 @@ def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -
 
 
 def _notes(request: ReplayRequest, zone: str) -> tuple[str, ...]:
-    if zone not in LEARNED_ZONES or request.train_until_at >= LEARNED_UNTIL_AT:
+    if zone not in TRAINED_ZONES or request.train_until_at >= TRAINED_UNTIL_AT:
         return ()
-    return (f"the shipped prior has learned from {zone} until {LEARNED_UNTIL_AT:%Y-%m-%d}: before, this is no test",)
+    return (
+        f"skill before {TRAINED_UNTIL_AT:%Y-%m-%d} is not a test: the pooled prior was trained on {zone} until then",
+    )
 
 
 def _method(
@@ -199,7 +205,7 @@ def _skill(history: History, issued: IssuedTable) -> ForecastSkill:
 
 
 def _starts(request: ReplayRequest, trace: HourlySeries, history: History, first: int) -> Origins:
-    """Return the positions of the hours at which jobs begin."""
+    """Return the positions of the hours at which jobs start."""
     num = len(history.values)
     slots = math.ceil(request.job_hours * (1.0 + request.max_slowdown_ratio) - 1e-9)
     named = request.starts_at.get(trace.zone) if request.starts_at is not None else None
@@ -211,7 +217,7 @@ def _starts(request: ReplayRequest, trace: HourlySeries, history: History, first
     candidates = np.arange(first, num - slots - 24)
     if request.num_starts < 1 or request.num_starts > len(candidates):
         raise CarbonDataError(
-            f"zone {trace.zone}: {request.num_starts} starts asked for; valid: 1 to {len(candidates)} "
+            f"zone {trace.zone}: number of starts {request.num_starts} is out of range; valid: 1 to {len(candidates)} "
             f"(hours after {request.train_until_at} that leave room for a job)"
         )
     return np.random.default_rng(request.seed).choice(candidates, request.num_starts, replace=False)
@@ -221,12 +227,14 @@ def _position(trace: HourlySeries, history: History, start: datetime, first: int
     position = (start - history.first_hour_at) // HOUR
     if not first <= position <= last or (start - history.first_hour_at) % HOUR:
         begin, end = (history.first_hour_at + k * HOUR for k in (first, last))
-        raise CarbonDataError(f"zone {trace.zone}: start {start} is no full hour from {begin} to {end}")
+        raise CarbonDataError(
+            f"zone {trace.zone}: start {start} is invalid; it must be a full hour from {begin} to {end}"
+        )
     return position
 
 
 def _choices(hull: SpeedHull, run: JobRun, frontier_times_s: Sequence[float]) -> tuple[Choice, ...]:
-    """Return what each hour ran at, in the frontier's own times."""
+    """Return the operating point of each hour as iteration times of the frontier."""
     choices: list[Choice] = []
     for speed in run.speeds_per_s[: math.ceil(run.time_s / SLOT_S - 1e-9)]:
         mix = tuple((min(frontier_times_s, key=lambda t: abs(t - time_s)), share) for time_s, share in hull.mix(speed))

@@ -1,8 +1,8 @@
-"""The receding-horizon target of one job: from its frontier, its budget account and a forecast to an iteration time.
+"""The carbon target of one job: receding-horizon control from its frontier, budget account and a forecast.
 
-A job that says how many iterations it will do has all its budget until its end. One that does not keeps an account in
-windows: each window's work earns its budget and must have repaid what it spent by the window's end, and the clamp of
-the controller sees to that in the same way.
+A job with a known number of iterations may spend its whole budget at any time before its end. Without one, the budget
+is kept per window: the work of a window earns it, and it must balance by the window's end, ensured by the same limit of
+the controller.
 """
 
 from dataclasses import dataclass
@@ -16,28 +16,29 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.carbon.budget import MAX_SIGNAL, Array, SpeedHull, clamped_speed, next_speed, speed_hull
 
 HORIZON_HOURS = 168
-"""Hours planned one by one; what lies behind is one long slot of average intensity."""
+"""Hours planned one by one; the time after them is one slot of average intensity."""
 RESERVE_RATIO = 1e-3
-"""Of the time left, never planned with: iteration times scatter."""
+"""Share of the remaining time kept as a reserve for the variation of iteration times."""
 LEAST_CHANGE_RATIO = 2e-3
+"""Change of speed below which the present target is kept."""
 _ACTIVE_AT_LEAST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """What is left: work, and active time to do it in."""
+    """Remaining work, and the active time for it."""
 
     remaining_iterations: float
     remaining_s: float
 
 
 def decide(view: TargetView) -> TargetDecision:
-    """Return the target for the time until the next decision."""
-    steady = PerformanceTarget(view.max_slowdown_ratio, straggler_time_s=view.straggler_time_s)
+    """Return the target until the next decision, with its reason."""
+    constant = PerformanceTarget(view.max_slowdown_ratio, straggler_time_s=view.straggler_time_s)
     here = intensity_now(view.now_at, _non_negative(view), view.forecast)
     value = here.carbon_intensity_g_per_kwh
     if not view.frontier:
-        return TargetDecision(steady, "no frontier is known yet: the budget is granted evenly", here.basis, value)
+        return TargetDecision(constant, "constant slowdown: no frontier is known yet", here.basis, value)
     hull = speed_hull([(p.iteration_time_s, p.energy_j) for p in view.frontier], view.host_power_w)
     full_time_s = max(view.full_speed_time_s or view.baseline.iteration_time_s, hull.min_time_s)
     limit_s = max(full_time_s, view.straggler_time_s or 0.0)
@@ -47,10 +48,10 @@ def decide(view: TargetView) -> TargetDecision:
     lengths = _slots(view.now_at, account.remaining_s * (1.0 - RESERVE_RATIO))
     needed_s = account.remaining_iterations / fastest
     if account.remaining_iterations <= 0:
-        return _decided(view, hull, float(hull.speeds_per_s[0]), "the work is done", here.basis, value)
+        return _decided(view, hull, float(hull.speeds_per_s[0]), "all iterations are done", here.basis, value)
     if not len(lengths) or needed_s >= float(lengths.sum()):
         overrun_s = max(0.0, needed_s - max(account.remaining_s, 0.0))
-        return _decided(view, hull, fastest, "no slack is left: full speed", here.basis, value, overrun_s)
+        return _decided(view, hull, fastest, "full speed: no slack is left", here.basis, value, overrun_s)
     even = account.remaining_iterations / float(lengths.sum())
     is_without_skill = (
         view.forecast is not None
@@ -58,9 +59,9 @@ def decide(view: TargetView) -> TargetDecision:
         and view.forecast.skill.skill_24h_mean_ratio <= 0.0
     )
     if here.basis is IntensityBasis.NEUTRAL or is_without_skill:
-        why = "the forecast has no skill lately" if is_without_skill else "no usable signal"
+        why = "the forecast has no recent skill" if is_without_skill else "no usable signal"
         speed = clamped_speed(max(even, float(hull.speeds_per_s[0])), lengths, account.remaining_iterations, fastest)
-        return _decided(view, hull, speed, f"{why}: one constant point", here.basis, value)
+        return _decided(view, hull, speed, f"constant speed: {why}", here.basis, value)
     expected, fallback = _expected(view, len(lengths), value)
     speed = next_speed(hull, expected, fallback, lengths, account.remaining_iterations, full_speed_per_s=fastest)
     current = 1.0 / view.current_target_time_s if view.current_target_time_s else None
@@ -81,7 +82,7 @@ def _decided(
     overrun_s: float = 0.0,
 ) -> TargetDecision:
     time_s = 1.0 / speed_per_s
-    if time_s <= hull.min_time_s * (1.0 + 1e-9):  # full speed is a slowdown of nothing, whatever it takes today
+    if time_s <= hull.min_time_s * (1.0 + 1e-9):  # full speed is a slowdown of 0, whatever its present time
         target = PerformanceTarget(0.0, straggler_time_s=view.straggler_time_s)
     else:
         target = PerformanceTarget(
@@ -105,7 +106,7 @@ def _account(view: TargetView) -> _Account:
 
 
 def _slots(now_at: datetime, remaining_s: float) -> Array:
-    """Return the rest of this hour, full hours, and what is left; all lie within `remaining_s`."""
+    """Return the lengths of the rest of this hour, of full hours, and of the last slot; their sum is `remaining_s`."""
     if remaining_s <= 0:
         return np.zeros(0)
     into_hour_s = now_at.timestamp() % 3600.0
@@ -115,7 +116,7 @@ def _slots(now_at: datetime, remaining_s: float) -> Array:
 
 
 def _expected(view: TargetView, num_slots: int, value_now: float | None) -> tuple[Array, Array]:
-    """Return what the forecast says of each slot (NaN where it is silent) and the same hours' means."""
+    """Return the forecast of each slot (NaN where it has none), and the historical means of the same hours."""
     hour_at = view.now_at.replace(minute=0, second=0, microsecond=0)
     history = _non_negative(view)
     means: dict[int, float] = {}
@@ -142,7 +143,7 @@ def _expected(view: TargetView, num_slots: int, value_now: float | None) -> tupl
 
 
 def _non_negative(view: TargetView) -> HourlySeries | None:
-    """Return the history with negative prices as zero: energy that is given away is worth using at once."""
+    """Return the history with negative prices as zero: they are no reason to use more energy than full speed."""
     history = view.history
     if history is None or all(not value < 0 for value in history.values):
         return history

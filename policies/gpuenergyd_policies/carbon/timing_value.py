@@ -1,4 +1,4 @@
-"""What choosing the hours can be worth in a zone: the last month lived again by someone who knew it beforehand."""
+"""The value of timing in a zone: the saving by an optimal choice of hours over the last month, in hindsight."""
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -25,7 +25,7 @@ ASSUMED_FRONTIER = (
     (1.1333, 891.3),
     (1.1969, 877.1),
 )
-"""A pipeline of four stages and eight microbatches on simulated A100s, by our planner: T and E against its fastest."""
+"""Frontier of a pipeline of four stages and eight microbatches on simulated A100s: relative time and energy."""
 
 
 def timing_value(
@@ -36,10 +36,10 @@ def timing_value(
     job_hours: float = 72.0,
     host_power_w: float = 0.0,
 ) -> TimingValue | None:
-    """Return what timing could have added over the last 30 days; None where too little is known to say.
+    """Return the saving that timing could have added over the last 30 days; None if the history is too short.
 
     Raises:
-        CarbonDataError: a frontier that cannot be used.
+        CarbonDataError: the frontier is invalid.
     """
     known = filled_history(history)
     if known is None:

@@ -1,10 +1,10 @@
-"""What a zone's own history teaches: a ridge that takes in each new day in milliseconds.
+"""A forecast model of one zone: a ridge regression that is updated with each new day in milliseconds.
 
-Theory of operation. A weighted ridge for all 72 target hours needs two matrices only: the sums of x x' and of x y'
-over the origins seen. A new day is added to them, old days fade by half in a year, and a refit is one solve. Absolute
-errors count, not squares, so an origin weighs less the larger the model's error there was when it came: one step of
-iterative re-weighting per day instead of many over everything. Penalties are relative to each feature's own size, or a
-flat zone, whose features vary by per cents, would be penalised out of all skill.
+Theory of operation. A weighted ridge regression for all 72 target hours needs two matrices only: the sums of x x' and
+of x y' over the origins so far. A new day is added to them, the weight of old days halves in a year, and a refit is one
+solve. It minimises absolute instead of squared errors: the weight of an origin decreases with the model's error there
+when it was added, one step of iterative re-weighting per day instead of many over the whole history. Penalties are
+relative to the size of each feature; otherwise they would suppress the small features of a zone with little variation.
 """
 
 import numpy as np
@@ -15,21 +15,21 @@ from gpuenergyd_policies.carbon.features import (
     Array,
     History,
     Origins,
-    own_features,
     targets,
+    zone_features,
 )
 
 HALF_LIFE_HOURS = 365 * 24
 SEASON_HOURS = 400 * 24
-"""From so much history on, the season is a feature: before, it would be a trend without bounds."""
+"""History from which on the season is a feature; with less, it would act as a trend."""
 PENALTY_ROWS = 1.0
-"""The penalty on a coefficient, in rows of its feature's mean square."""
+"""Penalty on a coefficient, in rows of its feature's mean square."""
 _ERROR_FLOOR_RATIO = 0.3
 _CHUNK_ROWS = 2048
 
 
-class OwnModel:
-    """A ridge on one zone's history; it may be updated at any time with a longer history that begins alike."""
+class ZoneModel:
+    """A ridge regression on one zone's history; updates take a longer history with the same beginning."""
 
     def __init__(self, *, with_season: bool) -> None:
         self._with_season = with_season
@@ -41,15 +41,15 @@ class OwnModel:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether it has seen any origin with all its targets."""
+        """Whether any origin with all its targets has been added."""
         return self._coefficients is not None
 
     def update(self, history: History, end: int) -> None:
-        """Take in every origin not seen yet whose targets all lie before `end`."""
+        """Add every new origin whose targets are all before `end`."""
         origins = np.arange(self._next_origin, end - NUM_TARGET_HOURS + 1)
         if not len(origins):
             return
-        if self._coefficients is None:  # a first fit without weights finds the errors for the second
+        if self._coefficients is None:  # an unweighted first fit gives the errors that weight the second
             self._add(history, origins)
             self._solve()
             self._gram, self._cross = np.zeros((0, 0)), np.zeros((0, 0))
@@ -63,13 +63,13 @@ class OwnModel:
         """Return 72 hours for each origin, in the unit of the history.
 
         Raises:
-            ValueError: nothing was fitted yet.
+            ValueError: the model is not fitted yet.
         """
         if self._coefficients is None:
-            raise ValueError("the model has seen no origin with all its targets yet")
+            raise ValueError("the zone model is not fitted: update it with a longer history first")
         rows = []
         for k in range(0, len(origins), _CHUNK_ROWS):
-            features, level = own_features(history, origins[k : k + _CHUNK_ROWS], with_season=self._with_season)
+            features, level = zone_features(history, origins[k : k + _CHUNK_ROWS], with_season=self._with_season)
             rows.append((features @ self._coefficients) * level[:, None])
         return np.concatenate(rows)
 
@@ -77,7 +77,7 @@ class OwnModel:
         newest = origins[-1]
         for k in range(0, len(origins), _CHUNK_ROWS):
             some = origins[k : k + _CHUNK_ROWS]
-            features, level = own_features(history, some, with_season=self._with_season)
+            features, level = zone_features(history, some, with_season=self._with_season)
             truth = targets(history.values, some) / level[:, None]
             weights = 0.5 ** ((newest - some) / HALF_LIFE_HOURS)
             if self._coefficients is not None:

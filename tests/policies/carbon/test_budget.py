@@ -1,4 +1,4 @@
-"""The budget planner is exact, and its controller never overdraws, whatever a forecast says."""
+"""The budget planner is exact, and its controller never exceeds the budget, whatever the forecast."""
 
 import math
 
@@ -13,7 +13,6 @@ from gpuenergyd_policies.carbon.budget import (
     SpeedHull,
     constant_speed,
     next_speed,
-    plan_cost,
     plan_slots,
     repaired,
     speed_hull,
@@ -25,6 +24,11 @@ times = st.floats(0.5, 2.0)
 energies = st.floats(10.0, 1000.0)
 frontiers = st.lists(st.tuples(times, energies), min_size=1, max_size=25)
 anything = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def plan_cost(hull: SpeedHull, speeds_per_s: np.ndarray, intensities: np.ndarray, lengths: np.ndarray) -> float:
+    """Return the cost of a plan, in the unit of the intensity times joules."""
+    return float((intensities * hull.power_w(speeds_per_s) * lengths).sum())
 
 
 def solved_by_linprog(hull: SpeedHull, intensities: np.ndarray, lengths: np.ndarray, work: float) -> float:

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from gpuenergyd_policies.carbon.error_correction import USUAL_SHARE_RATIO, ErrorMemory
+from gpuenergyd_policies.carbon.error_correction import USUAL_PERSISTENCE_RATIO, ErrorCorrection
 from gpuenergyd_policies.carbon.features import WEEK_HOURS, History, shape_features
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster
-from gpuenergyd_policies.carbon.recent_dynamics import local_features, local_forecasts
+from gpuenergyd_policies.carbon.recent_dynamics import dynamics_features, dynamics_forecasts
 
 FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -24,30 +24,30 @@ def going_on(share: float, num: int, seed: int = 1) -> np.ndarray[tuple[int], np
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
 def test_four_weeks_of_errors_tell_how_much_of_one_returns(share: float) -> None:
-    memory = ErrorMemory.fitted(going_on(share, 672), USUAL_SHARE_RATIO)
+    memory = ErrorCorrection.fitted(going_on(share, 672), USUAL_PERSISTENCE_RATIO)
 
-    assert memory.share_ratio == pytest.approx(share, abs=0.1)
+    assert memory.persistence_ratio == pytest.approx(share, abs=0.1)
 
 
 def test_without_errors_the_usual_share_holds_and_few_errors_move_it_little() -> None:
-    none = ErrorMemory.fitted(np.zeros(0), 0.3)
-    unknown = ErrorMemory.fitted(np.full(5, np.nan), 0.3)
-    few = ErrorMemory.fitted(np.array([1.0, -1.0, 1.0]), 0.3)
+    none = ErrorCorrection.fitted(np.zeros(0), 0.3)
+    unknown = ErrorCorrection.fitted(np.full(5, np.nan), 0.3)
+    few = ErrorCorrection.fitted(np.array([1.0, -1.0, 1.0]), 0.3)
 
-    assert none.share_ratio == unknown.share_ratio == 0.3
-    assert 0.1 < few.share_ratio < 0.3
+    assert none.persistence_ratio == unknown.persistence_ratio == 0.3
+    assert 0.1 < few.persistence_ratio < 0.3
 
 
 def test_a_share_is_never_negative_nor_explosive() -> None:
-    swinging = ErrorMemory.fitted(np.tile([1.0, -1.0], 300), 0.3)
-    constant = ErrorMemory.fitted(np.ones(600), 0.3)
+    swinging = ErrorCorrection.fitted(np.tile([1.0, -1.0], 300), 0.3)
+    constant = ErrorCorrection.fitted(np.ones(600), 0.3)
 
-    assert swinging.share_ratio == 0.0
-    assert constant.share_ratio <= 0.9
+    assert swinging.persistence_ratio == 0.0
+    assert constant.persistence_ratio <= 0.9
 
 
 def test_an_unknown_error_corrects_nothing_and_a_false_value_hardly_more_than_usual() -> None:
-    memory = ErrorMemory(0.5, mean_error=10.0)
+    memory = ErrorCorrection(0.5, mean_error=10.0)
     added = memory.expected(np.array([np.nan, 10.0, 1e6]), 3)
 
     np.testing.assert_array_equal(added[0], 0.0)
@@ -82,7 +82,7 @@ def test_one_week_tells_a_zone_where_changes_go_on_from_one_where_they_do_not() 
 
     def error(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
         """Return that of the next hour, against persistence's."""
-        forecast, _ = local_forecasts(values, origins)
+        forecast, _ = dynamics_forecasts(values, origins)
         truth = values[origins]
         return float(np.abs(forecast[:, 0] - truth).mean() / np.abs(values[origins - 1] - truth).mean())
 
@@ -93,10 +93,10 @@ def test_one_week_tells_a_zone_where_changes_go_on_from_one_where_they_do_not() 
 def test_local_forecasts_are_the_same_alone_and_among_others_and_know_no_future() -> None:
     values = 300.0 + 50.0 * np.sin(2 * np.pi * np.arange(500) / 24) + going_on(0.5, 500)
     origins = np.arange(WEEK_HOURS, 480)
-    together, _ = local_forecasts(values, origins)
+    together, _ = dynamics_forecasts(values, origins)
     changed = values.copy()
     changed[300:] = 1.0
-    alone, _ = local_forecasts(changed, np.array([300]))
+    alone, _ = dynamics_forecasts(changed, np.array([300]))
 
     np.testing.assert_allclose(alone[0], together[300 - WEEK_HOURS], rtol=1e-9)
 
@@ -104,7 +104,7 @@ def test_local_forecasts_are_the_same_alone_and_among_others_and_know_no_future(
 @pytest.mark.parametrize("values", [np.full(200, 5.0), np.zeros(200), 1e-3 * going_on(0.5, 200), 1e6 * np.ones(200)])
 def test_any_week_gives_finite_features(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     history, origins = History(FIRST_AT, values, np.zeros(200, dtype=bool)), np.array([WEEK_HOURS, 199])
-    features = local_features(values, origins, shape_features(history, origins))
+    features = dynamics_features(values, origins, shape_features(history, origins))
 
     assert features.shape == (2, 36)
     assert np.isfinite(features).all()

@@ -71,7 +71,7 @@ def test_models_join_as_the_history_grows() -> None:
     trace = made_up_trace(num_days=60)
     models = [Forecasts()(replace(trace, values=trace.values[:n])).model for n in (5, 50, 300, 1400)]
 
-    assert models == ["persistence", "same-hour-mean", "prior", "prior+own-ridge"]
+    assert models == ["persistence", "same-hour-mean", "pooled-prior", "pooled-prior+zone-model"]
 
 
 def test_holes_in_the_history_are_bridged_and_a_history_of_holes_is_refused() -> None:
@@ -88,7 +88,7 @@ def test_holes_in_the_history_are_bridged_and_a_history_of_holes_is_refused() ->
     assert filled is not None
     assert filled.first_hour_at == trace.first_hour_at + 2 * HOUR
     assert np.isfinite(filled.values).all()
-    with pytest.raises(CarbonDataError, match="holds no value"):
+    with pytest.raises(CarbonDataError, match="has no value"):
         Forecasts()(replace(trace, values=(math.nan,) * 50))
 
 

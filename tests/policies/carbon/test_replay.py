@@ -94,8 +94,8 @@ def test_named_starts_are_taken_as_they_are() -> None:
     [
         ({"train_until_at": FIRST_AT + timedelta(days=3)}, "8 days before"),
         ({"train_until_at": FIRST_AT + timedelta(days=300)}, "a day after"),
-        ({"num_starts": 10**6}, "starts asked for"),
-        ({"starts_at": {"XX": (FIRST_AT,)}}, "no full hour from"),
+        ({"num_starts": 10**6}, "is out of range"),
+        ({"starts_at": {"XX": (FIRST_AT,)}}, "must be a full hour from"),
         ({"starts_at": {"XX": ()}}, "empty"),
         ({"max_slowdown_ratio": -0.1}, "budget"),
         ({"job_hours": 0.0}, "job length"),
@@ -123,7 +123,7 @@ def test_an_equal_time_constant_point_splits_the_two_savings() -> None:
 def test_a_zone_that_the_prior_has_learned_from_is_no_test_and_says_so() -> None:
     named = replace(REQUEST, traces=(made_up_trace("GB", num_days=70),), num_starts=1)
 
-    assert "no test" in replay(named)[0].notes[0]
+    assert "not a test" in replay(named)[0].notes[0]
     assert replay(replace(REQUEST, num_starts=1))[0].notes == ()
 
 
