@@ -71,7 +71,7 @@ def host_status(host: int, uptime_s: float) -> dict[str, Any]:
         "worker": {"is_alive": True, "num_restarts": 0},
         "policy_host": {"is_alive": True, "num_restarts": 0},
         "store": {"num_rows_written": int(104 * uptime_s), "num_rows_dropped": 0},
-        "clock_records": {"num_stale": 0, "num_hostile": 0},
+        "clock_requests": {"num_stale": 0, "num_hostile": 0},
         "gpus": gpus,
         "jobs": [job],
     }

@@ -44,9 +44,10 @@ from gpuenergyd.core.job.rules import JobRules  # noqa: E402
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
 from gpuenergyd.daemon.across_hosts.pipeline_member import Parts  # noqa: E402
-from gpuenergyd.daemon.api.server import Server  # noqa: E402
+from gpuenergyd.daemon.api.server import Server, UserLimits  # noqa: E402
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
+from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
@@ -157,11 +158,9 @@ class Soak:
             Parts(self.jobs),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
-            access=AccessRules(),
-            worker=worker,
+            proof_of_use=ProofOfUse(AccessRules(), worker.process_ids),
             zeusd_changes=ZeusdChanges(leases, worker),
-            max_connections_per_user=256,
-            max_requests_per_user_per_s=1e9,
+            limits=UserLimits(256, 1e9),
         )
         self.connections: list[Connection] = []
         self.tokens: list[str] = []

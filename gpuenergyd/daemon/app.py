@@ -14,12 +14,13 @@ from socket import SOCK_SEQPACKET, SOCK_STREAM
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
-from gpuenergyd.daemon.api.server import Server
+from gpuenergyd.daemon.api.server import Server, UserLimits
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
 from gpuenergyd.daemon.carbon.service import CarbonService, is_carbon_configured
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import Gpus, utc_at
+from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.jobs.handover import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.jobs.handover_file import take_hand_over, write_hand_over
 from gpuenergyd.daemon.jobs.previous_runs import ModelMemory
@@ -115,11 +116,9 @@ class Daemon:
             self.parts,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
-            access=_access_rules(settings),
-            worker=self.worker,
+            proof_of_use=ProofOfUse(_access_rules(settings), self.worker.process_ids),
             zeusd_changes=ZeusdChanges(self.leases, self.worker),
-            max_connections_per_user=settings.max_connections_per_user,
-            max_requests_per_user_per_s=settings.max_requests_per_user_per_s,
+            limits=UserLimits(settings.max_connections_per_user, settings.max_requests_per_user_per_s),
         )
         self.host_energy = HostEnergy()
         self._clock_socket: ClockSocket | None = None

@@ -1,11 +1,11 @@
-"""How much one user may ask for: so many requests a second, so many connections at once."""
+"""Request rate and connection limits per user."""
 
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_FORGET_AFTER_S = 60.0
+_EXPIRY_S = 60.0
 _MAX_KNOWN_USERS = 1024
 
 
@@ -17,17 +17,17 @@ class _Bucket:
 
 @dataclass(slots=True)
 class RequestRates:
-    """A token bucket per uid; a bucket holds one second's worth, so a burst of that size passes."""
+    """One token bucket per uid; a bucket holds the tokens of one second."""
 
     rate_per_s: float
     monotonic_s: Callable[[], float] = time.monotonic
     _buckets: dict[int, _Bucket] = field(default_factory=dict)
 
     def wait_s(self, uid: int) -> float:
-        """Take one request of a user; return 0, or how long to wait before it would be taken."""
+        """Count a request of a user; return 0 if it is within the rate, else the time until it would be."""
         now_s = self.monotonic_s()
         if len(self._buckets) > _MAX_KNOWN_USERS:
-            self._buckets = {u: b for u, b in self._buckets.items() if now_s - b.filled_at_s < _FORGET_AFTER_S}
+            self._buckets = {u: b for u, b in self._buckets.items() if now_s - b.filled_at_s < _EXPIRY_S}
         capacity = max(1.0, self.rate_per_s)
         bucket = self._buckets.setdefault(uid, _Bucket(capacity, now_s))
         bucket.tokens = min(capacity, bucket.tokens + (now_s - bucket.filled_at_s) * self.rate_per_s)
@@ -40,24 +40,24 @@ class RequestRates:
 
 @dataclass(slots=True)
 class ConnectionCounts:
-    """How many connections each uid has open, and how many it may."""
+    """Open connections per uid, and their limit."""
 
     max_per_user: int
     _open: Counter[int] = field(default_factory=Counter)
 
-    def take(self, uid: int) -> bool:
-        """Count one more; return whether that is allowed (else it is not counted)."""
+    def add(self, uid: int) -> bool:
+        """Count a new connection unless it exceeds the limit; return whether it was counted."""
         if self._open[uid] >= self.max_per_user:
             return False
         self._open[uid] += 1
         return True
 
     def num_open(self, uid: int) -> int:
-        """Return how many connections a user has."""
+        """Return the number of open connections of a user."""
         return self._open.get(uid, 0)
 
-    def give_back(self, uid: int) -> None:
-        """Count one less."""
+    def remove(self, uid: int) -> None:
+        """Remove a closed connection from the count."""
         self._open[uid] -= 1
         if self._open[uid] <= 0:
             del self._open[uid]

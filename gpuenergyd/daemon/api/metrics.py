@@ -1,6 +1,6 @@
-"""`GET /v1/metrics`: the status in Prometheus' text format, in base units; what is not known is left out."""
+"""`GET /v1/metrics`: the daemon's status in Prometheus' text format, in base units; unknown values are omitted."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -10,63 +10,74 @@ from prometheus_client.utils import floatToGoString
 
 _HERTZ_PER_MHZ = 1e6
 
-_OF_GPU = (
-    ("sm_clock_mhz", "sm_clock_hertz", "SM clock as last read.", _HERTZ_PER_MHZ),
-    ("requested_sm_clock_mhz", "requested_sm_clock_hertz", "SM clock asked for; absent at full speed.", _HERTZ_PER_MHZ),
-    ("power_w", "power_watts", "Power as last read.", 1.0),
-    ("temperature_celsius", "temperature_celsius", "Temperature as last read.", 1.0),
-    ("reading_age_s", "reading_age_seconds", "Time since the last reading.", 1.0),
+_Row = tuple[Mapping[str, Any], list[str]]
+"""Status fields of one object, and its label values."""
+
+_GPU_GAUGES = (
+    ("power_w", "power_watts", "Last power reading."),
+    ("temperature_celsius", "temperature_celsius", "Last temperature reading."),
+    ("reading_age_s", "reading_age_seconds", "Time since the last reading."),
+)
+_GPU_CLOCKS = (
+    ("sm_clock_mhz", "sm_clock_hertz", "Last SM clock reading."),
+    ("requested_sm_clock_mhz", "requested_sm_clock_hertz", "Requested SM clock; absent at full speed."),
 )
 _LATENCY_PERCENTILES = (("10", "low_s"), ("50", "median_s"), ("90", "high_s"))
-_OF_JOB = (
-    ("baseline_time_s", "baseline_iteration_seconds", "Median iteration time at full speed."),
-    ("baseline_energy_j", "baseline_iteration_joules", "Median energy of an iteration at full speed."),
+_JOB_GAUGES = (
+    ("baseline_time_s", "baseline_iteration_seconds", "Median iteration time of the baseline."),
+    ("baseline_energy_j", "baseline_iteration_joules", "Median energy per iteration of the baseline."),
     ("iteration_time_s", "tuned_iteration_seconds", "Median iteration time under tuned plans."),
-    ("energy_j", "tuned_iteration_joules", "Median energy of an iteration under tuned plans."),
-    ("saving_ratio", "plan_saving_ratio", "Energy saved against full speed, measured."),
-    ("slowdown_ratio", "plan_slowdown_ratio", "Time lost against full speed, measured."),
-    ("own_time_s", "own_iteration_seconds", "What an iteration takes at full speed without waiting for replicas."),
-    ("straggler_time_s", "straggler_iteration_seconds", "Iteration time that a slower replica imposes; else absent."),
-    ("extrinsic_saving_ratio", "extrinsic_saving_ratio", "Energy saved by not waiting for that replica, measured."),
-    ("max_slowdown_ratio", "max_slowdown_ratio", "Time that may be lost."),
-    (
-        "predicted_saving_ratio",
-        "predicted_saving_ratio",
-        "Energy that would be saved if clocks could be set; predicted.",
-    ),
-    ("last_report_age_s", "last_report_age_seconds", "Time since any rank reported."),
+    ("energy_j", "tuned_iteration_joules", "Median energy per iteration under tuned plans."),
+    ("saving_ratio", "plan_saving_ratio", "Measured energy saving against the baseline."),
+    ("slowdown_ratio", "plan_slowdown_ratio", "Measured slowdown against the baseline."),
+    ("own_time_s", "own_iteration_seconds", "Iteration time at full speed, without waiting for other replicas."),
+    ("straggler_time_s", "straggler_iteration_seconds", "Iteration time of a slower replica; absent without one."),
+    ("extrinsic_saving_ratio", "extrinsic_saving_ratio", "Measured energy saving from following a slower replica."),
+    ("max_slowdown_ratio", "max_slowdown_ratio", "Permitted slowdown against the baseline."),
+    ("predicted_saving_ratio", "predicted_saving_ratio", "Predicted energy saving in observe mode."),
+    ("last_report_age_s", "last_report_age_seconds", "Time since the last report of any rank."),
 )
-
-_OF_CARBON = (
-    ("saved_by_plan_g", "saved_by_plan_grams", "Grams saved by the fastest plan against un-tuned clocks."),
-    ("saved_by_frontier_g", "saved_by_frontier_grams", "Grams saved by running slower at any hour."),
-    ("saved_by_timing_g", "saved_by_timing_grams", "Grams saved by choosing the hours; may be negative."),
-    ("unpriced_j", "unpriced_joules", "Energy in hours whose intensity nobody knows."),
+_JOB_CARBON_GAUGES = (
+    ("saved_by_plan_g", "saved_by_plan_grams", "Emissions saved by the fastest plan against the baseline."),
+    ("saved_by_frontier_g", "saved_by_frontier_grams", "Emissions saved by a constant slowdown."),
+    ("saved_by_timing_g", "saved_by_timing_grams", "Emissions saved by choosing the hours; may be negative."),
+    ("unpriced_j", "unpriced_joules", "Energy used in hours of unknown carbon intensity."),
+)
+_GRID_GAUGES = (
+    ("value", "signal", "Present value of the signal that targets follow."),
+    ("age_s", "signal_age_seconds", "Time since the end of the newest known hour."),
 )
 
 
 class StatusCollector(Collector):
-    """The families of one status."""
+    """Converts a status to Prometheus metric families."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
-        status = self._status
+        """Yield all metric families."""
+        status, store, requests = self._status, self._status["store"], self._status["clock_requests"]
         yield GaugeMetricFamily("gpuenergyd_uptime_seconds", "Time since the daemon started.", status["uptime_s"])
-        yield GaugeMetricFamily("gpuenergyd_degraded", "1 when something is wrong.", float(status["is_degraded"]))
+        yield GaugeMetricFamily(
+            "gpuenergyd_degraded", "1 if the status has degraded reasons.", float(status["is_degraded"])
+        )
         yield GaugeMetricFamily("gpuenergyd_worker_up", "1 while a GPU worker runs.", status["worker"]["is_alive"])
         for child in ("worker", "policy_host"):
             restarts = status[child]["num_restarts"]
-            yield CounterMetricFamily(f"gpuenergyd_{child}_restarts", "Times it was replaced.", value=restarts)
-        store = status["store"]
-        yield CounterMetricFamily("gpuenergyd_store_rows_written", "Rows written.", value=store["num_rows_written"])
-        yield CounterMetricFamily("gpuenergyd_store_rows_dropped", "Rows shed.", value=store["num_rows_dropped"])
-        records = CounterMetricFamily("gpuenergyd_clock_records_refused", "Clock records.", labels=["why"])
-        records.add_metric(["stale"], status["clock_records"]["num_stale"])
-        records.add_metric(["hostile"], status["clock_records"]["num_hostile"])
-        yield records
+            yield CounterMetricFamily(f"gpuenergyd_{child}_restarts", "Restarts of the process.", value=restarts)
+        yield CounterMetricFamily(
+            "gpuenergyd_store_rows_written", "Rows written to the database.", value=store["num_rows_written"]
+        )
+        yield CounterMetricFamily(
+            "gpuenergyd_store_rows_dropped", "Rows dropped before they were written.", value=store["num_rows_dropped"]
+        )
+        refused = CounterMetricFamily(
+            "gpuenergyd_clock_requests_refused", "Refused clock requests by reason.", labels=["reason"]
+        )
+        refused.add_metric(["stale"], requests["num_stale"])
+        refused.add_metric(["hostile"], requests["num_hostile"])
+        yield refused
         yield from self._gpus()
         yield from self._jobs()
         yield from self._grid()
@@ -74,108 +85,50 @@ class StatusCollector(Collector):
     def _gpus(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
         gpus = [(g, [g["gpu_uuid"], str(g["index"]), g["model_name"]]) for g in self._status["gpus"]]
-        energy = CounterMetricFamily("gpuenergyd_gpu_energy_joules", "The driver's energy counter.", labels=labels)
+        energy = CounterMetricFamily("gpuenergyd_gpu_energy_joules", "Energy counter of the driver.", labels=labels)
         for gpu, values in gpus:
             if gpu["total_energy_j"] is not None:
                 energy.add_metric(values, gpu["total_energy_j"])
         yield energy
-        for key, name, text, factor in _OF_GPU:
-            gauge = GaugeMetricFamily(f"gpuenergyd_gpu_{name}", text, labels=labels)
-            for gpu, values in gpus:
-                if gpu[key] is not None:
-                    gauge.add_metric(values, gpu[key] * factor)
-            yield gauge
-        state = GaugeMetricFamily("gpuenergyd_gpu_state", "1 for the state a GPU is in.", labels=[*labels, "state"])
-        for gpu, values in gpus:
-            state.add_metric([*values, gpu["state"]], 1.0)
-        yield state
-        planned = GaugeMetricFamily(
-            "gpuenergyd_gpu_planned_switch_latency_seconds",
-            "What plans allow a clock change until it is effective, by where that comes from.",
-            labels=[*labels, "direction", "basis"],
-        )
-        seen = GaugeMetricFamily(
-            "gpuenergyd_gpu_switch_latency_seconds",
-            "Time from asking for a clock until it was effective, waits for other GPUs left out.",
-            labels=[*labels, "direction", "percentile"],
-        )
-        switches = CounterMetricFamily(
-            "gpuenergyd_gpu_switches", "Clock changes followed to their effect, or given up.", labels=[*labels, "seen"]
-        )
-        for gpu, values in gpus:
-            switching = gpu["switching"]
-            for direction in ("raise", "lower"):
-                planned.add_metric([*values, direction, switching["basis"]], switching[f"{direction}_s"])
-            for estimate in switching["seen"]:
-                for percentile, key in _LATENCY_PERCENTILES:
-                    if estimate["from_region"] is None and estimate[key] is not None:
-                        seen.add_metric([*values, estimate["direction"], percentile], estimate[key])
-            switches.add_metric([*values, "true"], switching["num_seen"])
-            switches.add_metric([*values, "false"], switching["num_unseen"])
-        yield planned
-        yield seen
-        yield switches
+        yield from _gauges("gpu", _GPU_CLOCKS, labels, gpus, factor=_HERTZ_PER_MHZ)
+        yield from _gauges("gpu", _GPU_GAUGES, labels, gpus)
+        yield _state_gauge("gpu", "state", labels, gpus)
+        yield from _switch_latencies(labels, gpus)
 
     def _jobs(self) -> Iterator[Metric]:
         labels = ["job_id", "job_name", "policy"]
         jobs = [(j, [j["job_id"], j["job_name"], j["policy"]]) for j in self._status["jobs"]]
-        iterations = CounterMetricFamily("gpuenergyd_job_iterations", "Iterations so far.", labels=labels)
-        phase = GaugeMetricFamily("gpuenergyd_job_phase", "1 for the phase a job is in.", labels=[*labels, "phase"])
+        emissions: list[_Row] = [(job.get("carbon") or {}, values) for job, values in jobs]
+        targets: list[_Row] = [(job.get("target") or {}, values) for job, values in jobs]
+        iterations = CounterMetricFamily("gpuenergyd_job_iterations", "Iterations of the job.", labels=labels)
         for job, values in jobs:
             iterations.add_metric(values, job["num_iterations"])
-            phase.add_metric([*values, job["phase"]], 1.0)
         yield iterations
-        yield phase
+        yield _state_gauge("job", "phase", labels, jobs)
         carbon = CounterMetricFamily(
             "gpuenergyd_job_carbon_grams",
-            "Carbon of tuned iterations whose hour's intensity is known; a revised intensity may take some back.",
+            "Emissions of tuned iterations in hours of known intensity; may decrease when an intensity is revised.",
             labels=labels,
         )
-        for job, values in jobs:
-            grams = (job.get("carbon") or {}).get("carbon_g")
-            if grams is not None:
-                carbon.add_metric(values, grams)
+        for emission, values in emissions:
+            if emission.get("carbon_g") is not None:
+                carbon.add_metric(values, emission["carbon_g"])
         yield carbon
-        for key, name, text in _OF_JOB:
-            gauge = GaugeMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
-            for job, values in jobs:
-                if job.get(key) is not None:
-                    gauge.add_metric(values, job[key])
-            yield gauge
-        for key, name, text in _OF_CARBON:
-            gauge = GaugeMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
-            for job, values in jobs:
-                if (figure := (job.get("carbon") or {}).get(key)) is not None:
-                    gauge.add_metric(values, figure)
-            yield gauge
-        slowdown = GaugeMetricFamily(
-            "gpuenergyd_job_slowdown_so_far_ratio", "Slowdown of the whole job so far.", labels=labels
-        )
-        for job, values in jobs:
-            if job.get("target") is not None and job["target"]["slowdown_so_far_ratio"] is not None:
-                slowdown.add_metric(values, job["target"]["slowdown_so_far_ratio"])
-        yield slowdown
+        yield from _gauges("job", _JOB_GAUGES, labels, jobs)
+        yield from _gauges("job", _JOB_CARBON_GAUGES, labels, emissions)
+        slowdown = ("slowdown_so_far_ratio", "slowdown_so_far_ratio", "Slowdown of the whole job so far.")
+        yield from _gauges("job", (slowdown,), labels, targets)
 
     def _grid(self) -> Iterator[Metric]:
         grid = self._status.get("carbon")
         if grid is None:
             return
-        labels = ["zone", "unit"]
-        values = [grid["zone"], grid["unit"]]
-        for key, name, text in (
-            ("value", "signal", "The signal that stands for now."),
-            ("age_s", "signal_age_seconds", "Time since the newest known hour ended."),
-        ):
-            gauge = GaugeMetricFamily(f"gpuenergyd_grid_{name}", text, labels=labels)
-            if grid[key] is not None:
-                gauge.add_metric(values, grid[key])
-            yield gauge
-        basis = GaugeMetricFamily("gpuenergyd_grid_basis", "1 for the basis of that signal.", labels=[*labels, "basis"])
-        basis.add_metric([*values, grid["basis"]], 1.0)
-        yield basis
+        labels, values = ["zone", "unit"], [grid["zone"], grid["unit"]]
+        yield from _gauges("grid", _GRID_GAUGES, labels, [(grid, values)])
+        yield _state_gauge("grid", "basis", labels, [(grid, values)])
         skill = GaugeMetricFamily(
             "gpuenergyd_grid_forecast_skill_ratio",
-            "How much smaller the error of issued forecasts is than the best naive one's.",
+            "Reduction of the forecast error against the best naive forecast.",
             labels=[*labels, "horizon"],
         )
         for horizon, key in (("1h", "1h"), ("6h", "6h"), ("24h mean", "24h_mean")):
@@ -184,10 +137,65 @@ class StatusCollector(Collector):
         yield skill
 
 
-def metrics_text(status: Mapping[str, Any]) -> bytes:
-    """Return a status as Prometheus reads it.
+def _gauges(
+    kind: str,
+    gauges: Iterable[tuple[str, str, str]],
+    labels: list[str],
+    rows: Iterable[_Row],
+    *,
+    factor: float = 1.0,
+) -> Iterator[Metric]:
+    """Yield one gauge per (status key, metric name, help text); unknown values are omitted."""
+    for key, name, text in gauges:
+        gauge = GaugeMetricFamily(f"gpuenergyd_{kind}_{name}", text, labels=labels)
+        for fields, values in rows:
+            value = fields.get(key)
+            if value is not None:
+                gauge.add_metric(values, value * factor)
+        yield gauge
 
-    The library's own writer checks every name and label anew; these are known to be good, and clients wait meanwhile.
+
+def _state_gauge(kind: str, key: str, labels: list[str], rows: Iterable[_Row]) -> Metric:
+    """Return a gauge that is 1 for the present value of a closed set of states."""
+    gauge = GaugeMetricFamily(f"gpuenergyd_{kind}_{key}", f"1 for the present {key}.", labels=[*labels, key])
+    for fields, values in rows:
+        gauge.add_metric([*values, fields[key]], 1.0)
+    return gauge
+
+
+def _switch_latencies(labels: list[str], gpus: Iterable[_Row]) -> Iterator[Metric]:
+    planned = GaugeMetricFamily(
+        "gpuenergyd_gpu_planned_switch_latency_seconds",
+        "Latency of a clock change that plans use, by its basis.",
+        labels=[*labels, "direction", "basis"],
+    )
+    measured = GaugeMetricFamily(
+        "gpuenergyd_gpu_switch_latency_seconds",
+        "Measured time from the request of a clock to its effect, without waiting for other GPUs.",
+        labels=[*labels, "direction", "percentile"],
+    )
+    switches = CounterMetricFamily(
+        "gpuenergyd_gpu_switches", "Clock changes, by whether their effect was observed.", labels=[*labels, "seen"]
+    )
+    for gpu, values in gpus:
+        switching = gpu["switching"]
+        for direction in ("raise", "lower"):
+            planned.add_metric([*values, direction, switching["basis"]], switching[f"{direction}_s"])
+        for estimate in switching["seen"]:
+            for percentile, key in _LATENCY_PERCENTILES:
+                if estimate["from_region"] is None and estimate[key] is not None:
+                    measured.add_metric([*values, estimate["direction"], percentile], estimate[key])
+        switches.add_metric([*values, "true"], switching["num_seen"])
+        switches.add_metric([*values, "false"], switching["num_unseen"])
+    yield planned
+    yield measured
+    yield switches
+
+
+def metrics_text(status: Mapping[str, Any]) -> bytes:
+    """Return a status in Prometheus' text format.
+
+    The library's own writer validates every name and label on each call, which takes several times longer.
     """
     lines: list[str] = []
     for family in StatusCollector(status).collect():
@@ -202,7 +210,7 @@ def metrics_text(status: Mapping[str, Any]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _label_text(labels: tuple[tuple[str, str], ...]) -> str:
-    """Return labels in braces; the same ones come with every scrape."""
+    """Return labels in braces; cached, since they are the same at every scrape."""
     text = ",".join(f'{key}="{_escaped(value)}"' for key, value in sorted(labels))
     return f"{{{text}}}" if text else ""
 

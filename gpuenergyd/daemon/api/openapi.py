@@ -1,4 +1,4 @@
-"""`GET /v1/openapi.json`: what the socket serves, described from the very types that are decoded."""
+"""`GET /v1/openapi.json`: the OpenAPI description of all routes, generated from the message types."""
 
 from importlib.metadata import version
 from typing import Any
@@ -21,16 +21,16 @@ from gpuenergyd.wire.messages import (
 from gpuenergyd.wire.part_messages import PartPlan, PartQuestion, PartState, PipelineReply, PipelineReport
 
 _ERRORS = {
-    "400": "The message is malformed, or asks for what does not exist.",
-    "403": "The peer may not have that changed, or its job does not run on the GPU.",
-    "404": "No such GPU, job, token or resource.",
-    "405": "The resource takes another method.",
-    "408": "The body was not complete in time.",
-    "409": "It contradicts the job it belongs to, or the GPU works for another job or is leased.",
+    "400": "The message is malformed or contains an invalid value.",
+    "403": "The client lacks the right, or its job does not run on the GPU.",
+    "404": "The GPU, job, rank token or resource does not exist.",
+    "405": "The resource does not allow this method.",
+    "408": "The body was not complete within the time limit.",
+    "409": "The message conflicts with its job, or the GPU is in use or leased.",
     "413": "The message is too large.",
-    "429": "Too many requests of one user; Retry-After says how many seconds to wait.",
-    "500": "The daemon or the driver failed.",
-    "503": "The daemon cannot do that now.",
+    "429": "Request rate limit of the user exceeded; Retry-After is in seconds.",
+    "500": "Internal error of the daemon or the driver.",
+    "503": "The daemon cannot do this now, for example without a GPU worker.",
 }
 
 
@@ -43,7 +43,7 @@ def api_description() -> dict[str, Any]:
     )
     schemas["Error"] = {
         "type": "object",
-        "properties": {"error": {"type": "string", "description": "One line."}},
+        "properties": {"error": {"type": "string", "description": "Error message, one line."}},
         "required": ["error"],
     }
     schemas |= zeusd_schemas()
@@ -52,21 +52,31 @@ def api_description() -> dict[str, Any]:
         "info": {
             "title": "gpuenergyd",
             "version": version("gpuenergyd"),
-            "description": "HTTP/1.1 on a Unix socket; instants are the host's monotonic clock in ns.",
+            "description": "HTTP/1.1 on a Unix socket; instants (`_mono_ns`) are the host's monotonic clock in ns.",
         },
         "paths": {
-            "/v1/ranks": _post("A training process joins a job.", "RankRegistration", "RankRegistered"),
-            "/v1/iterations": _post("A rank reports an iteration.", "IterationReport", "IterationReply"),
-            "/v1/pace": _post("A rank says how slow the replicas elsewhere are.", "PaceReport", "PaceReply"),
-            "/v1/release": _post("A rank leaves its job in order.", "RankRelease", None),
-            "/v1/parts": _post("A part of a pipeline asks what is known of it.", "PartQuestion", "PartState"),
-            "/v1/parts/plan": _post("A part has its slice of a plan installed.", "PartPlan", "IterationReply"),
-            "/v1/pipelines": _post("The leading rank has its pipeline planned.", "PipelineReport", "PipelineReply"),
-            "/v1/leases": _post("An administrator locks a clock or limits power.", "LeaseRequest", "LeaseGranted"),
-            "/v1/leases/release": _post("An administrator gives a GPU back.", "LeaseRelease", "LeaseReleased"),
-            "/v1/status": _get("The whole daemon: health, GPUs, jobs. Missing is null, never 0."),
+            "/v1/ranks": _post("Register a training process as a rank of a job.", "RankRegistration", "RankRegistered"),
+            "/v1/iterations": _post(
+                "Report an iteration of a rank; the reply may contain a plan.", "IterationReport", "IterationReply"
+            ),
+            "/v1/pace": _post("Report the pace of replicas on other hosts.", "PaceReport", "PaceReply"),
+            "/v1/release": _post("Release a rank that ends normally.", "RankRelease", None),
+            "/v1/parts": _post("Query the state of a pipeline member.", "PartQuestion", "PartState"),
+            "/v1/parts/plan": _post("Install the plan slice of a pipeline member.", "PartPlan", "IterationReply"),
+            "/v1/pipelines": _post(
+                "Report a pipeline across hosts as its leader; the reply may contain a plan.",
+                "PipelineReport",
+                "PipelineReply",
+            ),
+            "/v1/leases": _post(
+                "Lock a GPU's clock or limit its power (administrators).", "LeaseRequest", "LeaseGranted"
+            ),
+            "/v1/leases/release": _post(
+                "Release a GPU lease and restore the GPU (administrators).", "LeaseRelease", "LeaseReleased"
+            ),
+            "/v1/status": _get("State of the daemon: health, GPUs, jobs. Missing values are null, never 0."),
             "/v1/jobs/{job_id}": _get("One running job: plan, predictions, last measured timeline.", "job_id"),
-            "/v1/metrics": _get("The status for Prometheus.", content_type="text/plain"),
+            "/v1/metrics": _get("The status as Prometheus metrics.", content_type="text/plain"),
             "/v1/openapi.json": _get("This document."),
             **zeusd_paths(_ERRORS),
         },
@@ -83,7 +93,7 @@ def _post(summary: str, request: str, reply: str | None) -> dict[str, Any]:
                 "required": True,
                 "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}},
             },
-            "responses": {"200": _content("Done.", schema), **_errors(*_ERRORS)},
+            "responses": {"200": _content("Success.", schema), **_errors(*_ERRORS)},
         }
     }
 
@@ -92,7 +102,7 @@ def _get(summary: str, parameter: str | None = None, *, content_type: str = "app
     schema = {"type": "object"} if content_type == "application/json" else {"type": "string"}
     operation: dict[str, Any] = {
         "summary": summary,
-        "responses": {"200": _content("As asked.", schema, content_type), **_errors(*_ERRORS)},
+        "responses": {"200": _content("Success.", schema, content_type), **_errors(*_ERRORS)},
     }
     if parameter is not None:
         operation["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}]

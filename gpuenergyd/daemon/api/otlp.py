@@ -1,7 +1,7 @@
-"""The metrics as an OpenTelemetry collector takes them: OTLP in its JSON encoding, the same names as for Prometheus.
+"""The metrics in OTLP/HTTP with JSON encoding, for an OpenTelemetry collector; the same names as for Prometheus.
 
-Counters are cumulative sums since the daemon started, everything else is a gauge; what is not known is left out. No
-package of OpenTelemetry is needed: the encoding is part of the protocol (opentelemetry.io/docs/specs/otlp, OTLP/HTTP).
+Counters are cumulative sums since the start of the daemon, all other metrics are gauges; unknown values are omitted.
+The encoding is specified at opentelemetry.io/docs/specs/otlp, so no OpenTelemetry package is needed.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ _UNITS = {
     "celsius": "Cel",
     "grams": "g",
 }
-"""By the last word of a name, in the Unified Code for Units of Measure; everything else has no dimension."""
+"""UCUM unit by the last word of a metric name; other metrics are dimensionless."""
 _CUMULATIVE = 2
 
 
 def otlp_metrics(status: Mapping[str, Any], *, at: datetime, host_name: str) -> dict[str, Any]:
-    """Return the body of one POST to `/v1/metrics` of a collector: the status as it was `at` an instant."""
+    """Return the body of a POST to a collector's `/v1/metrics`, for a status of the instant `at`."""
     at_ns = round(at.timestamp() * 1e9)
-    begun_ns = at_ns - round(status["uptime_s"] * 1e9)
-    metrics = [_metric(family, at_ns=at_ns, begun_ns=begun_ns) for family in StatusCollector(status).collect()]
+    started_ns = at_ns - round(status["uptime_s"] * 1e9)
+    metrics = [_metric(family, at_ns=at_ns, started_ns=started_ns) for family in StatusCollector(status).collect()]
     return {
         "resourceMetrics": [
             {
@@ -50,13 +50,13 @@ def otlp_metrics(status: Mapping[str, Any], *, at: datetime, host_name: str) -> 
     }
 
 
-def _metric(family: Metric, *, at_ns: int, begun_ns: int) -> dict[str, Any] | None:
+def _metric(family: Metric, *, at_ns: int, started_ns: int) -> dict[str, Any] | None:
     is_counter = family.type == "counter"
     points = [
         {
             "attributes": _attributes(sample.labels),
-            # 64-bit numbers are strings in the protocol's JSON.
-            **({"startTimeUnixNano": str(begun_ns)} if is_counter else {}),
+            # OTLP's JSON encoding writes 64-bit integers as strings.
+            **({"startTimeUnixNano": str(started_ns)} if is_counter else {}),
             "timeUnixNano": str(at_ns),
             "asDouble": sample.value,
         }

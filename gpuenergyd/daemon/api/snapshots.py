@@ -1,4 +1,4 @@
-"""Answers that are costly to build: fresh for whoever asks now and then, shared within a moment by those who flood."""
+"""Caching of expensive responses: rebuilt per request at low rates, reused for 50 ms under load."""
 
 import time
 from collections.abc import Callable
@@ -6,59 +6,59 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-SHARE = 0.05
-"""Of a core's time that goes into building an answer anew whenever it is asked for."""
+CPU_SHARE = 0.05
+"""Share of one CPU core up to which a response is rebuilt for each request."""
 BURST_S = 0.1
 LIFETIME_S = 0.05
 
 
 @dataclass(slots=True)
 class Snapshot(Generic[T]):
-    """One answer: built anew for each request while that takes little of a core, else once it is older than a moment.
+    """A cached response: rebuilt for each request while that uses little CPU time, else once it is `LIFETIME_S` old.
 
-    Whoever changes what it says lets it `forget`, so that the change is read back whatever the rate.
+    Call `invalidate` after a change of state, so that the next request shows it at any rate.
     """
 
     build: Callable[[], T]
     monotonic_s: Callable[[], float] = time.monotonic
     cpu_s: Callable[[], float] = time.thread_time
     _credit_s: float = BURST_S
-    _asked_at_s: float = float("-inf")
-    _kept: tuple[T, float] | None = None
+    _requested_at_s: float = float("-inf")
+    _cached: tuple[T, float] | None = None
 
     def value(self) -> T:
-        """Return the answer."""
+        """Return the response."""
         now_s = self.monotonic_s()
-        self._credit_s = min(BURST_S, self._credit_s + (now_s - self._asked_at_s) * SHARE)
-        self._asked_at_s = now_s
-        if self._kept is None or self._credit_s > 0 or now_s - self._kept[1] >= LIFETIME_S:
+        self._credit_s = min(BURST_S, self._credit_s + (now_s - self._requested_at_s) * CPU_SHARE)
+        self._requested_at_s = now_s
+        if self._cached is None or self._credit_s > 0 or now_s - self._cached[1] >= LIFETIME_S:
             begin_s = self.cpu_s()
-            self._kept = self.build(), now_s
+            self._cached = self.build(), now_s
             self.charge(self.cpu_s() - begin_s)
-        return self._kept[0]
+        return self._cached[0]
 
     def charge(self, spent_s: float) -> None:
-        """Count what else a new answer costs as part of building it."""
+        """Add CPU time to the cost of building the response."""
         self._credit_s = max(-BURST_S, self._credit_s - spent_s)
 
-    def forget(self) -> None:
-        """Build the next answer anew."""
-        self._kept = None
+    def invalidate(self) -> None:
+        """Rebuild the response at the next request."""
+        self._cached = None
 
 
 @dataclass(slots=True)
 class SnapshotText(Generic[T]):
-    """A snapshot's answer as text, written once for each answer: so the text is no older than the answer may be."""
+    """The encoded text of a snapshot, encoded once per build of the snapshot."""
 
     snapshot: Snapshot[T]
-    write: Callable[[T], bytes]
-    _kept: tuple[T, bytes] | None = None
+    encode: Callable[[T], bytes]
+    _cached: tuple[T, bytes] | None = None
 
     def value(self) -> bytes:
-        """Return the text."""
-        answer = self.snapshot.value()
-        if self._kept is None or self._kept[0] is not answer:
+        """Return the encoded response."""
+        response = self.snapshot.value()
+        if self._cached is None or self._cached[0] is not response:
             begin_s = self.snapshot.cpu_s()
-            self._kept = answer, self.write(answer)
+            self._cached = response, self.encode(response)
             self.snapshot.charge(self.snapshot.cpu_s() - begin_s)
-        return self._kept[1]
+        return self._cached[1]

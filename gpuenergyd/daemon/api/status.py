@@ -1,4 +1,4 @@
-"""What `GET /v1/status` and `GET /v1/jobs/{id}` say. Missing is null, never 0; readings carry their age."""
+"""`GET /v1/status` and `GET /v1/jobs/{id}`. Missing values are null, never 0; readings have their age."""
 
 import os
 import time
@@ -27,7 +27,7 @@ _VERSION = version("gpuenergyd")
 
 
 class StatusSource(Protocol):
-    """What the daemon's state is read from."""
+    """The parts of the daemon that the status is built from."""
 
     settings: Settings
     started_mono_s: float
@@ -40,19 +40,19 @@ class StatusSource(Protocol):
     host_energy: HostEnergy
 
     def history_status(self) -> WriterStatus:
-        """Return how the history's writer is."""
+        """Return the state of the database writer."""
         ...
 
 
 def daemon_status(daemon: StatusSource) -> dict[str, Any]:
-    """Return the state of the whole daemon."""
+    """Return the status of the daemon: health, GPUs and jobs."""
     history = daemon.history_status()
     carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
     reasons = [reason for reason in (daemon.worker.trouble, _history_trouble(history), carbon_trouble) if reason]
     reasons += [
         f"GPU {gpu.identity.gpu_uuid} is {gpu.health}: {gpu.detail}"
         for gpu in daemon.gpus
-        if gpu.health not in _as_wanted(daemon.settings.mode)
+        if gpu.health not in _normal_health(daemon.settings.mode)
     ]
     return {
         "version": _VERSION,
@@ -77,7 +77,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "gpus": [_gpu(gpu) for gpu in daemon.gpus],
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
-        "clock_records": {
+        "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,
             "num_hostile": daemon.jobs.clock_requests.num_hostile,
         },
@@ -91,7 +91,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
 
 
 def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
-    """Return one job with its plan and last measured timeline; None when no such job runs."""
+    """Return a job's status with its plan and last measured timeline, None if no such job runs."""
     runner = daemon.jobs.runner(job_id)
     if runner is None:
         return None
@@ -106,8 +106,8 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
     }
 
 
-def _as_wanted(mode: Mode) -> frozenset[GpuHealth]:
-    """Return how a GPU may be without anything being wrong: who asks to observe gets GPUs that are only observed."""
+def _normal_health(mode: Mode) -> frozenset[GpuHealth]:
+    """Return the health states that are normal in a mode: GPUs without control rights are normal in observe mode."""
     return frozenset({GpuHealth.OK, GpuHealth.OBSERVE_ONLY} if mode is Mode.OBSERVE else {GpuHealth.OK})
 
 
@@ -137,7 +137,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
 
 
 def _switching(calibration: SwitchCalibration) -> dict[str, Any]:
-    """Return what clock changes are planned with, and what was seen of them."""
+    """Return the switch latencies that plans use, and the measured ones."""
     latency = calibration.latency
     return {
         "basis": latency.basis,
@@ -197,9 +197,9 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
-        **_would_be(runner),
+        **_predicted_saving(runner),
         **daemon.jobs.replicas.status(runner),
-        **_following(runner, daemon.carbon),
+        **_carbon(runner, daemon.carbon),
         "is_suspended": runner.clocks.is_suspended,
         "is_part": runner.is_part,
         "pipeline": daemon.parts.spoken_of(runner.job_id),
@@ -212,8 +212,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     }
 
 
-def _would_be(runner: JobRunner) -> dict[str, Any]:
-    """Return what would be saved if clocks could be set, and what that rests on; None where they can be."""
+def _predicted_saving(runner: JobRunner) -> dict[str, Any]:
+    """Return the predicted saving in observe mode and its basis; None in control mode."""
     plan = runner.would_be if runner.is_observing else None
     predicted = plan.predicted if plan else None
     baseline_j = predicted.baseline_energy_j if predicted else None
@@ -226,8 +226,8 @@ def _would_be(runner: JobRunner) -> dict[str, Any]:
     }
 
 
-def _following(runner: JobRunner, carbon: CarbonService | None) -> dict[str, Any]:
-    """Return a job's target and grams; both None where nothing of the grid is set."""
+def _carbon(runner: JobRunner, carbon: CarbonService | None) -> dict[str, Any]:
+    """Return a job's target and emissions; both None without a carbon configuration."""
     return {"target": None, "carbon": None} if carbon is None else carbon.targets.status(runner)
 
 

@@ -1,5 +1,5 @@
 """GPU leases held outside any job.
 
-administrator  the administrator's locks and limits
-leases         clocks and power limits held outside any job
+administrator  clock locks and power limits of administrators
+leases         leases of GPUs that no job holds, and their clock locks and power limits
 """

@@ -1,6 +1,6 @@
-"""What an administrator sets by hand: clocks and power limits, held until released, for a time, or the daemon stops.
+"""Clock locks and power limits of administrators, held until released, for a set time, or until the daemon stops.
 
-The lease lives with the daemon, not with a command.
+The lease belongs to the daemon, not to the command that requested it.
 """
 
 from dataclasses import dataclass
@@ -17,40 +17,40 @@ _MAX_POWER_LIMIT_W = 10_000.0
 
 @dataclass(slots=True)
 class AdministratorLeases:
-    """What administrators ask for, checked and handed on; who is one was checked before."""
+    """Validates and applies lease requests of administrators; the caller has checked that the client is one."""
 
     leases: ManualLeases
     gpus: Gpus
     is_observing: bool = False
 
     async def grant(self, request: LeaseRequest, peer: PeerCredentials) -> LeaseGranted:
-        """Lock a clock, limit the power, or both; a lease the GPU is under already is extended.
+        """Lock a clock, limit the power, or both; an existing lease of an administrator is changed.
 
         Raises:
             GpuNotFoundError: no such GPU.
-            UsageError: a clock, a limit or a lifetime that cannot be.
-            JobError: a job or a process owns the GPU, or the daemon only observes.
-            GpuError: the driver refuses; a lease that this request began has ended again.
+            UsageError: a clock, limit or lifetime is out of range.
+            JobError: the GPU is in use by a job or leased to a process, or the daemon only observes.
+            GpuError: the driver refused; a lease that this request created has ended again.
         """
         gpu = self.gpus.find(request.gpu)
         _check_amounts(request)
         clock_mhz = request.sm_clock_mhz
         sm_clock_mhz = None if clock_mhz is None else supported_no_slower_than(gpu, clock_mhz)
         if self.is_observing:
-            raise JobError("mode = 'observe': this daemon changes no GPU; start it with mode = 'control'")
+            raise JobError("mode = 'observe': the daemon never changes a GPU; restart it with mode = 'control'")
         holder, gpu_uuid = LeaseHolder(ClaimKind.ADMINISTRATOR, peer.uid), gpu.identity.gpu_uuid
         if request.is_dry_run:
             self.leases.require_free_for(gpu_uuid, holder)
-            known = self.leases.get(gpu_uuid)
+            present = self.leases.get(gpu_uuid)
             return LeaseGranted(
                 gpu_uuid=gpu_uuid,
-                lease_id=known.lease_id if known is not None else None,
+                lease_id=present.lease_id if present is not None else None,
                 sm_clock_mhz=sm_clock_mhz,
                 power_limit_w=request.power_limit_w,
                 remaining_s=request.lifetime_s,
                 is_dry_run=True,
             )
-        async with self.leases.turn(gpu_uuid):
+        async with self.leases.lock_gpu(gpu_uuid):
             lease = await self.leases.set(gpu, holder, sm_clock_mhz=sm_clock_mhz, power_limit_w=request.power_limit_w)
             self.leases.limit_lifetime(lease, request.lifetime_s)
             return LeaseGranted(
@@ -63,31 +63,33 @@ class AdministratorLeases:
             )
 
     async def release(self, request: LeaseRelease, peer: PeerCredentials) -> LeaseReleased:
-        """Put a GPU back and end its lease, an administrator's or a process's.
+        """Restore a GPU and end its lease, held by an administrator or a zeusd client.
 
         Raises:
             GpuNotFoundError: no such GPU.
-            JobError: it is under no lease.
+            JobError: the GPU has no such lease.
         """
         gpu_uuid = self.gpus.find(request.gpu).identity.gpu_uuid
         lease = self.leases.get(gpu_uuid)
         if lease is None:
             self.gpus.require_free(gpu_uuid)
-            raise JobError(f"GPU {gpu_uuid} is under no lease: nobody has locked or limited it outside a job")
+            raise JobError(f"GPU {gpu_uuid} has no lease: no clock lock or power limit is set outside a job")
         if request.is_dry_run:
             return LeaseReleased(gpu_uuid, lease.lease_id, (), is_dry_run=True)
-        async with self.leases.turn(gpu_uuid):
+        async with self.leases.lock_gpu(gpu_uuid):
             lease = self.leases.get(gpu_uuid)
             if lease is None:
-                raise JobError(f"GPU {gpu_uuid} is under no lease any more")
-            told = await self.leases.end(lease, f"released by {peer}")
-        return LeaseReleased(gpu_uuid, lease.lease_id, told, is_dry_run=False)
+                raise JobError(f"the lease of GPU {gpu_uuid} has ended already")
+            outcomes = await self.leases.end(lease, f"released by {peer}")
+        return LeaseReleased(gpu_uuid, lease.lease_id, outcomes, is_dry_run=False)
 
 
 def _check_amounts(request: LeaseRequest) -> None:
     if request.sm_clock_mhz is None and request.power_limit_w is None:
-        raise UsageError("a lease is of a clock or of a power limit: name sm_clock_mhz or power_limit_w")
+        raise UsageError("specify sm_clock_mhz or power_limit_w")
     if request.power_limit_w is not None and not 0 < request.power_limit_w <= _MAX_POWER_LIMIT_W:
-        raise UsageError(f"{request.power_limit_w:g} W: a power limit is above 0 and at most {_MAX_POWER_LIMIT_W:g} W")
+        raise UsageError(
+            f"power_limit_w = {request.power_limit_w:g}: valid are values above 0 up to {_MAX_POWER_LIMIT_W:g}"
+        )
     if request.lifetime_s is not None and not 0 < request.lifetime_s <= _MAX_LIFETIME_S:
-        raise UsageError(f"{request.lifetime_s:g} s: a lease lives above 0 and at most {_MAX_LIFETIME_S:g} s")
+        raise UsageError(f"lifetime_s = {request.lifetime_s:g}: valid are values above 0 up to {_MAX_LIFETIME_S:g}")

@@ -1,7 +1,7 @@
-"""The API of the Zeus project's daemon, for programs written for it.
+"""The HTTP API of zeusd, the daemon of the Zeus project, for programs written for it.
 
 openapi     the OpenAPI description of these routes
-parameters  query parameters as zeusd takes them
-requests    its clients' requests: one lease per process and GPU
-routes      the routes of the Zeus project's daemon
+parameters  parsing of zeusd's query parameters
+requests    applying clock and power changes under one lease per process and GPU
+routes      the request handlers
 """

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the routes that programs written for zeusd ask; all parameters are query parameters."""
+"""OpenAPI description of the zeusd routes; all parameters are query parameters."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ _PER_GPU = {"type": "object", "description": "By GPU index."}
 _CLOCK_RANGE = {"min_clock_mhz": _UNSIGNED, "max_clock_mhz": _UNSIGNED}
 
 _CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "set_power_limit": ("Limit power.", {"power_limit_mw": _UNSIGNED}),
-    "set_persistence_mode": ("Accepted, recorded, not carried out.", {"enabled": _BOOLEAN}),
-    "set_gpu_locked_clocks": ("Cap the SM clock at the maximum given.", _CLOCK_RANGE),
-    "set_mem_locked_clocks": ("Accepted, recorded, not carried out.", _CLOCK_RANGE),
-    "reset_gpu_locked_clocks": ("Let the SM clock rise again.", {}),
-    "reset_mem_locked_clocks": ("Accepted, recorded, not carried out.", {}),
-    "reset_locked_clocks": ("Let the SM clock rise again.", {}),
+    "set_power_limit": ("Set the power limit.", {"power_limit_mw": _UNSIGNED}),
+    "set_persistence_mode": ("Accepted and recorded, but not applied.", {"enabled": _BOOLEAN}),
+    "set_gpu_locked_clocks": ("Limit the SM clock to max_clock_mhz.", _CLOCK_RANGE),
+    "set_mem_locked_clocks": ("Accepted and recorded, but not applied.", _CLOCK_RANGE),
+    "reset_gpu_locked_clocks": ("Remove the SM clock limit.", {}),
+    "reset_mem_locked_clocks": ("Accepted and recorded, but not applied.", {}),
+    "reset_locked_clocks": ("Remove the SM clock limit.", {}),
 }
 _READINGS = {
     "get_cumulative_energy": "Energy counters in mJ.",
@@ -27,16 +27,16 @@ _READINGS = {
 
 
 def zeusd_schemas() -> dict[str, Any]:
-    """Return the schemas that the paths refer to."""
+    """Return the schemas that the paths use."""
     return {
         "ZeusdRefusal": {
             "type": "object",
             "properties": {
-                "error": {"type": "string", "description": "One line about the request."},
+                "error": {"type": "string", "description": "Error message about the request, one line."},
                 "errors": {
                     "type": "object",
                     "additionalProperties": {"type": "string"},
-                    "description": "One line per GPU that failed, by index; the status is the highest of theirs.",
+                    "description": "Error messages by GPU index; the status is the highest of theirs.",
                 },
             },
             "minProperties": 1,
@@ -46,26 +46,32 @@ def zeusd_schemas() -> dict[str, Any]:
 
 
 def zeusd_paths(errors: dict[str, str]) -> dict[str, Any]:
-    """Return the paths; `errors` are the meanings of statuses everywhere."""
+    """Return the paths; `errors` are the descriptions of the error statuses."""
     paths = {
-        "/discover": _operation("get", "GPUs, and what may be asked.", {}, _json({"type": "object"}), errors),
-        "/time": _operation("get", "The wall clock in ms.", {}, _json({"type": "object"}), errors),
-        "/auth/whoami": _operation("get", "Always 404: authentication is off.", {}, None, errors),
+        "/discover": _operation("get", "GPUs and available API groups.", {}, _json({"type": "object"}), errors),
+        "/time": _operation("get", "Wall-clock time in ms.", {}, _json({"type": "object"}), errors),
+        "/auth/whoami": _operation(
+            "get", "Always 404: clients are identified by kernel credentials.", {}, None, errors
+        ),
         "/gpu/stream_power": _operation(
             "get",
-            "Server-sent events: the power of each GPU now, then as it changes.",
+            "Server-sent events with the power of each GPU: now, then at each change.",
             {"gpu_ids": (_INDICES, False)},
             {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
             errors,
         ),
     }
     for name, (summary, parameters) in _CHANGES.items():
-        asked = {key: (schema, True) for key, schema in {"gpu_ids": _INDICES, "block": _BOOLEAN, **parameters}.items()}
-        paths[f"/gpu/{name}"] = _operation("post", summary, asked, {"description": "Done; no body."}, errors)
+        all_parameters = {
+            key: (schema, True) for key, schema in {"gpu_ids": _INDICES, "block": _BOOLEAN, **parameters}.items()
+        }
+        paths[f"/gpu/{name}"] = _operation(
+            "post", summary, all_parameters, {"description": "Success; no body."}, errors
+        )
     for name, summary in _READINGS.items():
         paths[f"/gpu/{name}"] = _operation("get", summary, {"gpu_ids": (_INDICES, False)}, _json(_PER_GPU), errors)
     for name in ("get_cumulative_energy", "get_power", "stream_power"):
-        paths[f"/cpu/{name}"] = _operation("get", "Always 404: no CPU is read.", {}, None, errors)
+        paths[f"/cpu/{name}"] = _operation("get", "Always 404: CPU readings are not available.", {}, None, errors)
     return paths
 
 
@@ -90,4 +96,4 @@ def _operation(
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": "As asked.", "content": {"application/json": {"schema": schema}}}
+    return {"description": "Success.", "content": {"application/json": {"schema": schema}}}

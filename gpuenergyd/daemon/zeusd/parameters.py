@@ -1,4 +1,4 @@
-"""Query parameters as zeusd takes them: exact words, nothing missing, nothing unknown."""
+"""Parsing of zeusd's query parameters: all required, unknown ones refused."""
 
 import re
 from collections.abc import Mapping
@@ -12,43 +12,43 @@ _MAX_IDS = 256
 
 
 class BadParameterError(UsageError):
-    """A parameter that is missing, unknown or malformed; the message names it."""
+    """A missing, unknown or malformed query parameter; the message names it."""
 
 
 @dataclass(slots=True)
 class Parameters:
-    """The parameters of one request; each is taken once, and `done` refuses what nobody took."""
+    """The query parameters of one request; `done` refuses parameters that were not read."""
 
     given: Mapping[str, str]
-    _taken: set[str] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set)
 
     def unsigned(self, name: str) -> int:
-        """Return a whole number of 32 bits.
+        """Return a 32-bit unsigned integer parameter.
 
         Raises:
-            BadParameterError: it is missing, or something else.
+            BadParameterError: it is missing or no such integer.
         """
-        word = self._take(name)
+        word = self._value(name)
         if _DIGITS.fullmatch(word) is None or int(word) > _MAX_UNSIGNED:
-            raise BadParameterError(f"{name}: {word[:40]!r} is no whole number from 0 to {_MAX_UNSIGNED}")
+            raise BadParameterError(f"{name}: {word[:40]!r} is not an integer from 0 to {_MAX_UNSIGNED}")
         return int(word)
 
     def boolean(self, name: str) -> bool:
-        """Return what `true` or `false` says.
+        """Return a boolean parameter, `true` or `false`.
 
         Raises:
-            BadParameterError: it is missing, or says something else.
+            BadParameterError: it is missing or has another value.
         """
-        word = self._take(name)
+        word = self._value(name)
         if word not in {"true", "false"}:
             raise BadParameterError(f"{name}: {word[:40]!r} is neither true nor false")
         return word == "true"
 
     def clock_range(self) -> tuple[int, int]:
-        """Return the lowest and the highest clock.
+        """Return `min_clock_mhz` and `max_clock_mhz`.
 
         Raises:
-            BadParameterError: one is missing or malformed, or they are in the wrong order.
+            BadParameterError: one is missing or malformed, or the minimum is above the maximum.
         """
         low_mhz, high_mhz = self.unsigned("min_clock_mhz"), self.unsigned("max_clock_mhz")
         if low_mhz > high_mhz:
@@ -56,31 +56,33 @@ class Parameters:
         return low_mhz, high_mhz
 
     def gpu_ids(self, *, is_required: bool) -> tuple[int, ...]:
-        """Return GPU indices in the order given, each once; none where the parameter is absent and need not be there.
+        """Return the GPU indices without duplicates, in order; empty if an optional parameter is absent.
 
         Raises:
-            BadParameterError: it is missing, or no list of indices.
+            BadParameterError: it is missing or not a list of indices.
         """
         if not is_required and "gpu_ids" not in self.given:
             return ()
-        words = [word.strip() for word in self._take("gpu_ids").split(",")]
+        words = [word.strip() for word in self._value("gpu_ids").split(",")]
         if len(words) > _MAX_IDS or not all(_DIGITS.fullmatch(word) for word in words):
-            raise BadParameterError("gpu_ids: a list of GPU indices is expected, such as 0,1,2")
+            raise BadParameterError(
+                f"gpu_ids: {self.given['gpu_ids'][:40]!r} is not a list of GPU indices such as 0,1,2"
+            )
         return tuple(dict.fromkeys(int(word) for word in words))
 
     def done(self) -> None:
-        """Refuse what was not asked for.
+        """Check that every parameter of the request was read.
 
         Raises:
-            BadParameterError: there is such a parameter.
+            BadParameterError: the request has an unknown parameter.
         """
         for name in self.given:
-            if name not in self._taken:
+            if name not in self._read:
                 raise BadParameterError(f"{name[:40]}: unknown parameter")
 
-    def _take(self, name: str) -> str:
-        self._taken.add(name)
+    def _value(self, name: str) -> str:
+        self._read.add(name)
         try:
             return self.given[name]
         except KeyError:
-            raise BadParameterError(f"{name}: this parameter is missing") from None
+            raise BadParameterError(f"{name}: missing parameter") from None

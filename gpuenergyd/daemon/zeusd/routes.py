@@ -1,11 +1,12 @@
-"""The routes of the Zeus project's daemon on our socket, so that programs written for it work with ZEUSD_SOCK_PATH.
+"""The routes of zeusd, the daemon of the Zeus project, so that programs written for it work with ZEUSD_SOCK_PATH.
 
-Their paths, parameters, status codes and bodies are zeusd's (Zeus 0.16); what they do is ours: who asks is who the
-kernel says, and a change needs the same rights and the same proof of use as a job's. It is leased to the process that
-asked, journalled, recorded, and put back when that process ends. Indices are the host's NVML indices.
+Paths, parameters, status codes and bodies are those of zeusd in Zeus 0.16. Access control is this daemon's: clients are
+identified by kernel credentials, and a change needs the same rights and proof of use as one for a job. A change is
+leased to the requesting process, journaled, recorded, and restored when the process ends. GPU indices are the host's
+NVML indices.
 
-The lock caps the SM clock at `max_clock_mhz`; a minimum is checked and not enforced. Locks of the memory clock and
-persistence mode are accepted and recorded, and change nothing.
+A clock lock limits the SM clock to `max_clock_mhz`; the minimum is validated but not enforced. Memory clock locks and
+persistence mode are accepted and recorded, but not applied.
 """
 
 import asyncio
@@ -17,11 +18,9 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder
-from gpuenergyd.daemon.ports import AskableWorker
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, require_alive
 from gpuenergyd.daemon.zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd.daemon.zeusd.requests import ZeusdChange, ZeusdChanges
@@ -36,26 +35,24 @@ _KEEP_ALIVE_S = 10.0
 _WRITE_LIMIT_S = 5.0
 _MJ_PER_J = _MW_PER_W = 1000.0
 
-LivingPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
-"""Who asks, with a pidfd of that process."""
+OpenPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
+"""Returns a context manager that yields the credentials of a request's client process and a pidfd of it."""
 
 
 @dataclass(slots=True)
 class ZeusdRoutes:
-    """Everything under /discover, /time, /auth, /gpu and /cpu."""
+    """Handlers of /discover, /time, /auth, /gpu and /cpu."""
 
     gpus: Gpus
-    worker: AskableWorker
     changes: ZeusdChanges
-    access: AccessRules
     proof_of_use: ProofOfUse
-    living_peer: LivingPeer
+    open_peer: OpenPeer
     is_observing: bool = False
     _pci_addresses: dict[str, str] = field(default_factory=dict)
     _streams: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def add_to(self, app: web.Application) -> None:
-        """Serve the routes."""
+        """Add the routes to an application."""
         get, post = app.router.add_get, app.router.add_post
         get("/discover", self._discover)
         get("/time", self._time)
@@ -97,7 +94,7 @@ class ZeusdRoutes:
         gpu_uuid = gpu.identity.gpu_uuid
         if gpu_uuid not in self._pci_addresses:
             try:
-                found = (await self.worker.snapshot(gpu_uuid)).details.pci_address
+                found = (await self.changes.worker.snapshot(gpu_uuid)).details.pci_address
             except GpuEnergyError:
                 return None
             if found is None:
@@ -111,49 +108,51 @@ class ZeusdRoutes:
 
     async def _no_authentication(self, request: web.Request) -> web.Response:
         del request
-        return _refusal("authentication is off: who you are is what the kernel says of the socket's peer")
+        return _not_found("authentication is disabled: clients are identified by kernel credentials (SO_PEERCRED)")
 
     async def _no_cpu(self, request: web.Request) -> web.Response:
         del request
-        return _refusal("API group cpu-read is not enabled: this daemon reads no CPU")
+        return _not_found("API group cpu-read is not enabled: this daemon provides no CPU readings")
 
-    # --- changing ---
+    # --- changes ---
 
     async def _set_power_limit(self, request: web.Request) -> web.Response:
-        asked = _parameters(request)
-        limit_w = asked.unsigned("power_limit_mw") / _MW_PER_W
-        return await self._change(request, asked, ZeusdChange(power_limit_w=limit_w))
+        parameters = _parameters(request)
+        limit_w = parameters.unsigned("power_limit_mw") / _MW_PER_W
+        return await self._change(request, parameters, ZeusdChange(power_limit_w=limit_w))
 
     async def _lock_sm_clock(self, request: web.Request) -> web.Response:
-        asked = _parameters(request)
-        return await self._change(request, asked, ZeusdChange(sm_clock_mhz=asked.clock_range()[1]))
+        parameters = _parameters(request)
+        return await self._change(request, parameters, ZeusdChange(sm_clock_mhz=parameters.clock_range()[1]))
 
     async def _reset_sm_clock(self, request: web.Request) -> web.Response:
         return await self._change(request, _parameters(request), ZeusdChange(is_clock_reset=True))
 
     async def _lock_memory_clock(self, request: web.Request) -> web.Response:
-        asked = _parameters(request)
-        low_mhz, high_mhz = asked.clock_range()
-        return await self._change(request, asked, ZeusdChange(noted=f"memory clock of {low_mhz} to {high_mhz} MHz"))
+        parameters = _parameters(request)
+        low_mhz, high_mhz = parameters.clock_range()
+        return await self._change(
+            request, parameters, ZeusdChange(ignored=f"memory clock of {low_mhz} to {high_mhz} MHz")
+        )
 
     async def _reset_memory_clock(self, request: web.Request) -> web.Response:
-        return await self._change(request, _parameters(request), ZeusdChange(noted="memory clock reset"))
+        return await self._change(request, _parameters(request), ZeusdChange(ignored="memory clock reset"))
 
     async def _set_persistence_mode(self, request: web.Request) -> web.Response:
-        asked = _parameters(request)
-        wanted = "on" if asked.boolean("enabled") else "off"
-        return await self._change(request, asked, ZeusdChange(noted=f"persistence mode {wanted}"))
+        parameters = _parameters(request)
+        wanted = "on" if parameters.boolean("enabled") else "off"
+        return await self._change(request, parameters, ZeusdChange(ignored=f"persistence mode {wanted}"))
 
-    async def _change(self, request: web.Request, asked: Parameters, change: ZeusdChange) -> web.Response:
-        """Check who asks, then carry the change out on each GPU: now, or soon where nobody waits."""
-        shall_wait = asked.boolean("block")
-        indices = asked.gpu_ids(is_required=True)
-        asked.done()
+    async def _change(self, request: web.Request, parameters: Parameters, change: ZeusdChange) -> web.Response:
+        """Check the client's rights and apply a change to each GPU; with `block=false`, without waiting for it."""
+        shall_wait = parameters.boolean("block")
+        indices = parameters.gpu_ids(is_required=True)
+        parameters.done()
         gpus = {index: self._gpu(index) for index in indices}
         if self.is_observing:
-            return _refusal("API group gpu-control is not enabled: mode = 'observe', this daemon changes no GPU")
-        with self.living_peer(request) as (peer, pidfd):
-            self.access.require_control(peer)
+            return _not_found("API group gpu-control is not enabled: mode = 'observe', the daemon never changes a GPU")
+        with self.open_peer(request) as (peer, pidfd):
+            self.proof_of_use.rules.require_control(peer)
             holder = LeaseHolder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)
 
             async def apply(gpu: Gpu) -> None:
@@ -161,43 +160,43 @@ class ZeusdRoutes:
                 require_alive(peer, pidfd)
                 await self.changes.apply(gpu, holder, pidfd, change, shall_wait=shall_wait)
 
-            _, problem = await _of_each(gpus, apply)
+            _, problem = await _for_each(gpus, apply)
         return web.Response() if problem is None else problem
 
-    # --- reading ---
+    # --- readings ---
 
     async def _get_energy(self, request: web.Request) -> web.Response:
-        def energy(look: GpuSnapshot) -> object:
-            return {"energy_mj": _told(look.total_energy_j, _MJ_PER_J, "an energy counter")}
+        def energy(snapshot: GpuSnapshot) -> object:
+            return {"energy_mj": _scaled(snapshot.total_energy_j, _MJ_PER_J, "an energy counter")}
 
         return await self._read(request, energy)
 
     async def _get_power(self, request: web.Request) -> web.Response:
-        def power(look: GpuSnapshot) -> object:
-            return _told(look.power_w, _MW_PER_W, "its power")
+        def power(snapshot: GpuSnapshot) -> object:
+            return _scaled(snapshot.power_w, _MW_PER_W, "its power")
 
         return await self._read(request, power, lambda found: {"timestamp_ms": _now_ms(), "power_mw": found})
 
     async def _get_power_limit(self, request: web.Request) -> web.Response:
-        def limit(look: GpuSnapshot) -> object:
-            return {"power_limit_mw": _told(look.details.power_limit_w, _MW_PER_W, "a power limit")}
+        def limit(snapshot: GpuSnapshot) -> object:
+            return {"power_limit_mw": _scaled(snapshot.details.power_limit_w, _MW_PER_W, "a power limit")}
 
         return await self._read(request, limit)
 
     async def _get_constraints(self, request: web.Request) -> web.Response:
-        def constraints(look: GpuSnapshot) -> object:
+        def constraints(snapshot: GpuSnapshot) -> object:
             return {
-                "min_power_limit_mw": _told(look.details.min_power_limit_w, _MW_PER_W, "a lowest power limit"),
-                "max_power_limit_mw": _told(look.details.max_power_limit_w, _MW_PER_W, "a highest power limit"),
+                "min_power_limit_mw": _scaled(snapshot.details.min_power_limit_w, _MW_PER_W, "a lowest power limit"),
+                "max_power_limit_mw": _scaled(snapshot.details.max_power_limit_w, _MW_PER_W, "a highest power limit"),
             }
 
         return await self._read(request, constraints)
 
     async def _get_persistence_mode(self, request: web.Request) -> web.Response:
-        def mode(look: GpuSnapshot) -> object:
-            if look.details.is_persistent is None:
-                raise GpuUnsupportedError("the driver does not tell persistence mode")
-            return {"enabled": look.details.is_persistent}
+        def mode(snapshot: GpuSnapshot) -> object:
+            if snapshot.details.is_persistent is None:
+                raise GpuUnsupportedError("the driver does not report persistence mode")
+            return {"enabled": snapshot.details.is_persistent}
 
         return await self._read(request, mode)
 
@@ -205,20 +204,20 @@ class ZeusdRoutes:
         self,
         request: web.Request,
         value: Callable[[GpuSnapshot], object],
-        whole: Callable[[Mapping[str, object]], object] = lambda found: found,
+        wrap: Callable[[Mapping[str, object]], object] = lambda found: found,
     ) -> web.Response:
-        asked = _parameters(request)
-        gpus = self._wanted(asked)
+        parameters = _parameters(request)
+        gpus = self._selected_gpus(parameters)
 
-        async def look(gpu: Gpu) -> object:
-            return value(await self.worker.snapshot(gpu.identity.gpu_uuid))
+        async def read(gpu: Gpu) -> object:
+            return value(await self.changes.worker.snapshot(gpu.identity.gpu_uuid))
 
-        found, problem = await _of_each(gpus, look)
-        return _json(whole({str(index): each for index, each in found.items()})) if problem is None else problem
+        found, problem = await _for_each(gpus, read)
+        return _json(wrap({str(index): each for index, each in found.items()})) if problem is None else problem
 
     async def _stream_power(self, request: web.Request) -> web.StreamResponse:
-        """Send the power of each GPU now, then whenever a reading differs, until the client goes."""
-        gpus = self._wanted(_parameters(request))
+        """Send the power of each GPU now and at each change, until the client disconnects."""
+        gpus = self._selected_gpus(_parameters(request))
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
@@ -228,7 +227,7 @@ class ZeusdRoutes:
             async for event in _power_events(gpus):
                 async with asyncio.timeout(_WRITE_LIMIT_S):
                     await response.write(event)
-        except (TimeoutError, ConnectionError):  # it does not read, or it has left
+        except (TimeoutError, ConnectionError):  # the client does not read or has disconnected
             if request.transport is not None:
                 request.transport.abort()
         finally:
@@ -240,10 +239,10 @@ class ZeusdRoutes:
         for task in self._streams:
             task.cancel()
 
-    def _wanted(self, asked: Parameters) -> dict[int, Gpu]:
-        """Return the GPUs a reader names, all of them where it names none."""
-        indices = asked.gpu_ids(is_required=False)
-        asked.done()
+    def _selected_gpus(self, parameters: Parameters) -> dict[int, Gpu]:
+        """Return the GPUs in `gpu_ids`, all GPUs without that parameter."""
+        indices = parameters.gpu_ids(is_required=False)
+        parameters.done()
         return {index: self._gpu(index) for index in indices or [gpu.identity.index for gpu in self.gpus]}
 
     def _gpu(self, index: int) -> Gpu:
@@ -251,13 +250,13 @@ class ZeusdRoutes:
             if gpu.identity.index == index:
                 return gpu
         known = ", ".join(str(gpu.identity.index) for gpu in self.gpus) or "none"
-        raise BadParameterError(f"gpu_ids: no GPU {index}; there are: {known}")
+        raise BadParameterError(f"gpu_ids: no GPU {index}; GPUs: {known}")
 
 
-async def _of_each(
+async def _for_each(
     gpus: Mapping[int, Gpu], act: Callable[[Gpu], Awaitable[T]]
 ) -> tuple[dict[int, T], web.Response | None]:
-    """Do something with each GPU; return the results, and the answer that names every failure if there was one."""
+    """Call `act` for each GPU; return the results, and an error response with all failures if any."""
     found: dict[int, T] = {}
     errors: dict[str, str] = {}
     statuses: list[int] = []
@@ -283,7 +282,7 @@ def _status_of(error: GpuEnergyError) -> int:
 
 
 async def _power_events(gpus: Mapping[int, Gpu]) -> AsyncIterator[bytes]:
-    """Yield what has changed since the last look, and a comment when nothing has for long; never ends."""
+    """Yield changed power readings as server-sent events, and a comment after 10 s without any; endless."""
     sent: dict[int, float] = {}
     sent_at_s = time.monotonic()
     while True:
@@ -306,9 +305,9 @@ def _parameters(request: web.Request) -> Parameters:
     return Parameters(request.query)
 
 
-def _told(value: float | None, factor: float, what: str) -> int:
+def _scaled(value: float | None, factor: float, quantity: str) -> int:
     if value is None:
-        raise GpuUnsupportedError(f"the driver does not tell {what}")
+        raise GpuUnsupportedError(f"the driver does not report {quantity}")
     return round(value * factor)
 
 
@@ -320,5 +319,5 @@ def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=encode(value), status=status, content_type="application/json")
 
 
-def _refusal(line: str) -> web.Response:
+def _not_found(line: str) -> web.Response:
     return _json({"error": line}, 404)

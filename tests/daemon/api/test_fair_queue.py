@@ -10,10 +10,10 @@ def test_a_user_begins_no_more_than_a_few_requests_per_turn_and_in_order() -> No
     per_turn: list[int] = []
 
     async def scenario() -> None:
-        turns = FairQueue(max_per_turn=3)
+        queue = FairQueue(max_per_turn=3)
 
         async def ask(number: int) -> None:
-            await turns.take(1)
+            await queue.wait(1)
             begun.append(number)
 
         tasks = [asyncio.create_task(ask(number)) for number in range(20)]
@@ -32,10 +32,10 @@ def test_another_user_does_not_wait_behind_a_flood() -> None:
     begun: list[str] = []
 
     async def scenario() -> None:
-        turns = FairQueue(max_per_turn=3)
+        queue = FairQueue(max_per_turn=3)
 
         async def ask(uid: int, name: str) -> None:
-            await turns.take(uid)
+            await queue.wait(uid)
             begun.append(name)
 
         flood = [asyncio.create_task(ask(1, "flood")) for _ in range(100)]
@@ -49,11 +49,11 @@ def test_another_user_does_not_wait_behind_a_flood() -> None:
 
 def test_who_leaves_while_waiting_takes_nobodys_place() -> None:
     async def scenario() -> list[int]:
-        turns = FairQueue(max_per_turn=1)
+        queue = FairQueue(max_per_turn=1)
         begun: list[int] = []
 
         async def ask(number: int) -> None:
-            await turns.take(1)
+            await queue.wait(1)
             begun.append(number)
 
         tasks = [asyncio.create_task(ask(number)) for number in range(10)]

@@ -46,7 +46,7 @@ def test_a_client_that_never_reads_is_hung_up_on_and_costs_no_memory(daemon: Dae
 
     assert is_refused
     assert used_bytes < 32 * 2**20
-    assert "does not read its answers" in daemon.log
+    assert "does not read its responses" in daemon.log
     assert daemon.status()["worker"]["is_alive"]
 
 

@@ -58,7 +58,7 @@ STATUS: dict[str, Any] = {
     "worker": {"is_alive": True, "num_restarts": 1},
     "policy_host": {"is_alive": True, "num_restarts": 0},
     "store": {"num_rows_written": 10, "num_rows_dropped": 0},
-    "clock_records": {"num_stale": 3, "num_hostile": 4},
+    "clock_requests": {"num_stale": 3, "num_hostile": 4},
     "gpus": [GPU, {**GPU, "gpu_uuid": "GPU-b", "index": 1, "power_w": None, "total_energy_j": None}],
     "jobs": [JOB],
 }
@@ -70,7 +70,7 @@ def samples(status: dict[str, Any]) -> dict[tuple[str, str], float]:
     for family in text_string_to_metric_families(metrics_text(status).decode()):
         for sample in family.samples:
             labels = sample.labels
-            telling = labels.get("gpu_uuid") or labels.get("job_id") or labels.get("why") or ""
+            telling = labels.get("gpu_uuid") or labels.get("job_id") or labels.get("reason") or ""
             found[sample.name, telling] = sample.value
     return found
 
@@ -83,7 +83,7 @@ def test_figures_are_in_base_units_and_counters_end_in_total() -> None:
     assert found["gpuenergyd_gpu_sm_clock_hertz", "GPU-a"] == 1.2e9
     assert found["gpuenergyd_job_plan_slowdown_ratio", "j"] == 0.01
     assert found["gpuenergyd_job_iterations_total", "j"] == 12
-    assert found["gpuenergyd_clock_records_refused_total", "hostile"] == 4
+    assert found["gpuenergyd_clock_requests_refused_total", "hostile"] == 4
     assert found["gpuenergyd_worker_restarts_total", ""] == 1
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
 from gpuenergyd.daemon.api.openapi import api_description
-from gpuenergyd.daemon.api.server import Server
+from gpuenergyd.daemon.api.server import Server, UserLimits
 from gpuenergyd.daemon.gpus.access import AccessRules
+from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
@@ -52,11 +53,9 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
             Parts(stage.jobs),
             status=dict,
             job_detail=lambda _: None,
-            access=AccessRules(),
-            worker=UnusedWorker(),
+            proof_of_use=ProofOfUse(AccessRules(), UnusedWorker().process_ids),
             zeusd_changes=ZeusdChanges(leases, UnusedWorker()),
-            max_connections_per_user=1,
-            max_requests_per_user_per_s=1.0,
+            limits=UserLimits(1, 1.0),
         )
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "socket"))

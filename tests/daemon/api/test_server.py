@@ -160,7 +160,7 @@ def test_a_gpu_that_works_for_a_job_is_refused_to_another_with_owner_job_and_age
     assert token
     assert status == 409
     assert "'one stage'" in answer["error"]
-    assert f"of uid {os.geteuid()} since 0 s" in answer["error"]
+    assert f"of uid {os.geteuid()} for 0 s" in answer["error"]
 
 
 def test_a_rank_that_asks_again_because_the_answer_was_lost_gets_the_same_token(
@@ -226,8 +226,8 @@ def test_paths_and_methods_that_do_not_exist_say_so(connection: DaemonConnection
     wrong_method = call(connection, "GET", "/v1/ranks")
     unknown_job = call(connection, "GET", "/v1/jobs/nope")
 
-    assert unknown_path == (404, {"error": "no resource '/v2/nothing'; see /v1/status"})
-    assert wrong_method == (405, {"error": "/v1/ranks takes POST, not GET"})
+    assert unknown_path == (404, {"error": "no resource '/v2/nothing'; GET /v1/openapi.json lists all"})
+    assert wrong_method == (405, {"error": "/v1/ranks allows POST, not GET"})
     assert unknown_job == (404, {"error": "no job 'nope'; running: none"})
 
 
@@ -296,7 +296,7 @@ def hostile_requests(token: str) -> dict[str, bytes]:
 def test_hostile_clock_request_is_counted_closes_its_connection_and_changes_no_clock(
     daemon: DaemonProcess, token: str, kind: str
 ) -> None:
-    before = daemon.status()["clock_records"]["num_hostile"]
+    before = daemon.status()["clock_requests"]["num_hostile"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hostile:
         hostile.settimeout(20)
         hostile.connect(str(daemon.clock_socket_path))
@@ -304,7 +304,7 @@ def test_hostile_clock_request_is_counted_closes_its_connection_and_changes_no_c
         end = hostile.recv(1)
 
     assert end == b""
-    assert daemon.status()["clock_records"]["num_hostile"] == before + 1
+    assert daemon.status()["clock_requests"]["num_hostile"] == before + 1
     assert daemon.is_as_found()
 
 

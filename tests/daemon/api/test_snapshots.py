@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gpuenergyd.daemon.api.snapshots import BURST_S, LIFETIME_S, SHARE, Snapshot, SnapshotText
+from gpuenergyd.daemon.api.snapshots import BURST_S, CPU_SHARE, LIFETIME_S, Snapshot, SnapshotText
 
 
 @dataclass
@@ -27,7 +27,7 @@ def test_who_asks_now_and_then_gets_a_fresh_answer_each_time() -> None:
     counted = Counted(cost_s=0.002)
 
     for _ in range(100):
-        counted.now_s += 1.1 * counted.cost_s / SHARE
+        counted.now_s += 1.1 * counted.cost_s / CPU_SHARE
         counted.snapshot.value()
 
     assert len(counted.built_at_s) == 100
@@ -51,7 +51,7 @@ def test_a_flood_shares_answers_no_older_than_a_moment_and_costs_a_small_share_o
         answer = counted.snapshot.value()
         assert counted.now_s - counted.built_at_s[answer] < LIFETIME_S
 
-    assert counted.spent_s <= BURST_S + SHARE * counted.now_s + counted.cost_s
+    assert counted.spent_s <= BURST_S + CPU_SHARE * counted.now_s + counted.cost_s
 
 
 def test_an_answer_too_costly_for_its_share_is_still_no_older_than_a_moment() -> None:
@@ -71,7 +71,7 @@ def test_what_was_changed_is_read_back_at_any_rate() -> None:
         counted.snapshot.value()
     num_built = len(counted.built_at_s)
 
-    counted.snapshot.forget()
+    counted.snapshot.invalidate()
 
     assert counted.snapshot.value() == num_built
     assert counted.snapshot.value() == num_built
@@ -101,6 +101,6 @@ def test_a_change_is_read_back_in_the_text_too() -> None:
     text = SnapshotText(counted.snapshot, lambda answer: str(answer).encode())
     before = text.value()
 
-    counted.snapshot.forget()
+    counted.snapshot.invalidate()
 
     assert text.value() != before

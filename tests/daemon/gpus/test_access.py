@@ -177,11 +177,11 @@ def test_a_bucket_of_one_second_fills_at_its_rate_and_each_user_has_their_own() 
 def test_connections_are_counted_per_user_and_given_back() -> None:
     counts = ConnectionCounts(2)
 
-    taken = [counts.take(1), counts.take(1), counts.take(1), counts.take(2)]
-    counts.give_back(1)
+    allowed = [counts.add(1), counts.add(1), counts.add(1), counts.add(2)]
+    counts.remove(1)
 
-    assert taken == [True, True, False, True]
-    assert counts.take(1)
+    assert allowed == [True, True, False, True]
+    assert counts.add(1)
 
 
 def test_a_rule_names_only_groups_and_users_that_exist() -> None:

@@ -43,7 +43,7 @@ def test_complaints_of_one_kind_are_counted_and_changes_of_state_always_pass() -
 @pytest.mark.fault(51)
 def test_everything_at_once_does_not_flood_the_log_of_a_daemon(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
-        hostile = daemon.status()["clock_records"]["num_hostile"]
+        hostile = daemon.status()["clock_requests"]["num_hostile"]
         for _ in range(60):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as record:
                 record.connect(str(daemon.clock_socket_path))
@@ -56,7 +56,7 @@ def test_everything_at_once_does_not_flood_the_log_of_a_daemon(tmp_path: Path) -
             connection = DaemonConnection(str(daemon.socket_path))
             connection.request("POST", "/v1/ranks", b"{" * 1000, limit_s=20)
             connection.close()
-        wait_until(lambda: daemon.status()["clock_records"]["num_hostile"] == hostile + 60, 30)
+        wait_until(lambda: daemon.status()["clock_requests"]["num_hostile"] == hostile + 60, 30)
         num_lines = len(daemon.log.splitlines())
 
     assert num_lines < 100

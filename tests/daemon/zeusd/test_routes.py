@@ -47,24 +47,24 @@ def is_free(daemon: DaemonProcess) -> bool:
 @pytest.mark.parametrize(
     ("method", "path", "status", "reason"),
     [
-        ("POST", "/gpu/set_power_limit?gpu_ids=0&block=true", 400, "power_limit_mw: this parameter is missing"),
-        ("POST", "/gpu/set_power_limit?power_limit_mw=1&block=true", 400, "gpu_ids: this parameter is missing"),
+        ("POST", "/gpu/set_power_limit?gpu_ids=0&block=true", 400, "power_limit_mw: missing parameter"),
+        ("POST", "/gpu/set_power_limit?power_limit_mw=1&block=true", 400, "gpu_ids: missing parameter"),
         (
             "POST",
             "/gpu/set_power_limit?gpu_ids=0&power_limit_mw=-1&block=true",
             400,
-            "power_limit_mw: '-1' is no whole",
+            "power_limit_mw: '-1' is not an integer",
         ),
-        ("POST", "/gpu/set_power_limit?gpu_ids=0&power_limit_mw=4294967296&block=true", 400, "is no whole number"),
+        ("POST", "/gpu/set_power_limit?gpu_ids=0&power_limit_mw=4294967296&block=true", 400, "is not an integer"),
         ("POST", "/gpu/set_power_limit?gpu_ids=0&power_limit_mw=1&block=True", 400, "block: 'True' is neither"),
-        ("POST", "/gpu/set_power_limit?gpu_ids=a&power_limit_mw=1&block=true", 400, "gpu_ids: a list of GPU indices"),
+        ("POST", "/gpu/set_power_limit?gpu_ids=a&power_limit_mw=1&block=true", 400, "'a' is not a list of GPU indices"),
         ("POST", f"{LOCK_0}&color=red", 400, "color: unknown parameter"),
-        ("POST", LOCK_0.replace("gpu_ids=0", "gpu_ids=0,7"), 400, "gpu_ids: no GPU 7; there are: 0, 1, 2, 3"),
+        ("POST", LOCK_0.replace("gpu_ids=0", "gpu_ids=0,7"), 400, "gpu_ids: no GPU 7; GPUs: 0, 1, 2, 3"),
         ("POST", LOCK_0.replace("=210", "=1300"), 400, "min_clock_mhz: 1300 is above max_clock_mhz, 1200"),
         ("GET", "/gpu/get_power?gpu_ids=9", 400, "no GPU 9"),
         ("GET", "/cpu/get_power", 404, "API group cpu-read is not enabled"),
-        ("GET", "/auth/whoami", 404, "authentication is off"),
-        ("GET", LOCK_0, 405, "takes POST, not GET"),
+        ("GET", "/auth/whoami", 404, "authentication is disabled"),
+        ("GET", LOCK_0, 405, "allows POST, not GET"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
@@ -150,12 +150,12 @@ def test_a_wish_that_comes_while_the_one_before_is_carried_out_is_carried_out_to
 def test_newer_wishes_replace_older_ones_of_their_kind_only() -> None:
     limited = ZeusdChange(power_limit_w=300.0)
 
-    assert limited.followed_by(ZeusdChange(sm_clock_mhz=900)) == ZeusdChange(sm_clock_mhz=900, power_limit_w=300.0)
-    assert ZeusdChange(sm_clock_mhz=900).followed_by(ZeusdChange(is_clock_reset=True)) == ZeusdChange(
+    assert limited.merged_with(ZeusdChange(sm_clock_mhz=900)) == ZeusdChange(sm_clock_mhz=900, power_limit_w=300.0)
+    assert ZeusdChange(sm_clock_mhz=900).merged_with(ZeusdChange(is_clock_reset=True)) == ZeusdChange(
         is_clock_reset=True
     )
-    assert ZeusdChange(is_clock_reset=True).followed_by(ZeusdChange(sm_clock_mhz=900)) == ZeusdChange(sm_clock_mhz=900)
-    assert limited.followed_by(ZeusdChange(power_limit_w=200.0)) == ZeusdChange(power_limit_w=200.0)
+    assert ZeusdChange(is_clock_reset=True).merged_with(ZeusdChange(sm_clock_mhz=900)) == ZeusdChange(sm_clock_mhz=900)
+    assert limited.merged_with(ZeusdChange(power_limit_w=200.0)) == ZeusdChange(power_limit_w=200.0)
 
 
 def test_a_parameter_nobody_took_is_unknown() -> None:
@@ -178,7 +178,7 @@ def test_a_user_without_the_gpu_is_refused_until_running_there(daemon: DaemonPro
     wait_until(lambda: is_free(daemon))
 
     assert before[0] == 403
-    assert "no process of its job runs there" in before[1]["errors"]["0"]
+    assert "no process of its job runs on it" in before[1]["errors"]["0"]
     assert after[0] == 200
     assert read == 200
     assert daemon.is_as_found()
