@@ -15,7 +15,8 @@ from gpuenergyd_trainers.autostart.launching import HOOK_FOLDER, ROOTS_VARIABLE,
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 
 RUN_LIMIT_S = 400.0
-NUM_RANKS = 4
+NUM_RANKS = 2
+"""Each rank imports torch, twice: that is most of what these tests cost."""
 NUM_MICROBATCHES = 6
 NUM_STEPS = 12
 UNMODIFIED = f"""
