@@ -1,9 +1,9 @@
 """GPUs: reading, controlling and restoring them.
 
-device            the Protocols: reading and controlling are separate rights
+device            the driver Protocols: reading and controlling are separate
 drivers           GPU drivers: NVML and the simulated one
 link              the link between the daemon and the GPU worker
-process_identity  identifies processes and boots; a pid alone is reused
-restore           restores: the journal of original GPU states, and putting them into effect again
+process_identity  identification of processes and boots
+restore           the journal of original GPU states, and restoring them
 worker            the GPU worker: the only privileged process, and the only one that changes GPUs
 """

@@ -1,4 +1,4 @@
-"""What the daemon needs of a GPU driver: reading and controlling are two rights, so they are two Protocols."""
+"""Protocols of a GPU driver: GpuReader needs no privilege, GpuController does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """A GPU, known by its UUID; the index is for people. Supported clocks are descending."""
+    """Identity and fixed properties of a GPU; its UUID is the key, the index is for display.
+
+    Supported clocks are in descending order.
+    """
 
     gpu_uuid: str
     index: int
@@ -16,16 +19,16 @@ class GpuIdentity:
     is_simulated: bool
     default_power_limit_w: float | None = None
     blocking_power_w: float | None = None
-    """Published power while waiting for a peer at the maximum clock, where there is a figure for this model."""
+    """Published power while waiting for a peer at the maximum clock; None where no figure exists for the model."""
     switch_latency_s: float | None = None
-    """Published time from asking for a clock until it is effective, where there is a figure for this model."""
+    """Published time from a clock request until its effect; None where no figure exists for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One look at a GPU; what the driver cannot tell is None, never zero.
+    """One reading of a GPU; a value that the driver does not report is None, never zero.
 
-    `total_energy_j` counts since the driver was loaded and moves in steps; a decrease means a new count.
+    `total_energy_j` counts in steps since the driver was loaded; a decrease means that the counter restarted.
     """
 
     gpu_uuid: str
@@ -39,7 +42,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuDetails:
-    """What is worth knowing of a GPU once in a while; None is what the driver does not tell."""
+    """Settings and properties that change rarely; None is what the driver does not report."""
 
     power_limit_w: float | None = None
     min_power_limit_w: float | None = None
@@ -50,14 +53,14 @@ class GpuDetails:
 
 
 class GpuReader(Protocol):
-    """Reading: needs no privilege."""
+    """Reads GPUs; needs no privilege."""
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs of this host, by index."""
+        """Return the GPUs of this host, in order of their index."""
         ...
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return what the GPU says now.
+        """Return a reading.
 
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -65,7 +68,7 @@ class GpuReader(Protocol):
         ...
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return limits, modes and other things that change rarely.
+        """Return power limits, modes and the PCI address.
 
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -73,7 +76,7 @@ class GpuReader(Protocol):
         ...
 
     def observe_only_reasons(self) -> Mapping[str, str]:
-        """Return the GPUs that must not be controlled, and why."""
+        """Return the GPUs that must not be controlled, each with the reason."""
         ...
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
@@ -81,15 +84,18 @@ class GpuReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         ...
 
 
 class GpuController(GpuReader, Protocol):
-    """Changing clocks: needs privilege on real hardware. Success is not believed: read the clock back."""
+    """Changes clocks and power limits; needs privilege on real hardware.
+
+    Success does not prove the effect: read the clock back.
+    """
 
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
-        """Cap the SM clock at a supported value; outlives this process.
+        """Lock the SM clock at a supported value; outlives this process.
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -97,7 +103,7 @@ class GpuController(GpuReader, Protocol):
         ...
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Remove the lock.
+        """Remove the clock lock.
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -105,7 +111,7 @@ class GpuController(GpuReader, Protocol):
         ...
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the power limit that is set.
+        """Return the present power limit.
 
         Raises:
             GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.

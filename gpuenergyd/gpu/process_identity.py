@@ -1,10 +1,10 @@
-"""Telling processes and boots apart: a pid alone is reused."""
+"""Identification of processes and boots: a pid is reused, so a process is identified by its start time too."""
 
 from pathlib import Path
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since boot, or None when it is gone or only awaits its parent."""
+    """Return the start time of a process in clock ticks since boot; None when it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as stat:  # noqa: PTH123 - hot path, pathlib costs double
             after_name = stat.read(1024).rpartition(b")")[2].split()
@@ -14,5 +14,5 @@ def process_start_ticks(pid: int) -> int | None:
 
 
 def read_boot_id() -> str:
-    """Return what tells this boot of the host from others."""
+    """Return the id of the present boot of the host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,17 +1,17 @@
-"""How a simulated GPU behaves: speed, power, heat and energy against the SM clock. Pure; time is an argument.
+"""Model of a simulated GPU: speed, power, temperature and energy as functions of the SM clock and time.
 
     v(f) = 1 + (vmax - 1) * max(0, f - knee) / (fmax - knee)    relative voltage, flat below the knee
     T(f) = tm + tc * fmax / f                                   time of an instruction: memory part, compute part
     u(f) = (tc * fmax / f) / T(f)                               activity
-    P(f) = static + (uncore + u * c1) * f * v^2                 power at work; c1 belongs to the instruction
-    P(f) = static + k * f * v^2                                 waiting for a peer: k makes the published constant
-                                                                at fmax; how it depends on the clock is assumed
+    P(f) = static + (uncore + u * c1) * f * v^2                 power while computing; c1 is of the instruction
+    P(f) = static + k * f * v^2                                 waiting for a peer: k matches the published power
+                                                                at fmax; its dependence on the clock is assumed
     leakage * (temperature - reference)                         added to each
 
 The temperature follows the power with one time constant. Power is linear in temperature, so between two events
-(a clock takes effect, an instruction ends) both have closed forms, and the energy of a stretch does not depend on
-how often somebody looked. A power cap lowers the clock until the work fits, so that time stretches too.
-The driver's counters show the state at the last instant of their update grid, not the present.
+(a clock takes effect, an instruction ends) both have closed forms, and the energy of an interval does not depend on
+the number of readings in it. A power cap lowers the clock until the power fits, so instructions take longer.
+The driver's counters show the state at the last instant of their update grid, not the present one.
 """
 
 import math
@@ -27,7 +27,7 @@ NOTHING_PENDING = -1
 
 
 class Activity(IntEnum):
-    """What keeps a GPU busy."""
+    """The activity of a GPU."""
 
     IDLE = 0
     BLOCKING = 1
@@ -36,7 +36,7 @@ class Activity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstructionWork:
-    """What one instruction costs: times at the maximum clock, and watts per MHz of fully active SMs."""
+    """The cost of one instruction: times at the maximum clock, and watts per MHz of fully active SMs."""
 
     memory_time_s: float
     compute_time_s: float
@@ -45,11 +45,11 @@ class InstructionWork:
 
 @dataclass(slots=True)
 class GpuState:
-    """Everything that changes in one GPU; field order is the layout of the shared world file.
+    """The mutable state of one GPU; the order of the fields is the layout of the world file.
 
     `locked_mhz` is in force, `pending_mhz` is installed and takes effect at `pending_at_ns`. `work_left_ratio` is the
-    part of the begun instruction still to do, `work_ended_ns` when it was over: 0 while it is not. The `shown_` values
-    are what the driver's counters say.
+    remaining part of the running instruction, `work_ended_ns` the instant of its end or 0. The `shown_` values are
+    those of the driver's counters.
     """
 
     updated_ns: int
@@ -75,7 +75,7 @@ class GpuState:
 
     @property
     def activity(self) -> Activity:
-        """What keeps the GPU busy now."""
+        """The present activity."""
         if self.is_working and self.work_left_ratio > 0:
             return Activity.WORKING
         return Activity.BLOCKING if self.is_occupied else Activity.IDLE
@@ -89,7 +89,7 @@ def voltage_ratio(model: DeviceParameters, sm_clock_mhz: float) -> float:
 
 
 def instruction_time_s(model: DeviceParameters, work: InstructionWork, sm_clock_mhz: float) -> float:
-    """Return how long an instruction takes at a clock."""
+    """Return the duration of an instruction at a clock."""
     return work.memory_time_s + work.compute_time_s * model.max_sm_clock_mhz / sm_clock_mhz
 
 
@@ -111,9 +111,9 @@ def blocking_power_w(model: DeviceParameters, sm_clock_mhz: float) -> float:
 def capped_sm_clock_mhz(
     model: DeviceParameters, work: InstructionWork, sm_clock_mhz: float, power_limit_w: float
 ) -> float:
-    """Return the clock the power cap allows: the asked one, or the highest whose power settles below the cap.
+    """Return the clock that the power cap allows: the requested one, or the highest whose power is below the cap.
 
-    The cap controller hops between neighbouring clocks, so its mean is not on the grid of supported ones.
+    The cap controller alternates between neighbouring clocks, so the mean is not a supported clock.
     """
     allowed_w = power_limit_w * model.cap_settles_at_ratio
     if working_power_w(model, work, sm_clock_mhz) <= allowed_w:
@@ -129,7 +129,7 @@ def capped_sm_clock_mhz(
 
 
 def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
-    """Return the clock the SMs run at now."""
+    """Return the present clock of the SMs."""
     ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
     match state.activity:
         case Activity.WORKING:
@@ -141,20 +141,20 @@ def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
 
 
 def is_power_capped(model: DeviceParameters, state: GpuState) -> bool:
-    """Return whether the power cap holds the clock below the lock."""
+    """Return whether the power cap keeps the clock below the lock."""
     ceiling = float(state.locked_mhz) if state.locked_mhz != NO_LOCK else model.max_sm_clock_mhz
     return state.activity is Activity.WORKING and effective_sm_clock_mhz(model, state) < ceiling
 
 
 def remaining_s(model: DeviceParameters, state: GpuState) -> float:
-    """Return how long the begun instruction still takes at the present clock; 0 when there is none."""
+    """Return the remaining time of the running instruction at the present clock; 0 without one."""
     if state.activity is not Activity.WORKING:
         return 0.0
     return state.work_left_ratio * instruction_time_s(model, _work(state), effective_sm_clock_mhz(model, state))
 
 
 def advance(model: DeviceParameters, state: GpuState, now_ns: int) -> None:
-    """Let time pass until `now_ns`: finish what ends before, integrate energy and heat, publish the counters."""
+    """Advance the state to `now_ns`: end instructions, integrate energy and temperature, update the counters."""
     while state.updated_ns < now_ns:
         if state.pending_mhz != NOTHING_PENDING and state.pending_at_ns <= state.updated_ns:
             state.locked_mhz, state.pending_mhz = state.pending_mhz, NOTHING_PENDING
@@ -181,19 +181,19 @@ def advance(model: DeviceParameters, state: GpuState, now_ns: int) -> None:
 
 
 def draw_uniform(state: GpuState) -> float:
-    """Return the next number of the GPU's own random sequence, in (0, 1): splitmix64."""
+    """Return the next number in (0, 1) of the GPU's random sequence (splitmix64)."""
     state.random_state = (state.random_state + 0x9E3779B97F4A7C15) & _MASK64
     return _uniform(state.random_state)
 
 
 def draw_normal(state: GpuState) -> float:
-    """Return the next standard normal number of the GPU's own random sequence."""
+    """Return the next standard normal number of the GPU's random sequence."""
     radius = math.sqrt(-2.0 * math.log(draw_uniform(state)))
     return radius * math.cos(2.0 * math.pi * draw_uniform(state))
 
 
 def draw_call_latency_s(model: DeviceParameters, state: GpuState) -> float:
-    """Return how long the next call that sets a clock takes."""
+    """Draw the duration of the next call that sets a clock."""
     if draw_uniform(state) < model.call_outlier_ratio:
         span_s = model.call_outlier_max_s - model.call_outlier_min_s
         return model.call_outlier_min_s + span_s * draw_uniform(state)
@@ -201,13 +201,13 @@ def draw_call_latency_s(model: DeviceParameters, state: GpuState) -> float:
 
 
 def draw_settle_s(model: DeviceParameters, state: GpuState) -> float:
-    """Return how long after the call the next clock takes effect."""
+    """Draw the time from the return of a call until its clock takes effect."""
     return -model.settle_mean_s * math.log(draw_uniform(state))
 
 
-def update_phase_ns(gpu_index: int, seed: int, period_ns: int, what: int) -> int:
-    """Return where on the time axis the update grid of a counter lies; `what` tells the grids of one GPU apart."""
-    return int(_uniform((seed * 1_000_003 + gpu_index * 101 + what) & _MASK64) * period_ns)
+def update_phase_ns(gpu_index: int, seed: int, period_ns: int, counter: int) -> int:
+    """Return the phase of a counter's update grid; `counter` numbers the counters of one GPU."""
+    return int(_uniform((seed * 1_000_003 + gpu_index * 101 + counter) & _MASK64) * period_ns)
 
 
 def _work(state: GpuState) -> InstructionWork:
@@ -254,7 +254,7 @@ def _integrate(model: DeviceParameters, state: GpuState, activity: Activity, clo
 
 
 def last_update_ns(now_ns: int, period_s: float, any_update_ns: int) -> int:
-    """Return the last instant at or before `now_ns` of the grid that `any_update_ns` lies on."""
+    """Return the last instant at or before `now_ns` on the update grid through `any_update_ns`."""
     period_ns = round(period_s * _NS_PER_S)
     return any_update_ns + (now_ns - any_update_ns) // period_ns * period_ns
 

@@ -1,8 +1,8 @@
-"""What is known about each simulated GPU model: every number with how it is known and where it comes from.
+"""Parameters of the simulated GPU models, each with its source.
 
-Marks beside the numbers. measured: fitted to a published data set (gridpilot: denisa-c/gridpilot, CC-BY-4.0;
-kernel_tuner: KernelTuner/kernel_tuner_tutorial; Perseus: the training profiles of ml-energy/zeus). read: stated in
-a source. assumed: no figure was found, a guess stands in. A guess says what it leans on.
+The comment of a number begins with one of three words. measured: fitted to a published data set (gridpilot:
+denisa-c/gridpilot, CC-BY-4.0; kernel_tuner: KernelTuner/kernel_tuner_tutorial; Perseus: the training profiles of
+ml-energy/zeus). read: stated in a source. assumed: an estimate, because no figure was found; its basis is given.
 """
 
 import math
@@ -13,9 +13,9 @@ from gpuenergyd.errors import GpuNotFoundError
 
 @dataclass(frozen=True, slots=True)
 class DeviceParameters:
-    """One GPU model; the formulas these numbers go into are in `device_model`.
+    """Parameters of one GPU model; `device_model` has the formulas.
 
-    Field order is the layout of the shared world file: numbers first, all of them doubles there.
+    The order of the fields is the layout of the world file: numbers first, stored as doubles.
     """
 
     min_sm_clock_mhz: float
@@ -55,7 +55,7 @@ class DeviceParameters:
 
     @property
     def supported_sm_clocks_mhz(self) -> tuple[int, ...]:
-        """The clocks a lock accepts, highest first; half steps are shown truncated, as the driver does."""
+        """The clocks that a lock accepts, highest first; half steps are truncated, as the driver does."""
         num_steps = round((self.max_sm_clock_mhz - self.min_sm_clock_mhz) / self.sm_clock_step_mhz)
         clocks = (math.floor(self.min_sm_clock_mhz + k * self.sm_clock_step_mhz) for k in range(num_steps, -1, -1))
         return tuple(clocks)
@@ -65,16 +65,16 @@ def device_parameters(key: str) -> DeviceParameters:
     """Return the parameters of a model by its key, e.g. `a100-sxm`.
 
     Raises:
-        GpuNotFoundError: no such model.
+        GpuNotFoundError: unknown model key.
     """
     try:
         return MODELS[key]
     except KeyError:
-        raise GpuNotFoundError(f"no simulated GPU model {key!r}; there are: {', '.join(sorted(MODELS))}") from None
+        raise GpuNotFoundError(f"unknown simulated GPU model {key!r}; available: {', '.join(sorted(MODELS))}") from None
 
 
 def published_blocking_power_w(model_name: str) -> float | None:
-    """Return the power of a waiting GPU by the driver's name of it, where somebody published one."""
+    """Return the published blocking power of a GPU by its model name, or None."""
     words = model_name.replace("-", " ").split()
     if any(word.startswith("A100") for word in words):
         return A100_SXM.blocking_power_w
@@ -82,10 +82,10 @@ def published_blocking_power_w(model_name: str) -> float | None:
 
 
 def published_switch_latency_s(model_name: str) -> float | None:
-    """Return how long a clock change takes at most as a rule, by the driver's name of a GPU, where somebody said so.
+    """Return the published upper range of the switch latency of a GPU by its model name, or None.
 
     A800 and A100 share a die: on one A800 the call took 13 ms at the 99th percentile and the clock settled 0.9 ms
-    later. Of V100s it is said that calls typically take 10 to 20 ms (ml-energy/zeus, issue 29).
+    later. For V100, calls of typically 10 to 20 ms are reported (ml-energy/zeus, issue 29).
     """
     words = model_name.replace("-", " ").split()
     if any(word.startswith(("A100", "A800")) for word in words):
@@ -105,7 +105,7 @@ V100_SXM2 = DeviceParameters(
     static_power_w=42.2,  # measured, same fit
     uncore_w_per_mhz=0.0107,  # measured, same fit: a context without a kernel
     typical_w_per_mhz=0.069,  # measured, same fit: matrix product (0.092 for convolution inference)
-    idle_power_w=42.2,  # assumed: no figure without a context; the static power stands in
+    idle_power_w=42.2,  # assumed: the static power, since no figure without a context was found
     idle_sm_clock_mhz=135,  # assumed: lowest supported clock
     blocking_power_w=87.4,  # assumed: collective spinning at a tenth of the activity of a matrix product
     is_blocking_power_published=False,
@@ -140,7 +140,7 @@ A100_PCIE = DeviceParameters(
     knee_sm_clock_mhz=1073,  # measured: fit to kernel_tuner, power MAPE 0.70 %, max 1.4 % over 10 points
     max_voltage_ratio=1.378,  # measured, same fit
     static_power_w=32.2,  # measured, same fit
-    uncore_w_per_mhz=0.0,  # not identifiable in that fit: inside the next number
+    uncore_w_per_mhz=0.0,  # not identifiable in that fit: included in typical_w_per_mhz
     typical_w_per_mhz=0.0449,  # measured: FP32 multiply-add; tensor work of 0.081 and more reaches the cap (assumed)
     idle_power_w=32,  # read
     idle_sm_clock_mhz=210,  # assumed: lowest supported clock
@@ -150,7 +150,7 @@ A100_PCIE = DeviceParameters(
     max_power_limit_w=250,  # measured, kernel_tuner
     default_power_limit_w=250,  # measured, kernel_tuner
     cap_settles_at_ratio=0.98,  # assumed: as measured on V100
-    leakage_w_per_k=0.3,  # assumed: V100's share of the static power
+    leakage_w_per_k=0.3,  # assumed: V100's ratio to the static power
     warm_celsius=55,  # assumed: training temperature at this power
     ambient_celsius=35,  # assumed: as V100
     thermal_k_per_w=0.104,  # assumed: as V100
@@ -184,10 +184,10 @@ A100_SXM = DeviceParameters(
     blocking_power_w=83.64,  # read: Perseus, A100
     is_blocking_power_published=True,
     min_power_limit_w=100,  # assumed
-    max_power_limit_w=480,  # assumed: 475-480 W were drawn at 1410 MHz, where the formula says 500 and times bend
+    max_power_limit_w=480,  # assumed: 475-480 W were drawn at 1410 MHz; the formula gives 500
     default_power_limit_w=480,  # assumed: as above
-    cap_settles_at_ratio=1.0,  # assumed: 480 W is the power drawn, not a cap that was read
-    leakage_w_per_k=0.32,  # assumed: V100's share of the static power
+    cap_settles_at_ratio=1.0,  # assumed: 480 W is the power drawn, not a reported cap
+    leakage_w_per_k=0.32,  # assumed: V100's ratio to the static power
     warm_celsius=65,  # assumed: training temperature at this power
     ambient_celsius=30,  # assumed
     thermal_k_per_w=0.104,  # assumed: as V100
@@ -215,7 +215,7 @@ A40 = DeviceParameters(
     max_voltage_ratio=1.295,  # measured, same fit
     static_power_w=63,  # measured, same fit; other jobs suggest 80
     uncore_w_per_mhz=0.0,  # neglected in that fit
-    typical_w_per_mhz=0.118,  # assumed: not identifiable; makes 300 W at 1440 MHz, where the measured run bends
+    typical_w_per_mhz=0.118,  # assumed: not identifiable; gives 300 W at 1440 MHz, where the measured run was capped
     idle_power_w=35,  # assumed: L40S deep idle
     idle_sm_clock_mhz=210,  # assumed: lowest supported clock
     blocking_power_w=70.38,  # read: Perseus, A40
@@ -224,7 +224,7 @@ A40 = DeviceParameters(
     max_power_limit_w=300,  # measured, zeus sweeps
     default_power_limit_w=300,  # measured, zeus sweeps
     cap_settles_at_ratio=1.0,  # measured, Perseus: near 300 W above about 1425-1450 MHz
-    leakage_w_per_k=0.58,  # assumed: V100's share of the static power
+    leakage_w_per_k=0.58,  # assumed: V100's ratio to the static power
     warm_celsius=60,  # assumed: training temperature at this power
     ambient_celsius=30,  # assumed
     thermal_k_per_w=0.104,  # assumed: as V100
@@ -261,7 +261,7 @@ H100_SXM = DeviceParameters(
     max_power_limit_w=700,  # assumed
     default_power_limit_w=700,  # assumed
     cap_settles_at_ratio=0.98,  # assumed: as measured on V100
-    leakage_w_per_k=0.88,  # assumed: V100's share of the static power
+    leakage_w_per_k=0.88,  # assumed: V100's ratio to the static power
     warm_celsius=65,  # assumed
     ambient_celsius=25,  # assumed
     thermal_k_per_w=0.07,  # assumed: 700 W at 74 degrees
@@ -298,7 +298,7 @@ H200 = DeviceParameters(
     max_power_limit_w=700,  # read
     default_power_limit_w=700,  # read
     cap_settles_at_ratio=0.98,  # assumed: as measured on V100
-    leakage_w_per_k=0.92,  # assumed: V100's share of the static power
+    leakage_w_per_k=0.92,  # assumed: V100's ratio to the static power
     warm_celsius=65,  # assumed
     ambient_celsius=25,  # assumed
     thermal_k_per_w=0.07,  # assumed: 700 W at 74 degrees

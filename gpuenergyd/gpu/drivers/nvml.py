@@ -1,10 +1,10 @@
-"""Real GPUs behind the driver's Protocols, through NVML. The only place that imports its binding.
+"""NVML driver: implements GpuController for real GPUs. The only module that imports the NVML binding.
 
-SUCCESS of a lock means that the request was installed, no more; NVML cannot read a lock back, so the worker looks at
-the clock. A lock is set as (lowest supported, wished): it caps, and an idle GPU may still drop. GPUs are known by
-UUID: handles and indices change when the driver is reloaded, and then everything is mapped anew.
+SUCCESS of a clock lock only means that the request was installed. NVML cannot read a lock back, so the worker reads the
+clock instead. A lock is set as (lowest supported, requested): it is a cap, and an idle GPU may still drop below it.
+GPUs are identified by UUID, since handles and indices change when the driver is reloaded; then all are mapped again.
 """
-# The binding makes its error classes, with their `value`, when it runs:
+# The binding creates its error classes and their `value` at run time:
 # pyright: reportAttributeAccessIssue=false
 
 import contextlib
@@ -24,7 +24,7 @@ from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALI
 
 _NUM_TRIES = 3
 _RETRY_PAUSE_S = 0.01
-_LOOK_AGAIN_S = 5.0
+_SEARCH_PERIOD_S = 5.0
 _FIELD_TOTAL_ENERGY = 83
 _FIELD_INSTANT_POWER = 186
 _REASON_SW_POWER_CAP = 0x4
@@ -34,11 +34,11 @@ _XID = 0x8
 
 @dataclass(slots=True)
 class _Device:
-    """What is known of one GPU: where it is now, and which calls it will never answer."""
+    """One GPU: its present handle, and the functions that it does not support."""
 
     identity: GpuIdentity
     handle: Any
-    never: set[str]
+    unsupported: set[str]
     observe_only_reason: str | None
 
 
@@ -46,10 +46,10 @@ class NvmlHost:
     """The GPUs of this host. Reading needs no privilege, changing needs CAP_SYS_ADMIN."""
 
     def __init__(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Open the driver and ask every GPU what it can do.
+        """Open the driver and query the capabilities of every GPU.
 
         Raises:
-            DriverError: no driver, no library, no GPU, or versions that do not match.
+            DriverError: no driver, no library, no usable GPU, or mismatched versions.
         """
         self._sleep = sleep
         self._jitter = random.Random()  # noqa: S311 - spreads retries, guards nothing
@@ -59,20 +59,20 @@ class NvmlHost:
         self._devices: dict[str, _Device] = {}
         self._connect()
         if not self._devices:
-            raise DriverError("the NVIDIA driver shows no usable GPU; `nvidia-smi` tells more")
+            raise DriverError("the NVIDIA driver reports no usable GPU; run `nvidia-smi` for details")
 
     # Reading
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs of this host, by index."""
+        """Return the GPUs of this host, in order of their index."""
         return tuple(sorted((d.identity for d in self._devices.values()), key=lambda i: i.index))
 
     def observe_only_reasons(self) -> Mapping[str, str]:
-        """Return the GPUs that must not be controlled, and why."""
+        """Return the GPUs that must not be controlled, each with the reason."""
         return {uuid: d.observe_only_reason for uuid, d in self._devices.items() if d.observe_only_reason}
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return what the GPU says now; one field call for power and energy where the driver has it.
+        """Return a reading; power and energy come from one field query where the driver supports it.
 
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -91,7 +91,7 @@ class NvmlHost:
         )
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return what is worth knowing once in a while.
+        """Return power limits, modes and the PCI address.
 
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -107,15 +107,15 @@ class NvmlHost:
         )
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on the GPU; none where the driver does not tell."""
+        """Return the host pids of the processes that compute on the GPU; none where the driver does not report them."""
         processes = self._ask(gpu_uuid, "nvmlDeviceGetComputeRunningProcesses")
         return tuple(p.pid for p in processes or ())
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
-        """Return the next critical error (GPU, Xid number), or None when there was none in time or none can be told.
+        """Return UUID and Xid number of the next critical error; None when none occurs in time or they are unsupported.
 
         Raises:
-            DriverError: the driver failed; ask again.
+            DriverError: the driver failed; a retry may succeed.
         """
         try:
             events = pynvml.nvmlEventSetCreate()
@@ -126,7 +126,7 @@ class NvmlHost:
             raise nvml_error(error.value, "event set") from None
         try:
             for device in self._devices.values():
-                with contextlib.suppress(pynvml.NVMLError):  # a GPU that reports none must not silence the others
+                with contextlib.suppress(pynvml.NVMLError):  # a GPU without Xid events must not hide the others
                     pynvml.nvmlDeviceRegisterEvents(device.handle, _XID, events)
             data = pynvml.nvmlEventSetWait_v2(events, round(timeout_s * 1000))
             return pynvml.nvmlDeviceGetUUID(data.device), int(data.eventData)
@@ -139,26 +139,28 @@ class NvmlHost:
                 pynvml.nvmlEventSetFree(events)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
     # Controlling
 
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
-        """Cap the SM clock at a supported value.
+        """Lock the SM clock at a supported value.
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
         clocks = self._device(gpu_uuid).identity.supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
-            known = f"it has {len(clocks)} from {clocks[-1]} to {clocks[0]} MHz" if clocks else "it tells none"
-            raise GpuUnsupportedError(f"{sm_clock_mhz} MHz is no SM clock of {gpu_uuid}; {known}")
+            known = f"{len(clocks)} clocks from {clocks[-1]} to {clocks[0]} MHz" if clocks else "none reported"
+            raise GpuUnsupportedError(
+                f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}; supported: {known}"
+            )
         self._call(gpu_uuid, "nvmlDeviceSetGpuLockedClocks", clocks[-1], sm_clock_mhz)
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Remove the lock.
+        """Remove the clock lock.
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -166,7 +168,7 @@ class NvmlHost:
         self._call(gpu_uuid, "nvmlDeviceResetGpuLockedClocks")
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the power limit set for the GPU.
+        """Return the present power limit.
 
         Raises:
             GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -174,7 +176,7 @@ class NvmlHost:
         return float(self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimit")) / 1000.0
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
-        """Set the power limit. The binding's v2 of this call discards errors, so the first version it is.
+        """Set the power limit, with version 1 of the call: the binding's version 2 discards errors.
 
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
@@ -182,14 +184,15 @@ class NvmlHost:
         low_mw, high_mw = self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints")
         if not low_mw <= power_limit_w * 1000.0 <= high_mw:
             raise GpuUnsupportedError(
-                f"{power_limit_w:g} W is no power limit of {gpu_uuid}; {low_mw / 1000:g} to {high_mw / 1000:g} W are"
+                f"power limit {power_limit_w:g} W of {gpu_uuid} is out of range"
+                f" ({low_mw / 1000:g}-{high_mw / 1000:g} W)"
             )
         self._call(gpu_uuid, "nvmlDeviceSetPowerManagementLimit", round(power_limit_w * 1000.0))
 
     # The driver
 
     def _power_and_energy(self, gpu_uuid: str) -> tuple[int | None, int | None]:
-        """Return milliwatts and millijoules; a field the driver does not have is asked for by its own call."""
+        """Return milliwatts and millijoules; a missing field is read by a call of its own."""
         device = self._device(gpu_uuid)
         power_mw: int | None = None
         energy_mj: int | None = None
@@ -200,7 +203,7 @@ class NvmlHost:
             if values[1].nvmlReturn == 0:
                 energy_mj = int(values[1].value.ullVal)
             if power_mw is None and energy_mj is None:
-                device.never.add("nvmlDeviceGetFieldValues")
+                device.unsupported.add("nvmlDeviceGetFieldValues")
         if power_mw is None:
             power_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")
         if energy_mj is None:
@@ -214,18 +217,18 @@ class NvmlHost:
         return None if celsius is None else float(celsius)
 
     def _ask(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
-        """Return a call's answer, or None where this GPU or driver never gives one; that is learned once."""
+        """Return the result of a call; None where the GPU or driver does not support it, which is remembered."""
         device = self._device(gpu_uuid)
-        if name in device.never:
+        if name in device.unsupported:
             return None
         try:
             return self._call(gpu_uuid, name, *arguments)
         except GpuUnsupportedError:
-            device.never.add(name)
+            device.unsupported.add(name)
             return None
 
     def _call(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
-        """Call the driver about one GPU: again when it was busy, on a new handle when it was reloaded."""
+        """Call an NVML function for one GPU: retried when it was busy, on a new handle after a driver reload."""
         function = getattr(pynvml, name)
         code = 0
         for attempt in range(_NUM_TRIES):
@@ -246,19 +249,19 @@ class NvmlHost:
         raise nvml_error(code, name, gpu_uuid)
 
     def _missing(self, gpu_uuid: str) -> GpuError:
-        """Look for a GPU that was not there after a reload, now and then, and return why it is not there."""
-        if time.monotonic() - self._connected_mono_s > _LOOK_AGAIN_S:
+        """Search from time to time for a GPU that is missing since a driver reload; return the error for it."""
+        if time.monotonic() - self._connected_mono_s > _SEARCH_PERIOD_S:
             self._reconnect(self._generation)
-        return GpuLostError(f"{gpu_uuid} is gone since the driver was reloaded")
+        return GpuLostError(f"{gpu_uuid} is missing since the driver was reloaded")
 
     def _device(self, gpu_uuid: str) -> _Device:
         try:
             return self._devices[gpu_uuid]
         except KeyError:
-            raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; there are: {', '.join(self._devices)}") from None
+            raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; known GPUs: {', '.join(self._devices)}") from None
 
     def _reconnect(self, seen_generation: int) -> None:
-        """Open the driver again, unless another thread just did."""
+        """Reopen the driver, unless another thread has just done so."""
         with self._guard:
             if self._generation != seen_generation:
                 return
@@ -277,7 +280,7 @@ class NvmlHost:
         except pynvml.NVMLError as error:
             raise nvml_error(error.value, "opening the NVIDIA driver") from None
         for index in range(num_gpus):
-            with contextlib.suppress(GpuError):  # a GPU that cannot even say who it is must not hide the others
+            with contextlib.suppress(GpuError):  # a GPU that cannot be identified must not hide the others
                 self._discover(index)
 
     def _discover(self, index: int) -> None:
@@ -285,7 +288,7 @@ class NvmlHost:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             gpu_uuid = str(pynvml.nvmlDeviceGetUUID(handle))
         except pynvml.NVMLError as error:
-            raise nvml_error(error.value, f"looking at GPU {index}") from None
+            raise nvml_error(error.value, f"querying GPU {index}") from None
         known = self._devices.get(gpu_uuid)
         if known is not None:
             known.handle = handle
@@ -302,7 +305,7 @@ class NvmlHost:
         if not clocks:
             reason = "the driver lists no supported clocks"
         elif mig is not None and mig[0]:
-            reason = "MIG is enabled: clocks belong to the whole GPU, its instances to several tenants"
+            reason = "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
         self._devices[gpu_uuid].observe_only_reason = reason
         self._devices[gpu_uuid].identity = GpuIdentity(
             gpu_uuid=gpu_uuid,
@@ -317,7 +320,7 @@ class NvmlHost:
 
 
 def _pci_address(info: Any) -> str | None:
-    """Return an address as the kernel writes it: NVML gives the domain eight digits."""
+    """Return a PCI address in the kernel's form, with four digits for the domain; NVML has eight."""
     if info is None:
         return None
     bus_id = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)

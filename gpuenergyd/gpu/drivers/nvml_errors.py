@@ -1,4 +1,4 @@
-"""Every NVML return code as one of our errors, with what to do about it. Knows the numbers, not the binding."""
+"""NVML return codes as errors of this project, each with its remedy; needs no NVML binding."""
 
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuPermissionError, GpuUnsupportedError
 
@@ -12,10 +12,10 @@ LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
 
 TRANSIENT = frozenset({10, 19, 999})
-"""Worth asking again, a few times."""
+"""Worth a few retries."""
 
 NEVER_HERE = frozenset({3, 13})
-"""The answer will not change while this driver runs: ask once."""
+"""Permanent while this driver runs, so not worth a second call."""
 
 _MEANING: dict[int, tuple[type[GpuError], str]] = {
     1: (DriverError, "the driver was not initialised or was reloaded"),
@@ -24,23 +24,23 @@ _MEANING: dict[int, tuple[type[GpuError], str]] = {
     4: (GpuPermissionError, "no permission; run the GPU worker with CAP_SYS_ADMIN"),
     5: (DriverError, "already initialised"),
     6: (DriverError, "not found"),
-    7: (DriverError, "the driver wants a larger buffer than it asked for"),
+    7: (DriverError, "the driver needs a larger buffer than it reported"),
     8: (DriverError, "external power cables are not attached; check the GPU's cables"),
     9: (DriverError, "the driver is not loaded; load the nvidia kernel module"),
-    10: (DriverError, "the driver did not answer in time"),
-    11: (DriverError, "an interrupt of the GPU is broken; restart the host"),
+    10: (DriverError, "the driver did not respond in time"),
+    11: (DriverError, "an interrupt of the GPU does not work; restart the host"),
     12: (DriverError, "libnvidia-ml.so.1 was not found; install the NVIDIA driver"),
-    13: (GpuUnsupportedError, "this driver does not have the call; install a newer one"),
+    13: (GpuUnsupportedError, "this driver lacks the function; install a newer one"),
     14: (DriverError, "the GPU's stored settings are damaged"),
     15: (GpuLostError, "the GPU fell off the bus; restart the host"),
     16: (GpuLostError, "the GPU needs a reset"),
-    17: (GpuPermissionError, "the operating system blocks it; allow the device in the unit's or container's cgroup"),
+    17: (GpuPermissionError, "the operating system blocks the device; allow it in the cgroup of the unit or container"),
     18: (DriverError, "driver and library have different versions; reload the driver"),
     19: (DriverError, "the GPU is in use by another client"),
     20: (DriverError, "the driver is out of memory"),
     21: (DriverError, "the GPU has no data"),
-    22: (DriverError, "the video link of the GPU does not answer"),
-    23: (DriverError, "the GPU is in no state for it now"),
+    22: (DriverError, "the GPU's video link does not respond"),
+    23: (DriverError, "the GPU's present state does not allow it"),
     24: (GpuUnsupportedError, "the clock is not supported"),
     25: (GpuUnsupportedError, "the version of the argument is not supported"),
     26: (DriverError, "deprecated"),
@@ -48,12 +48,12 @@ _MEANING: dict[int, tuple[type[GpuError], str]] = {
     28: (DriverError, "the GPU was not found"),
     29: (DriverError, "the GPU is in an invalid state"),
     30: (GpuLostError, "the GPU needs a reset"),
-    999: (DriverError, "an unknown error of the driver"),
+    999: (DriverError, "unknown driver error"),
 }
 
 
 def nvml_error(code: int, what: str, gpu_uuid: str | None = None) -> GpuError:
-    """Return the error for a return code of a call."""
-    kind, meaning = _MEANING.get(code, (DriverError, "a return code this version does not know"))
+    """Return the error for the return code of an NVML call."""
+    kind, meaning = _MEANING.get(code, (DriverError, "unknown NVML return code"))
     where = f" of {gpu_uuid}" if gpu_uuid else ""
     return kind(f"{what}{where}: {meaning} (NVML error {code})")

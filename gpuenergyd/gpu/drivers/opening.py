@@ -1,4 +1,4 @@
-"""Opening the driver that a worker or a restore is told to use, importing nothing else."""
+"""Selection of a GPU driver by name; imports only the driver that is used."""
 
 import importlib
 from pathlib import Path
@@ -10,33 +10,33 @@ DRIVERS = ("simulated", "nvml")
 
 
 def preload(driver: str) -> None:
-    """Import what a driver needs, so that opening it later takes no longer than the driver itself.
+    """Import the modules of a driver, so that opening it later is fast.
 
     Raises:
-        UsageError: no such driver.
+        UsageError: unknown driver.
     """
     if driver not in DRIVERS:
-        raise UsageError(f"no driver {driver!r}; there are: {', '.join(DRIVERS)}")
+        raise UsageError(f"unknown driver {driver!r}; available: {', '.join(DRIVERS)}")
     importlib.import_module(f"gpuenergyd.gpu.drivers.{driver}")
 
 
 def open_driver(driver: str, world_path: Path | None) -> GpuController:
-    """Return the GPUs behind a driver name.
+    """Open a driver by its name.
 
     Raises:
-        UsageError: no such driver, or the simulated one without a world.
+        UsageError: unknown driver, or the simulated one without a world file.
         DriverError: the driver cannot be opened.
     """
     match driver:
         case "simulated":
-            from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415 - only what is used starts in time
+            from gpuenergyd.gpu.drivers.simulated import SimulatedHost  # noqa: PLC0415 - imports only the driver in use, for a fast start
 
             if world_path is None:
-                raise UsageError("the simulated driver needs the file its GPUs live in: --world PATH")
+                raise UsageError("the simulated driver needs the world file of its GPUs: --world PATH")
             return SimulatedHost(world_path)
         case "nvml":
             from gpuenergyd.gpu.drivers.nvml import NvmlHost  # noqa: PLC0415 - the binding may be absent
 
             return NvmlHost()
         case _:
-            raise UsageError(f"no driver {driver!r}; there are: {', '.join(DRIVERS)}")
+            raise UsageError(f"unknown driver {driver!r}; available: {', '.join(DRIVERS)}")

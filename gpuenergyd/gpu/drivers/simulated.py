@@ -1,4 +1,4 @@
-"""Simulated GPUs behind the driver's Protocols, and the workload side that a simulated training process uses."""
+"""Simulated GPU driver: implements GpuController, and offers simulated training processes a way to compute."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,9 @@ _SHORTEST_SLEEP_S = 1e-6
 
 
 class SimulatedHost:
-    """The simulated GPUs of one world file, as seen by one process; a GpuController, and the side that computes.
+    """The simulated GPUs of one world file, opened by one process.
 
-    Several processes open the same file and see the same GPUs. A lock outlives the process that set it.
+    Several processes open the same file and see the same GPUs. A clock lock outlives the process that set it.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class SimulatedHost:
         mono_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Self:
-        """Make a world with one GPU per model key (`a100-sxm`, `a40`, ...) and open it.
+        """Create a world file with one GPU per model key (`a100-sxm`, `a40`, ...) and open it.
 
         Raises:
-            GpuNotFoundError: no such model.
+            GpuNotFoundError: unknown model key.
             DriverError: the file exists or cannot be written.
         """
         models = [device_parameters(name) for name in model_names]
@@ -81,34 +81,34 @@ class SimulatedHost:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a world that exists.
+        """Open an existing world file.
 
         Raises:
-            DriverError: there is none, or it is something else.
+            DriverError: the file does not exist or is not a world file.
         """
         return cls(path)
 
     @property
     def path(self) -> Path:
-        """Where the world is."""
+        """The path of the world file."""
         return self._world.path
 
     def close(self) -> None:
-        """Let go of the world; the GPUs stay as they are."""
+        """Close the world file; the GPUs keep their state."""
         self._world.close()
 
     def reload_driver(self) -> None:
-        """Let the driver forget everything, as a reload does: locks and limits gone, counters at zero."""
-        self._world.forget()
+        """Simulate a driver reload: clock locks and power limits are gone, counters restart at zero."""
+        self._world.reset()
 
     # Reading
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs of this world, by index."""
+        """Return the GPUs in order of their index."""
         return self._identities
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return what the GPU's counters and sensors show now."""
+        """Return the present values of the GPU's counters and sensors."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
@@ -124,7 +124,7 @@ class SimulatedHost:
             )
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return its power limits; the rest, a simulated GPU does not have."""
+        """Return the power limits; a simulated GPU has no other details."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
@@ -135,11 +135,11 @@ class SimulatedHost:
             )
 
     def observe_only_reasons(self) -> Mapping[str, str]:
-        """Return nothing: every simulated GPU may be controlled."""
+        """Return an empty mapping: every simulated GPU can be controlled."""
         return {}
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the living processes attached to the GPU."""
+        """Return the pids of the living processes attached to the GPU."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             record.drop_dead_processes(record.state.updated_ns)
             return tuple(pid for pid, _ in record.processes)
@@ -147,34 +147,34 @@ class SimulatedHost:
     # Controlling
 
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
-        """Cap the SM clock; takes as long as the driver would, and takes effect a moment later.
+        """Lock the SM clock; takes as long as a driver call, and takes effect shortly afterwards.
 
         Raises:
-            GpuNotFoundError: no such GPU.
-            GpuUnsupportedError: no such clock.
+            GpuNotFoundError: unknown GPU.
+            GpuUnsupportedError: unsupported clock.
         """
         clocks = self._identities[self._at(gpu_uuid)].supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
+            nearest = sorted(sorted(clocks, key=lambda c: abs(c - sm_clock_mhz))[:2])
             raise GpuUnsupportedError(
-                f"{sm_clock_mhz} MHz is no SM clock of {gpu_uuid}; it has {len(clocks)} from {clocks[-1]} to"
-                f" {clocks[0]} MHz, next to it"
-                f" {', '.join(str(c) for c in sorted(sorted(clocks, key=lambda c: abs(c - sm_clock_mhz))[:2]))}"
+                f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}; supported: {len(clocks)} clocks from"
+                f" {clocks[-1]} to {clocks[0]} MHz, nearest: {', '.join(map(str, nearest))} MHz"
             )
         self._install(gpu_uuid, sm_clock_mhz)
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Remove the lock; takes as long as setting one.
+        """Remove the clock lock; takes as long as setting one.
 
         Raises:
-            GpuNotFoundError: no such GPU.
+            GpuNotFoundError: unknown GPU.
         """
         self._install(gpu_uuid, NO_LOCK)
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the power limit that is set.
+        """Return the present power limit.
 
         Raises:
-            GpuNotFoundError: no such GPU.
+            GpuNotFoundError: unknown GPU.
         """
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return record.state.power_limit_w
@@ -183,15 +183,15 @@ class SimulatedHost:
         """Set the power limit; takes as long as setting a clock.
 
         Raises:
-            GpuNotFoundError: no such GPU.
-            GpuUnsupportedError: out of the GPU's range.
+            GpuNotFoundError: unknown GPU.
+            GpuUnsupportedError: out of range.
         """
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         if not model.min_power_limit_w <= power_limit_w <= model.max_power_limit_w:
             raise GpuUnsupportedError(
-                f"{power_limit_w:g} W is no power limit of {gpu_uuid};"
-                f" {model.min_power_limit_w:g} to {model.max_power_limit_w:g} W are"
+                f"power limit {power_limit_w:g} W of {gpu_uuid} is out of range"
+                f" ({model.min_power_limit_w:g}-{model.max_power_limit_w:g} W)"
             )
         with self._world.driver_call():
             with self._world.gpu(index) as record:
@@ -201,45 +201,45 @@ class SimulatedHost:
                 record.state.power_limit_w = power_limit_w
 
     def locked_sm_clock_mhz(self, gpu_uuid: str) -> int | None:
-        """Return the lock that is installed, which no real driver tells."""
+        """Return the installed clock lock, which a real driver does not report."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             state = record.state
             installed = state.locked_mhz if state.pending_mhz == NOTHING_PENDING else state.pending_mhz
             return None if installed == NO_LOCK else installed
 
     def num_clock_sets(self, gpu_uuid: str) -> int:
-        """Return how often the clock of this GPU was locked or reset since the world began."""
+        """Return the number of clock locks and resets of this GPU since the world was created."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return record.state.num_clock_sets
 
     def exact_energy_j(self, gpu_uuid: str) -> float:
-        """Return the energy up to this instant, finer than any counter shows."""
+        """Return the energy consumed up to now, exactly instead of in the counter's steps."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return record.state.energy_j
 
     # Computing
 
     def attach_process(self, gpu_uuid: str, pid: int) -> None:
-        """Let a process hold the GPU: from now until it detaches or dies, the GPU draws at least blocking power."""
+        """Attach a process: until it detaches or dies, the GPU draws at least blocking power."""
         start_ticks = process_start_ticks(pid)
         if start_ticks is None:
-            raise GpuNotFoundError(f"no process {pid} that could use {gpu_uuid}")
+            raise GpuNotFoundError(f"cannot attach process {pid} to {gpu_uuid}: it does not exist")
         with self._world.gpu(self._at(gpu_uuid)) as record:
             record.drop_dead_processes(record.state.updated_ns)
             if (pid, start_ticks) not in record.processes:
                 if len(record.processes) == MAX_PROCESSES:
-                    raise GpuUnsupportedError(f"{gpu_uuid} already has {MAX_PROCESSES} processes; that is all it holds")
+                    raise GpuUnsupportedError(f"{gpu_uuid} already has {MAX_PROCESSES} processes, the maximum")
                 record.processes.append((pid, start_ticks))
             record.state.is_occupied = 1
 
     def detach_process(self, gpu_uuid: str, pid: int) -> None:
-        """Take a process off the GPU; without the last one it goes idle."""
+        """Detach a process; without any process the GPU is idle."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             record.processes = [p for p in record.processes if p[0] != pid]
             record.state.is_occupied = int(bool(record.processes))
 
     def begin_work(self, gpu_uuid: str, work: InstructionWork) -> None:
-        """Start an instruction; its duration varies a little from run to run, by the world's seed."""
+        """Start an instruction; its duration varies slightly, by the random seed of the world."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
@@ -253,16 +253,17 @@ class SimulatedHost:
             state.is_working = 1
 
     def remaining_s(self, gpu_uuid: str) -> float:
-        """Return how long the begun instruction still takes if the clock stays."""
+        """Return the remaining time of the running instruction at the present clock."""
         index = self._at(gpu_uuid)
         with self._world.gpu(index) as record:
             return remaining_s(self._world.models[index], record.state)
 
     def finish_work(self, gpu_uuid: str) -> int:
-        """End the instruction, done or not; the GPU waits.
+        """End the running instruction, complete or not; the GPU then waits.
 
         Returns:
-            When it was over on the GPU, as an event there would tell: earlier than whoever slept meanwhile woke up.
+            The instant at which it ended on the GPU, as a CUDA event would report it, which is before the process
+            that waited for it woke up.
         """
         with self._world.gpu(self._at(gpu_uuid)) as record:
             state = record.state
@@ -271,10 +272,10 @@ class SimulatedHost:
             return state.work_ended_ns or state.updated_ns
 
     def hold(self, gpu_uuid: str, *, poll_s: float = 0.002, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Return when the begun instruction is over.
+        """Wait until the running instruction has ended.
 
-        The clock may change meanwhile. Even at the maximum clock from now on, the work cannot end before
-        remaining * clock / maximum, so that long is slept in one piece: a handful of looks per instruction.
+        The clock may change meanwhile. Even at the maximum clock, the work cannot end before
+        remaining * clock / maximum, so the method sleeps that long at once: a few checks per instruction.
         """
         index = self._at(gpu_uuid)
         model = self._world.models[index]
@@ -285,7 +286,7 @@ class SimulatedHost:
             if left_s <= 0.0:
                 return
             slice_s = max(left_s * share, poll_s)
-            if slice_s >= left_s:  # the last stretch: long sleeps overshoot more than short ones
+            if slice_s >= left_s:  # near the end: long sleeps overshoot more than short ones
                 slice_s = left_s if left_s < 2 * _LAST_SLEEP_S else left_s - _LAST_SLEEP_S
             sleep(max(slice_s, _SHORTEST_SLEEP_S))
 
@@ -308,4 +309,4 @@ class SimulatedHost:
             return self._index[gpu_uuid]
         except KeyError:
             known = ", ".join(self._index)
-            raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; there are: {known}") from None
+            raise GpuNotFoundError(f"no GPU {gpu_uuid!r}; known GPUs: {known}") from None

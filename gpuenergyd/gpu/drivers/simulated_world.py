@@ -1,11 +1,11 @@
-"""The file in which simulated GPUs live: one record per GPU, shared by the daemon and the training processes.
+"""World file of the simulated GPUs: one record per GPU, shared by the daemon and the training processes.
 
 Theory of operation. The file is mapped by every process. A record holds the parameters of its GPU, written once, and
 two copies of its state with a selector byte. A change goes to the copy not in use, then the selector flips: one byte,
-so a process killed in mid-write leaves either the old state or the new. Records are guarded by locks that the kernel
-drops when their holder dies (open file description locks, one byte of the file per GPU). All instants are the host's
-monotonic clock; after a reboot that clock restarts and a real driver has forgotten everything, so the state is made
-anew when the file was written under another boot.
+so a process killed during a write leaves either the old state or the new. Records are guarded by locks that the kernel
+releases when their holder dies (open file description locks, one byte of the file per GPU). All instants are those of
+the host's monotonic clock. A reboot restarts that clock and clears the state of a real driver, so the state is reset
+when the file was written under another boot.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _NUM_STATE_VALUES = len(fields(GpuState))
 
 @dataclass(slots=True)
 class GpuRecord:
-    """The state of one GPU while its lock is held; what is changed here is stored when the lock is let go."""
+    """The state of one GPU while its lock is held; changes are stored when the lock is released."""
 
     state: GpuState
     processes: list[tuple[int, int]]
@@ -55,7 +55,7 @@ class GpuRecord:
     checked_ns: int
 
     def drop_dead_processes(self, now_ns: int) -> None:
-        """Forget processes that are gone; with the last one goes its unfinished work."""
+        """Remove processes that have ended; unfinished work ends with the last one."""
         self.checked_ns = now_ns
         if not self.processes:
             return
@@ -79,11 +79,11 @@ class World:
         head = os.pread(self._fd, _HEADER.size, 0)
         if len(head) < _HEADER.size or head[:8] != _MAGIC:
             os.close(self._fd)
-            raise DriverError(f"{path} holds no simulated GPUs; make it with SimulatedHost.create")
+            raise DriverError(f"{path} is not a world file of simulated GPUs; create one with SimulatedHost.create")
         _, self.num_gpus, header_bytes, record_bytes, slot_bytes, self._seed, _ = _HEADER.unpack(head)
         if (header_bytes, record_bytes, slot_bytes) != (_HEADER_BYTES, _RECORD_BYTES, _SLOT.size):
             os.close(self._fd)
-            raise DriverError(f"{path} was made by another version of gpuenergyd; make it again")
+            raise DriverError(f"{path} was created by another version of gpuenergyd; delete it and create it again")
         self._map = mmap.mmap(self._fd, _HEADER_BYTES + self.num_gpus * _RECORD_BYTES)
         self._gpu_locks = [threading.Lock() for _ in range(self.num_gpus)]
         self._driver_lock = threading.Lock()
@@ -97,16 +97,16 @@ class World:
             known: dict[str, Any] = dict(zip(_NUMBER_FIELDS, numbers, strict=True))
             known |= {"key": _text(key), "model_name": _text(name), "is_blocking_power_published": bool(is_published)}
             self.models.append(DeviceParameters(**known))
-        self._forget_if_rebooted()
+        self._reset_if_rebooted()
 
     @property
     def path(self) -> Path:
-        """Where the world is."""
+        """The path of the file."""
         return self._path
 
     @contextlib.contextmanager
     def gpu(self, index: int) -> Iterator[GpuRecord]:
-        """Hold one GPU, brought up to the present; an exception inside leaves it as it was."""
+        """Lock one GPU and advance its state to now; an exception in the block leaves the state unchanged."""
         self._reopen_after_fork()
         with self._gpu_locks[index], self._kernel_lock(_LOCK_FIRST_GPU + index):
             now_ns = self._mono_ns()
@@ -119,13 +119,13 @@ class World:
 
     @contextlib.contextmanager
     def driver_call(self) -> Iterator[None]:
-        """Hold the driver-wide lock that calls which set something take, one after another on the whole host."""
+        """Hold the host-wide driver lock, which serialises all calls that change a GPU."""
         self._reopen_after_fork()
         with self._driver_lock, self._kernel_lock(_LOCK_DRIVER):
             yield
 
-    def forget(self) -> None:
-        """Begin anew as after a reload of the driver: no locks, default limits, counters at zero."""
+    def reset(self) -> None:
+        """Reset all GPUs as a driver reload does: no locks, default limits, counters at zero."""
         now_ns = self._mono_ns()
         for index, model in enumerate(self.models):
             with self.gpu(index) as record:
@@ -136,7 +136,7 @@ class World:
                 record.state = fresh.state
 
     def close(self) -> None:
-        """Let go of the file; GPUs go on without us."""
+        """Close the file; the GPUs continue without this process."""
         if self._fd >= 0:
             self._map.close()
             os.close(self._fd)
@@ -166,7 +166,7 @@ class World:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, position))
 
     def _reopen_after_fork(self) -> None:
-        """Get a file description of our own: parent and child would share, not exclude, on an inherited one."""
+        """Open the file again in a forked child: locks on an inherited file description exclude nobody."""
         if os.getpid() == self._owner_pid:
             return
         self._fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -174,7 +174,7 @@ class World:
         self._driver_lock = threading.Lock()
         self._owner_pid = os.getpid()
 
-    def _forget_if_rebooted(self) -> None:
+    def _reset_if_rebooted(self) -> None:
         with self._kernel_lock(_LOCK_HEADER):
             *_, boot_id = _HEADER.unpack_from(self._map, 0)
             if _text(boot_id) == read_boot_id():
@@ -185,7 +185,7 @@ class World:
 
 
 def create_world(path: Path, models: Sequence[DeviceParameters], *, seed: int, now_ns: int) -> None:
-    """Make a world file with one GPU per model, whole or not at all.
+    """Create a world file with one GPU per model, atomically.
 
     Raises:
         DriverError: the file exists or cannot be written.
@@ -221,7 +221,7 @@ def create_world(path: Path, models: Sequence[DeviceParameters], *, seed: int, n
         finally:
             unfinished.unlink()
     except OSError as error:
-        raise DriverError(f"cannot make the simulated GPUs in {path}: {error.strerror}") from None
+        raise DriverError(f"cannot create the simulated GPUs in {path}: {error.strerror}") from None
 
 
 def _new_record(model: DeviceParameters, index: int, seed: int, now_ns: int) -> GpuRecord:

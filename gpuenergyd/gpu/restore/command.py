@@ -1,9 +1,12 @@
-"""What `gpuenergyd restore` does: standard library and the driver only, ready in milliseconds.
+"""Restore command: restores every journalled GPU.
+
+It needs the standard library and the driver only, and starts in milliseconds. The service manager runs it after a
+crash:
 
     python -I -m gpuenergyd.gpu.restore.command --journal PATH
 
-is what a service manager runs after a crash: nothing else that is installed can break it. It needs no daemon and no
-database, may run beside a living worker (who then drops its leases on what was restored), and may run twice at once.
+It needs no daemon, no database and no other installed package. It may run beside a GPU worker, which then drops its
+leases of restored GPUs, and several may run at once.
 """
 
 import argparse
@@ -28,12 +31,12 @@ def restore(
     is_dry_run: bool = False,
     policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
-    """Put back every GPU in the journal, through the driver each entry names; nothing journalled is no outcome.
+    """Restore every GPU in the journal, through the driver that its entry names; an empty journal has no outcomes.
 
-    What the settings say is kept stays, unless a `policy` overrules them.
+    Clocks that the settings keep stay, unless `policy` overrides them.
 
     Raises:
-        JournalError: the journal cannot be read or written; a damaged one is moved aside and the message says where.
+        JournalError: the journal cannot be read or written; a damaged one is moved aside, to the path in the message.
     """
     journal = Journal(journal_path)
     if not journal_path.parent.is_dir():
@@ -44,7 +47,7 @@ def restore(
         if is_dry_run:
             raise
         aside = journal.set_aside()
-        raise JournalError(f"{error}; it is now {aside}. `gpuenergyd restore --all` resets every GPU") from None
+        raise JournalError(f"{error}; moved it to {aside}. Run `gpuenergyd restore --all` to reset every GPU") from None
     outcomes: list[RestoreOutcome] = []
     for driver, world in dict.fromkeys((e.driver, e.world_path) for e in content.entries):
         mine = [e for e in content.entries if (e.driver, e.world_path) == (driver, world)]
@@ -53,7 +56,7 @@ def restore(
 
 
 def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...]:
-    """Remove the clock lock of every GPU of a driver, journalled or not: the safe choice when the journal is lost.
+    """Remove the clock lock of every GPU of a driver, journalled or not; for a journal that is lost.
 
     Raises:
         DriverError: the driver cannot be opened.
@@ -66,9 +69,9 @@ def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Restore, say what became of each GPU, and return 4 when something could not be put back."""
-    parser = argparse.ArgumentParser(prog="gpuenergyd-restore", description="Put every journalled GPU back.")
-    parser.add_argument("--journal", type=Path, required=True, help="what to put back")
+    """Restore, print the outcome of each GPU, and return the exit code: 4 when a restore failed."""
+    parser = argparse.ArgumentParser(prog="gpuenergyd-restore", description="Restore every journalled GPU.")
+    parser.add_argument("--journal", type=Path, required=True, help="path of the restore journal")
     options = parser.parse_args(arguments)
     try:
         outcomes = restore(options.journal)

@@ -1,4 +1,4 @@
-"""Putting GPUs back as the journal says: idempotent, one bad GPU stops no other."""
+"""Restore executor: restores GPUs from the journal. Idempotent; a GPU that fails does not stop the others."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ _LIMIT_TOLERANCE_W = 1.0
 
 
 class RestoreResult(StrEnum):
-    """What became of one control of one GPU."""
+    """The result for one control of one GPU."""
 
     RESTORED = "restored"
     WOULD_RESTORE = "would_restore"
     CHANGED_BY_OTHER = "changed_by_other"
-    """Somebody else changed it since: theirs stays."""
+    """Another program changed it since; its value is kept."""
     KEPT = "kept"
-    """It stays as it is for now, as `restore_policy` says, and stays journalled."""
+    """Kept for now and still journalled, because of `restore_policy`."""
     FORGOTTEN = "forgotten"
-    """The host was booted since: the driver has forgotten the change too."""
+    """Dropped from the journal: the host was rebooted, which cleared the driver's settings."""
     FAILED = "failed"
-    """Still journalled: try again."""
+    """Still journalled, so a retry is possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOutcome:
-    """What became of one control of one GPU, and why."""
+    """The result for one control of one GPU, and the reason."""
 
     gpu_uuid: str
     control: Control
@@ -49,9 +49,9 @@ def restore_from_journal(
     is_leaving: bool = False,
     policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
-    """Put back what the journal lists for this driver, last change first; what fails stays on the list.
+    """Restore the journal's entries for this driver, newest first; entries that fail stay in the journal.
 
-    `is_leaving`: not the job ends but the daemon, so what may be kept is kept. `policy` overrules the journal's.
+    `is_leaving`: the daemon ends, not the job, so clocks that the policy keeps stay. `policy` overrides the journal's.
 
     Raises:
         JournalError: the journal cannot be read or written.
@@ -65,7 +65,7 @@ def restore_from_journal(
                 e.gpu_uuid,
                 e.control,
                 RestoreResult.FORGOTTEN,
-                "the host was booted since: the driver has forgotten it too, and the journal's entry is void",
+                "the host was rebooted, which cleared the driver's settings; entry dropped",
             )
             for e in content.entries
         )
@@ -73,7 +73,7 @@ def restore_from_journal(
     for entry in reversed(content.entries):
         if entry.driver != driver or (gpu_uuids is not None and entry.gpu_uuid not in gpu_uuids):
             continue
-        kept = why_kept(entry) if is_leaving else None
+        kept = reason_to_keep(entry) if is_leaving else None
         if kept is not None:
             outcomes.append(RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.KEPT, kept))
         elif is_dry_run:
@@ -83,18 +83,18 @@ def restore_from_journal(
     return tuple(outcomes)
 
 
-def why_kept(entry: JournalEntry) -> str | None:
-    """Return why a daemon that ends may leave this as it is: never when the process that owned it is gone too."""
+def reason_to_keep(entry: JournalEntry) -> str | None:
+    """Return why a daemon that ends may keep this setting; None when it may not or its process has ended."""
     ticks = entry.owner_start_ticks
     if ticks is None or process_start_ticks(entry.owner_pid) != ticks:
         return None
     if entry.restore_policy is RestorePolicy.KEEP:
-        return f"restore_policy is keep, and job {entry.job_id} (pid {entry.owner_pid}) still runs"
+        return f"restore_policy is keep, and job {entry.job_id} (pid {entry.owner_pid}) is still running"
     return None
 
 
 def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
-    """Remove the clock lock of every GPU, journalled or not: the safe choice when the journal is lost."""
+    """Remove the clock lock of every GPU, journalled or not; for a journal that is lost."""
     outcomes = []
     for identity in controller.identities():
         try:
@@ -102,7 +102,7 @@ def reset_every_gpu(controller: GpuController) -> tuple[RestoreOutcome, ...]:
         except GpuEnergyError as error:
             result, detail = RestoreResult.FAILED, str(error)
         else:
-            result, detail = RestoreResult.RESTORED, "clock lock removed, as of every GPU"
+            result, detail = RestoreResult.RESTORED, "clock lock removed"
         outcomes.append(RestoreOutcome(identity.gpu_uuid, Control.SM_CLOCK_LOCK, result, detail))
     return tuple(outcomes)
 
@@ -114,9 +114,9 @@ def _restore_entry(
         with journal.gpu_lock(entry.gpu_uuid):
             if entry not in journal.read().entries:
                 return RestoreOutcome(
-                    entry.gpu_uuid, entry.control, RestoreResult.RESTORED, "somebody else has just put it back"
+                    entry.gpu_uuid, entry.control, RestoreResult.RESTORED, "already restored by another process"
                 )
-            result, detail = _put_back(controller, entry, policy)
+            result, detail = _restore_control(controller, entry, policy)
             controller.read(entry.gpu_uuid)
             journal.remove({entry.key})
     except GpuEnergyError as error:
@@ -124,7 +124,9 @@ def _restore_entry(
     return RestoreOutcome(entry.gpu_uuid, entry.control, result, detail)
 
 
-def _put_back(controller: GpuController, entry: JournalEntry, policy: RestorePolicy) -> tuple[RestoreResult, str]:
+def _restore_control(
+    controller: GpuController, entry: JournalEntry, policy: RestorePolicy
+) -> tuple[RestoreResult, str]:
     match entry.control:
         case Control.SM_CLOCK_LOCK:
             if entry.saved_value is None:
@@ -133,33 +135,33 @@ def _put_back(controller: GpuController, entry: JournalEntry, policy: RestorePol
             controller.lock_sm_clock(entry.gpu_uuid, round(entry.saved_value))
             return RestoreResult.RESTORED, f"clock locked at the configured {entry.saved_value:g} MHz"
         case Control.POWER_LIMIT:
-            return _put_power_limit_back(controller, entry, policy)
+            return _restore_power_limit(controller, entry, policy)
         case _:
             assert_never(entry.control)
 
 
-def _put_power_limit_back(
+def _restore_power_limit(
     controller: GpuController, entry: JournalEntry, policy: RestorePolicy
 ) -> tuple[RestoreResult, str]:
-    """A limit can be read, so it is compared: only what is still ours is undone, unless all is to be."""
+    """Restore a power limit; one that another program changed is kept, unless the policy is `restore`."""
     if entry.saved_value is None:
         return RestoreResult.RESTORED, "no power limit was saved"
     now_w = controller.power_limit_w(entry.gpu_uuid)
     if abs(now_w - entry.saved_value) <= _LIMIT_TOLERANCE_W:
-        return RestoreResult.RESTORED, f"power limit is {now_w:g} W already"
+        return RestoreResult.RESTORED, f"power limit is already {now_w:g} W"
     is_foreign = entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W
     if is_foreign and policy is not RestorePolicy.RESTORE:
-        return RestoreResult.CHANGED_BY_OTHER, f"somebody else set the power limit to {now_w:g} W; it stays"
+        return RestoreResult.CHANGED_BY_OTHER, f"another program set the power limit to {now_w:g} W; kept"
     controller.set_power_limit(entry.gpu_uuid, entry.saved_value)
-    told = f"power limit set back to {entry.saved_value:g} W"
-    return RestoreResult.RESTORED, f"{told} from {now_w:g} W of somebody else" if is_foreign else told
+    detail = f"power limit restored to {entry.saved_value:g} W"
+    return RestoreResult.RESTORED, f"{detail} from {now_w:g} W set by another program" if is_foreign else detail
 
 
 def _describe(entry: JournalEntry) -> RestoreOutcome:
-    what = "remove the clock lock" if entry.saved_value is None else f"set {entry.saved_value:g}"
+    action = "remove the clock lock" if entry.saved_value is None else f"restore {entry.saved_value:g}"
     return RestoreOutcome(
         entry.gpu_uuid,
         entry.control,
         RestoreResult.WOULD_RESTORE,
-        f"{what} that job {entry.job_id} (pid {entry.owner_pid}) changed",
+        f"{action}; changed by job {entry.job_id} (pid {entry.owner_pid})",
     )

@@ -1,9 +1,9 @@
-"""The restore journal: what has to be put back, on disk before the first change to a GPU.
+"""Restore journal: the original state of each changed GPU, on disk (fsynced) before the first change.
 
-Theory of operation. One small JSON file, replaced whole (temporary file, fsync, rename, fsync of the folder), so that a
-reader sees the old list or the new. A lock file beside it carries locks that the kernel drops with their holder: one
-for the list, and one per GPU that whoever changes that GPU's clock holds during the call. So `gpuenergyd restore` and
-a living worker exclude each other GPU by GPU, and a driver call that hangs on one GPU blocks no other.
+Theory of operation. One small JSON file is replaced atomically (temporary file, fsync, rename, fsync of the folder), so
+a reader sees the old list or the new one. A lock file beside it carries locks that the kernel releases when their
+holder dies: one for the list, and one per GPU, held during each driver call that changes the GPU. So
+`gpuenergyd restore` and a running worker exclude each other per GPU, and a hanging call for one GPU blocks no other.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 _VERSION = 2
 _READABLE = frozenset({1, 2})
-"""The first version lacks fields that have a default."""
+"""Version 1 lacks fields that have a default."""
 _MAX_BYTES = 1 << 20
 _LIST_LOCK = 0
 _LOCK_WAIT_S = 5.0
@@ -35,18 +35,18 @@ _LOCK_POLL_S = 0.002
 
 
 class DamagedJournalError(JournalError):
-    """The file is there and ours, but nothing can be learned from it."""
+    """The file exists and is ours, but its content is not a journal."""
 
 
 class Control(StrEnum):
-    """What of a GPU was changed."""
+    """A GPU setting that the worker changes."""
 
     SM_CLOCK_LOCK = "sm_clock_lock"
     POWER_LIMIT = "power_limit"
 
 
 class KnownBy(StrEnum):
-    """How we know what to put back."""
+    """The source of the saved value."""
 
     READ = "read"
     CONFIGURED = "configured"
@@ -55,9 +55,9 @@ class KnownBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One control of one GPU that is, or is about to be, changed; `saved_value` None means the driver's default.
+    """One control of one GPU that is changed, or is about to be; `saved_value` None means the driver's default.
 
-    MHz for a clock lock, watts for a power limit. `driver` and `world_path` tell `restore` what to open.
+    Values are MHz for a clock lock and watts for a power limit. A restore opens `driver` with `world_path`.
     """
 
     gpu_uuid: str
@@ -77,20 +77,20 @@ class JournalEntry:
 
     @property
     def key(self) -> tuple[str, Control]:
-        """What there is one entry of."""
+        """The GPU and control, which identify an entry."""
         return (self.gpu_uuid, self.control)
 
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """The list as it stands, and the boot it belongs to."""
+    """The entries, and the id of the boot in which they were written."""
 
     boot_id: str
     entries: tuple[JournalEntry, ...]
 
 
 class Journal:
-    """The journal at one path; its folder must exist."""
+    """The journal at a path; its folder must exist."""
 
     def __init__(self, path: Path, *, boot_id: Callable[[], str] | None = None) -> None:
         self._path = path
@@ -100,19 +100,19 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        """Where the journal is."""
+        """The path of the journal."""
         return self._path
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether the driver can still remember what the journal speaks of."""
+        """Whether the journal was written since the host booted; a reboot clears the driver's settings."""
         return self.read().boot_id == self._boot_id()
 
     def read(self) -> JournalContent:
-        """Return the list; an absent file is an empty one.
+        """Return the entries; a missing file has none.
 
         Raises:
-            JournalError: the file cannot be read, is not ours, or is not a journal.
+            JournalError: the file cannot be read, has a wrong owner or mode, or is not a journal.
         """
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -128,10 +128,10 @@ class Journal:
         return _decode(body, self._path)
 
     def add(self, entries: Iterable[JournalEntry]) -> None:
-        """Put entries on the list and on disk; an entry for a control already listed keeps the first saved value.
+        """Add entries and make them durable; an entry for a control that is listed already keeps the first saved value.
 
         Raises:
-            JournalError: it could not be made durable, so nothing may be changed.
+            JournalError: the entries are not durable, so the GPU must not be changed.
         """
         with self._lock(_LIST_LOCK):
             content = self.read()
@@ -146,10 +146,10 @@ class Journal:
             self._write(tuple(kept.values()))
 
     def remove(self, keys: Collection[tuple[str, Control]]) -> None:
-        """Take entries off the list.
+        """Remove entries.
 
         Raises:
-            JournalError: it could not be written.
+            JournalError: the journal cannot be written.
         """
         with self._lock(_LIST_LOCK):
             content = self.read()
@@ -158,7 +158,7 @@ class Journal:
                 self._write(kept)
 
     def holds(self, gpu_uuid: str, control: Control) -> bool:
-        """Return whether an entry is on the list now; cheap while nobody else changes the list."""
+        """Return whether an entry exists now; reads the file only when it has changed."""
         try:
             status = self._path.lstat()
         except OSError:
@@ -170,16 +170,16 @@ class Journal:
 
     @contextlib.contextmanager
     def gpu_lock(self, gpu_uuid: str, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:
-        """Hold the right to call the driver for changes of one GPU.
+        """Hold the lock for driver calls that change one GPU.
 
         Raises:
-            JournalError: somebody else holds it for longer than `wait_s`.
+            JournalError: another process holds it for longer than `wait_s`.
         """
         with self._lock(1 + zlib.crc32(gpu_uuid.encode()), wait_s=wait_s):
             yield
 
     def set_aside(self) -> Path:
-        """Move a journal that cannot be read out of the way and return where it is now."""
+        """Move a damaged journal aside and return its new path."""
         aside = self._path.with_name(f"{self._path.name}.corrupt-{time.time_ns()}")
         try:
             self._path.rename(aside)
@@ -223,13 +223,11 @@ class Journal:
         if os.geteuid() == 0:
             owners.add(self._path.parent.stat().st_uid)
         if not stat.S_ISREG(status.st_mode):
-            raise JournalError(f"the journal {self._path} is no regular file")
+            raise JournalError(f"the journal {self._path} is not a regular file")
         if status.st_uid not in owners:
-            raise JournalError(
-                f"the journal {self._path} belongs to uid {status.st_uid}; uid {os.geteuid()} must own it"
-            )
+            raise JournalError(f"the journal {self._path} belongs to uid {status.st_uid}; expected uid {os.geteuid()}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise JournalError(f"the journal {self._path} is writable by others; its mode must be 0600")
+            raise JournalError(f"the journal {self._path} is writable by other users; its mode must be 0600")
 
     @contextlib.contextmanager
     def _lock(self, position: int, *, wait_s: float = _LOCK_WAIT_S) -> Iterator[None]:
@@ -251,7 +249,7 @@ class Journal:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise JournalError(
-                            f"another process has held its lock in {self._lock_path} for {wait_s:g} s"
+                            f"another process has held a lock in {self._lock_path} for {wait_s:g} s"
                         ) from None
                     time.sleep(_LOCK_POLL_S)
             yield
@@ -263,7 +261,7 @@ def _decode(body: bytes, path: Path) -> JournalContent:
     try:
         document = json.loads(body)
         if document["version"] not in _READABLE:
-            raise JournalError(f"the journal {path} has version {document['version']}; this program reads {_VERSION}")
+            raise JournalError(f"the journal {path} has version {document['version']}; expected {_VERSION}")
         entries = tuple(_entry(fields) for fields in document["entries"])
         boot_id = str(document["boot_id"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:

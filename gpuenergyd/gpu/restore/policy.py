@@ -1,4 +1,4 @@
-"""What an administrator decides about giving GPUs back: which clocks, whose changes, and when they may stay."""
+"""Restore rules set by the administrator: baseline clocks, foreign changes, and clocks kept across daemon restarts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,25 +8,25 @@ from gpuenergyd.gpu.device import GpuIdentity
 
 
 class RestorePolicy(StrEnum):
-    """What is given back when nobody is left who needs it changed."""
+    """What is restored at the end of a job or of the daemon."""
 
     ONLY_IF_OURS = "only-if-ours"
-    """Everything that is as we left it; what somebody else changed since stays and is reported."""
+    """Settings that still have our values; those that another program changed since are kept and reported."""
     RESTORE = "restore"
-    """Everything, also what somebody else changed since."""
+    """All settings, including those that another program changed since."""
     KEEP = "keep"
-    """As `only-if-ours` when a job ends; but a daemon that ends leaves the clocks of running jobs as they are."""
+    """As `only-if-ours` at the end of a job; at the end of the daemon, clocks of running jobs are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRules:
-    """The settings of that name; baselines by GPU UUID or model name, for GPUs that are not to run unlocked."""
+    """The settings restore_policy and baseline_sm_clock_mhz; baselines are keyed by GPU UUID or model name."""
 
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
     baseline_sm_clock_mhz: Mapping[str, int] = field(default_factory=dict)
 
     def baseline_of(self, identity: GpuIdentity) -> int | None:
-        """Return the clock a GPU goes back to: the fastest supported one within the baseline; None is no lock."""
+        """Return the clock to restore: the fastest supported one up to the baseline; None is no lock."""
         named = self.baseline_sm_clock_mhz
         baseline_mhz = named.get(identity.gpu_uuid, named.get(identity.model_name))
         if baseline_mhz is None:

@@ -6,7 +6,7 @@ from functools import partial
 from gpuenergyd.errors import JournalError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import GpuHealth, Restored
-from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, why_kept
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult, reason_to_keep
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.worker.daemon_connection import log
 from gpuenergyd.gpu.worker.health import HealthTable
@@ -74,7 +74,7 @@ class RestoreService:
             entries = self._journal.read().entries
         except JournalError:
             return  # the restore itself reports it
-        orphaned = {e.gpu_uuid for e in entries if e.gpu_uuid in self._kept and why_kept(e) is None}
+        orphaned = {e.gpu_uuid for e in entries if e.gpu_uuid in self._kept and reason_to_keep(e) is None}
         if orphaned:
             self._kept -= orphaned
             self.restore(RestoreRequest("its process has ended", tuple(orphaned)))

@@ -85,7 +85,9 @@ def test_lowest_energy_clock_lies_at_the_knee() -> None:
 
 
 def test_unknown_model_names_the_known_ones() -> None:
-    with pytest.raises(GpuNotFoundError, match=r"no simulated GPU model 'b200'; there are: a100-pcie, a100-sxm, a40"):
+    with pytest.raises(
+        GpuNotFoundError, match=r"unknown simulated GPU model 'b200'; available: a100-pcie, a100-sxm, a40"
+    ):
         device_parameters("b200")
 
 

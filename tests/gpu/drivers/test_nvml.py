@@ -40,9 +40,7 @@ def test_every_return_code_of_the_binding_is_one_of_our_errors_and_says_what_it_
 
 
 def test_code_of_a_later_driver_is_still_one_clear_line() -> None:
-    assert str(nvml_error(4711, "nvmlX", "GPU-a")) == (
-        "nvmlX of GPU-a: a return code this version does not know (NVML error 4711)"
-    )
+    assert str(nvml_error(4711, "nvmlX", "GPU-a")) == ("nvmlX of GPU-a: unknown NVML return code (NVML error 4711)")
 
 
 @pytest.mark.parametrize("code", CODES)

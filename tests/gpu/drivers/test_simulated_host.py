@@ -139,12 +139,15 @@ def test_idle_gpu_is_never_pinned_high(tmp_path: Path, virtual_time: VirtualTime
 
 
 def test_unsupported_clock_names_the_valid_range(host: SimulatedHost) -> None:
-    with pytest.raises(GpuUnsupportedError, match=r"1111 MHz is no SM clock .* 81 from 210 to 1410 MHz.* 1110, 1125"):
+    with pytest.raises(
+        GpuUnsupportedError,
+        match=r"1111 MHz is not a supported SM clock .* 81 clocks from 210 to 1410 MHz.* 1110, 1125",
+    ):
         host.lock_sm_clock(_uuid(host), 1111)
 
 
 def test_unknown_gpu_names_the_known_ones(host: SimulatedHost) -> None:
-    with pytest.raises(GpuNotFoundError, match=r"no GPU 'GPU-0'; there are: GPU-51a00000"):
+    with pytest.raises(GpuNotFoundError, match=r"no GPU 'GPU-0'; known GPUs: GPU-51a00000"):
         host.read("GPU-0")
 
 
@@ -187,7 +190,7 @@ def test_world_is_made_once(host: SimulatedHost) -> None:
 def test_other_files_are_no_worlds(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
 
-    with pytest.raises(DriverError, match="holds no simulated GPUs"):
+    with pytest.raises(DriverError, match="is not a world file"):
         SimulatedHost.open(tmp_path / "x")
     with pytest.raises(DriverError, match="No such file"):
         SimulatedHost.open(tmp_path / "y")

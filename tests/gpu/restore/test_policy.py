@@ -66,7 +66,7 @@ def test_what_somebody_else_changed_stays_and_is_reported(site: Site, journal: J
     (outcome,) = restore(journal.path)
 
     assert outcome.result is RestoreResult.CHANGED_BY_OTHER
-    assert "somebody else set the power limit to 250 W" in outcome.detail
+    assert "another program set the power limit to 250 W" in outcome.detail
     assert site.host.power_limit_w(site.gpus[0]) == 250.0
 
 
@@ -91,7 +91,7 @@ def test_policy_keep_leaves_the_clock_of_a_job_that_runs_and_a_policy_by_hand_ov
     (restored,) = restore(journal.path, policy=RestorePolicy.ONLY_IF_OURS)
 
     assert (kept.result, kept_at) == (RestoreResult.KEPT, 900)
-    assert f"pid {os.getpid()}) still runs" in kept.detail
+    assert f"pid {os.getpid()}) is still running" in kept.detail
     assert (restored.result, site.locks()[0]) == (RestoreResult.RESTORED, None)
 
 

@@ -106,7 +106,7 @@ def test_damaged_journal_is_kept_aside_and_the_message_says_what_to_do(host: Sim
     (tmp_path / "journal.json").write_text("{")
     (tmp_path / "journal.json").chmod(0o600)
 
-    with pytest.raises(JournalError, match=r"is damaged.*it is now .*corrupt-\d+.*restore --all"):
+    with pytest.raises(JournalError, match=r"is damaged.*moved it to .*corrupt-\d+.*restore --all"):
         restore(tmp_path / "journal.json")
 
     assert not (tmp_path / "journal.json").exists()

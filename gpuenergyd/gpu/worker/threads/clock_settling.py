@@ -1,11 +1,11 @@
-"""When a clock that was set is effective: the driver does not say, so the GPU is looked at until it shows.
+"""Settling time of clock changes: the driver does not report it, so the GPU is read until it shows the new clock.
 
-Between the last look without the new clock and the first with it lies the instant. Looks come every millisecond at
-first, then further apart, always a fixed share of the time that has passed: a slow GPU is not looked at more often
-than a quick one, and what is not known is the same share of what is.
+The effect is between the last reading with the old clock and the first with the new one. Readings come every
+millisecond at first, then at a fixed fraction of the time that has passed: a slow GPU is not read more often than a
+quick one, and the relative uncertainty is constant.
 
-An idle GPU rests at a low clock of its own and shows no raise. So a look without the new clock says that the change
-is still on its way only where the GPU runs faster than was asked for, or at the clock that was locked before.
+An idle GPU stays at a low clock of its own and does not show a raised clock. So a reading without the new clock proves
+that the change is not yet in effect only where the GPU runs above the requested clock, or at the previous lock.
 """
 
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.link.messages import ClockChange
 
-_FIRST_LOOKS_NS = 1_000_000
-_LOOK_SHARE = 8
+_SHORTEST_PAUSE_NS = 1_000_000
+_READ_FRACTION = 8
 _FIRST_LIMIT_NS = 40_000_000
 _LAST_LIMIT_NS = 640_000_000
-"""Clock changes of up to half a second have been published; an idle GPU never shows a raise, and somebody waits."""
+"""Clock changes of up to half a second are published; the limit matters for idle GPUs, which never show a raise."""
 
 
 @dataclass(slots=True)
 class EffectWatch:
-    """The clock change of one GPU whose effect is awaited; a newer one replaces it."""
+    """Watches for the effect of one GPU's latest clock change."""
 
     next_read_ns: int = 0
-    """When the GPU should be read for this; 0 for never."""
+    """Instant of the next reading that the watch needs; 0 for none."""
     _change: ClockChange | None = None
     _was_at_mhz: int | None = None
     _locked_mhz: int | None = None
@@ -33,7 +33,7 @@ class EffectWatch:
     _limit_ns: int = _FIRST_LIMIT_NS
 
     def await_effect(self, change: ClockChange) -> ClockChange | None:
-        """Watch for a change from now on; return the one before it if that was not seen to arrive."""
+        """Start watching for a change; return the previous one if its effect was not observed."""
         replaced, self._change = self._change, replace(change, previous_sm_clock_mhz=self._was_at_mhz)
         if replaced is not None:
             self._locked_mhz = replaced.requested_sm_clock_mhz
@@ -42,7 +42,7 @@ class EffectWatch:
         return replaced
 
     def observe(self, reading: GpuReading) -> ClockChange | None:
-        """Take a reading; return the awaited change once it shows, or when it has had its time."""
+        """Process a reading; return the change once it is in effect or the time limit has passed."""
         change = self._change
         if change is None:
             self._was_at_mhz = reading.sm_clock_mhz
@@ -53,17 +53,17 @@ class EffectWatch:
         if _shows(reading, change):
             change = replace(change, effective_mono_ns=reading.read_mono_ns)
         else:
-            if _is_on_its_way(reading, change, self._locked_mhz):
+            if _is_pending(reading, change, self._locked_mhz):
                 change = replace(change, unseen_until_mono_ns=reading.read_mono_ns)
             else:
                 self._was_idle = True
             if passed_ns <= self._limit_ns:
                 self._change = change
-                self.next_read_ns = reading.read_mono_ns + max(_FIRST_LOOKS_NS, passed_ns // _LOOK_SHARE)
+                self.next_read_ns = reading.read_mono_ns + max(_SHORTEST_PAUSE_NS, passed_ns // _READ_FRACTION)
                 return None
             if not self._was_idle:
                 self._limit_ns = min(2 * self._limit_ns, _LAST_LIMIT_NS)
-        if self._was_idle:  # when the clock was there to be used, nobody knows
+        if self._was_idle:  # the instant of the effect is unknown
             change = replace(change, previous_sm_clock_mhz=None, unseen_until_mono_ns=None)
         self._change, self.next_read_ns = None, 0
         self._was_at_mhz, self._locked_mhz = reading.sm_clock_mhz, change.requested_sm_clock_mhz
@@ -71,7 +71,7 @@ class EffectWatch:
 
 
 def _shows(reading: GpuReading, change: ClockChange) -> bool:
-    """Return whether a reading shows the requested clock, as far as the GPU will ever show it."""
+    """Return whether a reading shows the requested clock, or the highest that the power cap allows."""
     actual_mhz, was_at_mhz = reading.sm_clock_mhz, change.previous_sm_clock_mhz
     if actual_mhz is None:
         return False
@@ -81,8 +81,8 @@ def _shows(reading: GpuReading, change: ClockChange) -> bool:
     return actual_mhz >= change.requested_sm_clock_mhz or has_risen_to_cap
 
 
-def _is_on_its_way(reading: GpuReading, change: ClockChange, locked_mhz: int | None) -> bool:
-    """Return whether the GPU is visibly slow to obey, where the new clock does not show."""
+def _is_pending(reading: GpuReading, change: ClockChange, locked_mhz: int | None) -> bool:
+    """Return whether a reading without the new clock proves that the change is not yet in effect."""
     actual_mhz, was_at_mhz = reading.sm_clock_mhz, change.previous_sm_clock_mhz
     if actual_mhz is None or was_at_mhz is None:
         return False

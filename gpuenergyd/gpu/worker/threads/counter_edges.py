@@ -1,11 +1,11 @@
-"""Finding the instants at which an energy counter is updated, by looking near them. Pure; time is an argument.
+"""Update instants of an energy counter, found by reading near the expected ones. Time is an argument.
 
-Theory of operation. An energy counter moves in steps: two readings tell the energy between two updates, not between
-the readings. So both ends of a window must be updates, and we must know when they were. First the period is learned
-by looking often for a moment. From then on the updates are expected on a grid; a look shortly before and one shortly
-after an expected update confirm it or show to which side it drifted. A change seen between two readings belongs to
-the last update between them; where that cannot be told (the last one lies at the very edge of a long interval that
-holds several) the change is left out, since a wrong guess would cost a whole step of energy.
+Theory of operation. An energy counter moves in steps: two readings give the energy between two updates, not between
+the readings. So both ends of a window must be updates at known instants. First the period is learned by reading often
+for a moment. From then on the updates are expected on a grid; a reading shortly before and one shortly after an
+expected update confirm it or show in which direction it drifted. A change between two readings belongs to the last
+update between them. Where that is ambiguous (the last update is at the very edge of a long interval that contains
+several), the change is left out, since a wrong assignment would cost a whole step of energy.
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ _NEW_ANCHOR_NS = 60_000_000_000
 
 @dataclass(slots=True)
 class EnergyEdges:
-    """Follows one counter: told each reading, it knows the newest update and says when to look next."""
+    """Tracks one counter: from each reading, the newest update and the instant of the next reading."""
 
     edge_mono_ns: int | None = None
     edge_energy_j: float | None = None
     period_ns: int = 0
     next_read_ns: int = 0
-    """When to look again; 0 when ordinary readings are enough."""
+    """Instant of the next extra reading; 0 when the periodic readings are enough."""
     num_resets: int = 0
     _last_j: float | None = None
     _last_read_ns: int = 0
@@ -45,12 +45,12 @@ class EnergyEdges:
     _anchor_ns: int = 0
     _target_ns: int = 0
     _late_polls: int = 0
-    _has_dated_unasked: bool = False
-    _looks_half_way: bool = False
+    _has_dated_by_period: bool = False
+    _reads_half_way: bool = False
     _num_drifts: int = 0
 
     def observe(self, read_mono_ns: int, total_energy_j: float | None) -> None:
-        """Take one reading."""
+        """Process one reading."""
         if total_energy_j is None:
             self.next_read_ns = 0
             return
@@ -69,7 +69,7 @@ class EnergyEdges:
 
     def _start_learning(self, now_ns: int) -> None:
         self.period_ns = 0
-        self._looks_half_way = False
+        self._reads_half_way = False
         self._seen_ns = ()
         self._since_ns = now_ns
         self.next_read_ns = now_ns + _LEARN_POLL_NS
@@ -82,7 +82,7 @@ class EnergyEdges:
         waited_ns = now_ns - self._since_ns
         has_enough = len(self._seen_ns) >= (_LEARN_NUM_EDGES if waited_ns <= _LEARN_LIMIT_NS else _LEARN_MIN_EDGES)
         if has_enough:
-            # Updates between far readings were not seen, so a gap may hold several periods.
+            # Updates between distant readings are missed, so a gap may contain several periods.
             gaps_ns = [b - a for a, b in pairwise(self._seen_ns)]
             num_periods = sum(round(gap_ns / min(gaps_ns)) for gap_ns in gaps_ns)
             self.period_ns = (self._seen_ns[-1] - self._seen_ns[0]) // num_periods
@@ -91,40 +91,40 @@ class EnergyEdges:
             self._aim(now_ns)
         elif waited_ns > _LEARN_AGAIN_NS:
             self._start_learning(now_ns)
-        elif waited_ns > _LEARN_LIMIT_NS and not self._seen_ns:  # it hardly moves; do not look often for ever
+        elif waited_ns > _LEARN_LIMIT_NS and not self._seen_ns:  # it hardly moves: stop reading often
             self.next_read_ns = 0
         else:
             self.next_read_ns = now_ns + _LEARN_POLL_NS
 
     def _aim(self, after_ns: int) -> None:
-        """Choose the next update to watch: soon while the period is known badly, then once a second.
+        """Choose the next update to track: soon while the period is inaccurate, then once a second.
 
-        Where ordinary readings come too close to the updates to be dated, only looks are; then three times a second.
+        Where periodic readings are too close to the updates to date them, extra readings do: three times a second.
         """
-        limit_ns = _TRACK_EVERY_NS if self._has_dated_unasked else _DATE_EVERY_NS
-        self._has_dated_unasked = False
+        limit_ns = _TRACK_EVERY_NS if self._has_dated_by_period else _DATE_EVERY_NS
+        self._has_dated_by_period = False
         pause_ns = min(limit_ns, (after_ns - self._anchor_ns) // 4)
         ahead = max(1, -(-(after_ns + pause_ns - self._grid_ns) // self.period_ns))
         self._target_ns = self._grid_ns + ahead * self.period_ns
         self._late_polls = 0
-        self._look_on(after_ns)
+        self._schedule_read(after_ns)
 
     def _locate(self, before_ns: int, now_ns: int, energy_j: float) -> None:
-        """Place the update that happened between two readings."""
+        """Date the update that happened between two readings."""
         last_ns = self._grid_ns + (now_ns - self._grid_ns) // self.period_ns * self.period_ns
         since_ns = now_ns - last_ns
         may_hold_several = now_ns - before_ns > self.period_ns - 2 * _GUARD_NS
         if may_hold_several and not _GUARD_NS <= since_ns <= self.period_ns - _GUARD_NS:
-            if now_ns >= self._target_ns - _MARGIN_NS:  # it came too early to be dated from so far away
-                self._looks_half_way = True
+            if now_ns >= self._target_ns - _MARGIN_NS:  # too early to be dated from readings so far apart
+                self._reads_half_way = True
                 self._aim(now_ns)
             else:
-                self._look_on(now_ns)
+                self._schedule_read(now_ns)
             return
         is_expected_between = last_ns > before_ns
         if is_expected_between:
             edge_ns = last_ns
-        else:  # it drifted: to the nearer end
+        else:  # it drifted: use the nearer reading
             self._num_drifts += 1
             if self._num_drifts > _MAX_DRIFTS:
                 self._start_learning(now_ns)
@@ -144,13 +144,13 @@ class EnergyEdges:
         if now_ns >= self._target_ns - _MARGIN_NS:
             self._aim(edge_ns)
         else:
-            self._has_dated_unasked = True
-            self._look_on(now_ns)
+            self._has_dated_by_period = True
+            self._schedule_read(now_ns)
 
     def _await(self, now_ns: int) -> None:
-        """Nothing changed since the last reading."""
+        """Handle a reading without a change."""
         if now_ns < self._target_ns + _MARGIN_NS:
-            self._look_on(now_ns)
+            self._schedule_read(now_ns)
             return
         self._late_polls += 1
         if self._late_polls > _MAX_LATE_POLLS:
@@ -158,9 +158,9 @@ class EnergyEdges:
         else:
             self.next_read_ns = now_ns + _LATE_POLL_NS
 
-    def _look_on(self, now_ns: int) -> None:
+    def _schedule_read(self, now_ns: int) -> None:
         half_way_ns = self._target_ns - self.period_ns // 2
-        if self._looks_half_way and now_ns < half_way_ns:
+        if self._reads_half_way and now_ns < half_way_ns:
             self.next_read_ns = half_way_ns
             return
         is_near = now_ns >= self._target_ns - 2 * _MARGIN_NS
