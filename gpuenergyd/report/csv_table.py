@@ -1,4 +1,4 @@
-"""Jobs and groups as CSV, under the names that JSON uses."""
+"""Jobs and groups as CSV, with the names of the JSON output as columns."""
 
 import csv
 import io
@@ -7,14 +7,14 @@ from enum import Enum
 from typing import Any
 
 
-def csv_text(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line per mapping under the names that JSON uses; a missing figure is an empty field."""
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line per row; missing values are empty fields."""
     out = io.StringIO()
-    rows = [{key: _cell(value) for key, value in row.items()} for row in figures]
-    if rows:
-        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+    cells = [{key: _cell(value) for key, value in row.items()} for row in rows]
+    if cells:
+        writer = csv.DictWriter(out, fieldnames=list(cells[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(cells)
     return out.getvalue()
 
 

@@ -1,8 +1,8 @@
-"""How figures are written for people: units by size, percent only here, and missing stays missing."""
+"""Numbers as text for people: with units by size, ratios as percentages, and a dash for missing values."""
 
 JOULES_PER_KWH = 3.6e6
 MISSING = "-"
-"""What stands where nothing was measured; never 0."""
+"""Shown for values that were not measured; never 0."""
 
 
 def time_text(time_s: float | None) -> str:
@@ -32,7 +32,7 @@ def energy_text(energy_j: float | None) -> str:
 
 
 def grams_text(carbon_g: float | None) -> str:
-    """Return emissions: 1.23 mg, 12.3 g, 4.56 kg, with their sign where they are saved ones that were lost."""
+    """Return emissions: 1.23 mg, 12.3 g, 4.56 kg; negative savings keep their sign."""
     if carbon_g is None:
         return MISSING
     size = abs(carbon_g)
@@ -42,27 +42,44 @@ def grams_text(carbon_g: float | None) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Return a ratio as percent with its sign: +12.3 %, -0.4 %."""
+    """Return a ratio as a percentage with sign: +12.3 %, -0.4 %."""
     if ratio is None:
         return MISSING
-    percent = round(ratio * 100, 1) + 0.0  # -0.0 reads as a mistake
+    percent = round(ratio * 100, 1) + 0.0  # avoids -0.0
     return f"{percent:+.1f} %"
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
-    """Return where a ratio lies: +11.0 % to +12.1 %."""
+    """Return an interval of ratios: +11.0 % to +12.1 %."""
     return MISSING if interval is None else f"{ratio_text(interval[0])} to {ratio_text(interval[1])}"
 
 
+def saving_text(saving_ratio: float | None) -> str:
+    """Return an energy saving in words: 12.3 % less energy, 0.4 % more energy."""
+    return _change_text(None if saving_ratio is None else -saving_ratio, "less energy", "more energy")
+
+
+def slowdown_text(slowdown_ratio: float | None) -> str:
+    """Return a change of iteration time in words: 0.5 % slower, 0.2 % faster."""
+    return _change_text(slowdown_ratio, "faster", "slower")
+
+
+def _change_text(ratio: float | None, less: str, more: str) -> str:
+    if ratio is None:
+        return MISSING
+    percent = round(ratio * 100, 1)
+    return f"{abs(percent):.1f} % {less if percent < 0 else more}"
+
+
 def difference_text(energy_j: float | None) -> str:
-    """Return how much more or less energy: 12.3 J more, 0.4 kJ less."""
+    """Return an energy difference in words: 12.3 J more, 14.1 kJ less."""
     if energy_j is None:
         return MISSING
     return f"{energy_text(abs(energy_j))} {'less' if energy_j < 0 else 'more'}"
 
 
 def cost_text(cost: float | None) -> str:
-    """Return an amount of money, in the currency of the price: 12.34, 0.000123."""
+    """Return an amount of money in the currency of the price: 12.34, 0.000123."""
     if cost is None:
         return MISSING
     return f"{cost:.2f}" if abs(cost) >= 0.995 or cost == 0 else f"{cost:.3g}"
@@ -84,7 +101,7 @@ def temperature_text(temperature_celsius: float | None) -> str:
 
 
 def age_text(age_s: float | None) -> str:
-    """Return how old something is: 0.2 s, 45 s, 3 min 5 s."""
+    """Return an age: 0.2 s, 45 s, 3 min 5 s."""
     if age_s is None:
         return MISSING
     return f"{age_s:.1f} s" if age_s < 10 else f"{age_s:.0f} s" if age_s < 100 else time_text(age_s)

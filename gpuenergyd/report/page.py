@@ -1,4 +1,4 @@
-"""The HTML page: one self-contained file, light and dark, readable on a phone, that asks nothing of any network."""
+"""The HTML page: one self-contained file without network requests, in light and dark mode, usable on a phone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from gpuenergyd import __version__
 from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
-from gpuenergyd.report import formatting as figures
-from gpuenergyd.report.charts.carbon_intensity import IntensityStep, OwedStep, intensity_svg
+from gpuenergyd.report import formatting
+from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
 from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.charts.daily_energy import days_svg
 from gpuenergyd.report.charts.iterations import series_svg
@@ -22,12 +22,12 @@ from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.store import History
 
 _SHORT_JOB_S = 7200.0
-_BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
+_STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}
 
 
 @dataclass(frozen=True, slots=True)
 class JobSection:
-    """One job's part of the page, pictures drawn."""
+    """The section of one job, with its charts as SVG."""
 
     report: JobReport
     plan_reason: str | None
@@ -41,14 +41,14 @@ class JobSection:
 
 
 def report_page(history: History, reports: Sequence[JobReport], *, made_at: datetime, note: str = "") -> str:
-    """Return the page; `note` is a sentence of the caller's own for its head."""
+    """Return the report page; `note` is shown below its title."""
     return _rendered("report.html.j2", history, reports, made_at=made_at, note=note)
 
 
 def live_page(
     history: History | None, reports: Sequence[JobReport], *, made_at: datetime, nonce: str, note: str = ""
 ) -> str:
-    """Return the page with a live part in front; its script carries `nonce` and asks for `status.json` beside it."""
+    """Return the page with a live section first; its script has `nonce` and fetches `status.json`."""
     return _rendered("live.html.j2", history, reports, made_at=made_at, note=note, nonce=nonce)
 
 
@@ -69,13 +69,13 @@ def _rendered(
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "interval": figures.interval_text,
-        "time": figures.time_text,
-        "energy": figures.energy_text,
-        "difference": figures.difference_text,
-        "ratio": figures.ratio_text,
-        "clock": figures.clock_text,
-        "cost": figures.cost_text,
+        "interval": formatting.interval_text,
+        "time": formatting.time_text,
+        "energy": formatting.energy_text,
+        "difference": formatting.difference_text,
+        "ratio": formatting.ratio_text,
+        "clock": formatting.clock_text,
+        "cost": formatting.cost_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
     }
     return environment.get_template(template).render(
@@ -84,13 +84,13 @@ def _rendered(
         made_at=made_at,
         note=note,
         version=__version__,
-        missing=figures.MISSING,
+        missing=formatting.MISSING,
         nonce=nonce,
     )
 
 
 def _days(history: History | None, reports: Sequence[JobReport], made_at: datetime) -> Markup:
-    """Return the energy per day since the first of the jobs began, all GPUs, idle time included."""
+    """Return the chart of the energy of all GPUs per day since the first job started."""
     if history is None or not reports:
         return Markup()
     first = min(report.summary.started_at for report in reports).astimezone(made_at.tzinfo)
@@ -104,7 +104,7 @@ def _section(history: History, report: JobReport) -> JobSection:
     plan = plan_in_force(history, report)
     frontier = next((row.frontier for row in reversed(history.targets(job.job_id)) if row.frontier), ())
     allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
-    # Seconds show each iteration, but are not kept for ever.
+    # Seconds show single iterations but expire earlier than minutes.
     seconds, minutes = (
         history.rollups(bucket_s=bucket_s, since=job.started_at, until=job.ended_at, job_id=job.job_id)
         if bucket_s > 1 or job.duration_s < _SHORT_JOB_S
@@ -125,14 +125,16 @@ def _section(history: History, report: JobReport) -> JobSection:
 
 
 def _intensity(history: History, report: JobReport) -> str:
-    """Return the grid over a job's time with what was owed; nothing where no intensity of it is known."""
+    """Return the chart of carbon intensity and targets during a job; empty if no intensity is known."""
     job, carbon = report.summary, report.carbon
     if carbon is None:
         return ""
     best: dict[datetime, IntensitySample] = {}
     for row in history.intensities(since=job.started_at, until=job.ended_at):
-        held = best.get(row.host.valid_from_at)
-        if row.signal == carbon.signal and (held is None or _BELIEF[row.host.status] <= _BELIEF[held.status]):
+        other = best.get(row.host.valid_from_at)
+        if row.signal == carbon.signal and (
+            other is None or _STATUS_ORDER[row.host.status] <= _STATUS_ORDER[other.status]
+        ):
             best[row.host.valid_from_at] = row.host
     return intensity_svg(
         [
@@ -144,13 +146,13 @@ def _intensity(history: History, report: JobReport) -> str:
             )
             for _, sample in sorted(best.items())
         ],
-        [OwedStep(row.decided_at, row.permitted_time_s) for row in carbon.targets],
-        unit=f"g/kWh in zone {carbon.signal.zone}",
+        [TargetStep(row.decided_at, row.permitted_time_s) for row in carbon.targets],
+        unit=f"carbon intensity in g/kWh, zone {carbon.signal.zone}",
         full_speed_time_s=job.baseline_time_s,
         end_at=job.ended_at or max(best, default=job.started_at),
     )
 
 
 def _drawn(svg: str) -> Markup:
-    """Return a picture as part of the page."""
-    return Markup(svg)  # noqa: S704  every text in a picture is escaped where it is drawn
+    """Return an SVG chart as safe HTML."""
+    return Markup(svg)  # noqa: S704  every text in a chart is escaped where it is drawn

@@ -1,4 +1,4 @@
-"""The grams of a job do not change when its iterations become blocks."""
+"""Merging iterations into blocks does not change the emissions of a job."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ def reported(path: Path) -> CarbonReport:
     return report
 
 
-def test_a_long_job_keeps_its_grams(tmp_path: Path) -> None:
+def test_compaction_keeps_the_emissions_of_a_long_job(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     write_long_job(str(path), NUM_ITERATIONS, ended_at=NOW - timedelta(days=3))
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0))

@@ -1,4 +1,4 @@
-"""Figures carry units that fit their size; what is missing says so."""
+"""Values have units of their magnitude; missing values are marked."""
 
 import pytest
 
@@ -28,7 +28,7 @@ from gpuenergyd.report import formatting as figures
         (figures.age_text(185.0), "3 min 5 s"),
     ],
 )
-def test_a_figure_is_written_with_a_unit_of_its_size(text: str, expected: str) -> None:
+def test_values_are_written_in_a_unit_of_their_magnitude(text: str, expected: str) -> None:
     assert text == expected
 
 
@@ -45,7 +45,7 @@ def test_a_figure_is_written_with_a_unit_of_its_size(text: str, expected: str) -
         figures.age_text,
     ],
 )
-def test_a_missing_figure_is_never_zero(write: object) -> None:
+def test_a_missing_value_is_never_shown_as_zero(write: object) -> None:
     assert callable(write)
     assert write(None) == figures.MISSING
     assert "0" not in figures.MISSING

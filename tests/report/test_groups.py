@@ -1,4 +1,4 @@
-"""Grouped reports count every joule once: for a job or for nobody."""
+"""Grouped reports count every joule once: for a job or as idle."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -63,7 +63,7 @@ def test_idle_energy_belongs_to_no_job(history: History) -> None:
     assert first.job_ids == {"gpt-1"}
 
 
-def test_a_day_ends_at_midnight_of_the_readers_zone(history: History) -> None:
+def test_a_day_ends_at_midnight_in_the_time_zone_of_the_report(history: History) -> None:
     zone = timezone(timedelta(hours=12))  # the job began at its midnight, two idle seconds before
 
     days = groups_by_day(EnergyQuery(history), zone=zone)
@@ -74,13 +74,13 @@ def test_a_day_ends_at_midnight_of_the_readers_zone(history: History) -> None:
     ]
 
 
-def test_a_span_of_time_leaves_other_samples_out(history: History) -> None:
+def test_a_time_range_excludes_other_samples(history: History) -> None:
     groups = groups_by_gpu(EnergyQuery(history, until=START))
 
     assert [group.energy_j for group in groups] == [pytest.approx(2 * 60.0)] * NUM_RANKS
 
 
-def test_users_and_the_idle_time_add_up_to_what_the_gpus_used(history: History) -> None:
+def test_users_and_idle_time_add_up_to_the_energy_of_the_gpus(history: History) -> None:
     reports = job_reports(history)
 
     user, idle = groups_by_user(EnergyQuery(history), reports)
@@ -97,7 +97,7 @@ def test_one_jobs_user_is_not_charged_for_idle_time(history: History) -> None:
     assert user.energy_j == pytest.approx(ALL_J - 2 * 60.0 * NUM_RANKS)
 
 
-def test_jobs_group_by_what_a_tag_says_and_those_without_it_together(history: History) -> None:
+def test_jobs_are_grouped_by_the_value_of_a_tag(history: History) -> None:
     reports = job_reports(history)
 
     by_slurm = groups_by_tag(EnergyQuery(history), reports, "slurm_job_id")
@@ -108,7 +108,7 @@ def test_jobs_group_by_what_a_tag_says_and_those_without_it_together(history: Hi
     assert by_slurm[0].energy_j == by_team[0].energy_j == reports[0].energy_use.energy_j
 
 
-def test_a_group_in_which_nothing_was_measured_is_missing_and_costs_nothing_known() -> None:
+def test_energy_and_cost_of_an_unmeasured_group_are_missing() -> None:
     group = Group("GPU-9")
     group.add(part(None, missing_s=7.0), Tariff(0.3))
     figures = group.to_dict(Tariff(0.3))
@@ -117,7 +117,7 @@ def test_a_group_in_which_nothing_was_measured_is_missing_and_costs_nothing_know
     assert figures["missing_s"] == 7.0
 
 
-def test_estimated_energy_stands_apart_from_measured_and_is_paid_for() -> None:
+def test_estimated_energy_is_separate_from_measured_and_included_in_the_cost() -> None:
     group = Group("GPU-0")
     group.add(part(1.8e6, job_id="j"), Tariff(0.25))
     group.add(part(None, estimated_j=1.8e6), Tariff(0.25))
@@ -126,7 +126,7 @@ def test_estimated_energy_stands_apart_from_measured_and_is_paid_for() -> None:
     assert (figures["energy_j"], figures["estimated_j"], figures["cost"]) == (1.8e6, 1.8e6, pytest.approx(0.25))
 
 
-def test_each_hour_is_paid_at_its_own_price() -> None:
+def test_each_hour_is_priced_at_its_own_tariff() -> None:
     night = TariffPeriod(0.10, 22, 6)
     saturday = TariffPeriod(0.20, weekdays=frozenset({5}))
     tariff = Tariff(0.40, (night, saturday), UTC)
@@ -140,7 +140,7 @@ def test_each_hour_is_paid_at_its_own_price() -> None:
     assert used.cost == pytest.approx(0.40 + 0.10 + 0.20)
 
 
-def test_hours_and_the_minutes_at_both_ends_cover_a_span_once(tmp_path: Path) -> None:
+def test_hours_and_the_minutes_at_both_ends_cover_a_time_range_once(tmp_path: Path) -> None:
     """Minutes and hours hold the same energy; a span that begins and ends within an hour takes each minute once."""
     path = tmp_path / "history.sqlite3"
     begin = datetime(2026, 3, 1, 10, 0, tzinfo=UTC)
@@ -165,7 +165,7 @@ def test_hours_and_the_minutes_at_both_ends_cover_a_span_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("minutes_kept", "first_day_j"), [(True, 30 + 60), (False, 60 + 60)])
-def test_a_day_that_begins_within_an_hour_takes_its_minutes_as_long_as_they_are_kept(
+def test_a_day_that_starts_within_an_hour_uses_minutes_while_they_are_stored(
     tmp_path: Path, *, minutes_kept: bool, first_day_j: int
 ) -> None:
     """In India a day ends at 18:30 UTC. With minutes forgotten all of that hour counts where it begins: never less."""

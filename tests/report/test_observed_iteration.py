@@ -1,4 +1,4 @@
-"""The observed critical path is the chain that the iteration waited for."""
+"""The observed critical path is the chain of instructions that determined the iteration time."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_on_an_unbalanced_pipeline_the_slowest_stage_is_critical() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv", "dualpipev"])
-def test_the_path_is_as_long_as_the_iteration_and_of_critical_instructions_only(name: str) -> None:
+def test_the_observed_path_consists_of_critical_instructions_and_spans_the_iteration(name: str) -> None:
     graph = dependency_graph(make_schedule(name, 3, 6))
     durations_s = [
         0.010 * (1 + i.pp_rank % 2) + 0.001 * i.microbatch_index + 0.013 * (i.kind is InstructionKind.B)

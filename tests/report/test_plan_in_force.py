@@ -1,4 +1,4 @@
-"""What the last tuned plan does is told apart from plans that were corrected."""
+"""The plan in force is measured separately from earlier, corrected plans."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ def report(path: Path, rows: list[tuple[float, float | None, str, PlanPurpose]])
     return JobReport(summary, lambda: iterations)
 
 
-def test_the_last_tuned_plan_is_judged_after_its_first_iteration(tmp_path: Path) -> None:
+def test_the_plan_in_force_is_measured_after_its_first_iteration(tmp_path: Path) -> None:
     tuned = PlanPurpose.TUNED
     rows: list[tuple[float, float | None, str, PlanPurpose]] = [(1.2, 95.0, "tuned-1", tuned)] * 9
     rows += [(1.5, 99.0, "tuned-2", tuned)] + [(1.01, 85.0, "tuned-2", tuned)] * 4
@@ -39,7 +39,7 @@ def test_the_last_tuned_plan_is_judged_after_its_first_iteration(tmp_path: Path)
     assert plan.slowdown_ratio == pytest.approx(0.01)
 
 
-def test_a_plan_without_measured_energy_saves_nothing_that_is_known(tmp_path: Path) -> None:
+def test_the_saving_of_a_plan_without_measured_energy_is_unknown(tmp_path: Path) -> None:
     plan = report(tmp_path, [(1.0, None, "tuned-1", PlanPurpose.TUNED)] * 3).plan_in_force
 
     assert plan is not None

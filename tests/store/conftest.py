@@ -1,4 +1,4 @@
-"""The databases that a history may live in: whatever holds for one holds for the other."""
+"""Fixtures that run a test on SQLite and on PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path

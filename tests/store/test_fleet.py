@@ -1,4 +1,4 @@
-"""Many hosts share one history: none mixes with another, none ends another's jobs, and their sums are the fleet's."""
+"""Many hosts share one history: their jobs stay separate and their sums add up to the fleet."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -89,7 +89,7 @@ def by_host(history: History) -> tuple[Group, ...]:
     return groups_by_host(EnergyQuery(history), job_reports(history))
 
 
-def test_hosts_that_begin_at_once_share_a_history_and_the_fleets_report_is_the_sum_of_their_own(
+def test_hosts_that_start_together_share_a_history_and_the_fleet_report_is_the_sum_of_theirs(
     fleet_url: str, tmp_path: Path
 ) -> None:
     """Each host also writes a file of its own: what that says of it, the fleet's report by host says too."""
@@ -128,7 +128,7 @@ def test_hosts_that_begin_at_once_share_a_history_and_the_fleets_report_is_the_s
         assert (told.gpu_uuids, told.num_iterations) == (summary.gpu_uuids, summary.num_iterations)
 
 
-def test_a_host_that_starts_again_ends_its_own_jobs_and_nobody_elses(fleet_url: str) -> None:
+def test_a_restarted_host_ends_only_its_own_jobs(fleet_url: str) -> None:
     for host in ("a", "b"):
         writer = HistoryWriter(fleet_url, WriterOptions(host=host))
         writer.start()
@@ -145,7 +145,7 @@ def test_a_host_that_starts_again_ends_its_own_jobs_and_nobody_elses(fleet_url: 
     assert ended == {"of-a": "the daemon stopped before the job", "of-b": None, "next-of-a": None}
 
 
-def test_a_lost_server_ends_no_job_of_a_daemon_that_goes_on(postgresql: PostgresqlServer, fleet_url: str) -> None:
+def test_a_lost_database_server_does_not_end_running_jobs(postgresql: PostgresqlServer, fleet_url: str) -> None:
     writer = HistoryWriter(fleet_url, WriterOptions(host="a", retry_s=0.05))
     writer.start()
     writer.write(job("j"))
@@ -165,7 +165,7 @@ def test_a_lost_server_ends_no_job_of_a_daemon_that_goes_on(postgresql: Postgres
     assert (summary.ended_at, summary.num_iterations) == (None, 1)
 
 
-def test_one_host_at_a_time_forgets_what_is_old_and_each_works_on_its_own_jobs_only(fleet_url: str) -> None:
+def test_one_host_at_a_time_deletes_expired_rows_and_only_of_its_own_jobs(fleet_url: str) -> None:
     engine = writing_engine(fleet_url, busy_timeout_s=5)
     with engine.begin() as connection:
         create_tables(connection)
@@ -186,7 +186,7 @@ def test_one_host_at_a_time_forgets_what_is_old_and_each_works_on_its_own_jobs_o
     assert kept == ["a"]
 
 
-def test_pieces_of_a_bucket_in_one_batch_give_the_row_that_they_give_one_by_one(place: str) -> None:
+def test_rollups_of_a_bucket_in_one_batch_give_the_same_row_as_one_by_one(place: str) -> None:
     pieces = [record for record in what_a_host_records(0) if isinstance(record, RollupRecord | HostRollupRecord)]
     rows = [record for record in pieces if record.bucket_s > 1]
     engine = writing_engine(place, busy_timeout_s=5)
@@ -209,7 +209,7 @@ def test_pieces_of_a_bucket_in_one_batch_give_the_row_that_they_give_one_by_one(
     ]
 
 
-def test_iterations_that_the_server_puts_together_give_the_figures_of_single_ones(fleet_url: str) -> None:
+def test_iterations_aggregated_by_the_server_give_the_summary_of_single_ones(fleet_url: str) -> None:
     """From sixteen jobs on the server adds up; sums are the same, medians of blocks differ by 0.1 % at most."""
     engine = writing_engine(fleet_url, busy_timeout_s=5)
     with engine.begin() as connection:
@@ -235,7 +235,7 @@ def test_iterations_that_the_server_puts_together_give_the_figures_of_single_one
             assert told.num_baseline_iterations == one.num_baseline_iterations
 
 
-def test_jobs_that_an_older_version_left_open_are_ended_whatever_their_host(place: str) -> None:
+def test_jobs_left_open_by_an_older_version_are_ended_on_any_host(place: str) -> None:
     engine = writing_engine(place, busy_timeout_s=5)
     with engine.begin() as connection:
         create_tables(connection)

@@ -1,4 +1,4 @@
-"""What is written comes back, beside a running writer and after it; what is no history says so in one line."""
+"""Records are read back as written, on SQLite and PostgreSQL."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -59,7 +59,7 @@ def iteration(
     )
 
 
-def test_a_job_is_summed_up_against_its_own_baseline(writer: HistoryWriter, place: str) -> None:
+def test_a_summary_compares_a_job_with_its_own_baseline(writer: HistoryWriter, place: str) -> None:
     profile = ClockPlan("try-1", PlanPurpose.PROFILE)
     writer.write(job())
     writer.write(RankRecord("j1", 1, "GPU-b", "A100", 11, 1000, START))
@@ -133,7 +133,7 @@ def test_missing_energy_is_none_and_never_zero(writer: HistoryWriter, place: str
     assert summary.ended_at is None
 
 
-def test_plans_timelines_and_instants_come_back_as_they_were(writer: HistoryWriter, place: str) -> None:
+def test_plans_timelines_and_instants_are_read_back_unchanged(writer: HistoryWriter, place: str) -> None:
     spans = (
         ObservedSpan(0, InstructionKind.F, 0, 0, 0.0, 0.012345678, 1305.5),
         ObservedSpan(1, InstructionKind.B, 3, 1, 0.5, 0.75, None),
@@ -190,7 +190,7 @@ def test_jobs_are_found_by_time_id_and_name(
     assert found == expected
 
 
-def test_a_bucket_written_in_two_parts_is_the_sum_of_both(writer: HistoryWriter, place: str) -> None:
+def test_a_rollup_written_in_two_parts_is_their_sum(writer: HistoryWriter, place: str) -> None:
     def part(energy_j: float | None, power_w: float | None, num_samples: int) -> RollupRecord:
         return RollupRecord(60, "GPU-a", START, "j1", energy_j, power_w, power_w, 1000.0, num_samples)
 
@@ -208,7 +208,7 @@ def test_a_bucket_written_in_two_parts_is_the_sum_of_both(writer: HistoryWriter,
     assert rollup.mean_power_w == pytest.approx(125.0)
 
 
-def test_every_change_is_on_record_with_who_what_why_before_after(writer: HistoryWriter, place: str) -> None:
+def test_control_events_are_read_back_with_actor_reason_and_values(writer: HistoryWriter, place: str) -> None:
     writer.write(ControlEventRecord(START, "lease", "uid 1000", "j1", "GPU-a", "plan tuned-1", "unlocked", "leased"))
     assert writer.flush(10)
 
@@ -219,7 +219,7 @@ def test_every_change_is_on_record_with_who_what_why_before_after(writer: Histor
     assert (event.before, event.after) == ("unlocked", "leased")
 
 
-def test_jobs_that_an_earlier_daemon_left_open_are_closed_by_the_next(writer: HistoryWriter, place: str) -> None:
+def test_jobs_left_open_by_an_earlier_daemon_are_ended_by_the_next(writer: HistoryWriter, place: str) -> None:
     writer.write(job())
     writer.write(iteration(5))
     writer.close()
@@ -234,7 +234,7 @@ def test_jobs_that_an_earlier_daemon_left_open_are_closed_by_the_next(writer: Hi
     assert summary.end_reason == "the daemon stopped before the job"
 
 
-def test_the_migrations_make_exactly_the_tables_that_the_code_uses(writer: HistoryWriter, place: str) -> None:
+def test_the_schema_matches_the_migrations(writer: HistoryWriter, place: str) -> None:
     from alembic.autogenerate import compare_metadata  # noqa: PLC0415  heavy, used by this test alone
     from alembic.migration import MigrationContext  # noqa: PLC0415  as above
 

@@ -1,4 +1,4 @@
-"""A history that any earlier version wrote is brought up to date by the writer, and says afterwards what it said."""
+"""The writer upgrades the history of every earlier version without losing data."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -88,7 +88,7 @@ def write_as(connection: Connection, revision: str) -> None:
         write("gpu_rollups", *(rollup(3600, BEGIN + timedelta(hours=hour), 3600.0) for hour in range(2)))
 
 
-def test_every_revision_is_followed_by_the_next_to_the_newest() -> None:
+def test_revisions_are_numbered_consecutively() -> None:
     assert [f"{number:04d}" for number in range(1, len(REVISIONS) + 1)] == REVISIONS
     assert REVISIONS[-1] == SCHEMA_REVISION
 
@@ -108,7 +108,7 @@ def tables_in(connection: Connection) -> dict[str, Any]:
     }
 
 
-def test_a_new_history_has_the_tables_that_all_migrations_make(place: str, other_place: str) -> None:
+def test_a_new_history_has_the_same_tables_as_a_migrated_one(place: str, other_place: str) -> None:
     """It is made at once, for what carries out migrations takes long to load; nothing tells it from a migrated one."""
     made = []
     for where, make in ((place, create_tables), (other_place, migrate)):
@@ -124,7 +124,7 @@ def test_a_new_history_has_the_tables_that_all_migrations_make(place: str, other
 
 
 @pytest.mark.parametrize("revision", EARLIER)
-def test_a_history_of_every_earlier_version_is_upgraded_and_keeps_its_figures(revision: str, place: str) -> None:
+def test_a_history_of_every_earlier_version_is_upgraded_and_keeps_its_data(revision: str, place: str) -> None:
     """Its job, its iterations and its joules are there, its minutes are added up to hours once, and writing goes on."""
     engine = writing_engine(place, busy_timeout_s=5)
     with engine.begin() as connection:

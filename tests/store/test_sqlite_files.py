@@ -1,4 +1,4 @@
-"""An SQLite history as a file: what lies there is told apart before anything is written to it."""
+"""Foreign, newer, empty and read-only SQLite files are recognised before anything is written."""
 
 import sqlite3
 import subprocess
@@ -26,9 +26,7 @@ def writer(path: Path) -> Iterator[HistoryWriter]:
     writer.close()
 
 
-def test_the_history_is_read_after_the_writer_in_a_folder_that_cannot_be_written(
-    writer: HistoryWriter, path: Path
-) -> None:
+def test_a_read_only_copy_of_the_history_can_be_read(writer: HistoryWriter, path: Path) -> None:
     writer.write(job())
     writer.close()
     moved = path.with_name("copy.sqlite3")
@@ -42,12 +40,12 @@ def test_the_history_is_read_after_the_writer_in_a_folder_that_cannot_be_written
     assert writer.status().reason is None
 
 
-def test_a_file_that_is_not_there_says_where_it_was_sought(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no history at .*absent\.sqlite3"):
         open_history(tmp_path / "absent.sqlite3")
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:
     rubbish = tmp_path / "rubbish.sqlite3"
     rubbish.write_bytes(b"no database at all, but long enough to be taken for one" * 40)
 
@@ -56,7 +54,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(20)
-def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_rejected_and_not_changed(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.sqlite3"
     with sqlite3.connect(foreign) as connection:
         connection.execute("CREATE TABLE bookmarks (url TEXT)")
@@ -77,7 +75,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path)
 
 
 @pytest.mark.fault(20)
-def test_a_newer_schema_is_named_to_readers_and_not_written_to(writer: HistoryWriter, path: Path) -> None:
+def test_a_newer_schema_is_reported_to_readers_and_not_changed(writer: HistoryWriter, path: Path) -> None:
     writer.write(job())
     writer.close()
     with sqlite3.connect(path) as connection:
@@ -97,7 +95,7 @@ def test_a_newer_schema_is_named_to_readers_and_not_written_to(writer: HistoryWr
     connection.close()
 
 
-def test_a_new_history_is_made_without_a_word(tmp_path: Path) -> None:
+def test_a_new_history_is_created_without_log_output_of_alembic(tmp_path: Path) -> None:
     code = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
@@ -114,7 +112,7 @@ writer.close(60.0)
     assert "alembic" not in made.stderr
 
 
-def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+def test_the_error_for_an_empty_file_states_that_it_is_empty(tmp_path: Path) -> None:
     (tmp_path / "history.sqlite3").touch()
 
     with pytest.raises(StoreError, match="is empty: no daemon has written a history to it yet"):

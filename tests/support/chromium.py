@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its DevTools protocol: what it logs, what it asks for, what it shows."""
+"""A headless Chromium driven over the DevTools protocol: console errors, requests and page content."""
 
 import asyncio
 import base64

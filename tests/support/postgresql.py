@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for a test session or a benchmark, from the system's package, in a folder of its own."""
+"""A PostgreSQL server for tests and benchmarks, from the system package, in a temporary folder."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Questions to a page in a browser, as JavaScript: whether its pictures are drawn, and whether people can read it."""
+"""JavaScript checks of a page in a browser: drawn charts, contrast, font sizes and overlapping labels."""
 
 
 def drawn_marks(name: str) -> str:

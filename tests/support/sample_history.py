@@ -1,4 +1,4 @@
-"""A history as the daemon would leave it: one job with baseline, profiling and tuned iterations, timelines kept."""
+"""A sample history: one job with baseline, profiling and tuned iterations, timelines included."""
 
 import random
 from collections.abc import Iterator

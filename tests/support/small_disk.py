@@ -1,4 +1,4 @@
-"""A disk that can be filled and made read-only: a tmpfs of its own."""
+"""A small tmpfs that tests fill up or remount read-only."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Axes for the pictures: round steps, ticks with units, and where a value lies."""
+"""Linear axes with round ticks."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _ELAPSED_STEPS_S = (
 
 
 def elapsed_step(step_s: float) -> float:
-    """Return the smallest step that a clock or a calendar would take and that is at least `step_s` (> 0)."""
+    """Return the smallest step of whole seconds, minutes, hours or days that is at least `step_s` (> 0)."""
     if step_s <= 0.5:
         return round_step(step_s)
     day_s = _ELAPSED_STEPS_S[-1]
@@ -33,7 +33,7 @@ def elapsed_step(step_s: float) -> float:
 
 
 def elapsed_text(time_s: float) -> str:
-    """Return time since a begin, where ticks are round: 0, 250 ms, 45 s, 1 min 30 s, 6 h, 3 d."""
+    """Return an elapsed time for a tick: 0, 250 ms, 45 s, 1 min 30 s, 6 h, 3 d."""
     if time_s < 1.0:
         return f"{time_s * 1e3:.6g} ms" if time_s > 0 else "0"
     if time_s < 60:
@@ -44,12 +44,12 @@ def elapsed_text(time_s: float) -> str:
 
 
 def energy_step(step_j: float) -> float:
-    """Return the smallest step that is round in the unit its ticks are written in and at least `step_j` (> 0)."""
+    """Return the smallest step of at least `step_j` (> 0) that is round in the unit of its ticks."""
     return round_step(step_j) if step_j < JOULES_PER_KWH else round_step(step_j / JOULES_PER_KWH) * JOULES_PER_KWH
 
 
 def energy_tick(energy_j: float) -> str:
-    """Return an energy where ticks are round: 0, 95 J, 2.2 kJ, 10 kWh."""
+    """Return an energy for a tick: 0, 95 J, 2.2 kJ, 10 kWh."""
     if energy_j == 0:
         return "0"
     if energy_j < 10_000:
@@ -59,7 +59,7 @@ def energy_tick(energy_j: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A scale from values to picture coordinates, with ticks at round values."""
+    """A linear scale from values to SVG coordinates, with ticks at round values."""
 
     low: float
     high: float
@@ -79,7 +79,7 @@ class Axis:
         return tuple(n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1))
 
     def draw_across(self, y: float) -> str:
-        """Return the axis as a horizontal line at `y`, ticks below."""
+        """Return the axis as a horizontal line at `y` with ticks below it."""
         parts = [f'<line class="axis" x1="{self.at_low:.1f}" x2="{self.at_high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>']
         for value in self.ticks():
             x = self.place(value)
@@ -89,7 +89,7 @@ class Axis:
         return "".join(parts)
 
     def draw_up(self, x: float, right: float) -> str:
-        """Return the axis as labels left of `x`, with a faint line to `right` at each."""
+        """Return the axis as labels to the left of `x`, each with a grid line to `right`."""
         parts = []
         for value in self.ticks():
             y = self.place(value)

@@ -1,4 +1,4 @@
-"""Carbon intensity over a job's time with the iteration time that was owed at each, inline SVG on one time axis."""
+"""Carbon intensity and iteration time target during a job, on one time axis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from gpuenergyd.report.formatting import time_text
 _WIDTH, _HEIGHT = 1000.0, 260.0
 _LEFT, _RIGHT = 78.0, 984.0
 _GRID_TOP, _GRID_BOTTOM = 26.0, 116.0
-_OWED_TOP, _OWED_BOTTOM = 152.0, 222.0
+_TARGET_TOP, _TARGET_BOTTOM = 152.0, 222.0
 
 
 @dataclass(frozen=True, slots=True)
 class IntensityStep:
-    """What the grid emitted from one instant until another."""
+    """A carbon intensity from one instant until another."""
 
     begin_at: datetime
     end_at: datetime
@@ -25,8 +25,8 @@ class IntensityStep:
 
 
 @dataclass(frozen=True, slots=True)
-class OwedStep:
-    """From when which iteration time was permitted; None is full speed."""
+class TargetStep:
+    """An iteration time target and the instant since when it applies; None means full speed."""
 
     at: datetime
     permitted_time_s: float | None
@@ -34,19 +34,19 @@ class OwedStep:
 
 def intensity_svg(
     grid: Sequence[IntensityStep],
-    owed: Sequence[OwedStep],
+    targets: Sequence[TargetStep],
     *,
     unit: str,
     full_speed_time_s: float | None,
     end_at: datetime,
 ) -> str:
-    """Return two panels, the grid above what was owed; one without a chosen target; empty where no intensity is known.
+    """Return the intensity panel above the target panel, if there are targets; empty without any intensity.
 
-    Hours that nobody knows are gaps; forecast and estimated ones are dashed.
+    Hours of unknown intensity are gaps; forecast and estimated ones are dashed.
     """
     if not grid:
         return ""
-    begin_at = min(grid[0].begin_at, *(step.at for step in owed)) if owed else grid[0].begin_at
+    begin_at = min(grid[0].begin_at, *(step.at for step in targets)) if targets else grid[0].begin_at
     span_s = max((max(end_at, grid[-1].end_at) - begin_at).total_seconds(), 1.0)
     across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=elapsed_text, num_ticks=7, step=elapsed_step)
     highest = max(step.intensity for step in grid) * 1.08 or 1.0
@@ -66,31 +66,31 @@ def intensity_svg(
             last = step
         if path:
             parts.append(f'<path class="{"line" if is_measured else "line unsure"}" d="{path}"/>')
-    parts.append(_owed(owed, begin_at, across, full_speed_time_s, span_s))
-    bottom = _OWED_BOTTOM if owed else _GRID_BOTTOM
+    parts.append(_target_panel(targets, begin_at, across, full_speed_time_s, span_s))
+    bottom = _TARGET_BOTTOM if targets else _GRID_BOTTOM
     parts.append(across.draw_across(bottom))
-    height = _HEIGHT if owed else _GRID_BOTTOM + 34
+    height = _HEIGHT if targets else _GRID_BOTTOM + 34
     return (
         f'<svg class="intensity" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" '
-        f'aria-label="Carbon intensity over time and the iteration time that was owed">{"".join(parts)}</svg>'
+        f'aria-label="Carbon intensity and iteration time target over time">{"".join(parts)}</svg>'
     )
 
 
-def _owed(
-    owed: Sequence[OwedStep], begin_at: datetime, across: Axis, full_speed_time_s: float | None, span_s: float
+def _target_panel(
+    targets: Sequence[TargetStep], begin_at: datetime, across: Axis, full_speed_time_s: float | None, span_s: float
 ) -> str:
-    times_s = [step.permitted_time_s or full_speed_time_s for step in owed]
+    times_s = [step.permitted_time_s or full_speed_time_s for step in targets]
     known = [time_s for time_s in times_s if time_s is not None]
     if not known:
         return ""
     low, high = min([*known, full_speed_time_s or known[0]]), max(known)
     room = max(high - low, 1e-3 * high) * 0.1
-    up = Axis(low - room, high + room, at_low=_OWED_BOTTOM, at_high=_OWED_TOP, text=time_text, num_ticks=2)
-    ends = [*((step.at - begin_at).total_seconds() for step in owed[1:]), span_s]
+    up = Axis(low - room, high + room, at_low=_TARGET_BOTTOM, at_high=_TARGET_TOP, text=time_text, num_ticks=2)
+    ends = [*((step.at - begin_at).total_seconds() for step in targets[1:]), span_s]
     path = ""
-    for step, time_s, end_s in zip(owed, times_s, ends, strict=True):
+    for step, time_s, end_s in zip(targets, times_s, ends, strict=True):
         if time_s is not None:
             x = across.place((step.at - begin_at).total_seconds())
             path += f"{'L' if path else 'M'}{x:.1f} {up.place(time_s):.1f}H{across.place(end_s):.1f}"
-    title = f'<text class="title" x="0" y="{_OWED_TOP - 12:.0f}">iteration time owed</text>'
-    return f'{title}{up.draw_up(_LEFT, _RIGHT)}<path class="line owed" d="{path}"/>'
+    title = f'<text class="title" x="0" y="{_TARGET_TOP - 12:.0f}">iteration time target</text>'
+    return f'{title}{up.draw_up(_LEFT, _RIGHT)}<path class="line target" d="{path}"/>'

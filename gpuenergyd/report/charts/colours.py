@@ -1,4 +1,4 @@
-"""SM clocks as colours, ordered by eye: dark is slow, bright is fast, also in grey and for the colour-blind."""
+"""SM clocks as colours: dark is slow, bright is fast, also in greyscale and for colour-blind readers."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,26 @@ _VIRIDIS = (
     (34, 168, 132), (66, 190, 113), (122, 209, 81), (189, 223, 38), (253, 231, 37),
 )  # fmt: skip
 UNKNOWN_FILL = "url(#unknown)"
-"""The hatch of an instruction whose clock was not seen."""
+"""The hatching of an instruction with unknown clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockScale:
-    """The range of clocks that one picture shows."""
+    """The range of SM clocks in a chart."""
 
     min_sm_clock_mhz: float
     max_sm_clock_mhz: float
 
     def fill(self, sm_clock_mhz: float | None) -> str:
-        """Return the colour of a clock."""
+        """Return the fill colour of a clock."""
         return UNKNOWN_FILL if sm_clock_mhz is None else _hex(self._position(sm_clock_mhz))
 
     def text_class(self, sm_clock_mhz: float | None) -> str:
-        """Return the class of text upon a clock's colour: bright text on the dark half, dark text on the bright one."""
+        """Return the CSS class of text on the colour of a clock, for sufficient contrast."""
         return "on-bright" if sm_clock_mhz is None or self._position(sm_clock_mhz) > 0.55 else "on-dark"
 
     def gradient(self) -> str:
-        """Return the scale as a CSS gradient, slow to fast."""
+        """Return the scale as a CSS gradient from slow to fast."""
         stops = ", ".join(_hex(i / (len(_VIRIDIS) - 1)) for i in range(len(_VIRIDIS)))
         return f"linear-gradient(to right, {stops})"
 

@@ -1,4 +1,4 @@
-"""Energy per day as stacked bars, inline SVG: for jobs, idle, estimated; what is missing is said."""
+"""Energy per day as stacked bars: for jobs, idle and estimated, with a mark on days with missing readings."""
 
 from collections.abc import Sequence
 from html import escape
@@ -13,16 +13,16 @@ _MAX_DAYS = 62
 _MAX_LABELS = 10
 _MAX_BAR_WIDTH = 60.0
 _MAX_STEP = 130.0
-"""A few days stand at the left, where a phone shows them."""
+"""Few days are drawn at the left, where a phone shows them without scrolling."""
 
 _HATCH = (
-    '<defs><pattern id="guessed" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<rect class="guess-paper" width="6" height="6"/><rect class="guess-line" width="2" height="6"/></pattern></defs>'
+    '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="hatch-paper" width="6" height="6"/><rect class="hatch-line" width="2" height="6"/></pattern></defs>'
 )
 
 
 def days_svg(days: Sequence[Group]) -> str:
-    """Return one bar for each day, oldest first, the newest of them where there are many; empty without any energy."""
+    """Return one bar per day, oldest first, limited to the latest days; empty without any energy."""
     shown = days[-_MAX_DAYS:]
     highest_j = max((sum(energy_j for _, energy_j in _parts(day)) for day in shown), default=0.0)
     if highest_j <= 0:
@@ -38,7 +38,7 @@ def days_svg(days: Sequence[Group]) -> str:
     ]
     for k, day in enumerate(shown):
         middle = _LEFT + (k + 0.5) * step
-        parts.append(f'<g class="day"><title>{escape(_words(day))}</title>')
+        parts.append(f'<g class="day"><title>{escape(_tooltip(day))}</title>')
         below_j = 0.0
         for name, energy_j in _parts(day):
             top, bottom = up.place(below_j + energy_j), up.place(below_j)
@@ -69,15 +69,15 @@ def _parts(day: Group) -> list[tuple[str, float]]:
 
 
 def _has_gap(day: Group) -> bool:
-    """Return whether of more than a hundredth of the day's GPU time nothing is known."""
+    """Return whether more than 1 % of the GPU time of a day has no readings."""
     missing_s = day.by_jobs.missing_s + day.idle.missing_s
     known_s = day.by_jobs.measured_s + day.by_jobs.estimated_s + day.idle.measured_s + day.idle.estimated_s
     return missing_s > 0.01 * (missing_s + known_s)
 
 
-def _words(day: Group) -> str:
-    said = [f"{energy_text(energy_j)} {name.replace('-', ' ')}" for name, energy_j in _parts(day)]
+def _tooltip(day: Group) -> str:
+    texts = [f"{energy_text(energy_j)} {name.replace('-', ' ')}" for name, energy_j in _parts(day)]
     missing_s = day.by_jobs.missing_s + day.idle.missing_s
     if missing_s:
-        said.append(f"nothing known of {time_text(missing_s)} of GPU time")
-    return f"{day.name}: {', '.join(said) or 'nothing measured'}"
+        texts.append(f"no readings for {time_text(missing_s)} of GPU time")
+    return f"{day.name}: {', '.join(texts) or 'nothing measured'}"

@@ -1,4 +1,4 @@
-"""Time and energy of every iteration in order, as inline SVG: what was tried, what stayed, what was disturbed."""
+"""Time and energy of every iteration in order, coloured by purpose."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -15,7 +15,7 @@ _PANEL_GAP = 22.0
 
 
 def series_svg(iterations: Sequence[IterationRow]) -> str:
-    """Return one SVG with two panels, energy above time, a dot for each iteration; empty without iterations."""
+    """Return the energy panel above the time panel, one point per iteration; empty with fewer than two iterations."""
     if len(iterations) < 2:
         return ""
     panels: list[str] = []
@@ -45,7 +45,7 @@ def _panel(
     regular = sorted(v for row in iterations if row.is_regular and (v := value(row)) is not None)
     if not regular:
         return ""
-    # The scale starts at zero, so that a saving looks as large as it is; an outlier is drawn at the upper edge.
+    # The scale starts at zero, so that savings are not exaggerated; outliers are drawn at the upper edge.
     highest = regular[-1] * 1.05
     first, last = iterations[0].iteration_index, iterations[-1].iteration_index
     across = (_WIDTH - _LEFT - 16.0) / max(1, last - first)
@@ -57,13 +57,13 @@ def _panel(
         _tick(bottom, "0"),
     ]
     for row in iterations:
-        figure = value(row)
-        if figure is None:
+        measured = value(row)
+        if measured is None:
             continue
         x = _LEFT + 8.0 + (row.iteration_index - first) * across
-        y = bottom - min(figure / highest, 1.0) * _PLOT_HEIGHT
-        kind = f"{row.plan_purpose or 'mixed'}" if row.is_regular else "irregular"
-        tooltip = f"iteration {row.iteration_index}, {kind}: {text(figure)}"
+        y = bottom - min(measured / highest, 1.0) * _PLOT_HEIGHT
+        kind = f"{row.plan_purpose or 'mixed'}" if row.is_regular else "disturbed"
+        tooltip = f"iteration {row.iteration_index}, {kind}: {text(measured)}"
         parts.append(
             f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(tooltip)}</title></circle>'
         )

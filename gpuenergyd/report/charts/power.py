@@ -1,4 +1,4 @@
-"""Power of a job's GPUs over time against what plans predict, as inline SVG; a gap is a gap."""
+"""Measured power of a job's GPUs over time and the power that its plans predicted."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ _MAX_POINTS = 480
 
 
 def power_svg(rollups: Sequence[RollupRecord], *, num_gpus: int, plans: Sequence[PlanRecord] = ()) -> str:
-    """Return the sum over a job's GPUs per bucket; buckets in which one of them was not measured are left out.
+    """Return the total power per time bucket; buckets in which a GPU was not measured are gaps.
 
-    While a plan with a prediction was in force, its energy per iteration over its iteration time is a line beside it.
-    Empty with fewer than two such buckets.
+    A second line shows the predicted energy per predicted iteration time of the plan in force. Empty with fewer than
+    two buckets.
     """
     by_bucket: dict[float, list[float]] = defaultdict(list)
     for rollup in rollups:
@@ -51,7 +51,7 @@ def power_svg(rollups: Sequence[RollupRecord], *, num_gpus: int, plans: Sequence
 
 
 def _predicted(plans: Sequence[PlanRecord], begin: float, end: float) -> list[tuple[float, float, float]]:
-    """Return begin, end and mean power of the plans that predict one; a plan holds until the next is given."""
+    """Return start, end and predicted mean power of each plan; a plan is in force until the next one is issued."""
     found = []
     for k, row in enumerate(plans):
         predicted = row.plan.predicted
@@ -73,7 +73,7 @@ def _drawn_plans(predicted: Sequence[tuple[float, float, float]], begin: float, 
 
 
 def _thinned(points: list[tuple[float, float]], width_s: float) -> tuple[list[tuple[float, float]], float]:
-    """Return means over as many neighbouring buckets as it takes to stay readable, and their width."""
+    """Return means over neighbouring buckets so that at most `_MAX_POINTS` remain, and their width."""
     together = -(-len(points) // _MAX_POINTS)
     if together == 1:
         return points, width_s

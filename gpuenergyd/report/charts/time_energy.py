@@ -1,4 +1,4 @@
-"""Time against energy, as inline SVG: what each plan was measured to take, what is predicted, what is proven."""
+"""Energy against time per iteration: measurements of each plan, the prediction and the lower bound."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -25,11 +25,11 @@ def plane_svg(
     allowed_time_s: float | None,
     frontier: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """Return one dot per plan at the medians of its regular iterations; the plan in force with its proven bound.
+    """Return one point per plan at the medians of its regular iterations, and the prediction of the plan in force.
 
-    `allowed_time_s` is how long an iteration may take, `frontier` the (time, energy) points that the policy chose from,
-    drawn as far as something was measured or allowed, and to the next point. A step line joins the measured points
-    that no other beats in both. Empty when fewer than two plans were measured.
+    `allowed_time_s` is the maximum iteration time, `frontier` the (time, energy) points that the policy chose from; it
+    is drawn over the range of measured and allowed times. A step line joins the Pareto-optimal measurements. Empty with
+    fewer than two measured plans.
     """
     measured = _measured(iterations)
     if len(measured) < 2:
@@ -40,28 +40,30 @@ def plane_svg(
     if predicted:
         times_s.append(predicted.iteration_time_s)
         energies_j += [predicted.energy_j, *([predicted.lower_bound_j] if predicted.lower_bound_j else [])]
-    reached = _reached(frontier, min(times_s), max([*times_s, allowed_time_s or 0.0]))
-    times_s += [time_s for time_s, _ in reached]
-    energies_j += [energy_j for _, energy_j in reached]
+    in_range = _frontier_in_range(frontier, min(times_s), max([*times_s, allowed_time_s or 0.0]))
+    times_s += [time_s for time_s, _ in in_range]
+    energies_j += [energy_j for _, energy_j in in_range]
     across = Axis(*_range(times_s), at_low=_LEFT, at_high=_RIGHT, text=time_text, num_ticks=6)
     up = Axis(*_range(energies_j), at_low=_BOTTOM, at_high=_TOP, text=energy_tick, num_ticks=6, step=energy_step)
     parts = [
         up.draw_up(_LEFT, _RIGHT),
         across.draw_across(_BOTTOM),
-        '<text class="title" x="0" y="14">energy per iteration, against its time</text>',
+        '<text class="title" x="0" y="14">energy against time per iteration</text>',
     ]
-    unbeaten = _unbeaten([(time_s, energy_j) for _, time_s, energy_j, _ in measured])
-    stairs = "".join(f"H{across.place(t):.1f}V{up.place(e):.1f}" for t, e in unbeaten[1:])
-    first = f"{across.place(unbeaten[0][0]):.1f} {up.place(unbeaten[0][1]):.1f}"
-    parts.append(f'<path class="unbeaten" d="M{first}{stairs}"/>')
-    if len(reached) > 1:
-        curve = "L".join(f"{across.place(t):.1f} {up.place(e):.1f}" for t, e in reached)
-        parts.append(f'<path class="frontier" d="M{curve}"><title>the frontier that was chosen from</title></path>')
+    pareto = _pareto_optimal([(time_s, energy_j) for _, time_s, energy_j, _ in measured])
+    stairs = "".join(f"H{across.place(t):.1f}V{up.place(e):.1f}" for t, e in pareto[1:])
+    first = f"{across.place(pareto[0][0]):.1f} {up.place(pareto[0][1]):.1f}"
+    parts.append(f'<path class="pareto" d="M{first}{stairs}"/>')
+    if len(in_range) > 1:
+        curve = "L".join(f"{across.place(t):.1f} {up.place(e):.1f}" for t, e in in_range)
+        parts.append(
+            f'<path class="frontier" d="M{curve}"><title>frontier that targets were chosen from</title></path>'
+        )
     if allowed_time_s is not None and across.low <= allowed_time_s <= across.high:
         x = across.place(allowed_time_s)
         parts.append(
             f'<line class="allowed" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}">'
-            f"<title>allowed: {escape(time_text(allowed_time_s))}</title></line>"
+            f"<title>maximum iteration time: {escape(time_text(allowed_time_s))}</title></line>"
         )
     for (plan_id, purpose), time_s, energy_j, count in measured:
         tooltip = f"{plan_id}: {time_text(time_s)}, {energy_text(energy_j)}, median of {count}"
@@ -76,7 +78,7 @@ def plane_svg(
             y, text = up.place(predicted.lower_bound_j), energy_text(predicted.lower_bound_j)
             parts.append(
                 f'<line class="bound" x1="{x - 14:.1f}" x2="{x + 14:.1f}" y1="{y:.1f}" y2="{y:.1f}">'
-                f"<title>no plan of that time takes less than {escape(text)}</title></line>"
+                f"<title>lower bound (fitted model): {escape(text)}</title></line>"
             )
     return (
         f'<svg class="plane" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
@@ -84,15 +86,17 @@ def plane_svg(
     )
 
 
-def _reached(frontier: Sequence[tuple[float, float]], low_s: float, high_s: float) -> list[tuple[float, float]]:
-    """Return the points within a range of times, and one more on either side."""
+def _frontier_in_range(
+    frontier: Sequence[tuple[float, float]], low_s: float, high_s: float
+) -> list[tuple[float, float]]:
+    """Return the points within a range of times and one more on either side."""
     ordered = sorted(frontier)
     begin = max(0, bisect_left(ordered, low_s, key=itemgetter(0)) - 1)
     return ordered[begin : bisect_right(ordered, high_s, key=itemgetter(0)) + 1]
 
 
-def _unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points than which none is both faster and takes less energy, fastest first."""
+def _pareto_optimal(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no other point beats in both time and energy, fastest first."""
     found: list[tuple[float, float]] = []
     for time_s, energy_j in sorted(points):
         if not found or energy_j < found[-1][1]:
@@ -101,7 +105,7 @@ def _unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _measured(iterations: Sequence[IterationRow]) -> list[tuple[tuple[str, PlanPurpose], float, float, int]]:
-    """Return plan and purpose, median time, median energy and count of each plan that was measured."""
+    """Return (plan ID, purpose), median time, median energy and number of iterations of each measured plan."""
     by_plan: dict[tuple[str, PlanPurpose], list[tuple[float, float]]] = defaultdict(list)
     for row in iterations:
         if row.is_regular and row.energy_j is not None and row.plan_id is not None and row.plan_purpose is not None:
@@ -113,7 +117,7 @@ def _measured(iterations: Sequence[IterationRow]) -> list[tuple[tuple[str, PlanP
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return a range around values with some room; never empty."""
+    """Return the range of values with a margin; never empty."""
     low, high = min(values), max(values)
     room = max(high - low, 1e-3 * high) * _MARGIN
     return low - room, high + room

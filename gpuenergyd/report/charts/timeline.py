@@ -1,4 +1,4 @@
-"""The pipeline before and after, drawn to one time scale as inline SVG: one row per stage, colour is the SM clock."""
+"""Pipeline timelines on one time scale: one row per stage, instructions coloured by SM clock."""
 
 from collections.abc import Sequence
 from html import escape
@@ -20,13 +20,13 @@ _KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "wei
 
 
 def clock_scale(iterations: Sequence[ObservedIteration]) -> ClockScale | None:
-    """Return the range of clocks over all iterations; None when none was seen."""
+    """Return the range of SM clocks in all iterations; None if no clock is known."""
     clocks = [s.mean_sm_clock_mhz for it in iterations for s in it.spans if s.mean_sm_clock_mhz is not None]
     return ClockScale(min(clocks), max(clocks)) if clocks else None
 
 
 def timelines_svg(iterations: Sequence[ObservedIteration]) -> str:
-    """Return one SVG with the iterations below each other, on the same time scale."""
+    """Return the iterations below each other, on the same time scale."""
     drawn = [iteration for iteration in iterations if iteration.spans]
     if not drawn:
         return ""
@@ -63,7 +63,7 @@ def _iteration(iteration: ObservedIteration, *, scale: ClockScale, per_second: f
     for rank, y in row_of.items():
         parts.append(f'<text class="stage" x="0" y="{y + _ROW_HEIGHT / 2 + 4:.1f}">stage {rank}</text>')
         parts.append(f'<rect class="bubble" x="{_LEFT}" y="{y:.1f}" width="{width:.2f}" height="{_ROW_HEIGHT}"/>')
-    # Critical instructions come last, so that their outline lies over their neighbours'.
+    # Critical instructions are drawn last, so that their outlines are on top.
     for is_critical in (False, True):
         parts.extend(
             _instruction(span, scale=scale, per_second=per_second, y=row_of[span.pp_rank], is_critical=is_critical)

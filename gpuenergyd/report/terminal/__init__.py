@@ -1,6 +1,6 @@
 """Reports and the live view for a terminal.
 
-live    the daemon's current state
-screen  the live view fitted to a screen
+live    the current status of the daemon
+screen  the live view in a screen of limited size
 tables  jobs and groups as tables
 """

@@ -1,4 +1,4 @@
-"""What the daemon is doing now, drawn for a terminal: health, GPUs, jobs."""
+"""The current status of the daemon in a terminal: health, GPUs and jobs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,60 +23,61 @@ from gpuenergyd.report.formatting import (
 )
 
 Status = Mapping[str, Any]
-"""The body of the daemon's GET /v1/status."""
+"""The response body of GET /v1/status."""
 
 
 def status_view(status: Status) -> RenderableType:
-    """Return the whole view: one line of health, then GPUs, then jobs."""
+    """Return the full view: health, carbon intensity, GPUs and jobs."""
     grid = grid_lines(status.get("carbon"))
     return Group(health_line(status), *grid, _gpus(status), *_switching(status), *_jobs(status))
 
 
 def health_line(status: Status) -> Text:
-    """Return what is wrong, if anything, and what runs, each in a line."""
+    """Return the problems, if any, and the daemon's version, process ID, uptime and mode."""
     line = Text()
     if status["is_degraded"]:
-        reasons = "; ".join(status["degraded_reasons"]) or "no reason given"
+        reasons = "; ".join(status["degraded_reasons"])
         line.append(f"degraded: {reasons}\n", style="bold red")
     driver = "simulated GPUs" if status["driver"] == "simulated" else "NVML"
-    does = "controls clocks" if status["mode"] == "control" else "observes only, changes no clock"
+    mode = "controls clocks" if status["mode"] == "control" else "observes only, does not set clocks"
     line.append(
-        f"gpuenergyd {status['version']}, pid {status['pid']}, up {age_text(status['uptime_s'])}: {driver}, {does}"
+        f"gpuenergyd {status['version']}, pid {status['pid']}, up {age_text(status['uptime_s'])}: {driver}, {mode}"
     )
     return line
 
 
 def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
-    """Return what is known of the grid, what it rests on, and what following it can be worth."""
+    """Return the carbon intensity with its basis, the forecast skill and the value of carbon timing."""
     if grid is None:
         return []
     value = "unknown" if grid["value"] is None else f"{grid['value']:.4g} {grid['unit']}"
     line = f"zone {grid['zone']}: {value} ({grid['basis']}, {age_text(grid['age_s'])} old)"
     if grid["replayed_hour_s"] is not None:
-        line += f"; a trace lived again, an hour in {grid['replayed_hour_s']:g} s"
+        line += f"; replayed trace, one hour in {grid['replayed_hour_s']:g} s"
     lines = [Text(line)]
     if grid["forecast_model"] is not None:
         skill = grid["live_skill"]
-        said = "too few have come due to judge them"
+        quality = "skill unknown: too few past forecasts"
         if skill is not None:
-            said = (
-                f"error against the best naive one: 1 h {ratio_text(-skill['skill_1h_ratio'])},"
+            quality = (
+                f"error relative to the best naive forecast: 1 h {ratio_text(-skill['skill_1h_ratio'])},"
                 f" 6 h {ratio_text(-skill['skill_6h_ratio'])}, day {ratio_text(-skill['skill_24h_mean_ratio'])}"
                 f" ({skill['num_origins']} forecasts)"
             )
-        lines.append(Text(f"forecast: {grid['forecast_model']}; {said}"))
+        lines.append(Text(f"forecast: {grid['forecast_model']}; {quality}"))
     if grid["timing_value"] is not None:
         lines.append(Text(timing_value_text(grid["timing_value"])))
     return lines
 
 
 def timing_value_text(value: Mapping[str, Any]) -> str:
-    """Return the recent upper bound of the gain from choosing the hours, in one sentence."""
+    """Return the recent upper bound of the gain from carbon timing, in one sentence."""
     curve = "an assumed frontier" if value["is_frontier_assumed"] else "the job's frontier"
     return (
-        f"choosing the hours could have added {100 * value['timing_gain_ratio']:.2f} points to the"
-        f" {100 * value['constant_saving_ratio']:.2f} % that {ratio_text(value['max_slowdown_ratio'])} time saves"
-        f" at any hour (perfect knowledge, last {value['num_days']} days, {value['job_hours']:.0f} h jobs, {curve})"
+        f"carbon timing: up to {100 * value['timing_gain_ratio']:.2f} percentage points on top of the"
+        f" {100 * value['constant_saving_ratio']:.2f} % saved by a constant slowdown of"
+        f" {100 * value['max_slowdown_ratio']:.1f} %"
+        f" (perfect forecast, last {value['num_days']} days, {value['job_hours']:.0f} h jobs, {curve})"
     )
 
 
@@ -87,16 +88,16 @@ def _gpus(status: Status) -> RenderableType:
     table.add_column("GPU", no_wrap=True)
     table.add_column("model", overflow="ellipsis", no_wrap=True, max_width=24)
     table.add_column("state", no_wrap=True)
-    for name in ("clock", "asked", "power", "temp", "age"):
+    for name in ("clock", "requested", "power", "temp", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for gpu in status["gpus"]:
-        asked = gpu["requested_sm_clock_mhz"]
+        requested = gpu["requested_sm_clock_mhz"]
         table.add_row(
             str(gpu["index"]),
             gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)"),
             Text(gpu["state"], style="" if gpu["state"] == "ok" else "bold red"),
             clock_text(gpu["sm_clock_mhz"]),
-            "full" if asked is None else clock_text(asked),
+            "full" if requested is None else clock_text(requested),
             power_text(gpu["power_w"]),
             temperature_text(gpu["temperature_celsius"]),
             age_text(gpu["reading_age_s"]),
@@ -105,14 +106,14 @@ def _gpus(status: Status) -> RenderableType:
 
 
 def _switching(status: Status) -> list[RenderableType]:
-    """One line for all GPUs: how long clock changes take, and how many GPUs have shown that themselves."""
+    """Return one line on the switch latency of all GPUs and how many of them it was measured on."""
     known = [gpu["switching"] for gpu in status["gpus"]]
     if not known:
         return []
-    raises, lowers = (_span_text([own[key] for own in known]) for key in ("raise_s", "lower_s"))
-    bases = Counter(own["basis"] for own in known)
+    raises, lowers = (_span_text([each[key] for each in known]) for key in ("raise_s", "lower_s"))
+    bases = Counter(each["basis"] for each in known)
     basis = ", ".join(f"{basis} on {count} of {len(known)} GPUs" for basis, count in sorted(bases.items()))
-    return [Text(f"clock changes: raise {raises}, lower {lowers} ({basis})")]
+    return [Text(f"switch latency: raise {raises}, lower {lowers} ({basis})")]
 
 
 def _span_text(times_s: Sequence[float]) -> str:
@@ -122,7 +123,7 @@ def _span_text(times_s: Sequence[float]) -> str:
 
 def _jobs(status: Status) -> list[RenderableType]:
     if not status["jobs"]:
-        return [Text("no job")]
+        return [Text("no jobs")]
     views: list[RenderableType] = []
     for job in status["jobs"]:
         title = Text.assemble(
@@ -132,7 +133,7 @@ def _jobs(status: Status) -> list[RenderableType]:
         )
         table = Table(box=box.SIMPLE, pad_edge=False)
         table.add_column("")
-        for name in ("time", "energy", "slower by", "saves", "iterations"):
+        for name in ("time", "energy", "slowdown", "saving", "iterations"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_row(
             "baseline",
@@ -160,54 +161,55 @@ def _jobs(status: Status) -> list[RenderableType]:
             table.add_row("lower bound", "", energy_text(job["lower_bound_j"]))
         plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
         retry = job.get("retry_in_iterations")
-        again = "" if retry is None else f"; again in {retry} iterations"
-        again = "; for good" if job.get("is_given_up") else again
-        why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}{again}")
-        views.extend((title, table, why, *_notice(job), plan, *_replicas(job), *_following(job), *_would_be(job)))
+        next_attempt = "" if retry is None else f"; next attempt in {retry} iterations"
+        next_attempt = "; no further attempts" if job.get("is_given_up") else next_attempt
+        why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}{next_attempt}")
+        views.extend(
+            (title, table, why, *_notice(job), plan, *_straggler_pace(job), *_target(job), *_predicted_saving(job))
+        )
     return views
 
 
-def _would_be(job: Mapping[str, Any]) -> list[RenderableType]:
-    """What a job would save whose GPUs are only observed: a prediction, never among what was measured."""
+def _predicted_saving(job: Mapping[str, Any]) -> list[RenderableType]:
+    """Return the predicted saving of a job whose clocks are only observed."""
     if not job.get("is_observing") or job["predicted_saving_basis"] is None:
         return []
+    basis = job["predicted_saving_basis"]
     if job["predicted_saving_ratio"] is None:
-        return [Text(f"would save: not known; {job['predicted_saving_basis']}")]
+        return [Text(f"predicted saving: unknown; {basis}")]
     low, high = job["predicted_saving_low_ratio"], job["predicted_saving_high_ratio"]
     span = f" ({interval_text((low, high))})" if low is not None and high is not None else ""
-    return [
-        Text(
-            f"would save {ratio_text(job['predicted_saving_ratio'])}{span}, predicted: {job['predicted_saving_basis']}"
-        )
-    ]
+    return [Text(f"predicted saving: {ratio_text(job['predicted_saving_ratio'])}{span}; {basis}")]
 
 
 def _notice(job: Mapping[str, Any]) -> list[RenderableType]:
-    """What last made a job go on differently."""
+    """Return the last notice of a job, e.g. a change of its pace."""
     if not job.get("last_notice"):
         return []
-    return [Text(f"noticed {job['last_notice_iterations_ago']} iterations ago: {job['last_notice']}")]
+    return [Text(f"{job['last_notice_iterations_ago']} iterations ago: {job['last_notice']}")]
 
 
-def _replicas(job: Mapping[str, Any]) -> list[RenderableType]:
-    """What the slowest replica of the training imposes on a job, where one does."""
+def _straggler_pace(job: Mapping[str, Any]) -> list[RenderableType]:
+    """Return the straggler pace that a job runs at, if it does, and its saving."""
     if job.get("straggler_time_s") is None:
         return []
     since = age_text(job["straggler_since_s"])
     saved = job.get("extrinsic_saving_ratio")
-    saves = f", which saves {100 * saved:.1f} % against waiting" if saved is not None else ""
+    saves = f", saving {100 * saved:.1f} % compared with waiting" if saved is not None else ""
     why = job["straggler_reason"] or MISSING
-    return [Text(f"slowed to {time_text(job['straggler_time_s'])} for {since}{saves}: {why}")]
+    return [Text(f"at straggler pace {time_text(job['straggler_time_s'])} for {since}{saves}: {why}")]
 
 
-def _following(job: Status) -> list[Text]:
-    """Return what a job owes and what that saved, where a signal is followed or grams are counted."""
+def _target(job: Status) -> list[Text]:
+    """Return the iteration time target of a job and its carbon savings, if it has a target policy."""
     target, carbon = job.get("target"), job.get("carbon")
     if target is None:
         return []
-    owed = "full speed" if target["permitted_time_s"] is None else time_text(target["permitted_time_s"])
-    so_far = f"{ratio_text(target['slowdown_so_far_ratio'])} of {ratio_text(target['budget_ratio'])} used"
-    lines = [Text(f"target {target['policy']}: {owed}, {so_far} ({target['reason']})")]
+    target_time = "full speed" if target["permitted_time_s"] is None else time_text(target["permitted_time_s"])
+    budget = (
+        f"slowdown so far {ratio_text(target['slowdown_so_far_ratio'])}, budget {ratio_text(target['budget_ratio'])}"
+    )
+    lines = [Text(f"target ({target['policy']}): {target_time}; {budget}; {target['reason']}")]
     if target["length_basis"] is not None:
         lines.append(Text(f"length of the job: {target['length_basis']}"))
     if carbon is not None and carbon["carbon_g"] is not None:
@@ -216,8 +218,8 @@ def _following(job: Status) -> list[Text]:
         )
         lines.append(
             Text(
-                f"tuned iterations emitted {grams_text(carbon['carbon_g'])}; saved {by_plan} at no slowdown,"
-                f" {by_frontier} by running slower, {by_timing} by choosing the hours"
+                f"emissions of tuned iterations: {grams_text(carbon['carbon_g'])}; saved {by_plan} without slowdown,"
+                f" {by_frontier} by running slower, {by_timing} by timing"
             )
         )
     return lines

@@ -1,4 +1,4 @@
-"""Jobs and groups as tables for a terminal."""
+"""Jobs and groups as tables in a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +15,8 @@ from gpuenergyd.report.formatting import (
     energy_text,
     interval_text,
     ratio_text,
+    saving_text,
+    slowdown_text,
     time_text,
 )
 from gpuenergyd.report.job import JobReport
@@ -22,10 +24,10 @@ from gpuenergyd.store import JobSummary
 
 
 def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
-    """Return one row per job, baseline against tuned."""
+    """Return one row per job with its baseline and tuned values."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("job", overflow="fold")
-    for title in ("iterations", "time", "energy", "saves", "slower by"):
+    for title in ("iterations", "time", "energy", "saving", "slowdown"):
         table.add_column(title, justify="right")
     for report in reports:
         job = report.summary
@@ -45,28 +47,27 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
     if simulated:
         which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
         notes.append(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE)
-    num_parts = sum(report.is_partial for report in reports)
-    if num_parts:
-        notes.append(f"Of {num_parts} of them only the part within that time is counted, against all of its baseline.")
+    num_partial = sum(report.is_partial for report in reports)
+    if num_partial:
+        notes.append(f"{num_partial} of {len(reports)} jobs are only partly within the time range. {_PARTIAL_NOTE}")
     return Group(table, *(Text(note) for note in notes))
 
 
 def _saving_text(job: JobSummary) -> str:
-    """Measured, or said to be what would be."""
-    return (
-        ratio_text(job.saving_ratio)
-        if job.predicted_saving_ratio is None
-        else f"would {ratio_text(job.predicted_saving_ratio)}"
-    )
+    """Return the measured saving, or the predicted one, marked as such."""
+    if job.predicted_saving_ratio is not None:
+        return f"{ratio_text(job.predicted_saving_ratio)} predicted"
+    return ratio_text(job.saving_ratio)
 
 
 SIMULATED_NOTE = (
-    "The GPUs were simulated: clocks, power, energy and stage times come from a device model; the training was real."
+    "Simulated GPUs: clocks, power, energy and stage times come from a device model; the training was real."
 )
+_PARTIAL_NOTE = "Values cover that part only; the baseline is that of the whole job."
 
 
 def job_table(report: JobReport) -> RenderableType:
-    """Return one job in detail."""
+    """Return the details of one job."""
     job = report.summary
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("")
@@ -85,43 +86,57 @@ def job_table(report: JobReport) -> RenderableType:
         energy_text(job.energy_per_iteration_j),
         ratio_text(saving),
     )
-    table.add_row("iterations (medians over)", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
+    table.add_row("iterations in the medians", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
     table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
-    table.add_row("least by the fitted profile", "", energy_text(job.lower_bound_j))
-    lines = [f"saves {ratio_text(job.saving_ratio)} energy"]
-    if job.saving_interval:
-        lines[0] += f" (95 %, drift taken out: {interval_text(job.saving_interval)})"
-    if job.predicted_saving_ratio is not None:
-        lines = [f"would save {ratio_text(job.predicted_saving_ratio)} energy, predicted: {job.predicted_saving_basis}"]
-    plan = report.plan_in_force
-    if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
-        lines.append(
-            f"plan in force ({plan.plan_id}, {plan.num_iterations} iterations): {time_text(plan.iteration_time_s)},"
-            f" {energy_text(plan.energy_j)}, saves {ratio_text(plan.saving_ratio)} at"
-            f" {ratio_text(plan.slowdown_ratio)} time"
-        )
-    lines.append(
-        f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)}"
-        " than as many baseline ones"
-    )
-    if report.carbon is not None:
-        lines.extend(report.carbon.lines())
-    used = report.energy_use
-    if used.energy_j is not None or used.estimated_j is not None:
-        estimated = f", {energy_text(used.estimated_j)} more estimated" if used.estimated_j is not None else ""
-        missing = f", nothing known of {time_text(used.missing_s)}" if used.missing_s else ""
-        lines.append(f"its GPUs used {energy_text(used.energy_j)} in all{estimated}{missing}")
-    if report.cost is not None:
-        lines.append(f"that costs {cost_text(report.cost)}")
-    if report.is_partial:
-        lines.append("Only the part within that time is counted, against the baseline of the whole job.")
-    if job.is_simulated:
-        lines.append(SIMULATED_NOTE)
+    table.add_row("lower bound (fitted model)", "", energy_text(job.lower_bound_j))
     title = (
         f"{job.job_name}: {job.schedule_name or MISSING}, {job.num_ranks} GPUs, {job.num_microbatches} microbatches,"
         f" policy {job.policy}"
     )
-    return Group(Text(title, style="bold"), table, *(Text(line) for line in lines))
+    return Group(
+        Text(title, style="bold"), table, *(Text(line) for line in (*_result_lines(report), *_energy_lines(report)))
+    )
+
+
+def _result_lines(report: JobReport) -> list[str]:
+    """Return savings, the plan in force and the cost of profiling."""
+    job = report.summary
+    lines = [f"{saving_text(job.saving_ratio)}, {slowdown_text(job.slowdown_ratio)}"]
+    if job.saving_interval:
+        lines[0] += f" (saving: 95 % confidence interval {interval_text(job.saving_interval)}, drift-corrected)"
+    if job.predicted_saving_ratio is not None:
+        lines = [
+            f"predicted if clocks are set: {saving_text(job.predicted_saving_ratio)}; {job.predicted_saving_basis}"
+        ]
+    plan = report.plan_in_force
+    if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
+        lines.append(
+            f"plan in force ({plan.plan_id}, {plan.num_iterations} iterations): {time_text(plan.iteration_time_s)},"
+            f" {energy_text(plan.energy_j)}; {saving_text(plan.saving_ratio)}, {slowdown_text(plan.slowdown_ratio)}"
+        )
+    if report.profiling_cost_j is not None:
+        lines.append(
+            f"profiling: {job.num_profile_iterations} iterations used {difference_text(report.profiling_cost_j)} than"
+            " the same number of baseline iterations"
+        )
+    return lines
+
+
+def _energy_lines(report: JobReport) -> list[str]:
+    """Return carbon, total energy and cost, and what the values cover."""
+    lines = list(report.carbon.lines()) if report.carbon is not None else []
+    used = report.energy_use
+    if used.energy_j is not None or used.estimated_j is not None:
+        estimated = f", {energy_text(used.estimated_j)} estimated" if used.estimated_j is not None else ""
+        missing = f"; no readings for {time_text(used.missing_s)}" if used.missing_s else ""
+        lines.append(f"total GPU energy: {energy_text(used.energy_j)} measured{estimated}{missing}")
+    if report.cost is not None:
+        lines.append(f"cost: {cost_text(report.cost)}")
+    if report.is_partial:
+        lines.append(f"The job is only partly within the time range. {_PARTIAL_NOTE}")
+    if report.summary.is_simulated:
+        lines.append(SIMULATED_NOTE)
+    return lines
 
 
 _GROUP_COLUMNS: Sequence[tuple[str, str, Callable[[float | None], str]]] = (
@@ -138,7 +153,7 @@ _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "ho
 
 
 def groups_table(groups: Sequence[Mapping[str, Any]], *, by: str) -> RenderableType:
-    """Return one row per group: measured energy for jobs and for nobody; what was estimated and is missing, apart."""
+    """Return one row per group: measured energy of jobs and idle time, with estimates and missing time apart."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column(by, overflow="fold")
     shown = [

@@ -48,7 +48,7 @@ def test_the_table_fits_eighty_columns_and_says_what_was_simulated(
 
     out = capsys.readouterr().out
     assert max(len(line) for line in out.splitlines()) <= 80
-    assert "simulated" in out
+    assert "Simulated GPUs" in out
     assert "-18." in out
 
 
@@ -176,11 +176,17 @@ def test_a_tariff_of_one_price_costs_what_the_price_costs(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("price_per_kwh = -1", "price_per_kwh -1: a number of at least 0"),
+        ("price_per_kwh = -1", "invalid price_per_kwh -1; valid: a number >= 0"),
         ("price = 1", "unknown key 'price'; valid: periods, price_per_kwh"),
-        ("price_per_kwh = 1\n[[periods]]\nprice_per_kwh = 1\nto_hour = 25", "to_hour 25: two hours from 0 to 24"),
-        ("price_per_kwh = 1\n[[periods]]\nprice_per_kwh = 1\nweekdays = ['mo']", "weekdays ['mo']: a list of mon, tue"),
-        ("=", "is no TOML"),
+        (
+            "price_per_kwh = 1\n[[periods]]\nprice_per_kwh = 1\nto_hour = 25",
+            "to_hour 25; valid: two different integers from 0 to 24",
+        ),
+        (
+            "price_per_kwh = 1\n[[periods]]\nprice_per_kwh = 1\nweekdays = ['mo']",
+            "invalid weekdays ['mo']; valid: a list of mon, tue",
+        ),
+        ("=", "is not valid TOML"),
     ],
     ids=["negative", "key", "hour", "weekday", "toml"],
 )

@@ -67,7 +67,7 @@ def test_an_empty_history_has_an_html_page_that_says_so(tmp_path: Path) -> None:
     done = report("--format", "html", database=written(tmp_path / "history.sqlite3"))
 
     assert done.returncode == 0
-    assert "No job ran in this span of time" in done.stdout
+    assert "No jobs ran in this time range" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_host_without_gpus_and_jobs_is_shown() -> None:
     text = drawn(STATUS | {"gpus": [], "jobs": []})
 
     assert "no GPU found" in text
-    assert "no job" in text
+    assert "no jobs" in text
 
 
 @pytest.mark.parametrize(("is_degraded", "exit_code"), [(False, 0), (True, 4)])
@@ -181,7 +181,7 @@ def test_status_says_how_long_clock_changes_take_and_where_that_comes_from() -> 
 
     text = drawn(STATUS | {"gpus": [gpu | {"switching": quick}, gpu | {"index": 1, "switching": slow}]})
 
-    line = "clock changes: raise 6.0 ms to 30.0 ms, lower 5.0 ms (assumed on 1 of 2 GPUs, measured on 1 of 2 GPUs)"
+    line = "switch latency: raise 6.0 ms to 30.0 ms, lower 5.0 ms (assumed on 1 of 2 GPUs, measured on 1 of 2 GPUs)"
     assert line in " ".join(text.split())
 
 
@@ -199,9 +199,9 @@ def test_status_says_what_would_be_saved_as_a_prediction_with_its_basis() -> Non
 
     text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (told, unknown))
 
-    assert "would save +12.0 % (+8.0 % to +19.0 %), predicted: assumed curves" in " ".join(text.split())
-    assert "would save: not known; assumed curves" in blank
-    assert "would save" not in drawn(STATUS)
+    assert "predicted saving: +12.0 % (+8.0 % to +19.0 %); assumed curves" in " ".join(text.split())
+    assert "predicted saving: unknown; assumed curves" in blank
+    assert "predicted saving" not in drawn(STATUS)
 
 
 NOTICES = {
@@ -230,7 +230,7 @@ def test_status_says_why_a_job_goes_on_differently_in_words_and_as_json(
     run(["status", "--json"])
     as_json = json.loads(capsys.readouterr().out)
 
-    assert f"noticed 7 iterations ago: {NOTICES[what]}" in text
+    assert f"7 iterations ago: {NOTICES[what]}" in text
     assert as_json["jobs"][0]["last_notice"] == NOTICES[what]
 
 
@@ -239,16 +239,17 @@ def test_status_says_who_sets_the_pace_of_a_job_and_since_when() -> None:
     reason = NOTICES["straggler"]
     status["jobs"][0] |= {"straggler_time_s": 2.036, "straggler_since_s": 41.0, "straggler_reason": reason}
 
-    assert f"slowed to 2.036 s for 41 s: {reason}" in " ".join(drawn(status).split())
+    assert f"at straggler pace 2.036 s for 41 s: {reason}" in " ".join(drawn(status).split())
 
     status["jobs"][0]["extrinsic_saving_ratio"] = 0.123
     text = " ".join(drawn(status).split())
 
-    assert f"slowed to 2.036 s for 41 s, which saves 12.3 % against waiting: {reason}" in text
+    assert f"at straggler pace 2.036 s for 41 s, saving 12.3 % compared with waiting: {reason}" in text
 
 
 @pytest.mark.parametrize(
-    ("retry", "is_given_up", "said"), [(12, False, "again in 12 iterations"), (None, True, "too slow; for good")]
+    ("retry", "is_given_up", "said"),
+    [(12, False, "next attempt in 12 iterations"), (None, True, "too slow; no further attempts")],
 )
 def test_status_says_when_a_job_that_fell_back_is_planned_for_again(
     *, retry: int | None, is_given_up: bool, said: str

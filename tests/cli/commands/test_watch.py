@@ -91,7 +91,7 @@ def test_a_watched_status_fills_its_screen_and_gives_it_back_on_ctrl_c(
 ) -> None:
     """Health, a line for each GPU and the jobs are there; Ctrl-C is an orderly end."""
     with watching(daemon, columns, lines) as terminal:
-        shown = terminal.wait_for(lambda text: "no job" in text and text.count(" MHz") >= 4)
+        shown = terminal.wait_for(lambda text: "no jobs" in text and text.count(" MHz") >= 4)
         os.kill(terminal.process.pid, signal.SIGINT)
         assert terminal.process.wait(LIMIT_S) == 130
         terminal.read_until(b"\x1b[?1049l")
@@ -106,7 +106,7 @@ def test_a_watched_status_fills_its_screen_and_gives_it_back_on_ctrl_c(
 
 def test_a_watched_status_ends_with_one_line_when_its_daemon_does(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, watching(daemon, 80, 24) as terminal:
-        terminal.wait_for(lambda text: "no job" in text)
+        terminal.wait_for(lambda text: "no jobs" in text)
         assert daemon.stop() == 0
         assert terminal.process.wait(LIMIT_S) == 3
         terminal.read_until(b"gpuenergyd: ")

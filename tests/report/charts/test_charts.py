@@ -1,4 +1,4 @@
-"""Pictures show what was measured, in place; what was not measured leaves a gap."""
+"""Charts draw measurements at the right position; missing measurements are gaps."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
-from gpuenergyd.report.charts.carbon_intensity import IntensityStep, OwedStep, intensity_svg
+from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
 from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.charts.daily_energy import days_svg
 from gpuenergyd.report.charts.power import power_svg
@@ -25,7 +25,7 @@ AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def iterations(*, with_energy: bool = True) -> list[IterationRow]:
-    """Return un-tuned iterations of 0.5 s and 100 J, tuned ones of 0.52 s and 80 J."""
+    """Return baseline iterations of 0.5 s and 100 J, tuned ones of 0.52 s and 80 J."""
     return [
         IterationRow(index, AT, time_s, energy_j if with_energy else None, plan_id, purpose, True)
         for index, (plan_id, purpose, time_s, energy_j) in enumerate(
@@ -49,10 +49,10 @@ def test_less_energy_is_lower_and_more_time_further_right() -> None:
     assert dots["tuned"].findtext("title") == "tuned-1: 520.0 ms, 80.0 J, median of 3"
     lines = {line.attrib["class"]: line for line in svg.iter("line")}
     assert float(lines["allowed"].attrib["x1"]) == float(dots["baseline"].attrib["cx"])
-    assert lines["bound"].findtext("title") == "no plan of that time takes less than 80.0 J"
+    assert lines["bound"].findtext("title") == "lower bound (fitted model): 80.0 J"
 
 
-def test_the_frontier_is_drawn_to_one_point_beyond_what_was_measured_or_allowed() -> None:
+def test_the_frontier_is_drawn_to_one_point_beyond_the_measured_and_allowed_times() -> None:
     points = tuple((0.48 + 0.02 * k, 100.0 - 5.0 * k) for k in range(8))
 
     svg = ET.fromstring(plane_svg(iterations(), None, allowed_time_s=0.55, frontier=points[::-1]))
@@ -61,14 +61,14 @@ def test_the_frontier_is_drawn_to_one_point_beyond_what_was_measured_or_allowed(
     places = [float(x) for x in re.findall(r"[ML]([\d.]+) ", drawn["frontier"])]
     assert len(places) == 5  # 0.48 and 0.56 beside 0.50 .. 0.54
     assert places == sorted(places)
-    assert drawn["unbeaten"].count("H") == 1
+    assert drawn["pareto"].count("H") == 1
     assert "frontier" not in plane_svg(iterations(), None, allowed_time_s=0.55)
 
 
 @pytest.mark.parametrize(
     ("step_s", "rounded"), [(0.03, 0.05), (0.6, 1.0), (7.0, 10.0), (40.0, 60.0), (4000.0, 7200.0), (3e5, 432_000.0)]
 )
-def test_a_step_in_time_is_one_that_a_clock_or_a_calendar_has(step_s: float, rounded: float) -> None:
+def test_time_ticks_are_whole_seconds_minutes_hours_or_days(step_s: float, rounded: float) -> None:
     assert elapsed_step(step_s) == pytest.approx(rounded)
 
 
@@ -76,7 +76,7 @@ def test_a_step_in_time_is_one_that_a_clock_or_a_calendar_has(step_s: float, rou
     ("time_s", "text"),
     [(0.0, "0"), (0.25, "250 ms"), (45.0, "45 s"), (90.0, "1 min 30 s"), (21_600.0, "6 h"), (259_200.0, "3 d")],
 )
-def test_round_times_are_written_shortly(time_s: float, text: str) -> None:
+def test_tick_labels_of_elapsed_time(time_s: float, text: str) -> None:
     assert elapsed_text(time_s) == text
 
 
@@ -86,7 +86,7 @@ def test_large_energies_have_ticks_that_are_round_in_kilowatt_hours() -> None:
     assert [axis.text(tick) for tick in axis.ticks()] == ["0", "10 kWh", "20 kWh"]
 
 
-def test_without_measured_energy_there_is_no_time_energy_picture() -> None:
+def test_without_measured_energy_there_is_no_time_energy_chart() -> None:
     assert plane_svg(iterations(with_energy=False), None, allowed_time_s=None) == ""
     assert plane_svg(iterations()[:3], None, allowed_time_s=None) == ""
 
@@ -116,7 +116,7 @@ def test_a_long_history_is_thinned_without_losing_its_mean() -> None:
     assert max(heights) - min(heights) < 0.5
 
 
-def test_one_sample_is_no_picture() -> None:
+def test_a_single_sample_draws_no_power_chart() -> None:
     assert power_svg([rollup(0, 0, 1.0)], num_gpus=1) == ""
     assert power_svg([], num_gpus=1) == ""
 
@@ -157,7 +157,7 @@ def day(name: str, *, jobs_j: float | None, idle_j: float | None, missing_s: flo
     )
 
 
-def test_a_day_is_as_high_as_its_energy_and_its_parts_lie_upon_each_other() -> None:
+def test_bars_of_a_day_are_stacked_to_its_total_energy() -> None:
     svg = ET.fromstring(
         days_svg([day("2026-03-01", jobs_j=3e6, idle_j=None), day("2026-03-02", jobs_j=1e6, idle_j=1e6)])
     )
@@ -170,7 +170,7 @@ def test_a_day_is_as_high_as_its_energy_and_its_parts_lie_upon_each_other() -> N
     assert tops == sorted(tops, reverse=True)
 
 
-def test_a_few_days_stand_at_the_left_where_a_phone_shows_them() -> None:
+def test_few_days_are_drawn_at_the_left() -> None:
     svg = ET.fromstring(days_svg([day("2026-03-01", jobs_j=3e6, idle_j=None)]))
 
     (group,) = svg.iter("g")
@@ -178,15 +178,15 @@ def test_a_few_days_stand_at_the_left_where_a_phone_shows_them() -> None:
     assert float(bar.attrib["x"]) + float(bar.attrib["width"]) < 300
 
 
-def test_a_day_of_which_much_is_missing_says_so_and_days_without_energy_draw_nothing() -> None:
+def test_days_with_missing_readings_are_marked_and_days_without_energy_draw_nothing() -> None:
     picture = days_svg([day("2026-03-01", jobs_j=1e6, idle_j=None, missing_s=1800.0)])
 
     assert ET.fromstring(picture).findtext("text[@class='gap']") == "?"
-    assert "nothing known of 30 min 0 s of GPU time" in picture
+    assert "no readings for 30 min 0 s of GPU time" in picture
     assert days_svg([]) == days_svg([day("2026-03-01", jobs_j=None, idle_j=None, missing_s=60.0)]) == ""
 
 
-def test_what_the_plan_predicts_is_drawn_from_when_it_was_given() -> None:
+def test_the_predicted_power_is_drawn_from_the_time_the_plan_was_issued() -> None:
     rollups = [rollup(second, 0, 150.0) for second in range(10)]
     plan = PlanRecord("j1", 1, TUNED, AT + timedelta(seconds=5), 3)  # 80.5 J in 0.5 s: 161 W
 
@@ -203,26 +203,26 @@ def test_what_the_plan_predicts_is_drawn_from_when_it_was_given() -> None:
     assert "planned" not in power_svg(rollups, num_gpus=1)
 
 
-def test_the_grid_and_what_was_owed_share_one_time_axis_and_unknown_hours_are_gaps() -> None:
+def test_intensity_and_target_share_a_time_axis_and_unknown_hours_are_gaps() -> None:
     hours = [AT + timedelta(hours=k) for k in range(6)]
     grid = [IntensityStep(hours[k], hours[k + 1], 100.0 * (k + 1), is_measured=k < 4) for k in (0, 1, 3, 4)]
-    owed = [OwedStep(hours[0], None), OwedStep(hours[2], 1.1), OwedStep(hours[3], 1.0)]
+    targets = [TargetStep(hours[0], None), TargetStep(hours[2], 1.1), TargetStep(hours[3], 1.0)]
 
-    picture = intensity_svg(grid, owed, unit="g/kWh", full_speed_time_s=1.0, end_at=hours[5])
+    picture = intensity_svg(grid, targets, unit="g/kWh", full_speed_time_s=1.0, end_at=hours[5])
     paths = {path.attrib["class"]: path.attrib["d"] for path in ET.fromstring(picture).iter("path")}
 
-    assert set(paths) == {"line", "line unsure", "line owed"}
+    assert set(paths) == {"line", "line unsure", "line target"}
     assert paths["line"].count("M") == 2
     assert paths["line"].count("L") == 1
-    slower = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", paths["line owed"])]
+    slower = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", paths["line target"])]
     assert slower[1] < slower[0] == slower[2]
-    assert intensity_svg([], owed, unit="g/kWh", full_speed_time_s=1.0, end_at=hours[5]) == ""
+    assert intensity_svg([], targets, unit="g/kWh", full_speed_time_s=1.0, end_at=hours[5]) == ""
 
 
-def test_without_a_chosen_target_the_grid_stands_alone() -> None:
+def test_without_targets_only_the_intensity_is_drawn() -> None:
     grid = [IntensityStep(AT, AT + timedelta(hours=1), 100.0)]
 
     picture = intensity_svg(grid, [], unit="g/kWh", full_speed_time_s=None, end_at=AT + timedelta(hours=1))
 
-    assert "owed</text>" not in picture
+    assert "target</text>" not in picture
     assert 'class="line"' in picture

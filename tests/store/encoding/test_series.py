@@ -1,4 +1,4 @@
-"""Packed minutes come back as they went in, to the step of their column; what is unknown stays unknown."""
+"""Packed minutes are read back rounded to their units; missing values stay missing."""
 
 import zlib
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ VALUE = st.none() | st.floats(-1e9, 1e9, allow_nan=False)
 
 
 @given(st.lists(st.tuples(VALUE, VALUE), max_size=80), st.sampled_from((0.001, 0.1, 1.0)))
-def test_a_series_comes_back_to_the_step_of_its_columns(rows: list[tuple[Value, Value]], unit: float) -> None:
+def test_a_series_is_read_back_rounded_to_its_units(rows: list[tuple[Value, Value]], unit: float) -> None:
     columns = {"a": [a for a, _ in rows], "b": [b for _, b in rows]}
 
     back = unpack_series(pack_series(columns, {"a": unit, "b": unit}))
@@ -39,7 +39,7 @@ def test_a_series_comes_back_to_the_step_of_its_columns(rows: list[tuple[Value, 
         pack_series({"a": [1]}, {"a": 1})[:-9],
     ],
 )
-def test_a_damaged_series_is_an_error_of_the_store(packed: bytes) -> None:
+def test_a_corrupt_series_raises_a_store_error(packed: bytes) -> None:
     with pytest.raises(StoreError):
         unpack_series(packed)
 
@@ -63,7 +63,7 @@ def write(path: str | Path, *records: SampleRecord | RollupRecord) -> None:
     writer.close()
 
 
-def test_samples_come_back_in_order_whatever_minute_they_are_in(place: str) -> None:
+def test_samples_are_read_back_in_order_across_minutes(place: str) -> None:
     times_s = [0.1 * k for k in range(1500)]
     write(place, *(sample(at_s, None if k % 7 == 0 else 200.0 + k) for k, at_s in enumerate(times_s)))
 
@@ -75,7 +75,7 @@ def test_samples_come_back_in_order_whatever_minute_they_are_in(place: str) -> N
     assert len(within) == 100
 
 
-def test_a_minute_that_another_daemon_began_is_continued(place: str) -> None:
+def test_a_minute_that_another_daemon_started_is_continued(place: str) -> None:
     write(place, *(second(k) for k in range(20)))
     write(place, *(second(k) for k in range(30, 50)))
 
@@ -84,7 +84,7 @@ def test_a_minute_that_another_daemon_began_is_continued(place: str) -> None:
     assert seconds == [*range(20), *range(30, 50)]
 
 
-def test_two_pieces_of_one_second_are_one_bucket(place: str) -> None:
+def test_two_parts_of_one_second_become_one_rollup(place: str) -> None:
     write(place, second(3, energy_j=100.0), second(3.4, energy_j=50.0), second(3.2, "other"))
 
     with open_history(place) as history:
@@ -96,7 +96,7 @@ def test_two_pieces_of_one_second_are_one_bucket(place: str) -> None:
     assert [b.energy_j for b in buckets] == pytest.approx([150.0, 250.0])
 
 
-def test_a_value_that_is_no_number_is_unknown_and_keeps_nothing_else_out(place: str) -> None:
+def test_nan_is_stored_as_missing_without_affecting_other_values(place: str) -> None:
     write(place, sample(1, float("nan")), sample(2, float("inf")), sample(3, 100.0))
 
     with open_history(place) as history:

@@ -1,4 +1,4 @@
-"""Blocks say of long jobs what single iterations said: the same sums, and medians that agree."""
+"""Blocks of iterations give the same sums as single iterations, and close medians."""
 
 from datetime import UTC, datetime, timedelta
 from statistics import median
@@ -71,7 +71,9 @@ def compact(path: str) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("ended_at", "kept"), [(None, KEPT_WHILE_RECENT), (NOW - timedelta(days=3), KEPT_LATER)], ids=["running", "ended"]
 )
-def test_a_long_job_keeps_its_figures_and_few_rows(place: str, ended_at: datetime | None, kept: int) -> None:
+def test_compaction_keeps_the_summary_of_a_long_job_in_few_rows(
+    place: str, ended_at: datetime | None, kept: int
+) -> None:
     write_long_job(place, 6000, ended_at=ended_at)
     before = summary_of(place)
 
@@ -101,11 +103,11 @@ def test_compacting_again_changes_nothing(place: str) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 6)), min_size=1, max_size=30))
-def test_a_weighted_median_is_the_median_of_what_it_stands_for(values: list[tuple[float, int]]) -> None:
+def test_a_weighted_median_is_the_median_of_the_repeated_values(values: list[tuple[float, int]]) -> None:
     spread = [value for value, weight in values for _ in range(weight)]
 
     assert weighted_median(values) == pytest.approx(median(spread))
 
 
-def test_there_is_no_median_of_nothing() -> None:
+def test_the_median_of_no_values_is_none() -> None:
     assert weighted_median([]) is None

@@ -1,4 +1,4 @@
-"""The history forgets fine detail after a while and hands the space back; what reports need stays."""
+"""Expired detail is deleted and its space released; jobs and hours stay."""
 
 import random
 from dataclasses import replace
@@ -50,7 +50,7 @@ def write(path: str | Path, *records: object) -> None:
     writer.close()
 
 
-def test_old_seconds_go_in_portions_and_minutes_stay(place: str) -> None:
+def test_expired_seconds_are_deleted_in_portions_and_minutes_stay(place: str) -> None:
     begin = NOW - KEPT.seconds - timedelta(hours=10)
     hours = [begin + timedelta(hours=k) for k in range(20)]
     write(place, *(rollup(at, bucket_s) for at in hours for bucket_s in (1, 60)))
@@ -68,7 +68,7 @@ def test_old_seconds_go_in_portions_and_minutes_stay(place: str) -> None:
         assert len(history.rollups(bucket_s=60)) == 20
 
 
-def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(place: str) -> None:
+def test_expired_timelines_are_deleted_and_their_iterations_stay(place: str) -> None:
     ended = {"old": NOW - KEPT.timelines - timedelta(days=1), "recent": NOW - timedelta(days=1), "running": None}
     records: list[object] = []
     for job_id, ended_at in ended.items():
@@ -92,7 +92,7 @@ def test_timelines_of_jobs_long_ended_go_and_their_iterations_stay(place: str) -
         assert all(len(history.iterations(job_id)) == 1 for job_id in ended)
 
 
-def test_the_writer_tidies_by_itself_and_the_file_gets_smaller(tmp_path: Path) -> None:
+def test_the_writer_deletes_expired_rows_and_the_file_shrinks(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     long_ago = datetime.now(tz=UTC) - timedelta(days=30)
     write(path, *noisy_samples(long_ago, 20_000))
@@ -114,7 +114,7 @@ def test_the_writer_tidies_by_itself_and_the_file_gets_smaller(tmp_path: Path) -
     assert writer.status().reason is None
 
 
-def test_each_tier_goes_at_its_age_and_hours_never(place: str) -> None:
+def test_each_tier_expires_at_its_age_and_hours_never(place: str) -> None:
     ages = {
         "new": timedelta(hours=1),
         "days": timedelta(days=3),
@@ -139,7 +139,7 @@ def test_each_tier_goes_at_its_age_and_hours_never(place: str) -> None:
     assert kept == [1, 2, 3, 4]
 
 
-def test_a_size_bound_takes_fine_detail_before_its_time(tmp_path: Path) -> None:
+def test_a_size_limit_deletes_detail_before_it_expires(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
     begin = NOW - timedelta(hours=30)
     samples = noisy_samples(begin, 20_000)

@@ -1,4 +1,4 @@
-"""Figures of ended jobs are worked out once, are the same as worked out anew, and never outlive what they are of."""
+"""Stored summaries equal computed ones and are deleted when their job changes."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ def num_kept(connection: Connection) -> int:
     return connection.execute(select(func.count()).select_from(schema.job_figures)).scalar() or 0
 
 
-def test_kept_figures_are_the_same_as_worked_out_anew_and_are_what_is_read(path: Path) -> None:
+def test_a_stored_summary_equals_the_computed_one_and_is_read_instead(path: Path) -> None:
     anew = summary(path)
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
@@ -48,7 +48,7 @@ def test_kept_figures_are_the_same_as_worked_out_anew_and_are_what_is_read(path:
     assert summary(path) == anew
 
 
-def test_figures_are_kept_only_when_a_job_has_ended_and_its_last_records_have_come(path: Path) -> None:
+def test_a_summary_is_stored_after_the_job_has_ended_and_its_last_records_arrived(path: Path) -> None:
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
         store_summaries(connection, START + timedelta(seconds=20))
@@ -67,9 +67,7 @@ def test_figures_are_kept_only_when_a_job_has_ended_and_its_last_records_have_co
     ],
     ids=lambda record: type(record).__name__,
 )
-def test_a_job_of_which_there_is_news_loses_its_kept_figures(
-    path: Path, record: JobResumedRecord | IterationRecord
-) -> None:
+def test_new_records_of_a_job_delete_its_stored_summary(path: Path, record: JobResumedRecord | IterationRecord) -> None:
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
         store_summaries(connection, LATER)
@@ -79,7 +77,7 @@ def test_a_job_of_which_there_is_news_loses_its_kept_figures(
 
 
 @pytest.mark.parametrize("change", [{"version": 0}, {"figures": '{"num_iterations":1}'}], ids=["version", "names"])
-def test_figures_of_another_version_are_worked_out_anew(path: Path, change: dict[str, object]) -> None:
+def test_a_stored_summary_of_another_version_is_computed_again(path: Path, change: dict[str, object]) -> None:
     anew = summary(path)
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""What is read by name is what the tables hold, and a part of a job is told from the whole."""
+"""Readers convert values by column name, and summaries can cover a part of a job."""
 
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
@@ -14,21 +14,21 @@ from gpuenergyd.store.schema import UtcInstant, metadata
 from tests.store.test_history import START, job
 
 
-def test_the_instants_that_readers_know_are_the_columns_that_hold_instants() -> None:
+def test_readers_convert_exactly_the_instant_columns_of_the_schema() -> None:
     columns = [column for table in metadata.tables.values() for column in table.columns]
 
     assert {column.name for column in columns if isinstance(column.type, UtcInstant)} == INSTANTS
     assert all(isinstance(column.type, UtcInstant) for column in columns if column.name in INSTANTS)
 
 
-def test_an_instant_comes_back_to_the_microsecond() -> None:
+def test_an_instant_is_stored_to_the_microsecond() -> None:
     at = datetime(2038, 1, 19, 3, 14, 8, 999_999, tzinfo=UTC)
 
     assert instant_from_us(epoch_us(at)) == at
     assert instant_from_us(None) is None
 
 
-def test_the_figures_of_a_span_count_what_began_in_it_against_the_whole_jobs_baseline(
+def test_a_summary_of_a_time_range_compares_its_iterations_with_the_whole_jobs_baseline(
     writer: HistoryWriter, place: str
 ) -> None:
     """Ten seconds at full speed, then ten tuned: each half counts its own iterations, and both refer to full speed."""
@@ -65,7 +65,7 @@ def test_the_figures_of_a_span_count_what_began_in_it_against_the_whole_jobs_bas
     assert all_of_it == whole
 
 
-def test_a_folder_that_cannot_be_written_holds_a_history_that_can_be_read(tmp_path: Path) -> None:
+def test_a_history_in_a_read_only_folder_can_be_read(tmp_path: Path) -> None:
     """SQLite can make none of its own files there; without any, nobody writes, and the file is read as it lies."""
     path = tmp_path / "history.sqlite3"
     writer = HistoryWriter(path)

@@ -1,4 +1,4 @@
-"""SIGKILL while it writes: the history stays whole, and what the writer said is written is there."""
+"""A writer killed with SIGKILL leaves an intact database with all acknowledged records."""
 
 import os
 import random
@@ -54,7 +54,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.kill
-def test_no_acknowledged_batch_is_lost_and_nothing_is_damaged(in_memory: Path) -> None:
+def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: Path) -> None:
     path = in_memory / "history.sqlite3"
     with_job = HistoryWriter(path, WriterOptions(batch_s=0.0))
     with_job.start()

@@ -1,4 +1,4 @@
-"""The writer in trouble: killed, out of space, locked out, overrun. It loses nothing it took and never raises."""
+"""The writer survives kills, full disks, locks and overload: it loses no accepted record and never raises."""
 
 import signal
 import sqlite3
@@ -61,7 +61,7 @@ def reasons(path: Path) -> list[str]:
 
 @pytest.mark.kill
 @pytest.mark.parametrize("batches_before_the_kill", [1, 4, 9])
-def test_a_killed_writer_leaves_an_intact_database_with_all_it_acknowledged(
+def test_a_killed_writer_leaves_an_intact_database_with_all_acknowledged_records(
     path: Path, batches_before_the_kill: int
 ) -> None:
     process = subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(path)], stdout=subprocess.PIPE, text=True)
@@ -90,7 +90,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.fault(18)
-def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(disk: Path) -> None:
+def test_a_full_disk_degrades_and_writing_continues_once_there_is_space(disk: Path) -> None:
     path = disk / "history.sqlite3"
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.05))
     writer.start()
@@ -114,7 +114,7 @@ def test_a_full_disk_degrades_and_writing_goes_on_when_there_is_room_again(disk:
 
 
 @pytest.mark.fault(18)
-def test_on_a_full_disk_the_reserve_takes_what_matters_and_sheds_readings(disk: Path) -> None:
+def test_on_a_full_disk_the_reserve_is_used_for_important_records_and_readings_are_dropped(disk: Path) -> None:
     path = disk / "history.sqlite3"
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.05, reserve_bytes=2**20))
     writer.start()
@@ -145,7 +145,7 @@ def test_on_a_full_disk_the_reserve_takes_what_matters_and_sheds_readings(disk: 
 
 
 @pytest.mark.fault(21)
-def test_a_write_ahead_log_that_a_long_reader_makes_grow_is_told_and_cut_once_the_reader_is_gone(path: Path) -> None:
+def test_a_write_ahead_log_that_grows_under_a_long_reader_is_reported_and_truncated_afterwards(path: Path) -> None:
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.01, max_wal_bytes=2**20))
     writer.start()
     writer.write(event(0))
@@ -174,7 +174,7 @@ def test_a_write_ahead_log_that_a_long_reader_makes_grow_is_told_and_cut_once_th
 
 
 @pytest.mark.fault(20)
-def test_damage_after_an_unclean_stop_is_found_at_the_start_and_told_until_the_next_one(path: Path) -> None:
+def test_corruption_after_an_unclean_stop_is_found_at_start_and_reported_until_the_next_start(path: Path) -> None:
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     for index in range(2000):
@@ -203,7 +203,7 @@ def test_damage_after_an_unclean_stop_is_found_at_the_start_and_told_until_the_n
 
 
 @pytest.mark.fault(19)
-def test_a_locked_database_is_waited_for_and_nothing_is_lost(path: Path) -> None:
+def test_records_wait_for_a_locked_database_and_none_is_lost(path: Path) -> None:
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.05, busy_timeout_s=0.05))
     writer.start()
     writer.write(event(0))
@@ -225,7 +225,7 @@ def test_a_locked_database_is_waited_for_and_nothing_is_lost(path: Path) -> None
 
 
 @pytest.mark.fault(20)
-def test_a_damaged_database_is_set_aside_and_a_new_one_begins(path: Path) -> None:
+def test_a_corrupt_database_is_moved_aside_and_replaced(path: Path) -> None:
     path.write_bytes(b"this was a database once, and now it is not any more" * 100)
 
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.01))
@@ -240,7 +240,7 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_begins(path: Path) -> Non
 
 
 @pytest.mark.fault(19)
-def test_an_overrun_queue_sheds_samples_first_and_counts_them(path: Path) -> None:
+def test_a_full_queue_drops_samples_first_and_counts_them(path: Path) -> None:
     writer = HistoryWriter(path, WriterOptions(max_waiting=10))
     for index in range(5):
         writer.write(rollup(index))
@@ -263,7 +263,7 @@ def test_an_overrun_queue_sheds_samples_first_and_counts_them(path: Path) -> Non
     assert reasons(path) == ["0", "1", "2", "3"]
 
 
-def test_a_record_that_no_database_takes_does_not_hold_up_the_others(path: Path) -> None:
+def test_a_record_that_the_database_rejects_does_not_block_the_others(path: Path) -> None:
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.write(event(0))
     writer.write(JobRecord("j", "n", "r", 2**70, "p", "s", "f", False, 1, 1, 0.0, 0, START))
@@ -277,7 +277,7 @@ def test_a_record_that_no_database_takes_does_not_hold_up_the_others(path: Path)
     assert writer.status().num_rows_dropped == 1
 
 
-def test_a_folder_that_cannot_be_made_degrades_and_ends_in_order(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_degrades_and_the_writer_still_closes(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
     writer = HistoryWriter(blocker / "history.sqlite3", WriterOptions(retry_s=0.01))
@@ -293,7 +293,7 @@ def test_a_folder_that_cannot_be_made_degrades_and_ends_in_order(tmp_path: Path)
     assert "history-writer" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_reader_sees_what_is_written_while_the_writer_runs(path: Path) -> None:
+def test_a_reader_sees_records_while_the_writer_runs(path: Path) -> None:
     writer = HistoryWriter(path, WriterOptions(batch_s=0.0))
     writer.start()
     writer.write(event(0))
@@ -309,7 +309,7 @@ def test_a_reader_sees_what_is_written_while_the_writer_runs(path: Path) -> None
     assert (first, second) == (1, 2)
 
 
-def test_a_writer_that_fails_in_an_unforeseen_way_says_so_and_holds_nobody_up(
+def test_an_unexpected_error_in_the_writer_is_reported_and_blocks_nobody(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> int:
