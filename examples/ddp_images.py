@@ -14,7 +14,7 @@ IMAGES, PIXELS, CLASSES = 32, 32, 4
 
 
 def make_batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy images of gradients that run in one of four directions, and the directions."""
+    """Return noisy images of gradients in one of four directions, with the directions as labels."""
     labels = torch.randint(CLASSES, (IMAGES,), generator=generator)
     ramp = torch.linspace(-1, 1, PIXELS).repeat(PIXELS, 1)
     directions = torch.stack([torch.rot90(ramp, k) for k in range(CLASSES)])

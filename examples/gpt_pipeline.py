@@ -15,7 +15,7 @@ VOCABULARY, WIDTH, TOKENS, SEQUENCES, MICROBATCHES = 256, 128, 64, 16, 8
 
 
 class Stage(nn.Module):
-    """Two transformer layers, with the embedding before the first stage's and the head after the last one's."""
+    """Two transformer layers; the first stage adds the embedding, the last one the head."""
 
     def __init__(self, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def main() -> None:
         schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss_of)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-        attach(schedule, job="gpt-example")  # the one line
+        attach(schedule, job="gpt-example")  # the only added line
 
         generator = torch.Generator().manual_seed(0)
         for step in range(options.steps):

@@ -1,4 +1,4 @@
-"""A small new GPT-2 under the Hugging Face Trainer: python examples/huggingface_gpt2.py [--steps 100]."""
+"""A small untrained GPT-2 with the Hugging Face Trainer: python examples/huggingface_gpt2.py [--steps 100]."""
 
 import argparse
 import tempfile
@@ -12,17 +12,17 @@ VOCABULARY, WIDTH, TOKENS, SEQUENCES = 256, 64, 64, 8
 
 
 class CountingUp(torch.utils.data.Dataset):
-    """Sequences that count up from somewhere."""
+    """Sequences of consecutive token ids."""
 
     def __init__(self, num_sequences: int) -> None:
         self._num_sequences = num_sequences
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of sequences."""
         return self._num_sequences
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """Return one, as what is read and what is to be foretold."""
+        """Return one sequence as input and labels."""
         if not 0 <= index < self._num_sequences:
             raise IndexError(index)
         tokens = (index * 37 + torch.arange(TOKENS)) % VOCABULARY
@@ -30,7 +30,7 @@ class CountingUp(torch.utils.data.Dataset):
 
 
 def main() -> None:
-    """Train."""
+    """Train the model and print the losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
@@ -51,7 +51,7 @@ def main() -> None:
             model=GPT2LMHeadModel(config),
             args=arguments,
             train_dataset=CountingUp(options.steps * SEQUENCES),
-            callbacks=[gpuenergy_callback("huggingface-example")],  # the one line
+            callbacks=[gpuenergy_callback("huggingface-example")],  # the only added line
         )
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -13,7 +13,7 @@ IMAGES, PIXELS, CLASSES = 32, 32, 4
 
 
 class ImageModel(pl.LightningModule):
-    """Tells in which of four directions a gradient runs."""
+    """Classifies the direction of an image gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ImageModel(pl.LightningModule):
         )
 
     def training_step(self, batch: list[torch.Tensor], batch_index: int) -> torch.Tensor:
-        """Return a batch's loss."""
+        """Return the loss of a batch."""
         images, labels = batch
         loss = nn.functional.cross_entropy(self.layers(images), labels)
         if self.trainer.is_global_zero:
@@ -36,12 +36,12 @@ class ImageModel(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return what changes the weights."""
+        """Return the optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
 
 def make_data(num_images: int) -> TensorDataset:
-    """Return noisy images of gradients that run in one of four directions, and the directions."""
+    """Return noisy images of gradients in one of four directions, with the directions as labels."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(CLASSES, (num_images,), generator=generator)
     ramp = torch.linspace(-1, 1, PIXELS).repeat(PIXELS, 1)
@@ -51,7 +51,7 @@ def make_data(num_images: int) -> TensorDataset:
 
 
 def main() -> None:
-    """Train."""
+    """Train the model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
@@ -59,7 +59,7 @@ def main() -> None:
     trainer = pl.Trainer(
         max_steps=options.steps,
         max_epochs=1,
-        callbacks=[gpuenergy_callback("lightning-example")],  # the one line
+        callbacks=[gpuenergy_callback("lightning-example")],  # the only added line
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -1,12 +1,12 @@
-"""Makes the site: `python -m docs.site`, or `make docs`.
+"""Builds the documentation site: `python -m docs.site`, or `make docs`.
 
-build         pages and what is generated, through Sphinx, into static HTML
-markdown      tables and code in Markdown
-commands      the command line, from itself
-settings      every setting, from the file that `gpuenergyd install` writes
-http_api      what the socket serves, from the description it serves
-metrics       what Prometheus sees, from the collector
-entry_points  where plugins hook in, from what is installed
-python_api    public names with their docstrings, from the sources
-pictures      pipelines and frontiers, drawn from the planner's own answers
+build         combines written and generated pages and runs Sphinx
+markdown      tables and code blocks in Markdown
+commands      command-line reference, from Typer
+settings      settings reference, from the default configuration file
+http_api      HTTP API reference, from the OpenAPI document
+metrics       metrics reference, from the Prometheus collector
+entry_points  entry point reference, from pyproject.toml
+python_api    Python API reference, from the sources
+pictures      pictures of pipelines and frontiers, from the planner's results
 """

@@ -1,4 +1,4 @@
-"""`python -m docs.site [FOLDER]`: build the site; a warning is an error."""
+"""`python -m docs.site [FOLDER]`: builds the site; warnings are errors."""
 
 import sys
 from pathlib import Path
@@ -7,4 +7,4 @@ from docs.site.build import build_site
 
 if __name__ == "__main__":
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("build/docs")
-    print("wrote", build_site(target) / "index.html")  # noqa: T201  a command's answer
+    print("wrote", build_site(target) / "index.html")  # noqa: T201  output of a command

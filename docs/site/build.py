@@ -1,4 +1,4 @@
-"""Builds the site: what people wrote, what is generated and the pictures, through Sphinx, into static HTML."""
+"""Builds the site: combines written pages, generated pages and pictures, and runs Sphinx on them."""
 
 import re
 import shutil
@@ -42,7 +42,7 @@ _SETTINGS = {
 
 
 def reference_pages() -> dict[str, str]:
-    """Return what is generated from the code, by file name."""
+    """Return the pages generated from the code, by file name."""
     return {
         "command-line.md": command_line_page(),
         "settings.md": settings_page(),
@@ -54,7 +54,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def without_links_out(source: Path) -> str:
-    """Return a page whose links to files beside the site have become the paths of those files."""
+    """Return the text of a page, with links to files outside the site replaced by their paths."""
 
     def plain(match: re.Match[str]) -> str:
         target = match[2].partition("#")[0]
@@ -69,7 +69,7 @@ def without_links_out(source: Path) -> str:
 
 
 def write_sources(folder: Path) -> None:
-    """Write all pages and pictures into a folder, ready for Sphinx."""
+    """Write all pages and pictures into a folder for Sphinx."""
     for source in DOCS.rglob("*.md"):
         target = folder / source.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def write_sources(folder: Path) -> None:
 
 
 def build_site(target: Path) -> Path:
-    """Build the site into a folder of which only the last build remains, and return it; a warning is an error."""
+    """Build the site, replace the target folder with it, and return the folder; warnings are errors."""
     with tempfile.TemporaryDirectory() as work:
         sources, built = Path(work, "sources"), Path(work, "site")
         sources.mkdir()

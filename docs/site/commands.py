@@ -1,4 +1,4 @@
-"""The command line's reference, from the command line itself."""
+"""Command-line reference, generated from the command line."""
 
 from collections.abc import Iterable
 
@@ -12,9 +12,9 @@ def command_line_page() -> str:
     program, *commands = described_commands()
     parts = [
         (
-            "Grouped by task. Each command but `serve`, `run` and `dashboard` takes `--json`. Exit codes: 0 fine,"
-            " 1 failed, 2 usage, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion` makes the shell"
-            " complete them; `man gpuenergyd` says the same as this page."
+            "Commands by task. All except `serve`, `run`, `dashboard` and `otlp` accept `--json`. Exit codes: 0"
+            " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion`"
+            " installs shell completion; `man gpuenergyd` has the contents of this page."
         ),
         _options((*program.arguments, *program.options)),
     ]
@@ -36,4 +36,4 @@ def _command(command: CommandText) -> list[str]:
 
 
 def _options(options: Iterable[OptionText]) -> str:
-    return table(("option", "what it does"), ((code(option.usage), option.text) for option in options))
+    return table(("option", "description"), ((code(option.usage), option.text) for option in options))

@@ -1,4 +1,4 @@
-"""The entry points' reference: where plugins hook in, and what of ours is there."""
+"""Entry point reference: all plugin groups with the entry points of this project."""
 
 import tomllib
 from pathlib import Path
@@ -11,43 +11,43 @@ GROUPS = {
         "A class with `next_plan(view)`, see [ClockPolicy](python-api.md#clockpolicy): decides the clocks of one job."
     ),
     "gpuenergyd.targets": (
-        "A class with `next_target(view)`, see [TargetPolicy](python-api.md#targetpolicy): decides what performance a"
-        " job owes."
+        "A class with `next_target(view)`, see [TargetPolicy](python-api.md#targetpolicy): sets the performance that a"
+        " job must meet."
     ),
     "gpuenergyd.planners": (
         "A function from `OfflineRequest` to `OfflinePlan`, see [OfflinePlanner](python-api.md#offlineplanner): plans"
         " from tables, for `gpuenergyd plan --policy NAME`."
     ),
     "gpuenergyd.carbon_sources": (
-        "A function from a `SourceRequest` to something with `signal` and `fetch`: asks somebody what the grid emits."
+        "A function from a `SourceRequest` to an object with `signal` and `fetch`: queries a carbon intensity provider."
     ),
     "gpuenergyd.carbon": (
         "Computations behind `gpuenergyd carbon` and the carbon targets: `forecast`, `backtest` and `timing-value`, one"
         " of each."
     ),
     "gpuenergyd.launchers": (
-        "A function from an environment to the environment that a program started by `gpuenergyd run` gets, so that it"
-        " joins by itself."
+        "A function from an environment to the environment of a program started by `gpuenergyd run`, so that the"
+        " program attaches automatically."
     ),
 }
-"""What each group is for; a test compares it with pyproject.toml."""
+"""Purpose of each group; a test compares the keys with pyproject.toml."""
 
 
 def offered_entry_points() -> dict[str, dict[str, str]]:
-    """Return what this project offers, by group."""
+    """Return the entry points of this project, by group."""
     found: dict[str, dict[str, str]] = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["entry-points"]
     return found
 
 
 def entry_points_page() -> str:
-    """Return every group and what of ours is in it."""
+    """Return the page with all groups and the entry points of this project."""
     parts = [
         (
-            "Plugins are found by entry point and by no other door; what ships with gpuenergyd uses the same ones."
-            " `gpuenergyd policies` lists what is installed, by which package, and what is broken."
+            "Plugins are found by entry point only; the plugins of gpuenergyd use the same groups. `gpuenergyd"
+            " policies` lists installed plugins with their packages, and those that cannot be loaded."
         ),
     ]
     for group, offers in offered_entry_points().items():
         rows = ((code(name), code(value)) for name, value in offers.items())
-        parts += [f"## {group}", GROUPS[group], table(("name", "where"), rows)]
+        parts += [f"## {group}", GROUPS[group], table(("name", "object"), rows)]
     return page("Entry points", *parts)

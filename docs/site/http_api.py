@@ -1,4 +1,4 @@
-"""The HTTP API's reference, from the OpenAPI document that the daemon serves."""
+"""HTTP API reference, generated from the OpenAPI document that the daemon serves."""
 
 from typing import Any
 
@@ -7,22 +7,22 @@ from gpuenergyd.daemon.api.openapi import api_description
 
 
 def http_api_page() -> str:
-    """Return every path, then every message with its fields."""
+    """Return the page with all paths, then all messages with their fields."""
     document = api_description()
     parts = [
         document["info"]["description"]
         + " `curl --unix-socket /run/gpuenergyd/gpuenergyd.sock http://d/v1/openapi.json` prints the OpenAPI document"
-        " that this page is made from.",
+        " that this page is generated from.",
         "## Resources",
         table(
-            ("method", "path", "what it does", "takes", "gives"),
+            ("method", "path", "description", "request", "response"),
             (
                 (method.upper(), code(path), operation.get("summary", ""), *_messages(operation))
                 for path, methods in document["paths"].items()
                 for method, operation in methods.items()
             ),
         ),
-        "An answer other than 200 holds `error`, one line that says what was wrong and what is valid.",
+        "A response other than 200 contains `error`: one line that says what was wrong and what is valid.",
         "## Messages",
     ]
     for name, schema in document["components"]["schemas"].items():
@@ -50,7 +50,7 @@ def _fields(schema: dict[str, Any]) -> str:
         return type_text(schema)
     required = set(schema.get("required", ()))
     return table(
-        ("field", "type", "needed", ""),
+        ("field", "type", "required", "description"),
         (
             (code(name), type_text(field), "yes" if name in required else "", field.get("description", ""))
             for name, field in properties.items()
@@ -59,7 +59,7 @@ def _fields(schema: dict[str, Any]) -> str:
 
 
 def type_text(schema: dict[str, Any]) -> str:  # noqa: PLR0911  one return per kind of schema
-    """Return a JSON schema as a few words."""
+    """Return a short description of a JSON schema."""
     match schema:
         case {"$ref": reference}:
             name = str(reference).rpartition("/")[2]

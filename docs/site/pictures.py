@@ -1,4 +1,4 @@
-"""The pictures of the site: the example pipeline as the real planner plans it, drawn by the report's own code."""
+"""Pictures of the site: the example pipeline as planned by the real planner, drawn with the charts of the report."""
 
 from functools import cache
 from pathlib import Path
@@ -17,13 +17,13 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline.csv"
 _POLICY = "bubble-aware"
 _MICROBATCHES = 6
 _BLOCKING_POWER_W = 83.64
-"""Of an A100 that waits, as the Perseus artifact publishes it."""
+"""Power of an A100 that waits, from the Perseus artifact."""
 _WIDTH, _HEIGHT = 1000.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 14.0, 300.0
 
 
 def pictures() -> dict[str, str]:
-    """Return every picture by its file name, as SVG that a page can hold."""
+    """Return all pictures by file name, as SVG to embed in a page."""
     return {
         "clocks.svg": _before_and_after("1f1b", None),
         "inflight.svg": _before_and_after("1f1b", "auto"),
@@ -85,7 +85,7 @@ def _iteration(
 
 
 def _frontier() -> str:
-    """Draw time against energy of every plan worth having, plain and with microbatches ahead, and full speed."""
+    """Return time against energy of all frontier plans, plain and with extra microbatches, and of full speed."""
     curves = [(kind, example_plan(extra)[1]) for kind, extra in (("plain", None), ("ahead", "auto"))]
     points = [(point.iteration_time_s, point.energy_j) for _, plan in curves for point in plan.frontier]
     full_speed = (curves[0][1].baseline_time_s, curves[0][1].baseline_energy_j)

@@ -1,4 +1,4 @@
-"""The Python API's reference: public names of the modules that others may import, read from the sources."""
+"""Python API reference: public names of the public modules, read from the sources."""
 
 import ast
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ PUBLIC_MODULES = {
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
     "For tools": ("gpuenergyd.client.connection", "gpuenergyd.gpu.drivers.simulated", "gpuenergyd.errors"),
 }
-"""What others may import; everything else may change without notice."""
+"""Public modules by audience; all others may change without notice."""
 
 _SECTIONS = ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:")
 _HIDDEN_DECORATORS = ("overload",)
@@ -56,7 +56,7 @@ class PublicName:
 
 @dataclass(frozen=True, slots=True)
 class PublicModule:
-    """A module that others may import."""
+    """A public module."""
 
     name: str
     docstring: str
@@ -64,13 +64,13 @@ class PublicModule:
 
 
 def public_modules() -> dict[str, tuple[PublicModule, ...]]:
-    """Return the public modules by who they are for."""
+    """Return the public modules by audience."""
     return {title: tuple(map(_module, names)) for title, names in PUBLIC_MODULES.items()}
 
 
 def python_api_page() -> str:
-    """Return every public name with its signature and docstring."""
-    parts = ["What other programs may import. Everything else may change without notice."]
+    """Return the page with all public names, their signatures and docstrings."""
+    parts = ["Modules that other programs may import. All others may change without notice."]
     for title, modules in public_modules().items():
         parts.append(f"## {title}")
         for module in modules:
@@ -87,7 +87,7 @@ def _member(member: PublicName) -> str:
 
 
 def docstring_text(docstring: str) -> str:
-    """Return a docstring as Markdown: sections become lists, drawings and tables keep their shape."""
+    """Return a docstring as Markdown: sections become lists, drawings and tables become code blocks."""
     out = []
     for paragraph in docstring.split("\n\n"):
         first, *rest = paragraph.splitlines() or [""]
@@ -101,7 +101,7 @@ def docstring_text(docstring: str) -> str:
 
 
 def _items(lines: list[str]) -> str:
-    """Return the indented lines of a Google section as a list: `name: text`, continued further in."""
+    """Return the lines of a Google section (`name: text`, continuation lines indented further) as a list."""
     items: list[str] = []
     for line in lines:
         name, colon, text = line.strip().partition(": ")
@@ -161,7 +161,7 @@ def _returned(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _text_below(body: list[ast.stmt], index: int) -> str:
-    """Return the string that stands below a field and explains it."""
+    """Return the string below a field, its documentation."""
     match body[index + 1 : index + 2]:
         case [ast.Expr(value=ast.Constant(value=str(text)))]:
             return cleandoc(text)

@@ -1,4 +1,4 @@
-"""A clock policy in a package of its own: every GPU one clock step below its highest."""
+"""Clock policy that runs every GPU one clock step below its highest."""
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import JobView
@@ -8,7 +8,7 @@ class OneStepDown:
     """Runs every GPU at its second-highest clock."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the same plan each time; a plan that is in force already changes nothing."""
+        """Return the same plan every time; repeating the current plan has no effect."""
         ranks = []
         for pp_rank, (gpu, order) in enumerate(zip(view.gpus, view.schedule.orders, strict=True)):
             sm_clock_mhz = gpu.supported_sm_clocks_mhz[1]  # highest first

@@ -1,4 +1,4 @@
-"""The table of faults cannot lie: it is what the tests say, and no fault is without one."""
+"""docs/failure-modes.md matches the tests, and every fault has a test."""
 
 import pytest
 
@@ -12,11 +12,11 @@ def test_every_fault_has_a_test_that_provokes_it() -> None:
     assert [fault_id(fault.number) for fault in FAULTS if fault.number not in proven] == []
 
 
-def test_the_table_is_what_the_tests_say() -> None:
+def test_the_page_is_generated_from_the_tests() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(proofs()), "run: python -m tests.support.faults"
 
 
-def test_a_test_claims_no_fault_that_there_is_not() -> None:
+def test_tests_declare_only_existing_faults() -> None:
     assert {number for proof in proofs() for number in proof.numbers} <= {fault.number for fault in FAULTS}
     with pytest.raises(ValueError, match="no fault 53; there are 1 to 52"):
         fault_id(53)

@@ -1,10 +1,10 @@
-"""The blocks of code in the documents; `python -m tests.support.documents FILE` prints the shell ones as one script.
+"""Code blocks of the documentation; `python -m tests.support.documents FILE` prints the shell blocks as one script.
 
-With `--quick` first, without those that are slow.
+The option `--quick` omits slow blocks.
 
-```sh         runs in a test, in order, in a temporary folder, beside a simulated daemon
-```sh slow    runs for minutes or installs something: `tools/ci/newcomer` runs it
-```sh host    needs root, systemd or a GPU: its commands and options are checked, not run
+```sh         run by a test, in order, in a temporary folder, next to a simulated daemon
+```sh slow    takes minutes or installs packages: run by `tools/ci/newcomer`
+```sh host    needs root, systemd or a GPU: commands and options are checked, not run
 """
 
 import re
@@ -18,7 +18,7 @@ _FENCE = re.compile(r"^```([^\n`]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of code: its language, what else its first line says, and where it stands."""
+    """A code block: its language, the other words of its first line, and its position."""
 
     path: Path
     line: int
@@ -28,7 +28,7 @@ class Block:
 
 
 def blocks(path: Path) -> tuple[Block, ...]:
-    """Return the blocks of a document in order."""
+    """Return the code blocks of a document in order."""
     text = path.read_text(encoding="utf-8")
     found = []
     for match in _FENCE.finditer(text):
@@ -38,7 +38,7 @@ def blocks(path: Path) -> tuple[Block, ...]:
 
 
 def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),)) -> str:
-    """Return the shell blocks of these kinds as one script that ends at the first failure and says where it is."""
+    """Return the shell blocks of these kinds as one script that stops at the first failure and prints its position."""
     lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
     for block in blocks(path):
         if block.language == "sh" and block.words in kinds:
@@ -47,7 +47,7 @@ def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),)) -> str:
 
 
 def inline_commands(path: Path) -> Iterator[str]:
-    """Yield every command of ours that a document names within a line or in a shell block, whoever runs it."""
+    """Yield every gpuenergyd command in a document, inline or in a shell block."""
     text = path.read_text(encoding="utf-8")
     yield from re.findall(r"(?<!`)`(gpuenergyd [^`\n]+)`", _FENCE.sub("", text))
     for block in blocks(path):
@@ -60,4 +60,4 @@ if __name__ == "__main__":
     arguments = sys.argv[1:]
     is_quick = arguments[:1] == ["--quick"]
     for name in arguments[is_quick:]:
-        print(shell_script(Path(name), ((),) if is_quick else ((), ("slow",))))  # noqa: T201  a command's answer
+        print(shell_script(Path(name), ((),) if is_quick else ((), ("slow",))))  # noqa: T201  output of a command

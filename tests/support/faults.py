@@ -1,7 +1,7 @@
-"""The 52 faults that this daemon has an answer to, and docs/faults.md, which is written from the tests that prove it.
+"""The 52 faults that the daemon handles, and docs/failure-modes.md, generated from the tests that provoke them.
 
-A test claims a fault with `@pytest.mark.fault(7)`; its name is what we do. `python -m tests.support.faults` writes the
-page; a test fails while it differs from the tests or a number has none.
+A test declares a fault with `@pytest.mark.fault(7)`; its name describes the recovery. `python -m tests.support.faults`
+writes the page; a test fails while the page is out of date or a fault has no test.
 """
 
 import ast
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "failure-modes.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens, and what of it cannot be made to happen without the hardware."""
+    """A fault, and what cannot be provoked without the hardware."""
 
     number: int
-    happens: str
+    description: str
     not_provoked: str | None = None
 
 
@@ -32,40 +32,40 @@ class Proof:
 
     @property
     def sentence(self) -> str:
-        """What we do: the rule that the test is named after."""
+        """The rule that the test is named after, as a sentence."""
         words = [_SPELLED.get(word, word) for word in self.name.removeprefix("test_").split("_")]
         return " ".join((words[0][0].upper() + words[0][1:], *words[1:]))
 
 
 _SPELLED = {"gpu": "GPU", "gpus": "GPUs", "http": "HTTP", "mig": "MIG", "nvml": "NVML"}
-_NO_DRIVER = "on the fake driver library, never on a real driver"
+_NO_DRIVER = "only tested with the fake driver library, not with a real driver"
 
-_HAPPENS = (
-    "a training process is killed in mid-iteration",
-    "a training process dies and a child of it keeps its sockets open",
+_DESCRIPTIONS = (
+    "a training process is killed during an iteration",
+    "a training process dies while its child keeps its sockets open",
     "a training process hangs",
-    "the daemon is killed, or the kernel kills it for memory, while clocks are lowered",
+    "the daemon is killed (also by the OOM killer) while clocks are lowered",
     "the daemon or one of its processes hangs",
-    "nothing of the daemon is left to restore, or the host crashes",
+    "all processes of the daemon are killed, or the host crashes",
     "a driver call never returns",
     "a GPU falls off the bus",
     "the driver denies permission",
     "a GPU does not support a call",
-    "the driver is busy, times out or answers with an unknown error",
-    "the driver, its library or a function of it is missing, or versions do not match",
-    "a clock is set and the GPU runs at another",
-    "somebody else changes what we control",
-    "a GPU was not at its defaults before us",
+    "the driver is busy, times out or returns an unknown error",
+    "the driver, its library or a function is missing, or versions do not match",
+    "a GPU runs at another clock than the one set",
+    "another program changes a GPU under our control",
+    "a GPU was not at its defaults before the daemon started",
     "the energy counter is reset, runs backwards or is missing",
     "the power reading is an average, or stale",
     "the disk is full",
-    "the database is locked by somebody else",
+    "the database is locked by another program",
     "the database is damaged, foreign, or of a newer version",
     "the database's write-ahead log grows",
     "the carbon source is down",
-    "the carbon source answers nonsense",
-    "the carbon source drips, floods or redirects for ever",
-    "the carbon source refuses: too many requests, bad credentials",
+    "the carbon source returns invalid data",
+    "the carbon source responds too slowly, too much or with endless redirects",
+    "the carbon source rejects requests: rate limit, invalid credentials",
     "the wall clock jumps",
     "the host sleeps and wakes up",
     "two jobs claim one GPU",
@@ -75,39 +75,39 @@ _HAPPENS = (
     "a message is malformed",
     "a message is too large",
     "a request never ends",
-    "a client never reads its answers",
+    "a client never reads its responses",
     "a client floods the daemon with requests or clock changes",
-    "a client opens connection after connection, or descriptors run out",
-    "a process id is used again",
-    "a stale socket, a link or a foreign file lies where the socket belongs",
+    "a client opens too many connections, or file descriptors run out",
+    "a process id is reused",
+    "a stale socket, a link or another file exists at the path of the socket",
     "the daemon is restarted or upgraded under running jobs",
-    "a client lives in a container",
-    "a user without permission asks",
-    "links or writable files are put in the way of what the daemon trusts",
-    "a policy raises, loops, leaks or answers nonsense",
-    "a policy's plan is slower than promised",
-    "a straggler, another shape, an evaluation or a pause disturbs the profile",
-    "clock records are hostile",
+    "a client runs in a container",
+    "a user without permission sends requests",
+    "an attacker plants links or writable files in trusted places",
+    "a policy raises, loops, leaks or returns an invalid plan",
+    "a plan is slower than predicted",
+    "a straggler, a new tensor shape, an evaluation or a pause disturbs the profile",
+    "clock requests are malicious",
     "the driver is reloaded or a GPU reset, and indices change",
     "reading the GPUs takes longer than the sampling period",
-    "a setting is wrong",
-    "everything goes wrong at once, and the log is flooded",
+    "a setting is invalid",
+    "many errors occur at once and flood the log",
     "the daemon runs for months",
 )
 _NOT_PROVOKED = {
-    7: f"a call that sleeps stands for one in uninterruptible sleep, {_NO_DRIVER}",
+    7: f"a sleeping call simulates one in uninterruptible sleep, {_NO_DRIVER}",
     8: _NO_DRIVER,
-    29: "two network namespaces of one host stand for two hosts; no real network, and no NCCL",
-    31: "the fake driver library keeps locks at its last close; shown is that there is no last close under a lease",
-    48: "the fake driver library does not permute indices; every GPU is found by its UUID after a reload",
-    52: "hours of one GPU in virtual time, and no month of a daemon",
+    29: "two network namespaces of one host simulate two hosts; no real network and no NCCL",
+    31: "the fake driver library keeps locks after its last close; the test shows that it stays open under a lease",
+    48: "the fake driver library does not permute indices; the test shows that GPUs are found by UUID after a reload",
+    52: "hours of one GPU in virtual time, not months of a daemon",
 }
 
-FAULTS = tuple(Fault(n, happens, _NOT_PROVOKED.get(n)) for n, happens in enumerate(_HAPPENS, start=1))
+FAULTS = tuple(Fault(n, description, _NOT_PROVOKED.get(n)) for n, description in enumerate(_DESCRIPTIONS, start=1))
 
 
 def fault_id(number: int) -> str:
-    """Return the name of a fault, as it stands in a test's id.
+    """Return the id of a fault, as it appears in test ids.
 
     Raises:
         ValueError: there is no such fault.
@@ -118,19 +118,19 @@ def fault_id(number: int) -> str:
 
 
 def proofs() -> tuple[Proof, ...]:
-    """Return every test that claims a fault, in the order of their files."""
+    """Return all tests that declare a fault, in the order of their files."""
     return tuple(proof for path in sorted((ROOT / "tests").rglob("test_*.py")) for proof in _proofs_in(path))
 
 
 def page(found: tuple[Proof, ...]) -> str:
-    """Return the text of docs/faults.md."""
+    """Return the text of docs/failure-modes.md."""
     lines = [
-        "# Faults, and what we do",
+        "# Failure modes and recovery",
         "",
-        "Written from the tests by `python -m tests.support.faults`: each line is the name of a test that makes the",
-        "fault happen. `pytest -k F07` runs the proofs of one fault.",
+        "Generated from the tests by `python -m tests.support.faults`: each line is the name of a test that",
+        "provokes the fault. `pytest -k F07` runs all tests of one fault.",
         "",
-        "| fault | what happens | what we do: the tests that prove it |",
+        "| fault | failure | recovery, and the test that shows it |",
         "|---|---|---|",
     ]
     for fault in FAULTS:
@@ -140,8 +140,8 @@ def page(found: tuple[Proof, ...]) -> str:
             if fault.number in proof.numbers
         ]
         if fault.not_provoked:
-            rules.append(f"*Not shown: {fault.not_provoked}.*")
-        lines.append(f"| {fault_id(fault.number)} | {fault.happens} | {'<br>'.join(rules)} |")
+            rules.append(f"*Limits of the test: {fault.not_provoked}.*")
+        lines.append(f"| {fault_id(fault.number)} | {fault.description} | {'<br>'.join(rules)} |")
     return "\n".join(lines) + "\n"
 
 
