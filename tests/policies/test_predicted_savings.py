@@ -1,4 +1,4 @@
-"""What a policy says of a job whose clocks nobody may set: a range that holds what the same job saves when they may."""
+"""Predicted savings where clocks may not be set: the range contains the saving of the same job under control."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
 
 
 def observed_view(**overrides: object) -> JobView:
-    """The view of a job that has run at full speed only and will never do anything else."""
+    """Return the view of a job that has run at full speed only."""
     run = training(FullSpeed(), **overrides)
     run.run(16)
     view = run.job.view()

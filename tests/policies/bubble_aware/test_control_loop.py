@@ -1,4 +1,4 @@
-"""The whole loop in virtual time: real job state machine, real policy, an arithmetic pipeline."""
+"""The control loop in virtual time: real job state machine and policy, simulated pipeline."""
 
 from itertools import pairwise
 from statistics import fmean, median
@@ -71,7 +71,7 @@ def test_bubble_aware_holds_up_under_noise_and_uneven_switch_latency() -> None:
     assert slowdown < 0.005
 
 
-def test_prediction_and_bound_agree_with_what_is_measured() -> None:
+def test_prediction_and_bound_agree_with_measurements() -> None:
     run = training(BubbleAware())
 
     run.run(45)
@@ -96,13 +96,13 @@ def test_a_permitted_slowdown_saves_more_and_is_not_exceeded() -> None:
 
 
 class _Forgetful:
-    """A policy host that is killed after every answer."""
+    """A policy host that is restarted after every answer."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
         return BubbleAware().next_plan(view)
 
 
-def test_bubble_aware_needs_no_memory_of_its_own() -> None:
+def test_bubble_aware_keeps_no_state() -> None:
     remembering, forgetting = training(BubbleAware()), training(_Forgetful())
 
     remembering.run(40)
@@ -121,7 +121,7 @@ def test_profiling_tries_one_design_point_per_iteration_and_stops_when_it_knows_
     assert 6 <= len(plans) <= 15
 
 
-def test_nobody_is_slow_while_the_last_points_are_awaited() -> None:
+def test_all_ranks_run_at_full_speed_while_waiting_for_the_last_profiling_points() -> None:
     run = training(BubbleAware(), energy_noise_ratio=0.2)
 
     run.run(45)
@@ -132,7 +132,7 @@ def test_nobody_is_slow_while_the_last_points_are_awaited() -> None:
     assert waiting == pytest.approx([run.job.baseline.iteration_time_s] * len(waiting), rel=1e-3)
 
 
-def test_a_lying_pipeline_is_corrected_to_the_owed_time() -> None:
+def test_a_pipeline_slower_than_predicted_is_corrected_to_the_target() -> None:
     run = training(BubbleAware(), slow_factor_when_tuned=1.012)
 
     run.run(90)
@@ -143,7 +143,7 @@ def test_a_lying_pipeline_is_corrected_to_the_owed_time() -> None:
 
 
 class _Reckless:
-    """Claims to save energy and only slows everything down."""
+    """A policy that slows everything down without saving energy."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
         clock = view.gpus[0].supported_sm_clocks_mhz[40]
@@ -158,7 +158,7 @@ class _Reckless:
         return ClockPlan(f"reckless-{number}", PlanPurpose.TUNED, ranks)
 
 
-def test_nobody_runs_at_profiling_clocks_while_a_policy_thinks_for_long() -> None:
+def test_profiling_clocks_are_released_while_a_policy_takes_long() -> None:
     run = training(BubbleAware(), thinking_iterations=9)
 
     run.run(150)
@@ -187,7 +187,7 @@ def fallbacks(run: VirtualTraining) -> list[int]:
 
 
 @pytest.mark.fault(45)
-def test_the_guard_takes_a_slow_plan_back_and_gives_up_on_its_policy() -> None:
+def test_the_guard_revokes_a_slow_plan_and_finally_disables_its_policy() -> None:
     run = training(_Reckless(), rules=JobRules(max_faults=2))
 
     run.run(90)
@@ -209,7 +209,7 @@ def test_each_fault_doubles_the_time_at_full_speed() -> None:
     assert [later - earlier for earlier, later in pairwise(between)] == [5, 10, 20]
 
 
-def test_what_was_learned_is_held_against_full_speed_and_then_learned_again_within_the_budget() -> None:
+def test_a_profile_that_no_longer_holds_is_measured_again_within_the_budget() -> None:
     run = training(
         BubbleAware(), slow_factor_when_tuned=1.3, rules=JobRules(relearn_after_slow_plans=1, proof_iterations=0)
     )
@@ -234,7 +234,7 @@ def test_what_was_learned_is_held_against_full_speed_and_then_learned_again_with
     assert not any(plan_id.startswith(("profile", "tuned")) and "@" not in plan_id for plan_id in kept)
 
 
-def test_a_plan_that_holds_makes_up_for_the_faults_before_it() -> None:
+def test_a_plan_that_meets_its_target_cancels_earlier_faults() -> None:
     slow = (range(30, 34), range(60, 64))
 
     run = training(
@@ -252,7 +252,7 @@ def test_a_plan_that_holds_makes_up_for_the_faults_before_it() -> None:
 
 
 class _Endless:
-    """Tries clocks for ever."""
+    """A policy that never stops profiling."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
         order = view.schedule.orders
@@ -261,7 +261,7 @@ class _Endless:
         return ClockPlan(view.plan_id(f"try-{view.num_issued()}"), PlanPurpose.PROFILE, tuple(ranks))
 
 
-def test_profiling_that_does_not_end_stops_for_as_long_again_and_begins_anew() -> None:
+def test_endless_profiling_is_paused_for_as_long_and_restarted() -> None:
     run = training(_Endless(), rules=JobRules(max_profile_iterations=12, max_faults=2))
 
     run.run(70)
@@ -329,7 +329,7 @@ def test_leases_come_before_the_first_plan_that_sets_clocks() -> None:
 
 
 @pytest.mark.parametrize("event", [RankLost(2, "killed"), RankReleased(0)])
-def test_the_end_of_any_rank_gives_all_clocks_back(event: RankLost | RankReleased) -> None:
+def test_the_end_of_any_rank_restores_all_clocks(event: RankLost | RankReleased) -> None:
     run = training(BubbleAware())
     run.run(40)
     run.commands.clear()
@@ -343,7 +343,7 @@ def test_the_end_of_any_rank_gives_all_clocks_back(event: RankLost | RankRelease
 
 
 @pytest.mark.fault(8)
-def test_lost_control_goes_back_to_full_speed_and_tries_again_later() -> None:
+def test_lost_control_reverts_to_full_speed_and_retries_later() -> None:
     run = training(BubbleAware())
     run.run(40)
 
@@ -354,7 +354,7 @@ def test_lost_control_goes_back_to_full_speed_and_tries_again_later() -> None:
     assert sum(isinstance(c, LeaseGpus) for c in run.commands) == 2
 
 
-def test_a_changed_target_changes_the_plan() -> None:
+def test_a_new_target_leads_to_a_new_plan() -> None:
     run = training(BubbleAware())
     run.run(45)
     before, _ = tuned_medians(run)

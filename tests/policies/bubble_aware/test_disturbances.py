@@ -1,9 +1,9 @@
-"""What happens to real jobs, in virtual time: each is inside its budget soon, near the optimum later, and says why.
+"""Disturbed jobs in virtual time: they soon return to their budget, and later to near-optimal plans, with a reason.
 
-Inside its budget is every single iteration from the fifth after a disturbance on, whatever it is for.
+Every iteration from the fifth after a disturbance on must be within the budget, profiling or not.
 
-Times are held against the same training without any plan, energies against the plan that perfect knowledge of the
-disturbed pipeline would make, both run in the same virtual pipeline.
+Times are compared with the same training at full speed, energies with the plan made from perfect knowledge of the
+disturbed pipeline; both run in the same virtual pipeline.
 """
 
 import random
@@ -26,7 +26,7 @@ from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
 FROM = 40
-"""When it happens: well after the first plan."""
+"""Iteration of the disturbance, well after the first plan."""
 BUDGET_RATIO = 0.01
 ITERATIONS_TO_BUDGET = 5
 ITERATIONS_TO_OPTIMUM = 32
@@ -43,12 +43,12 @@ def training(policy: ClockPolicy, **others: object) -> VirtualTraining:
 
 
 def said(run: VirtualTraining) -> list[str]:
-    """Return what the history was told of the job."""
+    """Return the job's records in the history."""
     return [c.reason for c in run.commands if isinstance(c, RecordPhase | RecordNotice)]
 
 
 def require_soon_inside_budget(run: VirtualTraining, untuned: VirtualTraining, *happened: int) -> None:
-    """From the first disturbance on all iterations are but for the first five after each, profiling or not."""
+    """Assert that all iterations after a disturbance are within budget, except the first five after each."""
     times_s = zip(run.history, untuned.history, strict=True)
     slow = [
         (k, plan, time_s / untuned_s)
@@ -68,14 +68,14 @@ def require_near(run: VirtualTraining, energy_j: float, since: int) -> None:
 
 @dataclass(frozen=True)
 class Slowness:
-    """A rank, or all of them, taking longer from one moment on, at once or within ten iterations."""
+    """Longer instructions on one rank or on all, from an iteration on, at once or within ten iterations."""
 
     ratio: float
     rank: int | None = None
     is_gradual: bool = False
 
     def of(self, rank: int, iteration: int) -> float:
-        """Return how much longer everything takes."""
+        """Return the factor on all times."""
         share = min(max(iteration - FROM, 0) / 10, 1.0) if self.is_gradual else float(iteration >= FROM)
         return 1.0 + (self.ratio - 1.0) * share * (self.rank in {None, rank})
 
@@ -91,7 +91,7 @@ SLOWNESSES = {
 
 @pytest.mark.fault(46)
 @pytest.mark.parametrize("what", SLOWNESSES)
-def test_a_change_of_speed_costs_five_iterations_at_most_and_is_planned_for_within_32(what: str) -> None:
+def test_a_change_of_speed_costs_at_most_five_iterations_and_is_replanned_within_32(what: str) -> None:
     slowness, reason = SLOWNESSES[what]
     run, untuned = (training(policy, slowdown_of=slowness.of) for policy in (BubbleAware(), FullSpeed()))
     for own in (run, untuned):
@@ -105,7 +105,7 @@ def test_a_change_of_speed_costs_five_iterations_at_most_and_is_planned_for_with
 
 
 @pytest.mark.fault(46)
-def test_a_hot_gpu_is_planned_for_at_the_clock_it_reaches_and_again_when_it_has_cooled_down() -> None:
+def test_a_throttling_gpu_is_planned_at_the_clock_it_reaches_until_it_has_cooled_down() -> None:
     cool_from = FROM + 50
 
     def ceiling_mhz(rank: int, iteration: int) -> int:
@@ -128,7 +128,7 @@ def test_a_hot_gpu_is_planned_for_at_the_clock_it_reaches_and_again_when_it_has_
 
 
 @pytest.mark.fault(46)
-def test_a_stage_that_recovers_is_noticed_though_the_iteration_stays_as_long() -> None:
+def test_a_recovered_stage_is_detected_even_if_the_iteration_time_stays() -> None:
     recovers_at = FROM + 26
 
     def slowness(rank: int, iteration: int) -> float:
@@ -145,7 +145,7 @@ def test_a_stage_that_recovers_is_noticed_though_the_iteration_stays_as_long() -
 
 @pytest.mark.fault(46)
 @pytest.mark.parametrize(("memory_ratio", "compute_ratio"), [(1.0, 1.4), (0.6, 1.0)])
-def test_a_batch_of_another_mix_shows_in_the_first_plan(memory_ratio: float, compute_ratio: float) -> None:
+def test_the_first_plan_adapts_to_a_batch_with_another_compute_share(memory_ratio: float, compute_ratio: float) -> None:
     def with_new_batch(policy: ClockPolicy) -> VirtualTraining:
         run = training(policy)
         run.work = {
@@ -171,7 +171,7 @@ def test_a_batch_of_another_mix_shows_in_the_first_plan(memory_ratio: float, com
 
 
 @pytest.mark.fault(46)
-def test_a_straggler_is_planned_for_as_if_its_pace_had_been_known() -> None:
+def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> None:
     slowness = Slowness(1.2)
 
     def replicas(policy: ClockPolicy) -> VirtualReplicas:
@@ -202,7 +202,7 @@ def test_a_straggler_is_planned_for_as_if_its_pace_had_been_known() -> None:
 
 
 @pytest.mark.fault(46)
-def test_an_evaluation_every_fifty_iterations_is_left_alone() -> None:
+def test_an_evaluation_every_fifty_iterations_changes_no_plan() -> None:
     run = training(BubbleAware())
     usual_s = run.step_overhead_s
     for _ in range(2 * 50 + 30):
@@ -223,14 +223,14 @@ def test_an_evaluation_every_fifty_iterations_is_left_alone() -> None:
 
 
 class _Liar:
-    """Plans well, but its first plans are much slower than it says."""
+    """A policy whose first plans are much slower than predicted."""
 
     def __init__(self, num_lies: int) -> None:
         self._honest = BubbleAware()
         self._num_lies = num_lies
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return a lie, as long as there are some left to tell."""
+        """Return a plan that is too slow, for a limited number of times."""
         if self._num_lies and all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans[-1:]):
             plan = self._honest.next_plan(view)
             if plan.purpose is not PlanPurpose.TUNED:
@@ -246,7 +246,7 @@ class _Liar:
 
 
 @pytest.mark.fault(45)
-def test_a_policy_that_lies_is_slow_for_five_iterations_and_gets_another_chance() -> None:
+def test_a_wrong_prediction_costs_five_slow_iterations_and_is_retried() -> None:
     run, untuned = training(_Liar(1)), training(FullSpeed())
     for own in (run, untuned):
         own.run(70)
@@ -259,7 +259,7 @@ def test_a_policy_that_lies_is_slow_for_five_iterations_and_gets_another_chance(
 
 
 def report_in_changing_orders(run: VirtualTraining, since: int) -> None:
-    """Let every rank run two neighbours of its order the other way round, others in each iteration."""
+    """Swap two neighbouring instructions on every rank, different ones in each iteration."""
     usual: Callable[[Event], None] = run.tell
     dice = random.Random(3)
 

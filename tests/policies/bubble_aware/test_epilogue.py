@@ -1,4 +1,4 @@
-"""What a rank does after its last instruction is its own: a plan does not let it end last if it has more to do."""
+"""Epilogues: the time that each rank needs after its last instruction, and plans that leave room for it."""
 
 from dataclasses import replace
 from statistics import median
@@ -20,7 +20,7 @@ SCHEDULE = Schedule(
     NUM_MICROBATCHES,
     tuple(tuple(Instruction(r, kind, m) for kind in (F, I, W) for m in range(NUM_MICROBATCHES)) for r in range(2)),
 )
-"""All forwards, all input gradients, all weight gradients: each rank ends when it likes."""
+"""All forwards, all input gradients, all weight gradients: the ranks end independently of each other."""
 
 
 def training(after_last_s: tuple[float, float]) -> VirtualTraining:
@@ -44,10 +44,8 @@ def training(after_last_s: tuple[float, float]) -> VirtualTraining:
 @pytest.mark.parametrize(
     ("after_last_s", "needed_saving"), [((0.15, 0.0), 0.06), ((0.5, 0.0), None), ((0.0, 0.3), 0.06)]
 )
-def test_no_iteration_gets_longer_by_what_a_rank_does_after_its_last_instruction(
-    after_last_s: tuple[float, float], needed_saving: float | None
-) -> None:
-    """With 0.15 s left to do rank 0 has slack still; with half a second it sets the pace, and nothing is to be had."""
+def test_an_epilogue_makes_no_iteration_longer(after_last_s: tuple[float, float], needed_saving: float | None) -> None:
+    """With an epilogue of 0.15 s rank 0 still has slack; with 0.5 s it sets the pace, and nothing can be saved."""
     run = training(after_last_s)
     run.run(36)
 
@@ -64,7 +62,7 @@ def test_no_iteration_gets_longer_by_what_a_rank_does_after_its_last_instruction
 
 @pytest.fixture(scope="module")
 def view() -> JobView:
-    """Return what a policy knows after a dozen iterations: 0.15 s on rank 0, after 0.64 s of work there."""
+    """Return a view after a dozen iterations: an epilogue of 0.15 s on rank 0, after 0.64 s of work."""
     run = training((0.15, 0.0))
     run.run(16)
     found = run.job.view()
@@ -87,7 +85,7 @@ def epilogues_s(view: JobView) -> list[float]:
     return [graph.epilogues_s[2 * 6 - 1], graph.epilogues_s[-1]]
 
 
-def test_a_rank_keeps_the_time_for_what_it_does_when_others_end_later_at_full_speed(view: JobView) -> None:
+def test_a_rank_that_finishes_early_keeps_time_for_its_epilogue(view: JobView) -> None:
     observed = observed_pipeline(view, profile())
 
     # rank 1: 0.08 + 0.001 s of waiting and 1.6 s of work; iterations of 1.6 s, as it begins again at once
@@ -95,14 +93,14 @@ def test_a_rank_keeps_the_time_for_what_it_does_when_others_end_later_at_full_sp
     assert epilogues_s(view) == [pytest.approx(0.15 - observed.bias_s, abs=0.002), 0.0]
 
 
-def test_an_epilogue_never_makes_full_speed_late(view: JobView) -> None:
-    """Rank 0 ends 0.559 s before rank 1 at full speed; who had more to do than that would be last already."""
+def test_an_epilogue_never_exceeds_the_slack_at_full_speed(view: JobView) -> None:
+    """Rank 0 ends 0.559 s before rank 1 at full speed, so that no longer epilogue can be hidden."""
     longer = replace(view, observations=tuple(replace(o, turnarounds_s=(5.0, 5.0)) for o in view.observations))
 
     assert epilogues_s(longer) == [pytest.approx(0.559, abs=0.002), 0.0]
 
 
-def test_the_least_of_many_turnarounds_counts_and_those_at_anothers_pace_do_not(view: JobView) -> None:
+def test_the_shortest_turnarounds_count_except_those_at_straggler_pace(view: JobView) -> None:
     *others, first = view.observations
     assert len(others) > 10
     waiting = [replace(o, turnarounds_s=(0.4, 0.0)) for o in others]

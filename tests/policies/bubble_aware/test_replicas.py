@@ -1,4 +1,4 @@
-"""Replicas of one training in virtual time: the others follow a straggler's pace, and leave it at once."""
+"""Replicas of one training in virtual time: they follow a straggler's pace, and stop following it at once."""
 
 import pytest
 
@@ -17,7 +17,7 @@ SLOW_FROM, SLOW_UNTIL = 32, 52
 
 
 def replica(policy: ClockPolicy, *, slow_ratio: float = 1.0, scale: float = 1.0, **others: object) -> VirtualTraining:
-    """Return a pipeline that takes `slow_ratio` times as long for twenty iterations."""
+    """Return a pipeline that is slower by a factor of `slow_ratio` for twenty iterations."""
     work: dict[tuple[int, InstructionKind], Work] = {}
     for rank, share in enumerate((1.0, 0.93, 1.10)):
         work[rank, F] = A100Work(0.0120 * share * scale, 0.0382 * share * scale, 0.25)
@@ -59,7 +59,7 @@ def test_a_straggler_is_followed_within_five_iterations_and_left_within_three(
     assert following_j < 0.85 * waiting_j
 
 
-def test_the_reason_for_following_a_straggler_is_said() -> None:
+def test_the_reason_of_a_plan_names_the_straggler() -> None:
     slow, fast = replica(FullSpeed(), slow_ratio=1.2), replica(FullSpeed())
     training = VirtualReplicas((slow, fast))
 
@@ -73,7 +73,7 @@ def test_the_reason_for_following_a_straggler_is_said() -> None:
 
 
 @pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
-def test_a_replica_that_a_plan_has_slowed_down_holds_up_nobody(together: type[VirtualReplicas]) -> None:
+def test_a_replica_slowed_by_its_plan_is_no_straggler(together: type[VirtualReplicas]) -> None:
     permitted, other = replica(BubbleAware(), max_slowdown_ratio=0.1), replica(FullSpeed())
     training = together((permitted, other))
 
@@ -85,7 +85,7 @@ def test_a_replica_that_a_plan_has_slowed_down_holds_up_nobody(together: type[Vi
     assert other.pace.own_time_s == pytest.approx(permitted.pace.own_time_s, rel=0.005)
 
 
-def test_replicas_under_noise_impose_nothing_on_each_other() -> None:
+def test_noise_alone_makes_no_replica_a_straggler() -> None:
     training = VirtualReplicas(tuple(replica(FullSpeed(), noise_ratio=0.01, seed=seed) for seed in (1, 2, 3)))
 
     training.run(80)
@@ -94,7 +94,7 @@ def test_replicas_under_noise_impose_nothing_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
-def test_a_replica_that_is_slower_from_the_start_is_followed_and_its_wait_is_no_part_of_the_baseline(
+def test_a_straggler_from_the_start_is_followed_and_its_wait_is_not_in_the_baseline(
     together: type[VirtualReplicas],
 ) -> None:
     slow, fast = replica(FullSpeed(), scale=1.15), replica(FullSpeed())
@@ -109,7 +109,7 @@ def test_a_replica_that_is_slower_from_the_start_is_followed_and_its_wait_is_no_
     assert fast.job.target.straggler_time_s == pytest.approx(slow.job.baseline.iteration_time_s, rel=0.01)
 
 
-def test_what_a_straggler_imposes_is_no_fault_of_the_plan_and_no_part_of_what_it_saves() -> None:
+def test_iterations_at_straggler_pace_count_neither_as_faults_nor_as_savings() -> None:
     slow, fast = replica(FullSpeed(), slow_ratio=1.5), replica(BubbleAware())
     training = VirtualReplicas((slow, fast))
 

@@ -1,4 +1,4 @@
-"""The interval that a report shows for a saving contains the true one about as often as it claims."""
+"""Confidence intervals of reported savings contain the true saving as often as stated."""
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
@@ -12,7 +12,7 @@ SCHEDULE = one_forward_one_backward(2, 4)
 
 
 class _OneClock:
-    """Runs everything at one clock, so that what is judged is the measuring and not the planning."""
+    """A policy with one clock, to test the measurement apart from the planning."""
 
     def next_plan(self, view: JobView) -> ClockPlan:
         if view.issued_plans:

@@ -1,6 +1,7 @@
-"""What the default policy saves on the demo's pipeline under torch's simplest schedules, in virtual time.
+"""Savings of the default policy on the demo's pipeline under torch's simplest schedules, in virtual time.
 
-`benchmarks/runs/schedules.py` measures all seven in real ones; those with two stages on a rank take long to plan.
+`benchmarks/runs/schedules.py` measures all seven schedules in real pipelines; those with two stages per rank take long
+to plan.
 """
 
 from functools import cache
@@ -33,16 +34,18 @@ class SimulatedWork:
         self._work = work
 
     def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long it takes at a clock."""
+        """Return its time at a clock."""
         return instruction_time_s(A100, self._work, sm_clock_mhz)
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
+        """Return its power at a clock."""
         return working_power_w(A100, self._work, sm_clock_mhz)
 
 
 @pytest.mark.parametrize(("schedule_name", "needed_ratio"), [("1f1b", 0.08), ("gpipe", 0.05)])
-def test_demo_pipeline_saves_what_it_must_within_a_percent_of_time(schedule_name: str, needed_ratio: float) -> None:
+def test_demo_pipeline_saves_the_required_share_within_one_percent_of_time(
+    schedule_name: str, needed_ratio: float
+) -> None:
     schedule = make_schedule(schedule_name, NUM_RANKS, NUM_MICROBATCHES)
     works = cache(lambda stage_index: simulated_works(stage_index, schedule.num_stages))
 

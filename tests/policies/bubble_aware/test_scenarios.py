@@ -1,4 +1,4 @@
-"""Proof blocks and late clocks, in virtual time: what is saved is measured, and late clocks cost no time."""
+"""Full-speed blocks and late clock changes in virtual time: savings are measured, and late clocks cost no time."""
 
 from statistics import median
 
@@ -51,7 +51,7 @@ def test_full_speed_blocks_can_be_off() -> None:
 
 
 SHORT_INSTRUCTIONS_S = {F: (0.032, 0.24, 0.25), B: (0.072, 0.29, 0.27)}
-"""Time at the maximum clock, share of it that memory takes, watts per MHz."""
+"""Time at the maximum clock, memory-bound share of it, watts per MHz."""
 
 
 def short_training(num_ranks: int, num_microbatches: int, **overrides: object) -> VirtualTraining:
@@ -66,7 +66,7 @@ def short_training(num_ranks: int, num_microbatches: int, **overrides: object) -
 
 
 def saving_and_slowdown(run: VirtualTraining) -> tuple[float, float]:
-    """Return what the plan in force is measured to do against the baseline."""
+    """Return measured saving and slowdown of the plan in force against the baseline."""
     assert run.job.baseline is not None
     assert run.job.baseline.energy_j is not None
     rows = [(t, e) for t, e, plan in run.history if plan == run.job.current_plan.plan_id][1:]
@@ -75,7 +75,7 @@ def saving_and_slowdown(run: VirtualTraining) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(4, 8), (8, 16)])
-def test_clocks_25_ms_late_on_instructions_of_30_to_80_ms_cost_no_time_and_a_quarter_of_the_saving_at_most(
+def test_clocks_25_ms_late_cost_no_time_and_at_most_a_quarter_of_the_saving(
     num_ranks: int, num_microbatches: int
 ) -> None:
     late = short_training(num_ranks, num_microbatches, switch_latency_s=0.025, assumed_latency_s=0.05)
@@ -92,7 +92,7 @@ def test_clocks_25_ms_late_on_instructions_of_30_to_80_ms_cost_no_time_and_a_qua
     assert late.job.num_faults == 0
 
 
-def test_uneven_late_clocks_under_noise_cost_no_time_that_chance_does_not_explain() -> None:
+def test_uneven_late_clocks_under_noise_cost_no_significant_time() -> None:
     run = short_training(
         4, 8, switch_latency_s=0.025, assumed_latency_s=0.01, latency_spread_ratio=0.3, noise_ratio=0.003, seed=2
     )
@@ -106,7 +106,7 @@ def test_uneven_late_clocks_under_noise_cost_no_time_that_chance_does_not_explai
     assert saving.saving_ratio.low > 0.05
 
 
-def test_quick_reductions_save_what_slow_raises_leave() -> None:
+def test_fast_clock_reductions_preserve_savings_despite_slow_raises() -> None:
     slow = short_training(4, 8, switch_latency_s=0.025, assumed_latency_s=0.025)
     slow.run(40)
     quick = short_training(4, 8, switch_latency_s=0.025, lower_latency_s=0.004, assumed_latency_s=0.025)
@@ -119,7 +119,7 @@ def test_quick_reductions_save_what_slow_raises_leave() -> None:
     assert saving_and_slowdown(quick)[1] < 0.0005
 
 
-def test_clock_changes_that_become_slower_are_noticed_and_led_by_more() -> None:
+def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time() -> None:
     run = short_training(4, 8, switch_latency_s=0.006, assumed_latency_s=0.006)
     run.run(50)
     run.switch_latency_s = 0.03

@@ -51,7 +51,7 @@ def solved_by_linprog(hull: SpeedHull, intensities: np.ndarray, lengths: np.ndar
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_plan_costs_what_a_linear_program_finds(seed: int) -> None:
+def test_a_plan_has_the_cost_of_the_linear_program(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_points, num_slots = int(rng.integers(2, 40)), int(rng.integers(1, 75))
     t = np.sort(rng.uniform(1.0, 1.6, num_points))
@@ -70,7 +70,7 @@ def test_a_plan_costs_what_a_linear_program_finds(seed: int) -> None:
 
 
 @given(frontiers, st.floats(0, 1))
-def test_a_mix_does_the_work_of_its_speed_at_the_power_of_the_hull(
+def test_a_mixture_of_points_has_the_speed_and_power_of_the_hull(
     points: list[tuple[float, float]], share: float
 ) -> None:
     hull = speed_hull(points)
@@ -87,7 +87,7 @@ def test_a_mix_does_the_work_of_its_speed_at_the_power_of_the_hull(
 @example([(1.0, 10.0), (0.5, 10.0), (0.5000000000000001, 11.0)], 0.0)
 @example([(0.5, 10.0), (0.5000000000000001, 11.0)], 0.0)
 @given(frontiers, st.floats(0, 500))
-def test_a_hull_is_convex_below_all_points_and_ends_at_the_fastest_and_the_cheapest(
+def test_the_hull_is_convex_and_ends_at_the_fastest_and_the_cheapest_point(
     points: list[tuple[float, float]], host_power_w: float
 ) -> None:
     hull = speed_hull(points, host_power_w)
@@ -101,20 +101,20 @@ def test_a_hull_is_convex_below_all_points_and_ends_at_the_fastest_and_the_cheap
             assert hull.power_w(1 / time_s) <= (energy_j / time_s + host_power_w) * (1 + 1e-9)
 
 
-def test_host_power_makes_slow_points_worth_less() -> None:
+def test_host_power_reduces_the_benefit_of_slow_points() -> None:
     alone, with_host = speed_hull(FRONTIER), speed_hull(FRONTIER, host_power_w=60.0)
 
     assert with_host.speeds_per_s[0] > alone.speeds_per_s[0]
 
 
 @pytest.mark.parametrize("points", [[], [(0.0, 1.0)], [(1.0, math.nan)], [(1.0, -5.0)], [(math.inf, 1.0)]])
-def test_a_frontier_that_makes_no_sense_is_refused(points: list[tuple[float, float]]) -> None:
+def test_an_invalid_frontier_is_refused(points: list[tuple[float, float]]) -> None:
     with pytest.raises(CarbonDataError, match="frontier"):
         speed_hull(points)
 
 
 def run_job(hull: SpeedHull, forecasts: list[np.ndarray], lengths: np.ndarray, work: float) -> float:
-    """Return what is left undone at the deadline when each slot is decided by its own forecast."""
+    """Return the work left at the deadline when each slot is decided by its own forecast."""
     left = work
     for k, length in enumerate(lengths):
         fallback = np.full(len(lengths) - k, 200.0)
@@ -131,7 +131,7 @@ def run_job(hull: SpeedHull, forecasts: list[np.ndarray], lengths: np.ndarray, w
     st.floats(0, 0.5),
     st.lists(st.floats(60.0, 3600.0), min_size=1, max_size=24),
 )
-def test_no_forecast_can_overdraw_the_budget(
+def test_no_forecast_can_exceed_the_budget(
     points: list[tuple[float, float]], forecasts: list[list[float]], budget: float, lengths_s: list[float]
 ) -> None:
     hull = speed_hull(points)
@@ -145,7 +145,7 @@ def test_no_forecast_can_overdraw_the_budget(
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["inverted", "jumping", "stale", "absent"]), st.floats(0, 0.2))
-def test_a_forecast_that_lies_on_purpose_cannot_overdraw_the_budget(seed: int, lie: str, budget: float) -> None:
+def test_an_adversarial_forecast_cannot_exceed_the_budget(seed: int, lie: str, budget: float) -> None:
     rng = np.random.default_rng(seed)
     hull = speed_hull(FRONTIER)
     lengths = np.full(30, 3600.0)
@@ -165,7 +165,7 @@ def test_a_forecast_that_lies_on_purpose_cannot_overdraw_the_budget(seed: int, l
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_a_job_that_lost_time_to_others_still_gets_full_speed_and_no_more_slowdown(seed: int) -> None:
+def test_a_job_that_lost_time_runs_at_full_speed(seed: int) -> None:
     rng = np.random.default_rng(seed)
     hull = speed_hull(FRONTIER)
     lengths = np.full(10, 3600.0)
@@ -176,7 +176,7 @@ def test_a_job_that_lost_time_to_others_still_gets_full_speed_and_no_more_slowdo
     assert speed == hull.full_speed_per_s
 
 
-def test_a_straggler_or_power_cap_lowers_full_speed_and_the_clamp_follows() -> None:
+def test_the_controller_adapts_to_a_lower_full_speed() -> None:
     hull = speed_hull(FRONTIER).limited_to(1 / 1.05)
     lengths = np.full(4, 3600.0)
 
@@ -207,7 +207,7 @@ def test_equal_hours_run_at_the_constant_speed() -> None:
     assert cost == pytest.approx(plan_cost(hull, np.full(6, constant), np.full(6, 250.0), lengths), rel=1e-12)
 
 
-def test_energy_given_away_is_used_at_full_speed() -> None:
+def test_negative_intensity_means_full_speed() -> None:
     hull = speed_hull(FRONTIER)
 
     plan = plan_slots(hull, np.array([-50.0, 80.0, 80.0]), np.full(3, 3600.0), num_iterations=3 * 3600 / 1.1)
@@ -215,7 +215,7 @@ def test_energy_given_away_is_used_at_full_speed() -> None:
     assert plan.speeds_per_s[0] == hull.full_speed_per_s
 
 
-def test_what_cannot_be_used_in_a_forecast_is_replaced_and_nothing_else() -> None:
+def test_only_implausible_forecast_values_are_replaced() -> None:
     fallback = np.array([1.0, 2.0, 3.0, 4.0])
 
     assert repaired(np.array([math.nan, 50.0, -3.0]), fallback).tolist() == [1.0, 50.0, 3.0, 4.0]

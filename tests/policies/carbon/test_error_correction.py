@@ -1,4 +1,4 @@
-"""What a forecaster's last error says of its next ones, and what a zone's own last week does."""
+"""Error correction of forecasts, and the recent dynamics of a zone."""
 
 from datetime import UTC, datetime
 
@@ -14,7 +14,7 @@ FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def going_on(share: float, num: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return errors of which this share returns an hour later."""
+    """Return errors with this persistence from hour to hour."""
     draw = np.random.default_rng(seed)
     errors = np.zeros(num)
     for k in range(1, num):
@@ -23,13 +23,13 @@ def going_on(share: float, num: int, seed: int = 1) -> np.ndarray[tuple[int], np
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
-def test_four_weeks_of_errors_tell_how_much_of_one_returns(share: float) -> None:
+def test_four_weeks_of_errors_show_their_persistence(share: float) -> None:
     memory = ErrorCorrection.fitted(going_on(share, 672), USUAL_PERSISTENCE_RATIO)
 
     assert memory.persistence_ratio == pytest.approx(share, abs=0.1)
 
 
-def test_without_errors_the_usual_share_holds_and_few_errors_move_it_little() -> None:
+def test_few_errors_change_the_usual_persistence_little() -> None:
     none = ErrorCorrection.fitted(np.zeros(0), 0.3)
     unknown = ErrorCorrection.fitted(np.full(5, np.nan), 0.3)
     few = ErrorCorrection.fitted(np.array([1.0, -1.0, 1.0]), 0.3)
@@ -38,7 +38,7 @@ def test_without_errors_the_usual_share_holds_and_few_errors_move_it_little() ->
     assert 0.1 < few.persistence_ratio < 0.3
 
 
-def test_a_share_is_never_negative_nor_explosive() -> None:
+def test_persistence_is_never_negative_nor_explosive() -> None:
     swinging = ErrorCorrection.fitted(np.tile([1.0, -1.0], 300), 0.3)
     constant = ErrorCorrection.fitted(np.ones(600), 0.3)
 
@@ -46,7 +46,7 @@ def test_a_share_is_never_negative_nor_explosive() -> None:
     assert constant.persistence_ratio <= 0.9
 
 
-def test_an_unknown_error_corrects_nothing_and_a_false_value_hardly_more_than_usual() -> None:
+def test_an_unknown_error_corrects_nothing_and_an_outlier_is_limited() -> None:
     memory = ErrorCorrection(0.5, mean_error=10.0)
     added = memory.expected(np.array([np.nan, 10.0, 1e6]), 3)
 
@@ -56,7 +56,7 @@ def test_an_unknown_error_corrects_nothing_and_a_false_value_hardly_more_than_us
     assert added[2, 0] == pytest.approx(15.0)
 
 
-def test_a_value_that_was_filled_in_is_no_error() -> None:
+def test_a_filled_value_is_not_an_error() -> None:
     values = 200.0 + 80.0 * np.sin(2 * np.pi * np.arange(240) / 24) + going_on(0.9, 240)
     jumped = values.copy()
     jumped[-1] += 60.0
@@ -75,13 +75,13 @@ def test_a_value_that_was_filled_in_is_no_error() -> None:
     assert np.isnan(invented[0])
 
 
-def test_one_week_tells_a_zone_where_changes_go_on_from_one_where_they_do_not() -> None:
+def test_one_week_distinguishes_persistent_from_reverting_zones() -> None:
     trending = np.cumsum(going_on(0.8, 400)) + 500.0
     white = 500.0 + 10.0 * going_on(0.0, 400)
     origins = np.arange(200, 380)
 
     def error(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-        """Return that of the next hour, against persistence's."""
+        """Return the error of the next hour relative to that of a persistence forecast."""
         forecast, _ = dynamics_forecasts(values, origins)
         truth = values[origins]
         return float(np.abs(forecast[:, 0] - truth).mean() / np.abs(values[origins - 1] - truth).mean())
@@ -90,7 +90,7 @@ def test_one_week_tells_a_zone_where_changes_go_on_from_one_where_they_do_not() 
     assert error(white) < 0.8
 
 
-def test_local_forecasts_are_the_same_alone_and_among_others_and_know_no_future() -> None:
+def test_dynamics_forecasts_do_not_depend_on_other_origins_or_future_values() -> None:
     values = 300.0 + 50.0 * np.sin(2 * np.pi * np.arange(500) / 24) + going_on(0.5, 500)
     origins = np.arange(WEEK_HOURS, 480)
     together, _ = dynamics_forecasts(values, origins)

@@ -1,4 +1,4 @@
-"""Forecasts beat naive ones, see nothing of the future, and get along with little or broken history."""
+"""Forecasts beat naive ones, use no future values, and work with short or incomplete histories."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ def history(values: np.ndarray) -> History:
     return History(FIRST_AT, values, np.zeros(len(values), dtype=bool))
 
 
-def test_a_grid_with_habits_is_forecast_better_than_any_naive_rule_does() -> None:
+def test_a_regular_grid_is_forecast_better_than_by_any_naive_method() -> None:
     values = made_up_values(120, seed=3)
     first = 90 * 24
 
@@ -31,7 +31,7 @@ def test_a_grid_with_habits_is_forecast_better_than_any_naive_rule_does() -> Non
     assert skill.skill_24h_mean_ratio > 0.1
 
 
-def test_eight_days_are_enough_for_a_zone_never_seen() -> None:
+def test_eight_days_of_history_suffice_for_an_unknown_zone() -> None:
     values = made_up_values(60, seed=5)
     first = 30 * 24
 
@@ -42,7 +42,7 @@ def test_eight_days_are_enough_for_a_zone_never_seen() -> None:
     assert skill.skill_24h_mean_ratio > 0.05
 
 
-def test_nothing_of_the_future_reaches_a_forecast() -> None:
+def test_a_forecast_uses_no_future_values() -> None:
     values = made_up_values(80)
     changed = values.copy()
     changed[70 * 24 + 5 :] = 1.0
@@ -67,14 +67,14 @@ def test_any_length_of_history_gives_a_forecast_with_bounds_around_it(num_hours:
         assert 0 <= hour.low_g_per_kwh <= hour.carbon_intensity_g_per_kwh <= hour.high_g_per_kwh < math.inf
 
 
-def test_models_join_as_the_history_grows() -> None:
+def test_models_are_added_as_the_history_grows() -> None:
     trace = made_up_trace(num_days=60)
     models = [Forecasts()(replace(trace, values=trace.values[:n])).model for n in (5, 50, 300, 1400)]
 
     assert models == ["persistence", "same-hour-mean", "pooled-prior", "pooled-prior+zone-model"]
 
 
-def test_holes_in_the_history_are_bridged_and_a_history_of_holes_is_refused() -> None:
+def test_gaps_in_the_history_are_filled_and_a_history_without_values_is_refused() -> None:
     trace = made_up_trace(num_days=20)
     holes = list(trace.values)
     holes[100:140] = [math.nan] * 40
@@ -93,7 +93,7 @@ def test_holes_in_the_history_are_bridged_and_a_history_of_holes_is_refused() ->
 
 
 @pytest.mark.parametrize("level", [0.0, 1e-6, 500.0])
-def test_a_flat_grid_is_forecast_flat(level: float) -> None:
+def test_a_constant_grid_has_a_constant_forecast(level: float) -> None:
     values = np.full(60 * 24, level)
     forecaster = ZoneForecaster()
     forecaster.refit(history(values), len(values))
@@ -113,7 +113,7 @@ def test_forecasts_scale_with_their_grid() -> None:
     np.testing.assert_allclose(ten, 10 * np.array(once), rtol=1e-6)
 
 
-def test_bounds_hold_about_eight_of_ten_hours() -> None:
+def test_the_interval_contains_about_80_percent_of_hours() -> None:
     trace = made_up_trace(num_days=110, seed=9)
     forecasts = Forecasts()
     inside = []
@@ -125,7 +125,7 @@ def test_bounds_hold_about_eight_of_ten_hours() -> None:
     assert 0.65 <= float(np.mean(inside)) <= 0.92
 
 
-def test_a_forecaster_that_is_kept_says_what_a_new_one_says_within_its_daily_steps() -> None:
+def test_a_kept_forecaster_agrees_with_a_new_one_up_to_its_daily_refits() -> None:
     trace = made_up_trace(num_days=90)
     kept = Forecasts()
     kept(replace(trace, values=trace.values[: 80 * 24]))
@@ -137,7 +137,7 @@ def test_a_forecaster_that_is_kept_says_what_a_new_one_says_within_its_daily_ste
         assert a.carbon_intensity_g_per_kwh == pytest.approx(b.carbon_intensity_g_per_kwh, rel=0.05)
 
 
-def test_skill_is_measured_on_hours_the_model_had_not_seen_and_absent_while_there_are_few() -> None:
+def test_skill_is_measured_on_unseen_hours_and_missing_while_they_are_few() -> None:
     trace = made_up_trace(num_days=90)
 
     early = Forecasts()(replace(trace, values=trace.values[:190])).skill
@@ -162,7 +162,7 @@ def test_a_perfect_forecast_has_skill_one_and_the_best_naive_one_zero() -> None:
 
 
 @pytest.mark.parametrize("num_hours", [0, NUM_TARGET_HOURS + 1])
-def test_only_so_many_hours_can_be_forecast(num_hours: int) -> None:
+def test_the_number_of_forecast_hours_is_limited(num_hours: int) -> None:
     with pytest.raises(CarbonDataError, match="valid: 1 to 72"):
         Forecasts()(made_up_trace(num_days=9), num_hours=num_hours)
 

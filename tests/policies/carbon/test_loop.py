@@ -1,4 +1,4 @@
-"""Targets that move while a job runs: the plan follows, and each plan is judged by the target it was made for."""
+"""Targets that change while a job runs: plans follow, and are judged by the target they were made for."""
 
 from statistics import median
 
@@ -40,9 +40,9 @@ def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
     assert slowdowns == pytest.approx([0.08, 0.0, 0.05], abs=0.006)
 
 
-def test_a_slow_plan_is_not_blamed_for_a_target_that_came_after_it() -> None:
+def test_a_plan_is_judged_by_the_target_it_was_made_for() -> None:
     class Slowly(BubbleAware):
-        """Answers as it did before for a while: a plan under way when the target moved."""
+        """A policy that keeps answering for the old target for a while."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -62,7 +62,7 @@ def test_a_slow_plan_is_not_blamed_for_a_target_that_came_after_it() -> None:
     assert run.job.num_faults == 0
 
 
-def test_the_frontier_of_a_pipeline_is_what_its_iterations_measure() -> None:
+def test_the_frontier_of_a_pipeline_agrees_with_measured_iterations() -> None:
     policy = BubbleAware()
     run = training(policy)
     assert policy.frontier(view_of(run, 16)) == ()  # nothing is planned yet
@@ -80,7 +80,7 @@ def test_the_frontier_of_a_pipeline_is_what_its_iterations_measure() -> None:
 
 
 def view_of(run: VirtualTraining, num_iterations: int) -> JobView:
-    """Return what a policy sees after some more iterations."""
+    """Return the view after some more iterations."""
     run.run(num_iterations)
     view = run.job.view()
     assert view is not None

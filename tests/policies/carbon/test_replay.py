@@ -1,4 +1,4 @@
-"""A replay is what the controller would have done: exact bookkeeping, no look-ahead, no miss."""
+"""A replay does what the controller would have done: exact accounting, no look-ahead, no exceeded budget."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +27,7 @@ def result() -> ZoneReplay:
 
 
 def replayed(result: ZoneReplay) -> list[tuple[float, float, float]]:
-    """Return saving, time and constant saving of each job, worked out from its choices alone."""
+    """Return saving, time and constant saving of each job, computed from its choices alone."""
     energy_j = dict(FRONTIER)
     trace = REQUEST.traces[0]
     figures = []
@@ -49,20 +49,20 @@ def replayed(result: ZoneReplay) -> list[tuple[float, float, float]]:
     return figures
 
 
-def test_the_choices_alone_lead_to_the_figures_printed(result: ZoneReplay) -> None:
+def test_the_figures_follow_from_the_choices(result: ZoneReplay) -> None:
     figures = replayed(result)
 
     assert np.mean([saving for saving, _, _ in figures]) == pytest.approx(result.achieved_saving_ratio, abs=2e-4)
     assert max(time_s for _, time_s, _ in figures) <= 30 * 3600 * 1.025
 
 
-def test_no_method_with_our_controller_misses_its_budget(result: ZoneReplay) -> None:
+def test_no_controlled_job_exceeds_its_budget(result: ZoneReplay) -> None:
     for method in result.methods:
         if method.name != "chase":
             assert method.time_used_ratio_max <= 1.0
 
 
-def test_a_perfect_forecast_is_the_best_and_a_constant_point_is_beaten(result: ZoneReplay) -> None:
+def test_a_perfect_forecast_saves_most_and_every_forecast_beats_constant_speed(result: ZoneReplay) -> None:
     assert result.oracle_saving_ratio >= max(m.saving_ratio for m in result.methods if m.name != "chase")
     assert result.timing_gain_ratio > 0
     assert 0.2 < result.captured_ratio <= 1.0
@@ -81,7 +81,7 @@ def test_the_same_seed_draws_the_same_jobs() -> None:
     assert [j.start_at for j in replay(short)[0].jobs] == [j.start_at for j in replay(short)[0].jobs]
 
 
-def test_named_starts_are_taken_as_they_are() -> None:
+def test_given_starts_are_used_unchanged() -> None:
     start = REQUEST.train_until_at + timedelta(hours=7)
 
     zone = replay(replace(REQUEST, starts_at={"XX": (start,)}))[0]
@@ -102,12 +102,12 @@ def test_named_starts_are_taken_as_they_are() -> None:
         ({"frontier": ()}, "frontier"),
     ],
 )
-def test_a_request_that_makes_no_sense_says_why(change: dict[str, Any], words: str) -> None:
+def test_an_invalid_request_is_refused_with_a_reason(change: dict[str, Any], words: str) -> None:
     with pytest.raises(CarbonDataError, match=words):
         replay(replace(REQUEST, **change))
 
 
-def test_an_equal_time_constant_point_splits_the_two_savings() -> None:
+def test_constant_speed_of_equal_time_separates_the_two_savings() -> None:
     hull = speed_hull(FRONTIER)
     job = TraceJob(hull, made_up_values(5)[:60], 30 * 3600.0, 0.05)
 
@@ -120,20 +120,20 @@ def test_an_equal_time_constant_point_splits_the_two_savings() -> None:
     assert run.carbon_g <= run.constant_g
 
 
-def test_a_zone_that_the_prior_has_learned_from_is_no_test_and_says_so() -> None:
+def test_a_replay_of_training_data_is_marked() -> None:
     named = replace(REQUEST, traces=(made_up_trace("GB", num_days=70),), num_starts=1)
 
     assert "not a test" in replay(named)[0].notes[0]
     assert replay(replace(REQUEST, num_starts=1))[0].notes == ()
 
 
-def test_a_budget_of_nothing_is_full_speed() -> None:
+def test_a_budget_of_zero_is_full_speed() -> None:
     job = TraceJob(speed_hull(FRONTIER), made_up_values(5)[:60], 30 * 3600.0, 0.0)
 
     assert job.oracle().carbon_g == pytest.approx(job.full_speed_g())
 
 
-def test_chases_rule_runs_slower_the_dirtier_and_has_no_budget() -> None:
+def test_chases_rule_slows_down_with_intensity_without_a_budget() -> None:
     hull = speed_hull(FRONTIER)
     speeds = [chase_speed(hull, g_per_kwh) for g_per_kwh in (0.0, 300.0, 1500.0, 1e5)]
 

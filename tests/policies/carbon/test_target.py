@@ -1,4 +1,4 @@
-"""A carbon target shifts with the grid, keeps its budget whatever happens, and is neutral when it knows nothing."""
+"""The carbon target follows the grid, never exceeds its budget, and is neutral without a signal."""
 
 import math
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_a_dirty_hour_runs_slower_than_a_clean_one() -> None:
     ],
     ids=["nothing", "all-missing", "too-old", "days-old", "forecast-only", "fresh"],
 )
-def test_what_a_decision_rests_on_is_said(change: dict[str, Any], basis: IntensityBasis) -> None:
+def test_a_decision_names_its_basis(change: dict[str, Any], basis: IntensityBasis) -> None:
     decision = CarbonTarget().explain(replace(VIEW, **change))
 
     assert decision.basis is basis
@@ -109,14 +109,14 @@ def test_without_a_frontier_the_budget_is_spent_as_a_constant_slowdown() -> None
     )
 
 
-def test_a_straggler_is_waited_for_and_not_charged() -> None:
+def test_waiting_for_a_straggler_is_not_charged_to_the_budget() -> None:
     target = CarbonTarget().next_target(replace(VIEW, straggler_time_s=1.15))
 
     assert target.is_forced
     assert target.iteration_time_s(1.0) >= 1.15
 
 
-def test_a_job_without_slack_runs_at_full_speed_and_the_overrun_is_said() -> None:
+def test_a_job_without_slack_runs_at_full_speed_and_reports_the_overrun() -> None:
     late = replace(VIEW, num_iterations_done=3600, active_time_s=3600 * 3.0)
 
     decision = CarbonTarget().explain(late)
@@ -125,26 +125,26 @@ def test_a_job_without_slack_runs_at_full_speed_and_the_overrun_is_said() -> Non
     assert decision.overrun_s == pytest.approx(3600 * 3 + 23 * 3600 - 24 * 3600 * 1.05)
 
 
-def test_a_deadline_goes_before_the_budget() -> None:
+def test_a_deadline_has_precedence_over_the_budget() -> None:
     tight = replace(VIEW, deadline_at=START_AT + timedelta(hours=24.1), forecast=forecast([900.0] * 4 + [1.0] * 20))
 
     assert asked_time_s(tight) < asked_time_s(replace(tight, deadline_at=None))
 
 
-def test_host_power_makes_slowness_worth_less() -> None:
+def test_host_power_reduces_the_benefit_of_slowing_down() -> None:
     dirty = replace(VIEW, max_slowdown_ratio=0.3, forecast=forecast([500.0] + [490.0] * 23))
 
     assert asked_time_s(replace(dirty, host_power_w=60.0)) < asked_time_s(dirty)
 
 
-def test_a_negative_price_is_used_at_full_speed() -> None:
+def test_a_negative_price_means_full_speed() -> None:
     prices = HourlySeries("XX", FIRST_AT, values=(80.0,) * 24 * HISTORY_DAYS, unit="EUR/MWh")
     given = replace(forecast([-20.0] + [80.0] * 23), unit="EUR/MWh")
 
     assert asked_time_s(replace(VIEW, history=prices, forecast=given)) == 1.0
 
 
-def test_a_change_too_small_to_matter_is_not_asked_for() -> None:
+def test_an_insignificant_change_keeps_the_target() -> None:
     view = replace(VIEW, forecast=forecast([220.0] + [200.0] * 23))
     wanted = asked_time_s(view)
 
@@ -159,7 +159,7 @@ def test_a_change_too_small_to_matter_is_not_asked_for() -> None:
     st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-def test_no_signal_and_no_straggler_makes_a_job_miss_its_budget(
+def test_no_signal_or_straggler_makes_a_job_exceed_its_budget(
     signal: list[float],
     budget: float,
     is_total_known: bool,  # noqa: FBT001  hypothesis passes it by name
@@ -195,7 +195,7 @@ def test_no_signal_and_no_straggler_makes_a_job_miss_its_budget(
         assert overdrawn_s <= budget * (72 * 3600 - active_s) + 2.0
 
 
-def test_a_job_on_a_made_up_grid_shifts_between_clean_and_dirty_hours_and_reports_both_savings() -> None:
+def test_a_job_on_a_synthetic_grid_shifts_with_intensity_and_reports_both_savings() -> None:
     trace = made_up_trace(num_days=HISTORY_DAYS + 12, seed=4)
     forecasts, hull = Forecasts(), speed_hull(POINTS)
     total, budget = 72 * 3600, 0.025

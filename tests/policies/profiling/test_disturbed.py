@@ -1,4 +1,4 @@
-"""What disturbs profiling: other programs, odd counters, missing samples. None of it may end up in a plan."""
+"""Disturbed profiling: other programs, odd counters and missing samples must not affect a plan."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def design_observations() -> list[IterationObservation]:
 
 
 @pytest.mark.parametrize("level", range(1, len(LEVELS)))
-def test_one_slow_sample_beside_a_good_one_is_not_believed(level: int) -> None:
+def test_a_slow_sample_beside_a_good_one_is_ignored(level: int) -> None:
     times_s = {clock: [true_time_s(F, clock)] for clock in LEVELS}
     times_s[LEVELS[level]] = [1.3 * true_time_s(F, LEVELS[level]), true_time_s(F, LEVELS[level])]
 
@@ -49,7 +49,7 @@ def test_one_slow_sample_beside_a_good_one_is_not_believed(level: int) -> None:
 
 
 @pytest.mark.parametrize("level", range(1, len(LEVELS)))
-def test_a_single_slow_sample_is_doubted_and_does_not_bend_the_curve_around_it(level: int) -> None:
+def test_a_single_slow_sample_is_doubtful_and_does_not_distort_the_curve(level: int) -> None:
     times_s = {clock: [true_time_s(F, clock)] for clock in LEVELS}
     times_s[LEVELS[level]] = [1.6 * true_time_s(F, LEVELS[level])]
 
@@ -63,12 +63,12 @@ def test_a_single_slow_sample_is_doubted_and_does_not_bend_the_curve_around_it(l
     assert float(curve.times_s([LEVELS[level]])[0]) == pytest.approx(true_time_s(F, LEVELS[level]), rel=inner)
 
 
-def test_good_samples_are_never_doubted() -> None:
+def test_good_samples_are_never_doubtful() -> None:
     assert not curve_of({clock: [true_time_s(F, clock)] for clock in LEVELS}).doubtful_mhz
 
 
 @pytest.mark.parametrize("cap", [1350, 1260, 1150, 1050, 900])
-def test_a_power_cap_is_no_reason_for_doubt(cap: int) -> None:
+def test_a_power_cap_makes_no_sample_doubtful(cap: int) -> None:
     curve = curve_of({clock: [true_time_s(F, min(clock, cap))] for clock in LEVELS})
 
     assert not curve.doubtful_mhz
@@ -77,14 +77,14 @@ def test_a_power_cap_is_no_reason_for_doubt(cap: int) -> None:
 
 
 @pytest.mark.parametrize("cap", [1270, 1150, 1050, 950])
-def test_a_real_cap_under_two_or_more_clocks_is_found(cap: int) -> None:
+def test_a_power_cap_below_two_or_more_clocks_is_detected(cap: int) -> None:
     curve = curve_of({clock: [true_time_s(F, min(clock, cap))] for clock in LEVELS})
 
     assert curve.cap_mhz == pytest.approx(cap, rel=0.02)
 
 
 @pytest.mark.parametrize("slow", [(0,), (1,), (2,), (1, 2), (2, 3)])
-def test_slow_samples_are_not_taken_for_a_cap(slow: tuple[int, ...]) -> None:
+def test_slow_samples_are_not_mistaken_for_a_power_cap(slow: tuple[int, ...]) -> None:
     times_s = {clock: [true_time_s(F, clock)] for clock in LEVELS}
     for level in slow:
         times_s[LEVELS[level]] = [1.05 * true_time_s(F, LEVELS[level])]
@@ -92,7 +92,7 @@ def test_slow_samples_are_not_taken_for_a_cap(slow: tuple[int, ...]) -> None:
     assert curve_of(times_s).cap_mhz is None
 
 
-def test_an_iteration_whose_energy_is_off_is_left_out() -> None:
+def test_an_iteration_with_outlying_energy_is_excluded() -> None:
     seen = design_observations()
     odd = seen[7]
     (rank,) = odd.ranks
@@ -116,7 +116,7 @@ def test_an_iteration_whose_energy_is_off_is_left_out() -> None:
             )
 
 
-def test_a_gpu_that_no_formula_describes_is_planned_from_measured_clocks_alone() -> None:
+def test_a_gpu_that_the_power_model_does_not_fit_is_planned_from_measured_clocks_only() -> None:
     strange = {clock: 1.0 + 0.6 * (k % 2) for k, clock in enumerate(LEVELS)}
     seen = []
     for number, point in enumerate(design_points([(F, B)], len(LEVELS))[: 3 * len(LEVELS)]):
@@ -135,7 +135,7 @@ def test_a_gpu_that_no_formula_describes_is_planned_from_measured_clocks_alone()
         assert {option.sm_clock_mhz for option in own.options} <= set(LEVELS), key
 
 
-def test_every_point_of_a_profile_says_how_sure_it_is() -> None:
+def test_every_point_of_a_profile_has_an_uncertainty() -> None:
     fitted = fit_profile(design_observations(), [GPU])
 
     for key, own in fitted.profile.classes.items():
@@ -147,7 +147,7 @@ def test_every_point_of_a_profile_says_how_sure_it_is() -> None:
         assert all(s > 0 for s in sigma.energy_sigma_ratio)
 
 
-def test_waiting_shares_alone_do_not_need_a_class() -> None:
+def test_iterations_of_waiting_only_need_no_instruction_class() -> None:
     usual = observation({F: LEVELS[0], B: LEVELS[0]})
     (rank,) = usual.ranks
     idle = RankEnergy(0, 1.0, 80.0, (TimeAtClock(None, LEVELS[0], 1.0),))

@@ -1,4 +1,4 @@
-"""A second run of a known job plans at once from what the first one showed, and only as long as that is true."""
+"""A second run of a known job plans at once from the first run's profile, as long as that still holds."""
 
 from statistics import fmean, median
 
@@ -61,7 +61,7 @@ def model(first: VirtualTraining) -> PreviousRun:
     return models[-1]
 
 
-def test_a_run_keeps_what_its_plan_was_made_from(first: VirtualTraining, model: PreviousRun) -> None:
+def test_a_run_keeps_the_iterations_that_its_plan_was_made_from(first: VirtualTraining, model: PreviousRun) -> None:
     assert len(model.profile) >= 6
     assert len(model.full_speed) >= first.job.rules.baseline_iterations
     assert model.job_id == first.job.description.job_id
@@ -86,7 +86,7 @@ def test_a_second_run_of_a_known_job_reaches_its_plan_within_six_iterations(
     assert model.job_id in run.job.issued_plans[0].reason
 
 
-def test_what_was_remembered_is_kept_again_with_the_latest_correction(model: PreviousRun) -> None:
+def test_a_second_run_keeps_the_previous_profile_with_the_latest_caution(model: PreviousRun) -> None:
     run = second_run(model, seed=9, **NOISE)
     run.run(50)
 
@@ -97,7 +97,7 @@ def test_what_was_remembered_is_kept_again_with_the_latest_correction(model: Pre
 
 
 @pytest.mark.parametrize("of_rank", [1.08, 0.92])
-def test_a_job_whose_instructions_take_another_time_is_profiled_as_usual(model: PreviousRun, of_rank: float) -> None:
+def test_a_job_with_other_instruction_times_is_profiled_again(model: PreviousRun, of_rank: float) -> None:
     run = second_run(model, slowdown_of=lambda rank, _: of_rank if rank == 1 else 1.0)
     run.run(45)
 
@@ -105,7 +105,7 @@ def test_a_job_whose_instructions_take_another_time_is_profiled_as_usual(model: 
     assert run.job.phase is JobPhase.TUNED
 
 
-def test_a_job_that_draws_another_power_is_profiled_as_usual(model: PreviousRun) -> None:
+def test_a_job_with_another_power_draw_is_profiled_again(model: PreviousRun) -> None:
     run = training()
     run.work = {key: A100Work(w.memory_time_s, w.compute_time_s, 0.20) for key, w in run.work.items()}  # type: ignore[attr-defined]
     run.tell(ModelRecalled(model))
@@ -114,10 +114,10 @@ def test_a_job_that_draws_another_power_is_profiled_as_usual(model: PreviousRun)
     assert len(profiled(run)) >= 6
 
 
-def test_a_memory_whose_plans_are_slow_is_forgotten_and_the_job_profiled_within_its_budget(
+def test_a_previous_run_whose_plans_are_slow_is_discarded_and_the_job_profiled_within_budget(
     model: PreviousRun,
 ) -> None:
-    """At full speed everything is as it was, below it everything takes a quarter longer."""
+    """Times at full speed are unchanged, times below it a quarter longer."""
     run = second_run(model, slow_factor_when_tuned=1.25, rules=JobRules(relearn_after_slow_plans=1))
     run.run(110)
 
@@ -129,7 +129,7 @@ def test_a_memory_whose_plans_are_slow_is_forgotten_and_the_job_profiled_within_
     assert fmean(times_s[after_plans:]) <= 1.01 * times_s[0]
 
 
-def test_what_comes_after_profiling_has_begun_is_left_alone(model: PreviousRun) -> None:
+def test_a_previous_run_found_after_profiling_has_begun_is_not_used(model: PreviousRun) -> None:
     run = training()
     run.run(20)
     assert profiled(run)

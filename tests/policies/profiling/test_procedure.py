@@ -1,4 +1,4 @@
-"""What is tried next while profiling: points in order, doubtful and disturbed ones again, and an end to each."""
+"""The profiling procedure: points in order, repetitions of doubtful and disturbed ones, and the end."""
 
 import math
 
@@ -30,7 +30,7 @@ def view_of(issued: list[ClockPlan], seen: list[IterationObservation]) -> JobVie
 
 
 class Run:
-    """A job that has tried some steps."""
+    """A job that has run some steps."""
 
     def __init__(self) -> None:
         self.issued: list[ClockPlan] = []
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def design(self) -> Design:
-        """The design as it stands now."""
+        """The design after the steps so far."""
         return Design(view_of(self.issued, self.seen), (LEVELS, LEVELS))
 
     def take(self, *steps: Step, is_regular: bool = True, is_seen: bool = True) -> "Run":
@@ -54,36 +54,36 @@ class Run:
         return self
 
     def next_step(self, knowledge: Knowledge = NOTHING_YET) -> Step | Ready:
-        """Return what is tried next."""
+        """Return the next step."""
         return self.design.next_step(lambda: knowledge)
 
 
 @pytest.fixture
 def block() -> Run:
-    """A run that has seen one point for each level."""
+    """Return a run that has measured one point for each level."""
     return Run().take(*(Step(number, 0) for number in range(len(LEVELS))))
 
 
 def doubt(block: Run) -> tuple[Knowledge, int]:
-    """Return doubt about the clock that rank 0 ran its forwards at in some point, and which point that was."""
+    """Return knowledge with a doubtful clock of rank 0's forwards, and the point that ran it."""
     level = block.design.points[2].levels[0][F]
     number = next(n for n in range(len(LEVELS)) if block.design.points[n].levels[0].get(F) == level)
     return Knowledge(0.0, frozenset({(InstructionClass(0, F), LEVELS[level])})), number
 
 
-def test_points_come_in_order_and_nobody_asks_what_is_known_before_a_block_is() -> None:
+def test_points_run_in_order_and_are_evaluated_after_a_complete_block() -> None:
     run = Run()
     for number in range(len(LEVELS)):
         assert run.design.next_step(lambda: pytest.fail("asked too early")) == Step(number, 0)
         run.take(Step(number, 0))
 
 
-def test_profiling_ends_once_enough_is_known(block: Run) -> None:
+def test_profiling_ends_when_the_expected_loss_is_small(block: Run) -> None:
     assert block.next_step(ENOUGH) is Ready.ENOUGH
     assert isinstance(block.next_step(NOTHING_YET), Step)
 
 
-def test_a_doubtful_clock_is_measured_again_in_a_point_that_runs_it_and_not_for_ever(block: Run) -> None:
+def test_a_doubtful_clock_is_measured_again_a_limited_number_of_times(block: Run) -> None:
     doubtful, number = doubt(block)
     tried = []
     while isinstance(step := block.next_step(doubtful), Step):
@@ -98,13 +98,13 @@ def test_a_doubtful_clock_is_measured_again_in_a_point_that_runs_it_and_not_for_
     assert block.next_step(doubtful) is Ready.ENOUGH
 
 
-def test_a_clock_that_is_no_level_is_no_reason_to_go_on(block: Run) -> None:
+def test_a_doubtful_clock_that_is_no_level_is_ignored(block: Run) -> None:
     unknown = Knowledge(0.0, frozenset({(InstructionClass(0, F), 1333)}))
 
     assert block.next_step(unknown) is Ready.ENOUGH
 
 
-def test_a_point_whose_iteration_was_disturbed_is_tried_again_and_given_up_in_the_end() -> None:
+def test_a_disturbed_point_is_retried_a_limited_number_of_times() -> None:
     run = Run()
     num_points = len(run.design.points)
     run.take(Step(0, 0), is_regular=False).take(*(Step(number, 0) for number in range(1, num_points)))
@@ -116,7 +116,7 @@ def test_a_point_whose_iteration_was_disturbed_is_tried_again_and_given_up_in_th
     assert run.next_step() is Ready.ENOUGH
 
 
-def test_after_the_last_point_nothing_is_decided_before_it_was_seen() -> None:
+def test_profiling_waits_for_the_measurement_of_the_last_point() -> None:
     run = Run()
     last = len(run.design.points) - 1
     run.take(*(Step(number, 0) for number in range(last))).take(Step(last, 0), is_seen=False)

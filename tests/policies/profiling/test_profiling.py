@@ -1,4 +1,4 @@
-"""The profiling design and the fit, against a truth that is known."""
+"""The profiling design and the fit, tested against known times and powers."""
 
 from itertools import pairwise
 
@@ -83,7 +83,7 @@ def test_levels_are_supported_clocks_from_the_maximum_down() -> None:
 
 
 @given(num_levels=st.integers(2, 7), num_ranks=st.integers(1, 5), seed=st.text(max_size=3))
-def test_every_level_of_every_kind_appears_once_in_each_block(num_levels: int, num_ranks: int, seed: str) -> None:
+def test_each_block_contains_every_level_of_every_kind_once(num_levels: int, num_ranks: int, seed: str) -> None:
     points = design_points([(F, B)] * num_ranks, num_levels, seed=seed)
 
     for begin in range(0, len(points), num_levels + 1):
@@ -101,13 +101,13 @@ def test_the_whole_design_pairs_every_forward_clock_with_every_backward_clock(nu
     assert len(pairs) == num_levels**2
 
 
-def test_an_iteration_at_full_speed_stands_between_two_blocks() -> None:
+def test_an_iteration_at_full_speed_separates_two_blocks() -> None:
     points = design_points([(F, B), (F, B)], 5, seed="job")
 
     assert [n for n, p in enumerate(points) if all(set(own.values()) == {0} for own in p.levels)][:2] == [5, 11]
 
 
-def test_the_time_that_a_design_point_loses_is_that_of_its_slowest_rank() -> None:
+def test_a_design_point_costs_the_time_of_its_slowest_rank() -> None:
     point = DesignPoint(({F: 0, B: 1}, {F: 1, B: 1}))
     busy_s = {InstructionClass(r, kind): time_s for r in (0, 1) for kind, time_s in ((F, 1.0), (B, 2.0))}
 
@@ -128,14 +128,14 @@ def test_a_profile_plan_fits_its_pipeline() -> None:
 
 
 @pytest.mark.parametrize("kind", [F, B])
-def test_fitted_time_is_right_between_the_measured_clocks(kind: InstructionKind) -> None:
+def test_fitted_times_are_accurate_between_measured_clocks(kind: InstructionKind) -> None:
     options = fit_of_design().profile[InstructionClass(0, kind)].options
 
     assert max(abs(o.time_s / true_time_s(kind, o.sm_clock_mhz) - 1) for o in options) < 0.003
 
 
 @pytest.mark.parametrize("kind", [F, B])
-def test_fitted_energy_differences_are_right_at_all_clocks(kind: InstructionKind) -> None:
+def test_fitted_energy_differences_are_accurate_at_all_clocks(kind: InstructionKind) -> None:
     options = fit_of_design().profile[InstructionClass(0, kind)].options
     top = options[0]
 
@@ -145,17 +145,17 @@ def test_fitted_energy_differences_are_right_at_all_clocks(kind: InstructionKind
         assert fitted_j == pytest.approx(true_j, abs=0.01 * true_energy_j(kind, top.sm_clock_mhz))
 
 
-def test_waiting_power_is_found_beside_working_power() -> None:
+def test_waiting_power_is_fitted_apart_from_working_power() -> None:
     assert fit_of_design().profile.blocking_power_w == pytest.approx(waiting_power_w(1410), rel=0.1)
 
 
-def test_nothing_is_claimed_below_the_lowest_measured_clock() -> None:
+def test_no_clock_below_the_lowest_measured_one_is_offered() -> None:
     options = fit_of_design().profile[InstructionClass(0, F)].options
 
     assert min(o.sm_clock_mhz for o in options) == clock_levels(CLOCKS)[-1]
 
 
-def test_an_instruction_that_changed_clock_in_mid_flight_still_counts() -> None:
+def test_an_instruction_with_a_clock_change_inside_still_counts() -> None:
     levels = clock_levels(CLOCKS)
     high, low = levels[0], levels[-1]
     late_s = 0.006
@@ -172,7 +172,7 @@ def test_an_instruction_that_changed_clock_in_mid_flight_still_counts() -> None:
     assert fitted.profile[InstructionClass(0, F)].at_clock(low).time_s == pytest.approx(true_time_s(F, low), rel=1e-3)
 
 
-def test_missing_energy_is_said_and_not_guessed() -> None:
+def test_missing_energy_is_an_error_and_not_estimated() -> None:
     seen = observation({F: 1410, B: 1410})
     blind = IterationObservation(
         0, "p", seen.iteration_time_s, seen.instruction_samples, (RankEnergy(0, 1.0, None, seen.ranks[0].time_at),)
@@ -183,7 +183,7 @@ def test_missing_energy_is_said_and_not_guessed() -> None:
 
 
 @pytest.mark.fault(13)
-def test_a_power_cap_becomes_a_bend_and_its_clock_the_one_that_counts() -> None:
+def test_a_power_cap_limits_the_effective_clock() -> None:
     cap = 1180
 
     def capped_time_s(clock: int) -> float:
@@ -204,7 +204,7 @@ def test_a_power_cap_becomes_a_bend_and_its_clock_the_one_that_counts() -> None:
     assert curve.effective_mhz(1000) == 1000
 
 
-def test_without_a_cap_no_bend_is_made_up() -> None:
+def test_without_a_power_cap_no_bend_is_fitted() -> None:
     samples = tuple(
         InstructionSample(0, F, (ClockShare(clock, true_time_s(F, clock)),), count=8) for clock in clock_levels(CLOCKS)
     )
@@ -213,7 +213,7 @@ def test_without_a_cap_no_bend_is_made_up() -> None:
     assert fit_times(seen)[InstructionClass(0, F)].cap_mhz is None
 
 
-def test_times_measured_the_wrong_way_round_are_evened_out_by_their_weights() -> None:
+def test_times_that_rise_with_the_clock_are_averaged_by_weight() -> None:
     smooth = monotone_times_s(np.array([0.10, 0.08, 0.081, 0.05]), np.array([1.0, 3.0, 1.0, 1.0]))
 
     assert smooth[0] == pytest.approx(0.10)

@@ -1,4 +1,4 @@
-"""Work that is not the same at all clocks, and the clocks that the design asks for one after the other."""
+"""Steps in the work of an instruction, and the sequence of clocks that the design measures."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ LEVELS = (1410, 1290, 1140, 1005, 900, 780)
 
 
 def curve_of(time_s_at: dict[int, float], *, times: int = 2) -> TimeCurve:
-    """Return the curve of one class measured so many times at each clock."""
+    """Return the curve of one class, with a number of measurements per clock."""
     seen = [
         IterationObservation(k, "p", 1.0, (InstructionSample(0, F, (ClockShare(clock, time_s),), 8),), ())
         for k, (clock, time_s) in enumerate([*time_s_at.items()] * times)
@@ -29,7 +29,7 @@ def stepped_time_s(clock: int, *, step_mhz: int, factor: float) -> float:
 
 @pytest.mark.parametrize("factor", [0.9, 0.93, 1.35])
 @pytest.mark.parametrize("below", [1, 2, 3])
-def test_a_step_in_the_work_is_found_where_it_is_and_both_sides_are_right(below: int, factor: float) -> None:
+def test_a_step_in_the_work_is_located_and_both_sides_are_fitted(below: int, factor: float) -> None:
     low, high = LEVELS[below + 1], LEVELS[below]
     step_mhz = (low + high) // 2
 
@@ -44,7 +44,7 @@ def test_a_step_in_the_work_is_found_where_it_is_and_both_sides_are_right(below:
             assert float(curve.times_s([clock])[0]) == pytest.approx(expected_s, rel=0.006)
 
 
-def test_what_was_seen_once_is_measured_again_before_it_counts_as_a_step() -> None:
+def test_a_step_needs_two_measurements() -> None:
     time_s_at = {clock: stepped_time_s(clock, step_mhz=1072, factor=0.85) for clock in LEVELS}
 
     once, twice = curve_of(time_s_at, times=1), curve_of(time_s_at)
@@ -55,16 +55,16 @@ def test_what_was_seen_once_is_measured_again_before_it_counts_as_a_step() -> No
     assert not twice.doubtful_mhz
 
 
-def test_work_without_a_step_has_none() -> None:
+def test_smooth_work_has_no_step() -> None:
     assert not curve_of({clock: true_time_s(F, clock) for clock in LEVELS}).steps_mhz
 
 
-def test_a_cap_under_all_clocks_but_the_highest_is_no_step() -> None:
+def test_a_power_cap_is_not_mistaken_for_a_step() -> None:
     for cap in (1350, 1200, 1050, 950):
         assert not curve_of({clock: true_time_s(F, min(clock, cap)) for clock in LEVELS}).steps_mhz
 
 
-def test_a_bend_that_is_taken_for_a_cap_leaves_the_highest_clock_and_those_below() -> None:
+def test_above_a_power_cap_only_the_highest_clock_is_offered() -> None:
     curve = curve_of({clock: true_time_s(F, min(clock, 1260)) for clock in (1410, 1230, 1050, 900, 780)})
 
     capped = curve.as_capped()
@@ -86,7 +86,7 @@ def test_a_curve_without_a_bend_is_not_capped() -> None:
     assert curve.as_capped() == curve
 
 
-def test_clocks_are_asked_for_one_after_the_other_ends_first_and_never_twice() -> None:
+def test_clocks_are_chosen_one_by_one_ends_first_and_never_twice() -> None:
     asked: list[int] = []
     while (clock := next_clock(CLOCKS, asked)) is not None:
         assert clock in CLOCKS
@@ -100,7 +100,7 @@ def test_clocks_are_asked_for_one_after_the_other_ends_first_and_never_twice() -
 
 
 @pytest.mark.parametrize("cap", [1300, 1200, 1150])
-def test_the_highest_clock_that_no_cap_holds_is_asked_for_and_nothing_above(cap: int) -> None:
+def test_the_highest_clock_below_a_power_cap_is_chosen_and_none_above(cap: int) -> None:
     asked: list[int] = []
     while len(asked) < 8:
         time_s_at = {clock: true_time_s(F, min(clock, cap)) for clock in asked}
@@ -113,6 +113,6 @@ def test_the_highest_clock_that_no_cap_holds_is_asked_for_and_nothing_above(cap:
     assert not any(1.05 * cap < clock < max(CLOCKS) for clock in asked)
 
 
-def test_no_level_lies_below_what_a_plan_may_use() -> None:
+def test_no_level_is_below_the_lowest_clock_of_a_plan() -> None:
     for clocks in (CLOCKS, tuple(range(1530, 134, -7)), (1410, 900, 500)):
         assert min(clock_levels(clocks)) >= LOWEST_RATIO * max(clocks)

@@ -1,4 +1,4 @@
-"""Profiling against tables that others measured on real GPUs; skipped where the data are not at hand."""
+"""Profiling tested on published measurements of real GPUs; skipped without the data."""
 
 from statistics import mean
 
@@ -25,28 +25,28 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("gpu", ["a100-sxm", "a40"])
-def test_plans_from_five_clocks_lose_little_against_plans_from_all(gpu: str) -> None:
+def test_plans_from_five_measured_clocks_are_close_to_plans_from_all(gpu: str) -> None:
     losses = losses_of(gpu, fit_from(gpu, chosen_clocks(gpu, 5)).profile)
 
     assert mean(loss.energy_ratio for loss in losses) <= 0.007, losses
     assert max(loss.late_ratio for loss in losses) <= 0.005, losses
 
 
-def test_clocks_of_the_a100_that_were_not_measured_are_predicted() -> None:
+def test_unmeasured_clocks_of_the_a100_are_predicted() -> None:
     errors = held_out_errors("a100-sxm", chosen_clocks("a100-sxm", 5))
 
     assert np.quantile(np.abs(errors.time_errors), 0.95) <= 0.005
     assert np.sqrt(np.mean(np.square(errors.power_errors))) <= 0.015
 
 
-def test_clocks_of_a_v100_and_of_an_a100_kernel_that_were_not_measured_are_predicted() -> None:
+def test_unmeasured_clocks_of_a_v100_and_an_a100_kernel_are_predicted() -> None:
     for errors in (v100_errors(), a100_fp32_errors()):
         assert np.mean(np.abs(errors.time_errors)) <= 0.005
         assert np.mean(np.abs(errors.power_errors)) <= 0.015
 
 
-def test_the_step_in_the_a40_table_is_found_and_nothing_is_offered_inside_it() -> None:
-    """Its backward takes 324 ms at 1005 MHz and 305 ms at 960 MHz; its forward knows no step."""
+def test_the_step_in_the_a40_table_is_detected_and_clocks_inside_it_are_excluded() -> None:
+    """Its backward takes 324 ms at 1005 MHz and 305 ms at 960 MHz; its forward has no step."""
     clocks = chosen_clocks("a40", 5)
     fitted = fit_from("a40", clocks)
     lowest, second = sorted(clocks)[:2]
