@@ -361,7 +361,7 @@ def measure_interval(job: TrueJob, *, num_iterations: int = 100) -> IntervalOutc
     true_ratio = 1 - quiet.history[-1][1] / quiet.history[5][1]
     noisy = job.training(policy, JobRules())
     noisy.run(num_iterations)
-    saving = noisy.job.saving()
+    saving = noisy.job.knowledge.saving()
     assert saving is not None
     assert saving.saving_ratio is not None
     return IntervalOutcome(saving.saving_ratio.low, saving.saving_ratio.high, true_ratio)

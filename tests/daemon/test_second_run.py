@@ -63,9 +63,9 @@ def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp
             job_ids.append(runner.job_id)
             await until(partial(has_answered, memory, int(run_key)))
             await settle()
-            assert (runner.job.previous_run is not None) is (run_key == "2")
+            assert (runner.job.knowledge.previous_run is not None) is (run_key == "2")
             await training.train(50 if run_key == "1" else 24)
-            assert runner.job.phase is JobPhase.TUNED, runner.job.last_notice
+            assert runner.job.phase is JobPhase.TUNED, runner.job.notices.last
             if run_key == "1":
                 await until(lambda: num_models(database) == 1)
             plans.append([plan_id for _, _, plan_id in training.history])

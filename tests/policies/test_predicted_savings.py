@@ -47,7 +47,7 @@ def test_the_predicted_range_contains_the_saving_of_the_same_job_under_control(
     controlled = training(type(policy)(), max_slowdown_ratio=max_slowdown_ratio)
     controlled.run(60)
 
-    saving = controlled.job.saving()
+    saving = controlled.job.knowledge.saving()
     assert saving is not None
     assert saving.saving_ratio is not None
     low, high = plan.figure("saving_low_ratio"), plan.figure("saving_high_ratio")

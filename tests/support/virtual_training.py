@@ -144,10 +144,8 @@ class VirtualTraining:
         self._answer_at: tuple[int, JobView] | None = None
         ranks = self.schedule.num_ranks
         self.random = random.Random(self.seed)
-        self.pace = PaceEstimator()
         self.has_replicas = False
         self.least_overhead_s: float | None = None
-        self.pure_graph = dependency_graph(self.schedule)
         self.graph = dependency_graph(self.schedule, communication_latency_s=self.communication_latency_s)
         self.commands: list[Command] = []
         self.history: list[tuple[float, float, str | None]] = []
@@ -189,6 +187,11 @@ class VirtualTraining:
         for r, order in enumerate(self.schedule.orders):
             self.tell(RankJoined(r, order, self._gpu(r)))
 
+    @property
+    def pace(self) -> PaceEstimator:
+        """The gauge of the replica's own pace."""
+        return self.job.knowledge.pace
+
     def _gpu(self, r: int) -> GpuView:
         latency = self.calibrations[r].latency
         return GpuView(f"GPU-{r}", self.model_name, self.clocks_mhz, latency.raise_s, switching=latency)
@@ -201,7 +204,7 @@ class VirtualTraining:
             self.commands.append(command)
             match command:
                 case ObserveIteration():
-                    observation, _ = observe_iteration(
+                    observation, spans = observe_iteration(
                         ranks=command.ranks,
                         graph=self.graph,
                         clocks=self.clocks,
@@ -210,14 +213,8 @@ class VirtualTraining:
                         is_regular=command.is_regular,
                         has_replicas=self.has_replicas,
                     )
-                    observation = self.pace.observe(
-                        observation,
-                        self.job.purpose_of(observation.plan_id),
-                        self.pure_graph,
-                        is_at_straggler_pace=self.job.target.is_forced,
-                        least_overhead_s=self.least_overhead_s,
-                    )
-                    queue += self.job.handle(IterationObserved(observation))
+                    event = IterationObserved(observation, 0, spans, self.least_overhead_s)
+                    queue += self.job.handle(event)
                 case AskPolicy():
                     if self.thinking_iterations:
                         self._answer_at = self.iteration_index + self.thinking_iterations, command.view

@@ -1,4 +1,4 @@
-"""The slowdown guard: judges a plan by what it does, against the un-tuned job, whatever the policy thinks of it."""
+"""Slowdown guard: compares the iterations of a plan with the baseline, independent of the policy's prediction."""
 
 import math
 from collections import defaultdict
@@ -14,31 +14,45 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 class Finding(StrEnum):
-    """What the guard may find wrong with a running plan."""
+    """Reasons of the guard to take a job back to full speed."""
 
     TOO_SLOW = "too slow"
-    """Slower than owed by more than the budget: the plan's fault, or the job has become slower."""
+    """Slower than the target by more than the budget: the plan is wrong, or the job has become slower."""
     JOB_IS_FASTER = "job is faster"
-    """Much faster than predicted, or its instructions than when the plan began: not the job that was planned for."""
+    """Much faster than predicted, or than when the plan began: the job is no longer the one that was profiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardRules:
-    """How much is too much; `budget_ratio` is slowdown beyond what the target owes."""
+    """Limits of the guard; `budget_ratio` is the tolerated slowdown beyond the target."""
 
     budget_ratio: float = 0.01
     windows: tuple[int, ...] = (4, 8, 16)
-    """Medians over so many regular iterations of one plan are judged: short ones notice soon, long ones see clearly."""
+    """Numbers of regular iterations of one plan over which medians are checked: short windows react soon, long ones are
+    precise."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
-    """Every one of so many iterations slower by this: not chance."""
+    """Consecutive iterations that must all exceed `gross_ratio`, which is then not chance."""
     certainty_sigma: float = 2.0
-    """How far beyond the budget a median must lie, in its standard errors, before it counts."""
+    """Distance of a median beyond the budget, in its standard errors, before it counts."""
     faster_ratio: float = 0.05
     faster_instruction_ratio: float = 0.02
-    """A kind of instruction that has become faster by this since the plan began: others may wait for nobody now."""
+    """Speed-up of one kind of instruction since the plan began: the slack that the plan relied on may have gone."""
     first_iterations: tuple[int, int] = (3, 8)
-    """At least and at most so many iterations at the begin of a plan are what later ones are held against."""
+    """Minimum and maximum number of iterations at the begin of a plan that later ones are compared with."""
+
+
+@dataclass(slots=True)
+class GuardWindow:
+    """The first iteration that the guard looks at, and the target that the plan in force was made, or kept, for."""
+
+    since: int = 0
+    target: PerformanceTarget | None = None
+
+    def expect(self, target: PerformanceTarget | None, *, since: int) -> None:
+        """Compare later iterations with another target."""
+        self.target = target
+        self.since = max(self.since, since)
 
 
 def judge(
@@ -48,7 +62,7 @@ def judge(
     target: PerformanceTarget,
     rules: GuardRules,
 ) -> tuple[Finding, str] | None:
-    """Return what is wrong with a plan and a line that says so; `recent` are its regular iterations, newest last."""
+    """Return a finding about a plan with its log line, or None; `recent` are its regular iterations, newest last."""
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
     checks = [(min(times_s[-rules.gross_iterations :], default=0.0), rules.gross_iterations, rules.gross_ratio)]
@@ -69,13 +83,13 @@ def judge(
 
 
 def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRules) -> str | None:
-    """Return a line on a kind of instruction that got faster under a plan, None when none did.
+    """Return the log line for a kind of instruction that became faster under a plan; None if none did.
 
-    The iteration need not: a stage that a neighbour no longer slows down waits for those that were slowed for it.
+    The iteration time may be unchanged: a stage that has become faster waits for the stages that were slowed for it.
     """
     num_last = rules.windows[0]
     at_least, at_most = rules.first_iterations
-    # The very first one has clocks still on their way.
+    # In the first iteration clocks are still changing.
     first = recent[1:-num_last][:at_most]
     if len(first) < at_least:
         return None
@@ -93,14 +107,14 @@ def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRule
 def _is_faster_at_some_clock(
     what: str, first: Sequence[IterationObservation], recent: Sequence[IterationObservation], rules: GuardRules
 ) -> bool:
-    """Return whether the clock alone cannot explain it, because it only came earlier or later than at first."""
+    """Return whether an instruction became faster at the same clock, not only because a clock changed earlier."""
     then, last = _times_at_clocks_s(what, first), _times_at_clocks_s(what, recent[-rules.windows[0] :])
     ratios = [last[mhz] / then[mhz] for mhz in then.keys() & last.keys()]
     return not ratios or min(ratios) < 1 - rules.faster_instruction_ratio
 
 
 def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) -> dict[int, float]:
-    """Return what a kind of instruction took at each clock that it ran at from begin to end."""
+    """Return the median time of a kind of instruction at each clock that it ran at from begin to end."""
     times_s: dict[int, list[float]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
@@ -112,9 +126,9 @@ def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) 
 def what_changed(
     before: Sequence[IterationObservation], now: Sequence[IterationObservation], *, at_least_ratio: float
 ) -> str | None:
-    """Return a line on what differs between two sets of full-speed iterations, None when nothing does.
+    """Return the log line for the largest change between two sets of full-speed iterations; None without a change.
 
-    Looks at each kind of instruction on each rank and at the iteration as a whole, and names the largest change.
+    Compares each kind of instruction on each rank, and the whole iteration.
     """
     then_s, now_s = _typical_times_s(before), _typical_times_s(now)
     ratios = {what: now_s[what] / time_s for what, time_s in then_s.items() if what in now_s}
@@ -136,7 +150,7 @@ def _typical_times_s(observations: Sequence[IterationObservation]) -> dict[str, 
 
 
 def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
-    """Return the mean time of each kind of instruction in one iteration, whatever clocks its plan gave it."""
+    """Return the mean time of each kind of instruction in one iteration, over all its clocks."""
     totals: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for sample in observation.instruction_samples:
         time_s, count = totals[_name(sample)]

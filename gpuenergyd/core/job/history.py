@@ -1,4 +1,4 @@
-"""The iterations that a job remembers: which of them go first, and what those at full speed and the tuned ones tell."""
+"""The iterations that a job keeps, a bounded number: those at full speed, those that profiled, those under a plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,22 +11,23 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 
 
 @dataclass(slots=True)
-class RememberedIterations:
-    """A job's observations, oldest first; `max_kept` of them at most."""
+class KeptIterations:
+    """A job's observations, oldest first; at most `max_kept` of them."""
 
     max_kept: int
     kept: list[IterationObservation] = field(default_factory=list)
 
     def add(self, observation: IterationObservation, purposes: Purposes) -> None:
-        """Remember an iteration, and forget another where there are too many."""
+        """Keep an iteration, and drop another one if there are too many."""
         self.kept.append(observation)
         if len(self.kept) > self.max_kept:
             del self.kept[self._most_dispensable(purposes)]
 
     def _most_dispensable(self, purposes: Purposes) -> int:
-        """Return which observation goes first: a tuned one, else one at full speed, and never one of the newer half.
+        """Return the index of the observation to drop: a tuned one, else one at full speed, of the older half.
 
-        The newest are what the guard judges a plan by, however many at full speed came before.
+        The newer half stays because the guard judges a plan by its newest iterations, however many ran at full speed
+        before.
         """
         older = [purposes.get(o.plan_id) for o in self.kept[: max(1, self.max_kept // 2)]]
         needed = {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
@@ -35,7 +36,7 @@ class RememberedIterations:
         return next(tuned, next(at_full_speed, 0))
 
     def at_full_speed(self, purposes: Purposes, *, since: int = 0) -> list[IterationObservation]:
-        """Return the regular full-speed iterations, the first of each block (clocks still rising) left out."""
+        """Return the regular full-speed iterations without the first of each block, in which clocks still rise."""
         found = []
         plan_id_before = None
         for o in self.kept:
@@ -55,12 +56,12 @@ class RememberedIterations:
         return [o for o in self.kept if o.is_regular and o.plan_id == plan_id and o.iteration_index >= since]
 
     def typical(self, figure: Callable[[IterationObservation], float | None]) -> float:
-        """Return the median of a figure over the regular iterations that have it; 0 where none does."""
+        """Return the median of a figure over the regular iterations that have it; 0 if none has."""
         known = [value for o in self.kept if o.is_regular and (value := figure(o)) is not None]
         return median(known) if known else 0.0
 
     def saving(self, purposes: Purposes) -> MeasuredSaving | None:
-        """Return what the tuned iterations are measured to save, None before there is enough to say so."""
+        """Return the measured saving of the tuned iterations; None while there are too few iterations."""
         full_speed = [o for o in self.at_full_speed(purposes) if not o.is_at_straggler_pace and not o.waited_s]
         own = [o for o in self.kept if o.is_own and not o.waited_s]
         return measured_saving(full_speed, [o for o in own if purposes.get(o.plan_id) is PlanPurpose.TUNED])

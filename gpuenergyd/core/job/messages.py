@@ -1,36 +1,36 @@
-"""What happens to a job (events) and what shall be done about it (commands). Instants are host monotonic seconds."""
+"""Events of a job, which its state machine handles, and the commands that it returns."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.measurement.telemetry import RankIteration
+from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction
-from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 class JobPhase(StrEnum):
-    """Where a job stands."""
+    """Phase of a job; docs/job-states.md shows the transitions."""
 
     JOINING = "joining"
     """Some ranks have not registered yet."""
     WARMUP = "warmup"
-    """First iterations, which nobody should measure."""
+    """First iterations, which are not measured."""
     BASELINE = "baseline"
-    """Un-tuned iterations that all savings will refer to."""
+    """Full-speed iterations that all savings refer to."""
     PROFILING = "profiling"
-    """The policy tries clocks."""
+    """The policy measures other clocks."""
     TUNED = "tuned"
-    """The policy saves energy."""
+    """A plan of the policy is in force."""
     FALLBACK = "fallback"
-    """The guard or a failure took the job back to full speed."""
+    """Back at full speed, after a finding of the guard or a failure."""
     ENDED = "ended"
 
 
-# --- events: what happened -------------------------------------------------------------------------------------------
+# --- events -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,19 @@ class RankReported:
 
 @dataclass(frozen=True, slots=True)
 class IterationObserved:
-    """The observation that `ObserveIteration` asked for."""
+    """The GPUs' energy is known for an iteration: the answer to `ObserveIteration`."""
 
     observation: IterationObservation
+    began_mono_ns: int = 0
+    spans: tuple[ObservedSpan, ...] = ()
+    """The instructions of all ranks with their times and clocks."""
+    least_other_overhead_s: float | None = None
+    """The least time that another replica of the training spends outside its instructions; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedElsewhere:
-    """An iteration whose ranks reported to their own hosts' daemons; `plan_epoch` None: not all followed one plan."""
+class MergedIterationObserved:
+    """An iteration merged from the daemons of several hosts; `plan_epoch` is None if the ranks' plans differ."""
 
     observation: IterationObservation
     plan_epoch: int | None
@@ -66,57 +71,57 @@ class ObservedElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class PlanDecided:
-    """The policy answered."""
+    """The policy returned a plan."""
 
     plan: ClockPlan
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailed:
-    """The policy raised, took too long or answered nonsense."""
+    """The policy raised, took too long or returned an invalid answer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GpuViewChanged:
-    """Something was learned about a rank's GPU: for instance how long its clock changes take."""
+    """A property of a rank's GPU was measured, for instance its clock switch latency."""
 
     pp_rank: int
     gpu: GpuView
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRecalled:
-    """The history knows an earlier run of this job."""
+class PreviousRunFound:
+    """The history database holds an earlier run of this job."""
 
-    model: PreviousRun
+    run: PreviousRun
 
 
 @dataclass(frozen=True, slots=True)
 class ControlLost:
-    """Clocks of this job cannot be set for now: worker gone, GPU lost, no permission."""
+    """Clocks of this job cannot be set for now: the GPU worker died, a GPU was lost, or permission is missing."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ProfilingJudged:
-    """Whether the job may be profiled: `refusal` says why not, None that it may."""
+class ProfilingPermissionChanged:
+    """The job may be profiled from now on, or not; `refusal` is the reason, None gives permission."""
 
     refusal: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class TargetChanged:
-    """Another performance is owed from now on; what a straggler imposes stays as it is."""
+    """The job has another performance target; the pace of a straggler is kept."""
 
     target: PerformanceTarget
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerChanged:
-    """Another replica of the training takes this long for an iteration, so this one waits; None: none does any more."""
+    """Another replica of the training takes this long for an iteration, so this one waits; None: no longer."""
 
     straggler_time_s: float | None
     reason: str
@@ -124,7 +129,7 @@ class StragglerChanged:
 
 @dataclass(frozen=True, slots=True)
 class RankReleased:
-    """A rank left in order."""
+    """A rank was released by its process."""
 
     pp_rank: int
 
@@ -141,13 +146,13 @@ Event = (
     RankJoined
     | RankReported
     | IterationObserved
-    | ObservedElsewhere
+    | MergedIterationObserved
     | PlanDecided
     | PolicyFailed
     | GpuViewChanged
-    | ModelRecalled
+    | PreviousRunFound
     | ControlLost
-    | ProfilingJudged
+    | ProfilingPermissionChanged
     | TargetChanged
     | StragglerChanged
     | RankReleased
@@ -155,12 +160,12 @@ Event = (
 )
 
 
-# --- commands: what shall be done ------------------------------------------------------------------------------------
+# --- commands ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ObserveIteration:
-    """Put the reports of one iteration together with the GPUs' samples; answer with `IterationObserved`."""
+    """Match the reports of one iteration with the GPUs' samples; the result is `IterationObserved`."""
 
     ranks: tuple[RankIteration, ...]
     plan_id: str | None
@@ -169,14 +174,14 @@ class ObserveIteration:
 
 @dataclass(frozen=True, slots=True)
 class AskPolicy:
-    """Ask the policy; answer with `PlanDecided` or `PolicyFailed`."""
+    """Ask for a plan; the answer is `PlanDecided` or `PolicyFailed`."""
 
     view: JobView
 
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """Give every rank its slice of a plan; un-tuned when the plan has no ranks."""
+    """Send every rank its slice of a plan; a plan without ranks means full speed."""
 
     plan: ClockPlan
     plan_epoch: int
@@ -185,22 +190,33 @@ class SendPlan:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGpus:
-    """Take the right to change these GPUs and journal their state, before the first change."""
+    """Lease these GPUs, which journals their state, before the first clock change."""
 
     gpu_uuids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreGpus:
-    """Put these GPUs back as they were found, at once, and drop what is still wished for them."""
+    """Restore the original state of these GPUs at once, and drop pending clock requests."""
 
     gpu_uuids: tuple[str, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
+class RecordIteration:
+    """Record an iteration as the state machine counts it."""
+
+    observation: IterationObservation
+    purpose: PlanPurpose | None
+    """None for an iteration under mixed plans."""
+    began_mono_ns: int
+    spans: tuple[ObservedSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RecordPhase:
-    """The job entered another phase."""
+    """Record that the job entered another phase."""
 
     phase: JobPhase
     reason: str
@@ -208,25 +224,34 @@ class RecordPhase:
 
 @dataclass(frozen=True, slots=True)
 class RecordNotice:
-    """Something was noticed of the job that its phase does not show."""
+    """Record an event that the job's phase does not show."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class KeepModel:
-    """Keep what this run has shown for the next one, in place of what is kept; None: forget that."""
+class StoreRun:
+    """Store the profile of this run for the next one, in place of the stored one; None deletes it."""
 
-    model: PreviousRun | None
+    run: PreviousRun | None
 
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """Nothing more will come of this job."""
+    """Finish the job: it handles no more events."""
 
     reason: str
 
 
 Command = (
-    ObserveIteration | AskPolicy | SendPlan | LeaseGpus | RestoreGpus | RecordPhase | RecordNotice | KeepModel | EndJob
+    ObserveIteration
+    | AskPolicy
+    | SendPlan
+    | LeaseGpus
+    | RestoreGpus
+    | RecordIteration
+    | RecordPhase
+    | RecordNotice
+    | StoreRun
+    | EndJob
 )

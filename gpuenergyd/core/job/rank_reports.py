@@ -1,4 +1,4 @@
-"""From what single ranks report to whole iterations: which are complete, which count, and what disturbed the others."""
+"""Assembles the ranks' reports into whole iterations, and decides which iterations count."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,26 +15,50 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class WholeIteration:
-    """An iteration that all ranks have reported, in the order of the ranks."""
+    """An iteration that all ranks have reported; `ranks` is in rank order."""
 
     ranks: tuple[RankIteration, ...]
     plan_id: str | None
-    """None where the ranks did not all follow the same plan."""
+    """None if the ranks did not all follow the same plan."""
     is_in_order: bool
-    """Whether every rank ran what it was registered with."""
+    """Whether every rank ran the instructions of its registration, in that order."""
     is_regular: bool
     pause_s: float | None
-    """How much longer than usual it took from this step to the next, None when that is chance."""
+    """Time beyond the usual between this iteration and the next one; None if there was no pause."""
 
     @property
     def iteration_index(self) -> int:
-        """Which iteration this is."""
+        """The index of this iteration."""
         return self.ranks[0].iteration_index
+
+    @property
+    def disturbance(self) -> tuple[str, str] | None:
+        """The kind of disturbance of this iteration and its log line; None if there was none."""
+        index = self.iteration_index
+        if not self.is_in_order:
+            line = f"iteration {index} ran other instructions, or in another order, than were registered"
+            return "order", f"{line}: it is not planned for"
+        if self.pause_s is not None:
+            line = f"{self.pause_s:.3g} s passed between iterations {index} and {index + 1}"
+            return "pause", f"{line} (evaluation, checkpoint, waiting for others): left alone"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RankReportsSnapshot:
+    """All state of `RankReports`."""
+
+    last_index: int
+    num_iterations: int
+    num_foreign_orders: int
+    first_index: int | None
+    unfinished: dict[int, dict[int, RankIteration]]
+    gaps_ns: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class RankReports:
-    """Collects the reports of a job's ranks."""
+    """Collects the reports of a job's ranks until an iteration is complete."""
 
     rules: JobRules
     last_index: int = -1
@@ -42,12 +66,12 @@ class RankReports:
     num_iterations: int = 0
     """Whole iterations so far."""
     num_foreign_orders: int = 0
-    """Iterations in a row that ran other instructions, or in another order, than were registered."""
+    """Consecutive iterations whose instructions, or their order, differ from the registration."""
     _first_index: int | None = None
     _unfinished: dict[int, dict[int, RankIteration]] = field(default_factory=dict)
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
 
-    def take(
+    def add(
         self,
         report: RankIteration,
         orders: Mapping[int, tuple[Instruction, ...]],
@@ -55,7 +79,7 @@ class RankReports:
         *,
         counts_from: int,
     ) -> WholeIteration | None:
-        """Take a report; return the iteration that it completes, which is not regular before `counts_from`."""
+        """Add a report; return the iteration that it completes, which is regular from index `counts_from` on."""
         index = report.iteration_index
         self.last_index = max(self.last_index, index)
         reports = self._unfinished.setdefault(index, {})
@@ -78,12 +102,30 @@ class RankReports:
         return WholeIteration(ranks, plan_id, is_in_order, is_countable and pause_s is None, pause_s)
 
     def count(self, iteration_index: int) -> bool:
-        """Count a whole iteration, reported here or elsewhere; return whether the job was warm by then."""
+        """Count a whole iteration; return whether it lies after the warm-up."""
         self.last_index = max(self.last_index, iteration_index)
         self.num_iterations += 1
         if self._first_index is None:
             self._first_index = iteration_index
         return iteration_index >= self._first_index + self.rules.warmup_iterations
+
+    def snapshot(self) -> RankReportsSnapshot:
+        """Return a copy of all state."""
+        return RankReportsSnapshot(
+            last_index=self.last_index,
+            num_iterations=self.num_iterations,
+            num_foreign_orders=self.num_foreign_orders,
+            first_index=self._first_index,
+            unfinished={index: dict(reports) for index, reports in self._unfinished.items()},
+            gaps_ns=tuple(self._gaps_ns),
+        )
+
+    def restore(self, snapshot: RankReportsSnapshot) -> None:
+        """Replace all state."""
+        self.last_index, self.num_iterations = snapshot.last_index, snapshot.num_iterations
+        self.num_foreign_orders, self._first_index = snapshot.num_foreign_orders, snapshot.first_index
+        self._unfinished = {index: dict(reports) for index, reports in snapshot.unfinished.items()}
+        self._gaps_ns = deque(snapshot.gaps_ns, self._gaps_ns.maxlen)
 
     def _pause_s(self, rank_0: RankIteration) -> float | None:
         gap_ns = rank_0.next_begin_ns - rank_0.end_ns

@@ -7,8 +7,9 @@ from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
     Event,
-    ObservedElsewhere,
+    MergedIterationObserved,
     PlanDecided,
+    RecordIteration,
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules
@@ -52,8 +53,8 @@ class JobRun:
             self.tell(joined(rank))
 
     def tell(self, event: Event) -> tuple[Command, ...]:
-        """Give the job an event, and note which plans are sent."""
-        said = self.job.handle(event)
+        """Give the job an event, note which plans are sent, and leave out that the iteration is recorded."""
+        said = tuple(command for command in self.job.handle(event) if not isinstance(command, RecordIteration))
         self.sent += [command for command in said if isinstance(command, SendPlan)]
         return said
 
@@ -68,7 +69,7 @@ class JobRun:
         """Let the ranks run one more iteration."""
         ranks = (RankEnergy(0, time_s, energy_j, ()),)
         observation = IterationObservation(self.index, None, time_s, (), ranks, is_regular=is_regular)
-        said = self.tell(ObservedElsewhere(observation, self.epoch))
+        said = self.tell(MergedIterationObserved(observation, self.epoch))
         self.index += 1
         return said
 
@@ -104,7 +105,7 @@ class JobRun:
 
     def answered_late(self) -> "JobRun":
         """Return it after the answer to a question that was open when it fell back, which counts for nothing."""
-        if self.job._is_policy_asked:
+        if self.job.control.question.is_open:
             assert self.decide(plan("late")) == ()
         return self
 

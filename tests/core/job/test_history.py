@@ -1,6 +1,6 @@
 """Which iterations of a job stay remembered, and which of those count as what."""
 
-from gpuenergyd.core.job.history import RememberedIterations
+from gpuenergyd.core.job.history import KeptIterations
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 
@@ -18,8 +18,8 @@ def iteration(
     return IterationObservation(index, plan_id, 1.0, (), (), is_regular=regular, launch_gap_s=gap_s)
 
 
-def remembered(*plan_ids: str | None, max_kept: int = 100) -> RememberedIterations:
-    made = RememberedIterations(max_kept)
+def remembered(*plan_ids: str | None, max_kept: int = 100) -> KeptIterations:
+    made = KeptIterations(max_kept)
     for index, plan_id in enumerate(plan_ids):
         made.add(iteration(index, plan_id), PURPOSES)
     return made
@@ -94,7 +94,7 @@ def test_a_figure_that_no_iteration_has_is_nothing() -> None:
 
 
 def test_a_saving_is_told_from_iterations_whose_time_is_the_jobs_own() -> None:
-    run = RememberedIterations(100)
+    run = KeptIterations(100)
     for index in range(16):
         plan_id = "baseline" if index < 8 else "tuned"
         waited_s = 0.5 if index in {6, 7} else 0.0

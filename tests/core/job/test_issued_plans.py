@@ -3,10 +3,12 @@
 import random
 
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT, PROOF_PLAN_ID, IssuedPlans
+from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.jobs.handover_file import memory_of, recalled
+from gpuenergyd.wire.daemon_codec import decode, encode
 from tests.core.job.test_job import SCHEDULE, WORK
 from tests.support.virtual_training import VirtualTraining
 
@@ -92,10 +94,11 @@ def test_plans_are_numbered_on_when_old_ones_are_left_out_and_after_a_restart() 
 
     view = policy.views[-1]
     job = run.job
-    again = recalled(job.description, job.rules, memory_of(job))
+    again = Job(job.description, job.rules)
+    again.restore(decode(encode(job.snapshot()), JobSnapshot, max_bytes=2**26))
     assert len(view.issued_plans) == MAX_PLANS_KEPT
     assert view.issued_plans[-1].plan_id == f"tuned-{len(policy.views) - 1}"
-    assert again == job
+    assert again.snapshot() == job.snapshot()
 
 
 def test_no_plan_goes_while_iterations_of_each_still_count() -> None:

@@ -8,6 +8,7 @@ from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
     AskPolicy,
+    ControlLost,
     JobPhase,
     PlanDecided,
     PolicyFailed,
@@ -108,8 +109,8 @@ WORK = {
 }
 
 
-def trained(policy: _Asked) -> VirtualTraining:
-    run = VirtualTraining(SCHEDULE, WORK, policy)
+def trained(policy: _Asked, thinking_iterations: int = 0) -> VirtualTraining:
+    run = VirtualTraining(SCHEDULE, WORK, policy, thinking_iterations=thinking_iterations)
     run.run(16)
     return run
 
@@ -140,15 +141,14 @@ def _observed_after(run: VirtualTraining, send: SendPlan) -> int:
 
 @pytest.mark.parametrize("answer", [PolicyFailed("late"), PlanDecided(ClockPlan("late", PlanPurpose.TUNED))])
 def test_an_answer_that_was_awaited_before_a_fall_back_is_ignored(answer: PolicyFailed | PlanDecided) -> None:
-    run = trained(_Asked())
+    run = trained(_Asked(), thinking_iterations=10)
     job = run.job
-    job._is_policy_asked = True
-    job._fall_back("the worker died", is_fault=True)
-    plans, faults = list(job.issued_plans), job.num_faults
+    job.handle(ControlLost("the GPU worker died"))
+    plans, faults = list(job.knowledge.plans.kept), job.faults.num_faults
 
     assert job.handle(answer) == ()
-    assert list(job.issued_plans) == plans
-    assert job.num_faults == faults
+    assert list(job.knowledge.plans.kept) == plans
+    assert job.faults.num_faults == faults
     assert job.phase is JobPhase.FALLBACK
 
 
@@ -160,7 +160,7 @@ def test_a_job_of_many_plans_remembers_the_last_ones_and_knows_every_iteration_o
     sent = [c.plan_epoch for c in run.commands if isinstance(c, SendPlan)]
     assert len(sent) > 70
     assert sent == list(range(1, len(sent) + 1))
-    assert len(run.job.plans._id_of_epoch) <= 64
+    assert len(run.job.snapshot().knowledge.plans.id_of_epoch) <= 64
     assert {plan_id for _, _, plan_id in run.history[-50:]} == {"slow", "proof"}
 
 

@@ -46,7 +46,7 @@ def test_the_same_disturbance_is_recorded_once_in_twenty_five_iterations() -> No
     ]
 
     assert noticed == [4, 29, 54]
-    assert run.job.last_notice == (
+    assert run.job.notices.last == (
         "iteration 54 ran other instructions, or in another order, than were registered: it is not planned for"
     )
 
@@ -83,7 +83,7 @@ def test_clocks_planned_for_another_order_are_given_back_at_its_third_iteration_
     assert "RestoreGpus" not in said[0] + said[1]
     assert "RestoreGpus" in said[2]
     assert run.job.phase_reason.startswith("3 iterations in a row ran other instructions")
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
 
 
 def test_where_no_clock_is_planned_another_order_is_only_noticed() -> None:

@@ -7,13 +7,13 @@ from gpuenergyd.core.job.messages import (
     ControlLost,
     Event,
     JobPhase,
-    KeepModel,
-    ModelRecalled,
     PlanDecided,
     PolicyFailed,
-    ProfilingJudged,
+    PreviousRunFound,
+    ProfilingPermissionChanged,
     RecordPhase,
     SendPlan,
+    StoreRun,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -28,7 +28,7 @@ def test_a_slow_plan_is_taken_back_at_its_second_iteration_and_the_policy_asked_
 
     assert kinds(said) == ["SendPlan", "RestoreGpus", "RecordPhase"]
     assert (run.sent[-1].plan.plan_id, run.sent[-1].apply_at_iteration) == ("full-speed-1", 18)
-    assert (run.job.num_faults, run.job.faults.num_slow_plans) == (1, 1)
+    assert (run.job.faults.num_faults, run.job.faults.num_slow_plans) == (1, 1)
     assert (run.job.phase, run.job.retry_in_iterations, run.job.is_given_up) == (JobPhase.FALLBACK, 8, False)
     run.pass_until(23)
     assert run.job.retry_in_iterations == 1
@@ -89,7 +89,7 @@ def test_a_faster_job_is_not_the_plans_fault() -> None:
     run = JobRun().following(plan(expected_s=1.1))
 
     assert [kinds(run.pass_one(1.0)) for _ in range(4)][-1] == ["SendPlan", "RestoreGpus", "RecordPhase"]
-    assert (run.job.num_faults, run.job.faults.num_slow_plans, run.job.faults.num_fallbacks) == (0, 0, 1)
+    assert (run.job.faults.num_faults, run.job.faults.num_slow_plans, run.job.faults.num_fallbacks) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_faster_job_is_not_the_plans_fault() -> None:
     [
         (PolicyFailed("it raised"), "policy p failed: it raised", 1, 5),
         (ControlLost("the worker died"), "the worker died", 1, 5),
-        (PlanDecided(plan("odd", clock=1)), "policy p answered nonsense", 1, 5),
-        (ProfilingJudged("no budget left"), "no budget left", 0, 64),
+        (PlanDecided(plan("odd", clock=1)), "policy p returned an invalid plan", 1, 5),
+        (ProfilingPermissionChanged("no budget left"), "no budget left", 0, 64),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -110,9 +110,9 @@ def test_whose_fault_it_is_and_how_long_is_waited(event: Event, line: str, num_f
     said = run.tell(event)
 
     assert kinds(said) == ["SendPlan", "RestoreGpus", "RecordPhase"]
-    assert (run.job.last_notice or "").startswith(line)
-    assert run.job.last_notice_at == 13
-    assert run.job.num_faults == num_faults
+    assert (run.job.notices.last or "").startswith(line)
+    assert run.job.notices.last_at == 13
+    assert run.job.faults.num_faults == num_faults
     assert run.job.retry_in_iterations == run.sent[-1].apply_at_iteration - 12 + wait
 
 
@@ -149,7 +149,7 @@ def test_full_speed_that_has_moved_is_another_job_and_what_was_known_is_forgotte
     assert view.baseline.iteration_time_s == pytest.approx(1.2)
     assert min(o.iteration_index for o in view.observations) == run.job.faults.fell_back_at
     assert all(one.purpose is PlanPurpose.BASELINE for one in view.issued_plans)
-    assert (run.job.num_faults, run.job.faults.num_slow_plans) == (0, 0)
+    assert (run.job.faults.num_faults, run.job.faults.num_slow_plans) == (0, 0)
 
 
 def test_a_job_that_changed_proves_its_saving_after_eight_tuned_iterations_again() -> None:
@@ -171,7 +171,7 @@ def test_two_slow_plans_in_a_row_are_learned_anew() -> None:
     run.fall()
     run.answered_late()
     at = run.first(AskPolicy)
-    assert run.job._generation == 0
+    assert run.job.knowledge.generation == 0
     run.decide(plan("tuned-2"))
     run.pass_until(at + 3)
     run.fall()
@@ -184,12 +184,12 @@ def test_two_slow_plans_in_a_row_are_learned_anew() -> None:
 
     assert kinds(said) == ["RecordPhase", "AskPolicy"]
     assert run.job.phase_reason == "2 plans in a row were slow: profiling again"
-    assert (asked_view(said).view.generation, run.job.num_faults) == (1, 2)
+    assert (asked_view(said).view.generation, run.job.faults.num_faults) == (1, 2)
 
 
 def test_what_an_earlier_run_left_is_forgotten_where_it_does_not_hold() -> None:
     run = JobRun(JobRules(proof_iterations=0, relearn_after_slow_plans=1))
-    run.tell(ModelRecalled(PreviousRun("earlier", (), ())))
+    run.tell(PreviousRunFound(PreviousRun("earlier", (), ())))
     run.following(plan("tuned-1"))
     run.fall()
     run.answered_late()
@@ -199,9 +199,9 @@ def test_what_an_earlier_run_left_is_forgotten_where_it_does_not_hold() -> None:
         if said:
             break
 
-    assert kinds(said) == ["KeepModel", "RecordPhase", "AskPolicy"]
-    assert said[0] == KeepModel(None)
-    assert run.job.previous_run is None
+    assert kinds(said) == ["StoreRun", "RecordPhase", "AskPolicy"]
+    assert said[0] == StoreRun(None)
+    assert run.job.knowledge.previous_run is None
 
 
 def test_many_good_iterations_of_one_plan_make_up_for_a_fault() -> None:
@@ -213,9 +213,9 @@ def test_many_good_iterations_of_one_plan_make_up_for_a_fault() -> None:
     run.pass_until(at + 3)
 
     run.pass_until(at + 3 + 9)
-    assert run.job.num_faults == 1
+    assert run.job.faults.num_faults == 1
     run.pass_one()
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
 
 
 def test_a_fault_without_a_plan_counts_full_speed_from_the_next_iteration_on() -> None:
@@ -258,7 +258,7 @@ def test_a_changed_job_keeps_the_shape_of_what_it_showed_before() -> None:
 
     run.first(AskPolicy, time_s=1.2)
 
-    known = run.job.previous_run
+    known = run.job.knowledge.previous_run
     assert known is not None
     assert known.is_of_this_run
     assert (known.figures, len(known.profile)) == ((("own", 7.0),), 1)
@@ -266,13 +266,13 @@ def test_a_changed_job_keeps_the_shape_of_what_it_showed_before() -> None:
 
 def test_a_changed_job_that_never_profiled_keeps_what_it_was_recalled_with_under_its_own_figures() -> None:
     run = JobRun(JobRules(proof_iterations=0))
-    run.tell(ModelRecalled(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
+    run.tell(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())
     run.fall()
     run.answered_late()
 
     run.first(AskPolicy, time_s=1.2)
 
-    known = run.job.previous_run
+    known = run.job.knowledge.previous_run
     assert known is not None
     assert (known.job_id, known.figures, known.is_of_this_run) == ("earlier", (("own", 7.0),), True)

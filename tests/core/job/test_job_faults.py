@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpuenergyd.core.job.faults import Faults, is_settled
+from gpuenergyd.core.job.faults import Faults
+from gpuenergyd.core.job.recovery import is_settled
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import IterationObservation
 
@@ -48,22 +49,22 @@ def test_a_plan_that_holds_makes_up_for_all_faults() -> None:
 
     faults.redeem()
 
-    assert (faults.num_faults, faults.num_slow_plans, faults.is_model_in_doubt) == (0, 0, False)
+    assert (faults.num_faults, faults.num_slow_plans, faults.is_profile_in_doubt) == (0, 0, False)
     assert fell(faults) == 105
 
 
 def test_slow_plans_in_a_row_and_endless_profiling_put_what_was_learned_in_doubt() -> None:
     slow, endless = Faults(RULES, num_slow_plans=2), Faults(RULES, is_profile_endless=True)
 
-    assert not Faults(RULES, num_slow_plans=1).is_model_in_doubt
-    assert slow.is_model_in_doubt
-    assert endless.is_model_in_doubt
-    assert slow.why_learn_anew(is_profiling_again=True) == "2 plans in a row were slow: profiling again"
-    assert "held against full speed" in slow.why_learn_anew(is_profiling_again=False)
-    assert "did not end" in endless.why_learn_anew(is_profiling_again=True)
+    assert not Faults(RULES, num_slow_plans=1).is_profile_in_doubt
+    assert slow.is_profile_in_doubt
+    assert endless.is_profile_in_doubt
+    assert slow.relearning_reason(is_profiling_again=True) == "2 plans in a row were slow: profiling again"
+    assert "verifying the measured profile at full speed" in slow.relearning_reason(is_profiling_again=False)
+    assert "did not end" in endless.relearning_reason(is_profiling_again=True)
     for faults in (slow, endless):
         faults.begin_anew()
-        assert not faults.is_model_in_doubt
+        assert not faults.is_profile_in_doubt
 
 
 def run(*times_s: float) -> list[IterationObservation]:
@@ -103,5 +104,5 @@ def test_by_the_usual_rules_the_seventh_fault_is_the_last_and_two_slow_plans_are
     faults = Faults(JobRules())
 
     assert [fell(faults) for _ in range(7)] == [105, 110, 120, 140, 180, 260, None]
-    assert not Faults(JobRules(), num_slow_plans=1).is_model_in_doubt
-    assert Faults(JobRules(), num_slow_plans=2).is_model_in_doubt
+    assert not Faults(JobRules(), num_slow_plans=1).is_profile_in_doubt
+    assert Faults(JobRules(), num_slow_plans=2).is_profile_in_doubt

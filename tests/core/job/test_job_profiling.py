@@ -5,11 +5,11 @@ import pytest
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     JobPhase,
-    KeepModel,
-    ModelRecalled,
-    ProfilingJudged,
+    PreviousRunFound,
+    ProfilingPermissionChanged,
     RecordPhase,
     SendPlan,
+    StoreRun,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
@@ -28,7 +28,7 @@ def test_profiling_that_does_not_end_is_a_fault_and_begins_anew_after_as_many_at
     run.pass_one()
 
     assert run.job.phase_reason == "still profiling after 8 iterations"
-    assert run.job.num_faults == 1
+    assert run.job.faults.num_faults == 1
     assert run.job.faults.retry_at_iteration == run.sent[-1].apply_at_iteration + 8
     for _ in range(40):
         said = run.pass_one()
@@ -47,7 +47,7 @@ def test_while_the_policy_thinks_a_profiling_plan_is_relieved_after_three_iterat
     said = run.pass_one()
 
     assert [one.plan.plan_id for one in said if isinstance(one, SendPlan)] == ["proof"]
-    assert run.sent[-1].plan.reason == "the policy is still thinking"
+    assert run.sent[-1].plan.reason == "the policy has not answered yet"
     run.pass_until(APPLIED + 12)  # and once only
     again = run.decide(probe)
     assert kinds(again) == ["SendPlan"]
@@ -64,11 +64,11 @@ def test_a_tuned_plan_stays_however_long_the_policy_thinks() -> None:
 
 def test_profiling_refused_before_it_began_is_refused_when_the_policy_asks_for_it() -> None:
     run = JobRun().asked()
-    assert run.tell(ProfilingJudged("no budget")) == ()
+    assert run.tell(ProfilingPermissionChanged("no budget")) == ()
 
     assert run.decide(plan("p-1", PROFILING)) == (RecordPhase(JobPhase.FALLBACK, "no budget"),)
     assert run.job.retry_in_iterations == 64
-    run.tell(ProfilingJudged(None))
+    run.tell(ProfilingPermissionChanged(None))
     run.first(AskPolicy)
     assert kinds(run.decide(plan("p-1", PROFILING))) == ["LeaseGpus", "SendPlan", "RecordPhase"]
 
@@ -76,7 +76,7 @@ def test_profiling_refused_before_it_began_is_refused_when_the_policy_asks_for_i
 def test_a_refusal_stops_profiling_only() -> None:
     run = JobRun().following(plan())
 
-    assert run.tell(ProfilingJudged("no budget")) == ()
+    assert run.tell(ProfilingPermissionChanged("no budget")) == ()
     assert run.job.phase is JobPhase.TUNED
 
 
@@ -85,15 +85,15 @@ def test_a_refusal_stops_profiling_only() -> None:
 
 def test_what_a_plan_was_made_from_is_kept_once_it_has_run_eight_iterations() -> None:
     run = JobRun(JobRules(proof_iterations=0))
-    run.tell(ModelRecalled(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
+    run.tell(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())
 
-    at = run.first(KeepModel)
+    at = run.first(StoreRun)
 
     assert at == APPLIED + 7
-    assert run.job.plans.proven_id == "tuned"
-    with pytest.raises(AssertionError, match="no KeepModel"):
-        run.first(KeepModel, limit=30)
+    assert run.job.knowledge.plans.proven_id == "tuned"
+    with pytest.raises(AssertionError, match="no StoreRun"):
+        run.first(StoreRun, limit=30)
 
 
 def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() -> None:
@@ -103,13 +103,13 @@ def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() ->
     run.pass_one(energy_j=50.0)
     run.decide(plan())
     for _ in range(20):
-        kept = [one for one in run.pass_one() if isinstance(one, KeepModel)]
+        kept = [one for one in run.pass_one() if isinstance(one, StoreRun)]
         if kept:
             break
 
-    assert kept[0].model is not None
-    assert (kept[0].model.figures, len(kept[0].model.profile)) == ((("own", 7.0),), 1)
-    assert {o.plan_id for o in kept[0].model.full_speed} == {"previous-full-speed"}
+    assert kept[0].run is not None
+    assert (kept[0].run.figures, len(kept[0].run.profile)) == ((("own", 7.0),), 1)
+    assert {o.plan_id for o in kept[0].run.full_speed} == {"remembered-full-speed"}
 
 
 def test_profiling_that_goes_on_while_the_policy_thinks_is_counted_too() -> None:

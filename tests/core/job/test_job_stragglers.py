@@ -41,7 +41,7 @@ def test_a_straggler_is_noticed_and_the_policy_asked_at_once() -> None:
     said = run.tell(StragglerChanged(1.4, "replica b is slow"))
 
     assert asked_view(said).view.target.straggler_time_s == 1.4
-    assert (run.job.last_notice, run.job.last_notice_at) == ("replica b is slow", 15)
+    assert (run.job.notices.last, run.job.notices.last_at) == ("replica b is slow", 15)
 
 
 def test_before_a_plan_runs_a_straggler_is_only_noted() -> None:

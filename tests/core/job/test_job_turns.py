@@ -12,8 +12,8 @@ from gpuenergyd.core.job.messages import (
     GpuViewChanged,
     JobPhase,
     LeaseGpus,
-    ModelRecalled,
-    ObservedElsewhere,
+    MergedIterationObserved,
+    PreviousRunFound,
     RankJoined,
     RankLost,
     RankReleased,
@@ -59,7 +59,7 @@ def test_iterations_of_an_unknown_epoch_count_for_nothing() -> None:
     run.pass_until(2)
 
     for index in (2, 3):
-        assert run.tell(ObservedElsewhere(IterationObservation(index, None, 1.0, (), ()), 9)) == ()
+        assert run.tell(MergedIterationObserved(IterationObservation(index, None, 1.0, (), ()), 9)) == ()
     assert run.job.phase is JobPhase.WARMUP
     assert [o.is_regular for o in run.job.observations] == [False] * 4
 
@@ -68,7 +68,7 @@ def test_nothing_is_observed_before_all_ranks_have_joined() -> None:
     job = new_job()
     job.handle(joined(0))
 
-    assert job.handle(ObservedElsewhere(IterationObservation(0, None, 1.0, (), ()), 0)) == ()
+    assert job.handle(MergedIterationObserved(IterationObservation(0, None, 1.0, (), ()), 0)) == ()
     assert job.handle(ControlLost("no driver")) == ()
     assert (job.num_iterations, job.view(), job.phase) == (0, None, JobPhase.JOINING)
 
@@ -81,14 +81,14 @@ def test_a_rank_outside_the_pipeline_is_refused(rank: int) -> None:
 
 def test_what_is_learned_of_a_gpu_is_told_to_the_policy_and_what_is_of_no_rank_is_not() -> None:
     run = JobRun()
-    better = replace(run.job.gpus[1], switch_latency_s=0.5)
+    better = replace(run.job.ranks.gpus[1], switch_latency_s=0.5)
     run.tell(GpuViewChanged(1, better))
     run.tell(GpuViewChanged(2, better))
 
     said = [run.pass_one() for _ in range(12)]
 
     assert [gpu.switch_latency_s for gpu in asked_view(said[-1]).view.gpus] == [0.01, 0.5]
-    assert sorted(run.job.gpus) == [0, 1]
+    assert sorted(run.job.ranks.gpus) == [0, 1]
 
 
 @pytest.mark.parametrize(("index", "is_taken"), [(0, True), (5, True), (11, True), (13, False)])
@@ -96,18 +96,18 @@ def test_an_earlier_run_is_recalled_only_until_the_policy_has_begun(index: int, 
     run, model = JobRun(), PreviousRun("earlier", (), ())
     for _ in range(index):
         run.pass_one()
-        run.decide(plan()) if run.job._is_policy_asked else None
+        run.decide(plan()) if run.job.control.question.is_open else None
 
-    run.tell(ModelRecalled(model))
+    run.tell(PreviousRunFound(model))
 
-    assert (run.job.previous_run is model) is is_taken
+    assert (run.job.knowledge.previous_run is model) is is_taken
 
 
 def test_one_question_at_a_time() -> None:
     run = JobRun().asked()
 
     assert [run.pass_one() for _ in range(5)] == [()] * 5
-    run.job.forget_question()
+    run.job.control.question.accept_answer()
     assert kinds(run.pass_one()) == ["AskPolicy"]
 
 

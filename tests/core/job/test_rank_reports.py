@@ -27,7 +27,7 @@ def whole(reports: RankReports, *ranks: RankIteration, counts_from: int = 0) -> 
     """Return what the last of these reports completes."""
     done = None
     for one in ranks:
-        done = reports.take(one, ORDERS, lambda epoch: f"plan {epoch}", counts_from=counts_from)
+        done = reports.add(one, ORDERS, lambda epoch: f"plan {epoch}", counts_from=counts_from)
     return done
 
 
@@ -136,7 +136,7 @@ def test_before_any_report_no_iteration_is_known() -> None:
 def test_a_pipeline_of_one_rank_is_whole_with_its_report() -> None:
     order = {0: one_forward_one_backward(1, 2).orders[0]}
 
-    done = RankReports(JobRules()).take(report(0, 3), order, str, counts_from=0)
+    done = RankReports(JobRules()).add(report(0, 3), order, str, counts_from=0)
 
     assert done is not None
     assert done.iteration_index == 3

@@ -17,7 +17,7 @@ from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR, EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import Event, JobPhase, ProfilingJudged
+from gpuenergyd.core.job.messages import Event, JobPhase, ProfilingPermissionChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetDecision
@@ -89,7 +89,7 @@ class Following:
 
     def take(self, event: Event) -> None:
         """Pass an event on."""
-        if isinstance(event, ProfilingJudged) and event.refusal is not None:
+        if isinstance(event, ProfilingPermissionChanged) and event.refusal is not None:
             self.reasons.append(event.refusal)
         self.run.tell(event)
 
@@ -126,7 +126,7 @@ class Site:
             if observation is not None and observation.iteration_index >= self._num_seen:
                 self._num_seen = observation.iteration_index + 1
                 begun_at = at(run.now_s - 2 * observation.iteration_time_s)
-                purpose = run.job.purpose_of(observation.plan_id)
+                purpose = run.job.knowledge.plans.purpose_of(observation.plan_id)
                 self.targets.iteration_done(self.following, observation, purpose, begun_at)
             asyncio.run(self._look())
 
@@ -210,7 +210,7 @@ def test_a_job_runs_slower_in_dirty_hours_stays_within_its_budget_and_shows_both
     assert status["carbon"]["saved_by_frontier_g"] > 0
     assert status["carbon"]["saved_by_timing_g"] > 0
     assert status["carbon"]["saved_by_plan_g"] > 0
-    assert here.following.job.num_faults == 0
+    assert here.following.job.faults.num_faults == 0
     permitted = {round(record.permitted_time_s or 0.0, 4) for record in here.kept.targets()}
     assert len(permitted) > 3
     assert here.kept.targets()[0].frontier is not None
@@ -258,7 +258,8 @@ def test_a_job_that_has_to_be_profiled_again_waits_until_its_budget_allows_that(
     here.run_hours(4)
     while not here.targets.status(here.following)["target"]["is_length_reached"]:
         if job.phase is JobPhase.TUNED:  # the job has changed, say
-            job._begin_anew(None, lambda seen: job.purpose_of(seen.plan_id) is PlanPurpose.BASELINE)
+            purposes = job.knowledge.plans.purposes()
+            job.knowledge.begin_anew(None, lambda seen: purposes.get(seen.plan_id) is PlanPurpose.BASELINE)
         here.run_hours(0.5)
 
     status = here.targets.status(here.following)["target"]
@@ -370,7 +371,7 @@ def test_a_grid_that_says_nothing_useful_leaves_one_constant_point(tmp_path: Pat
     here.run_hours(3)
 
     times_s = {record.permitted_time_s for record in here.kept.targets()}
-    assert here.following.job.num_faults == 0
+    assert here.following.job.faults.num_faults == 0
     assert len(times_s) <= 3
 
 
@@ -387,11 +388,11 @@ def test_a_job_too_short_to_pay_its_profiling_back_is_refused_it_and_told_why(
         here.run_hours(0.05)
 
     status = here.targets.status(here.following)["target"]
-    assert not any(job.purpose_of(seen.plan_id) is PlanPurpose.PROFILE for seen in job.observations)
+    assert not any(job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.PROFILE for seen in job.observations)
     assert job.phase is JobPhase.FALLBACK
     assert not job.is_given_up
-    assert job.num_faults == 0
-    assert "the job is too short" in job.phase_reason
+    assert job.faults.num_faults == 0
+    assert "too short to pay it back" in job.phase_reason
     assert "55 iterations" in job.phase_reason
     assert status["reason"] == status["profiling_refusal"]
     assert status["slowdown_so_far_ratio"] == pytest.approx(0.0, abs=1e-6)

@@ -450,7 +450,7 @@ def test_an_observing_daemon_asks_what_would_be_saved_records_it_and_never_lease
         assert not view.can_set_clocks
         assert given == [(), ()]
         assert runner.would_be == would_be_plan() == recorded.plan
-        assert not runner.job.issued_plans
+        assert not runner.job.knowledge.plans.kept
         assert stage.worker.calls == []
         assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
         await stage.jobs.close("test over")

@@ -139,7 +139,7 @@ def test_a_pipeline_slower_than_predicted_is_corrected_to_the_target() -> None:
 
     _, slowdown = tuned_medians(run)
     assert slowdown < 0.004
-    assert sum(p.purpose is PlanPurpose.TUNED for p in run.job.issued_plans) > 1
+    assert sum(p.purpose is PlanPurpose.TUNED for p in run.job.knowledge.plans.kept) > 1
 
 
 class _Reckless:
@@ -174,7 +174,7 @@ def test_profiling_clocks_are_released_while_a_policy_takes_long() -> None:
     # The iteration after a profiling plan begins at its clocks: that one may be slow too, and no other.
     assert len(slow) <= (most + 1) * len(set(profiling))
     assert slow.count("proof") <= len(set(profiling))
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
 
 
 def fallbacks(run: VirtualTraining) -> list[int]:
@@ -193,7 +193,7 @@ def test_the_guard_revokes_a_slow_plan_and_finally_disables_its_policy() -> None
     run.run(90)
 
     assert run.job.is_given_up
-    assert run.job.num_faults == 3
+    assert run.job.faults.num_faults == 3
     assert run.history[-1][0] == pytest.approx(run.job.baseline.iteration_time_s, rel=1e-6)  # type: ignore[union-attr]
     assert sum(isinstance(c, RestoreGpus) for c in run.commands) == 3
 
@@ -217,7 +217,7 @@ def test_a_profile_that_no_longer_holds_is_measured_again_within_the_budget() ->
     run.run(110)
 
     reasons = [c.reason for c in run.commands if isinstance(c, RecordPhase)]
-    assert "1 plans in a row were slow: what was learned is held against full speed again" in reasons
+    assert "1 plans in a row were slow: verifying the measured profile at full speed" in reasons
     assert "1 plans in a row were slow: profiling again" in reasons
     plan_of = [plan or "" for _, _, plan in run.history]
     again = [k for k, plan in enumerate(plan_of) if plan == "profile-1.1@3"]
@@ -243,11 +243,11 @@ def test_a_plan_that_meets_its_target_cancels_earlier_faults() -> None:
         rules=JobRules(redeeming_iterations=20, proof_iterations=0),
     )
     run.run(70)
-    faults_then = run.job.num_faults
+    faults_then = run.job.faults.num_faults
     run.run(60)
 
     assert faults_then > 0
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
     assert run.job.phase is JobPhase.TUNED
 
 

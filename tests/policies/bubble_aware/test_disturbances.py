@@ -101,7 +101,7 @@ def test_a_change_of_speed_costs_at_most_five_iterations_and_is_replanned_within
     require_near(run, least_energy_j(training, lambda rank: slowness.of(rank, 1000)), FROM + 10 * slowness.is_gradual)
     assert run.job.phase is JobPhase.TUNED
     assert any(line.startswith(reason) for line in said(run))
-    assert (run.job.last_notice or "").startswith("the job changed")
+    assert (run.job.notices.last or "").startswith("the job changed")
 
 
 @pytest.mark.fault(46)
@@ -198,7 +198,7 @@ def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> Non
     assert fast.history[-1][1] <= (1 + OPTIMUM_RATIO) * min(usual_j)
     assert fast.history[FROM + 19][1] <= (1 + OPTIMUM_RATIO) * min(best_j)
     assert [change.reason.split(":")[0] for _, change in ours.changes] == ["straggler", "straggler recovered"]
-    assert "replica-0 takes" in (fast.job.last_notice or "")
+    assert "replica-0 takes" in (fast.job.notices.last or "")
 
 
 @pytest.mark.fault(46)
@@ -209,7 +209,7 @@ def test_an_evaluation_every_fifty_iterations_changes_no_plan() -> None:
         run.step_overhead_s = usual_s + (2.5 if run.iteration_index % 50 == 49 else 0.0)
         run.run(1)
 
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
     assert run.job.baseline is not None
     training_times_s = [time_s for k, (time_s, _, _) in enumerate(run.history) if k % 50 != 49 and k > FROM]
     assert max(training_times_s) <= (1 + BUDGET_RATIO) * run.job.baseline.iteration_time_s
@@ -219,7 +219,7 @@ def test_an_evaluation_every_fifty_iterations_changes_no_plan() -> None:
         f"2.5 s passed between iterations {k} and {k + 1} (evaluation, checkpoint, waiting for others): left alone"
         for k in (49, 99)
     ]
-    assert "left alone" in (run.job.last_notice or "")
+    assert "left alone" in (run.job.notices.last or "")
 
 
 class _Liar:
@@ -255,7 +255,7 @@ def test_a_wrong_prediction_costs_five_slow_iterations_and_is_retried() -> None:
     require_soon_inside_budget(run, untuned, lies_from)
     require_near(run, least_energy_j(training), lies_from)
     assert any(line.startswith("plan 'tuned-1' takes") and "are allowed" in line for line in said(run))
-    assert "are allowed" in (run.job.last_notice or "")
+    assert "are allowed" in (run.job.notices.last or "")
 
 
 def report_in_changing_orders(run: VirtualTraining, since: int) -> None:
@@ -287,5 +287,5 @@ def test_a_job_that_never_repeats_an_order_runs_at_full_speed(since: int) -> Non
     require_soon_inside_budget(run, untuned, since)
     require_near(run, untuned.history[-1][1], since)
     assert run.job.phase in {JobPhase.WARMUP, JobPhase.FALLBACK}
-    assert "in another order, than were registered" in (run.job.last_notice or "")
-    assert run.job.last_notice in said(run)
+    assert "in another order, than were registered" in (run.job.notices.last or "")
+    assert run.job.notices.last in said(run)

@@ -54,7 +54,7 @@ def test_a_straggler_is_followed_within_five_iterations_and_left_within_three(
     # Nobody waits for the replica that has slowed down.
     assert max(time_s for time_s, _, _ in fast.history[SLOW_FROM:SLOW_UNTIL]) <= 1.005 * slow_s
     assert max(time_s for time_s, _, _ in fast.history[SLOW_UNTIL + 3 :]) <= 1.005 * usual_s
-    assert fast.job.num_faults == 0
+    assert fast.job.faults.num_faults == 0
     waiting_j, following_j = (fast.history[k][1] for k in (SLOW_FROM + 1, SLOW_UNTIL - 1))
     assert following_j < 0.85 * waiting_j
 
@@ -64,11 +64,11 @@ def test_the_reason_of_a_plan_names_the_straggler() -> None:
     training = VirtualReplicas((slow, fast))
 
     training.run(SLOW_FROM + 6)
-    while_slow = fast.job.last_notice or ""
+    while_slow = fast.job.notices.last or ""
     training.run(SLOW_UNTIL - SLOW_FROM)
 
     assert "straggler: replica-0 takes" in while_slow
-    assert "straggler recovered: replica-0 now takes" in (fast.job.last_notice or "")
+    assert "straggler recovered: replica-0 now takes" in (fast.job.notices.last or "")
     assert [change.job_id for _, change in training.changes] == ["replica-1", "replica-1"]
 
 
@@ -115,9 +115,9 @@ def test_iterations_at_straggler_pace_count_neither_as_faults_nor_as_savings() -
 
     training.run(SLOW_UNTIL + 8)
 
-    saving = fast.job.saving()
+    saving = fast.job.knowledge.saving()
     assert fast.job.phase is JobPhase.TUNED
-    assert fast.job.num_faults == 0
+    assert fast.job.faults.num_faults == 0
     assert saving is not None
     assert saving.slowdown_ratio.high < 0.01
     assert PROOF_PLAN_ID not in {plan_id for _, _, plan_id in fast.history}

@@ -44,7 +44,7 @@ def test_the_measured_interval_of_the_saving_contains_the_true_saving() -> None:
     for seed in range(NUM_RUNS):
         run = training(seed, is_noisy=True)
         run.run(60)
-        saving = run.job.saving()
+        saving = run.job.knowledge.saving()
         assert saving is not None
         assert saving.saving_ratio is not None
         right += saving.saving_ratio.low <= true_ratio <= saving.saving_ratio.high

@@ -27,7 +27,7 @@ def test_a_short_full_speed_block_proves_the_saving() -> None:
     run.run(80)
 
     blocks = [plan for _, _, plan in run.history if plan == PROOF_PLAN_ID]
-    saving = run.job.saving()
+    saving = run.job.knowledge.saving()
     assert len(blocks) == 4
     assert saving is not None
     assert saving.saving_ratio is not None
@@ -89,7 +89,7 @@ def test_clocks_25_ms_late_cost_no_time_and_at_most_a_quarter_of_the_saving(
     assert saving >= 0.75 * ideal_saving > 0.05
     learned = late.calibrations[0].latency
     assert learned.raise_s == pytest.approx(0.025, abs=0.001)
-    assert late.job.num_faults == 0
+    assert late.job.faults.num_faults == 0
 
 
 def test_uneven_late_clocks_under_noise_cost_no_significant_time() -> None:
@@ -98,7 +98,7 @@ def test_uneven_late_clocks_under_noise_cost_no_significant_time() -> None:
     )
     run.run(90)
 
-    saving = run.job.saving()
+    saving = run.job.knowledge.saving()
     assert saving is not None
     assert saving.saving_ratio is not None
     assert saving.slowdown_ratio.low < 0.001
@@ -125,7 +125,7 @@ def test_slower_clock_changes_lead_to_a_plan_with_more_lead_time() -> None:
     run.switch_latency_s = 0.03
     run.run(80)
 
-    assert any("switch latency" in plan.reason for plan in run.job.issued_plans)
+    assert any("switch latency" in plan.reason for plan in run.job.knowledge.plans.kept)
     assert run.calibrations[0].latency.raise_s == pytest.approx(0.03, abs=0.001)
     assert run.job.phase is JobPhase.TUNED
     saving, slowdown = saving_and_slowdown(run)

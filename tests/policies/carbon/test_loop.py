@@ -36,7 +36,7 @@ def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
         slowdowns.append(last_slowdown(run))
 
     assert run.job.phase is JobPhase.TUNED
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
     assert slowdowns == pytest.approx([0.08, 0.0, 0.05], abs=0.006)
 
 
@@ -59,7 +59,7 @@ def test_a_plan_is_judged_by_the_target_it_was_made_for() -> None:
     owed(run, 0.0)
     run.run(3)
 
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
 
 
 def test_the_frontier_of_a_pipeline_agrees_with_measured_iterations() -> None:

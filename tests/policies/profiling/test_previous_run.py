@@ -4,7 +4,7 @@ from statistics import fmean, median
 
 import pytest
 
-from gpuenergyd.core.job.messages import JobPhase, KeepModel, ModelRecalled
+from gpuenergyd.core.job.messages import JobPhase, PreviousRunFound, StoreRun
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -25,17 +25,17 @@ def training(**overrides: object) -> VirtualTraining:
 
 
 def kept(run: VirtualTraining) -> list[PreviousRun | None]:
-    return [command.model for command in run.commands if isinstance(command, KeepModel)]
+    return [command.run for command in run.commands if isinstance(command, StoreRun)]
 
 
 def second_run(model: PreviousRun, **overrides: object) -> VirtualTraining:
     run = training(**overrides)
-    run.tell(ModelRecalled(model))
+    run.tell(PreviousRunFound(model))
     return run
 
 
 def profiled(run: VirtualTraining) -> list[str]:
-    return [plan.plan_id for plan in run.job.issued_plans if plan.purpose is PlanPurpose.PROFILE]
+    return [plan.plan_id for plan in run.job.knowledge.plans.kept if plan.purpose is PlanPurpose.PROFILE]
 
 
 def saving_and_slowdown(run: VirtualTraining) -> tuple[float, float]:
@@ -79,11 +79,11 @@ def test_a_second_run_of_a_known_job_reaches_its_plan_within_six_iterations(
     assert first_tuned - warm <= 6
     assert profiled(run) == []
     assert run.job.phase is JobPhase.TUNED
-    assert run.job.num_faults == 0
+    assert run.job.faults.num_faults == 0
     saving, slowdown = saving_and_slowdown(run)
     assert slowdown < 0.005
     assert saving > saving_and_slowdown(first)[0] - 0.01
-    assert model.job_id in run.job.issued_plans[0].reason
+    assert model.job_id in run.job.knowledge.plans.kept[0].reason
 
 
 def test_a_second_run_keeps_the_previous_profile_with_the_latest_caution(model: PreviousRun) -> None:
@@ -108,7 +108,7 @@ def test_a_job_with_other_instruction_times_is_profiled_again(model: PreviousRun
 def test_a_job_with_another_power_draw_is_profiled_again(model: PreviousRun) -> None:
     run = training()
     run.work = {key: A100Work(w.memory_time_s, w.compute_time_s, 0.20) for key, w in run.work.items()}  # type: ignore[attr-defined]
-    run.tell(ModelRecalled(model))
+    run.tell(PreviousRunFound(model))
     run.run(40)
 
     assert len(profiled(run)) >= 6
@@ -122,7 +122,7 @@ def test_a_previous_run_whose_plans_are_slow_is_discarded_and_the_job_profiled_w
     run.run(110)
 
     assert None in kept(run)
-    assert run.job.previous_run is None
+    assert run.job.knowledge.previous_run is None
     assert len(profiled(run)) >= 1
     times_s = [time_s for time_s, _, _ in run.history]
     after_plans = 1 + max(k for k, (_, _, plan) in enumerate(run.history) if (plan or "").startswith("tuned"))
@@ -133,8 +133,8 @@ def test_a_previous_run_found_after_profiling_has_begun_is_not_used(model: Previ
     run = training()
     run.run(20)
     assert profiled(run)
-    run.tell(ModelRecalled(model))
+    run.tell(PreviousRunFound(model))
     run.run(25)
 
-    assert run.job.previous_run is None
+    assert run.job.knowledge.previous_run is None
     assert run.job.phase is JobPhase.TUNED

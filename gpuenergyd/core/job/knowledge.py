@@ -1,0 +1,190 @@
+"""Measurements of a job: its plans, its kept iterations, its gauges, and the profile of an earlier run."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from gpuenergyd.core.distributed.pace import PaceEstimator
+from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
+from gpuenergyd.core.job.description import JobRanks
+from gpuenergyd.core.job.history import KeptIterations
+from gpuenergyd.core.job.issued_plans import IssuedPlans, IssuedPlansSnapshot
+from gpuenergyd.core.job.savings import MeasuredSaving
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.graph import DependencyGraph
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import BaselineView, JobView
+from gpuenergyd.core.policy_api.previous_run import PROVEN_ITERATIONS, PreviousRun, summarize_run
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+_TUNED_FIGURES_KEPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class KnowledgeSnapshot:
+    """All state of `JobKnowledge` but the gauges, which measure again after a restart."""
+
+    plans: IssuedPlansSnapshot
+    iterations: tuple[IterationObservation, ...]
+    previous_run: PreviousRun | None
+    generation: int
+    num_iterations_for: dict[PlanPurpose, int]
+    tuned_figures: tuple[tuple[float, float | None], ...]
+
+
+@dataclass(slots=True)
+class JobKnowledge:
+    """The measurements of one job; `max_kept` iterations at most are kept."""
+
+    job_id: str
+    max_kept: int
+    plans: IssuedPlans = field(default_factory=IssuedPlans)
+    iterations: KeptIterations = field(init=False)
+    previous_run: PreviousRun | None = None
+    """The profile of an earlier run of this job, or of this run before the job changed."""
+    generation: int = 0
+    """How often the job was profiled from the beginning again."""
+    pace: PaceEstimator = field(default_factory=PaceEstimator)
+    extrinsic: StragglerSavingEstimator = field(default_factory=StragglerSavingEstimator)
+    num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
+    """Regular iterations by the purpose of their plan."""
+    tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_TUNED_FIGURES_KEPT))
+    """Time and energy of the last tuned iterations at the job's own pace."""
+    _saving: tuple[MeasuredSaving | None] | None = None
+    """The measured saving; None if it must be computed again."""
+
+    def __post_init__(self) -> None:
+        self.iterations = KeptIterations(self.max_kept)
+
+    def add(
+        self,
+        observation: IterationObservation,
+        graph: DependencyGraph,
+        *,
+        is_forced: bool,
+        least_other_overhead_s: float | None,
+    ) -> tuple[IterationObservation, PlanPurpose | None]:
+        """Add an iteration; return it with what it waited for other replicas, and the purpose of its plan."""
+        purpose = self.plans.purpose_of(observation.plan_id)
+        is_for_straggler = self.plans.is_for_straggler(observation.plan_id)
+        observation = self.pace.note(
+            observation,
+            purpose,
+            graph,
+            is_at_straggler_pace=is_forced,
+            least_overhead_s=least_other_overhead_s,
+        )
+        if is_for_straggler:
+            observation = replace(observation, is_at_straggler_pace=True)
+        self.extrinsic.note(observation, purpose, is_plan_for_straggler=is_for_straggler)
+        if observation.is_regular and purpose is not None:
+            self.num_iterations_for[purpose] += 1
+            if purpose is PlanPurpose.TUNED and observation.is_own:
+                self.tuned_figures.append((observation.iteration_time_s, observation.energy_j))
+        self.iterations.add(observation, self.plans.purposes())
+        self._saving = None
+        return observation, purpose
+
+    def recall(self, run: PreviousRun, *, is_for_policy: bool) -> None:
+        """Use an earlier run: the gauge for its clocks, and the policy for its profile if it has not begun yet."""
+        self.pace.recall(run)
+        if is_for_policy:
+            self.previous_run = run
+
+    def add_plan(self, plan: ClockPlan) -> None:
+        """Add a plan before it is sent."""
+        self.plans.add(plan, (o.plan_id for o in self.iterations.kept))
+
+    def full_speed(self, *, since: int = 0) -> list[IterationObservation]:
+        """Return the regular full-speed iterations."""
+        return self.iterations.at_full_speed(self.plans.purposes(), since=since)
+
+    def profiled(self) -> list[IterationObservation]:
+        """Return the iterations under profiling plans."""
+        return self.iterations.that_profiled(self.plans.purposes())
+
+    def saving(self) -> MeasuredSaving | None:
+        """Return the measured saving; None while there are too few iterations."""
+        if self._saving is None:
+            self._saving = (self.iterations.saving(self.plans.purposes()),)
+        return self._saving[0]
+
+    def tuned_medians(self) -> tuple[float | None, float | None]:
+        """Return median time and energy over the last tuned iterations; None while there is none."""
+        energies_j = [energy_j for _, energy_j in self.tuned_figures if energy_j is not None]
+        return (
+            median(time_s for time_s, _ in self.tuned_figures) if self.tuned_figures else None,
+            median(energies_j) if energies_j else None,
+        )
+
+    def view(self, ranks: JobRanks, target: PerformanceTarget, baseline: BaselineView | None) -> JobView | None:
+        """Return the view of this job for its policy; None until there is a baseline."""
+        if ranks.schedule is None or baseline is None:
+            return None
+        return JobView(
+            job_id=ranks.description.job_id,
+            schedule=ranks.schedule,
+            gpus=tuple(ranks.gpus[r] for r in range(ranks.schedule.num_ranks)),
+            target=target,
+            baseline=baseline,
+            observations=tuple(self.iterations.kept),
+            issued_plans=tuple(self.plans.kept),
+            num_dropped_plans=dict(self.plans.num_dropped),
+            communication_latency_s=self.iterations.typical(lambda o: o.communication_latency_s),
+            launch_gap_s=self.iterations.typical(lambda o: o.launch_gap_s),
+            generation=self.generation,
+            previous_run=self.previous_run,
+        )
+
+    def run_to_store(self) -> PreviousRun | None:
+        """Return the profile of this run once the plan in force has run for long enough; None before, and after that.
+
+        A run that was planned from an earlier one, and did not profile, passes that one on.
+        """
+        plan = self.plans.current
+        if plan.purpose is not PlanPurpose.TUNED or plan.plan_id == self.plans.proven_id:
+            return None
+        if len(self.iterations.regular_under(plan.plan_id)) < PROVEN_ITERATIONS:
+            return None
+        self.plans.proven_id = plan.plan_id
+        run = summarize_run(self.job_id, self.full_speed(), self.profiled(), plan)
+        if run is None and self.previous_run is not None:
+            run = replace(self.previous_run, figures=plan.figures, is_of_this_run=False)
+        return run
+
+    def run_until_now(self, full_speed: Sequence[IterationObservation]) -> PreviousRun | None:
+        """Return the profile of this run, marked so that a policy uses its shape and not its pace."""
+        plan = self.plans.proven_or_first_tuned()
+        if plan is None:
+            return None
+        run = summarize_run(self.job_id, full_speed, self.profiled(), plan) or self.previous_run
+        return None if run is None else replace(run, figures=plan.figures, is_of_this_run=True)
+
+    def begin_anew(self, previous_run: PreviousRun | None, is_kept: Callable[[IterationObservation], bool]) -> None:
+        """Drop what was measured but for some iterations and a profile, so that the policy profiles again."""
+        self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
+        self.plans.begin_anew()
+        self.previous_run = previous_run
+        self.generation += 1
+        self._saving = None
+
+    def snapshot(self) -> KnowledgeSnapshot:
+        """Return a copy of all state but the gauges."""
+        return KnowledgeSnapshot(
+            plans=self.plans.snapshot(),
+            iterations=tuple(self.iterations.kept),
+            previous_run=self.previous_run,
+            generation=self.generation,
+            num_iterations_for=dict(self.num_iterations_for),
+            tuned_figures=tuple(self.tuned_figures),
+        )
+
+    def restore(self, snapshot: KnowledgeSnapshot) -> None:
+        """Replace all state but the gauges."""
+        self.plans.restore(snapshot.plans)
+        self.iterations.kept = list(snapshot.iterations)
+        self.previous_run, self.generation = snapshot.previous_run, snapshot.generation
+        self.num_iterations_for = Counter(snapshot.num_iterations_for)
+        self.tuned_figures.extend(snapshot.tuned_figures)
+        self._saving = None

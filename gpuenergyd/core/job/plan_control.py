@@ -1,0 +1,193 @@
+"""Changes of the plan in force: GPU leases around them, full-speed blocks between them, and the guard's window.
+
+A lease precedes the first plan that changes clocks, and a restore follows a plan without clocks. Ranks learn of a plan
+some iterations after it is sent; the guard and the proof blocks wait until then.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from gpuenergyd.core.job.description import JobRanks
+from gpuenergyd.core.job.faults import Faults
+from gpuenergyd.core.job.full_speed_blocks import FullSpeedBlocks
+from gpuenergyd.core.job.guard import Finding, GuardWindow, judge
+from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
+from gpuenergyd.core.job.knowledge import JobKnowledge
+from gpuenergyd.core.job.messages import Command, JobPhase, LeaseGpus, RestoreGpus, SendPlan
+from gpuenergyd.core.job.policy_question import PolicyQuestion
+from gpuenergyd.core.job.rank_reports import RankReports
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+
+@dataclass(frozen=True, slots=True)
+class PlanControlSnapshot:
+    """All state of `PlanControl`; an open question to the policy is dropped."""
+
+    has_lease: bool
+    mixed_before: int
+    blocks: FullSpeedBlocks
+    guard: GuardWindow
+
+
+@dataclass(slots=True)
+class PlanControl:
+    """Turns decisions about plans into commands."""
+
+    rules: JobRules
+    ranks: JobRanks
+    reports: RankReports
+    knowledge: JobKnowledge
+    question: PolicyQuestion = field(default_factory=PolicyQuestion)
+    guard: GuardWindow = field(default_factory=GuardWindow)
+    blocks: FullSpeedBlocks = field(init=False)
+    has_lease: bool = False
+    mixed_before: int = 0
+    """Iterations before this one may have run partly under a plan whose clocks were restored."""
+
+    def __post_init__(self) -> None:
+        self.blocks = FullSpeedBlocks(self.rules)
+
+    @property
+    def current(self) -> ClockPlan:
+        """The plan in force, or the one that will be at its first iteration."""
+        return self.knowledge.plans.current
+
+    def follow(self, plan: ClockPlan, baseline: BaselineView | None) -> tuple[Command, ...]:
+        """Send a plan of the policy; lease the GPUs before its first clocks, restore them after a plan without any."""
+        lease: tuple[Command, ...] = ()
+        if plan.ranks and not self.has_lease:
+            self.has_lease = True
+            lease = (LeaseGpus(self.ranks.gpu_uuids),)
+        self.knowledge.add_plan(plan)
+        target = self.question.target
+        if target is not None and baseline is not None:
+            target_s = target.iteration_time_s(baseline.iteration_time_s)
+            self.knowledge.plans.record_target(plan.plan_id, target_s, is_forced=target.is_forced)
+        send = self._send(plan)
+        restore = (self._restore(plan),) if not plan.ranks and self.has_lease else ()
+        return (*lease, send, *restore)
+
+    def send_again(self, plan: ClockPlan) -> tuple[Command, ...]:
+        """Send the plan in force again after a relief block."""
+        return (self._send(plan),)
+
+    def expect(self, target: PerformanceTarget | None) -> None:
+        """Compare the next iterations with the target that the policy has answered for."""
+        if target != self.guard.target:
+            self.guard.expect(target, since=self.reports.last_index + 1)
+
+    def fall_back(self, reason: str, faults: Faults) -> tuple[Command, ...]:
+        """Send full speed and restore the GPUs at once; drop a relief block and the answer to an open question."""
+        stop: tuple[Command, ...] = ()
+        if self.current.ranks:
+            faults.num_fallbacks += 1
+            plan = baseline_plan(f"full-speed-{faults.num_fallbacks}", reason=reason)
+            self.knowledge.add_plan(plan)
+            stop = (self._send(plan), self._restore(plan))
+        self.has_lease = False
+        self.blocks.end_relief()
+        self.question.outdate()
+        return stop
+
+    def release(self, reason: str) -> tuple[Command, ...]:
+        """Restore the GPUs if they are leased, because the job has ended."""
+        return (RestoreGpus(self.ranks.gpu_uuids, reason),) if self.has_lease else ()
+
+    # --- full-speed blocks ---
+
+    def relieve(self) -> tuple[Command, ...]:
+        """Run at full speed while the policy takes long: profiling clocks are meant for one iteration."""
+        plan = self.current
+        if not self.question.is_open or plan.purpose is not PlanPurpose.PROFILE:
+            return ()
+        if not self.blocks.is_relief_due(sum(o.plan_id == plan.plan_id for o in self.knowledge.iterations.kept)):
+            return ()
+        self.blocks.begin_relief()
+        return (self._send(self._full_speed_block("the policy has not answered yet")),)
+
+    def prove(self, *, is_at_straggler_pace: bool) -> tuple[Command, ...]:
+        """Run a proof block if one is due, and the plan in force again after it."""
+        plan = self.current
+        is_settled = self.knowledge.plans.last_apply_at <= self.reports.last_index
+        if plan.purpose is not PlanPurpose.TUNED or not self.has_lease or not is_settled or is_at_straggler_pace:
+            return ()
+        if not self.blocks.is_proof_due(self.reports.num_iterations):
+            return ()
+        self.blocks.begin_proof()
+        block = self._full_speed_block("proof of savings")
+        return (self._send(block), self._send(plan, after=self.rules.proof_iterations))
+
+    # --- pace ---
+
+    def speed_up(self, target: PerformanceTarget, target_s: float) -> tuple[Command, ...]:
+        """Return to the newest plan that meets a shorter target, or to full speed, without waiting for the policy."""
+        self.question.outdate()
+        plan = self.current
+        if plan.purpose is not PlanPurpose.TUNED or self.knowledge.plans.is_fast_enough(plan, target_s):
+            return ()
+        earlier = self.knowledge.plans.newest_fast_enough(target_s)
+        if earlier is None:
+            self.blocks.begin_relief()
+            return (self._send(self._full_speed_block("a straggler has recovered")),)
+        self.knowledge.add_plan(earlier)
+        send = self._send(earlier)
+        self.guard.expect(target, since=self.knowledge.plans.last_apply_at)
+        return (send,)
+
+    # --- guard ---
+
+    def judge(
+        self, baseline: BaselineView | None, target: PerformanceTarget, faults: Faults
+    ) -> tuple[Finding, str] | None:
+        """Return the guard's finding about the tuned plan in force; clear the faults once it has held for long."""
+        if self.current.purpose is not PlanPurpose.TUNED or baseline is None:
+            return None
+        recent = self.knowledge.iterations.regular_under(self.current.plan_id, since=self.guard.since)
+        finding = judge(recent, self.current, baseline, self.guard.target or target, self.rules.guard)
+        if finding is None and len(recent) >= self.rules.redeeming_iterations:
+            faults.redeem()
+        return finding
+
+    # --- from one daemon to the next ---
+
+    def snapshot(self) -> PlanControlSnapshot:
+        """Return all state."""
+        return PlanControlSnapshot(self.has_lease, self.mixed_before, self.blocks, self.guard)
+
+    def restore(self, snapshot: PlanControlSnapshot) -> None:
+        """Replace all state, under this job's rules."""
+        self.has_lease, self.mixed_before = snapshot.has_lease, snapshot.mixed_before
+        self.blocks = replace(snapshot.blocks, rules=self.rules)
+        self.guard = replace(snapshot.guard)
+
+    # --- inside ---
+
+    def _send(self, plan: ClockPlan, *, after: int = 1) -> SendPlan:
+        return self.knowledge.plans.send(plan, last_reported=self.reports.last_index, after=after)
+
+    def _full_speed_block(self, reason: str) -> ClockPlan:
+        assert self.ranks.schedule is not None
+        return full_speed_plan(PROOF_PLAN_ID, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, reason=reason)
+
+    def _restore(self, plan: ClockPlan) -> RestoreGpus:
+        """Return the command that ends our control, after a full-speed plan was sent."""
+        # The clocks rise at once, the ranks learn of it later: iterations in between belong to neither plan.
+        self.has_lease = False
+        self.mixed_before = self.knowledge.plans.last_apply_at
+        return RestoreGpus(self.ranks.gpu_uuids, plan.reason)
+
+
+def phase_under(plan: ClockPlan, phase: JobPhase) -> JobPhase:
+    """Return the phase that a job enters with a plan; full-speed iterations belong to the profiling around them."""
+    match plan.purpose:
+        case PlanPurpose.PROFILE:
+            return JobPhase.PROFILING
+        case PlanPurpose.BASELINE if phase is JobPhase.PROFILING and plan.ranks:
+            return JobPhase.PROFILING
+        case PlanPurpose.TUNED | PlanPurpose.BASELINE | PlanPurpose.PREDICTED:
+            return JobPhase.TUNED
+        case _:
+            assert_never(plan.purpose)

@@ -1,0 +1,80 @@
+"""Recovery after a fall-back: measures the baseline again, and decides whether the job's profile still holds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpuenergyd.core.job.faults import Faults
+from gpuenergyd.core.job.guard import what_changed
+from gpuenergyd.core.job.knowledge import JobKnowledge
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.savings import baseline_view
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.previous_run import PreviousRun
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The new baseline, and the reason for which the policy begins anew; None if the profile still holds."""
+
+    baseline: BaselineView
+    reason: str | None = None
+    is_stored_run_wrong: bool = False
+    """Whether the profile of an earlier run must not be used again."""
+
+
+def recover(knowledge: JobKnowledge, faults: Faults, rules: JobRules) -> Recovery | None:
+    """Return the job's recovery, None while its full speed is not stable; drops measurements that no longer hold.
+
+    If full speed has changed, so has the job: its profile is kept for its shape. If it has not and the profile is in
+    doubt, the profile is verified once against full speed, and the next time dropped.
+    """
+    since = faults.fell_back_at
+    full_speed = knowledge.full_speed(since=since)
+    if not full_speed:
+        return None
+    before = [o for o in knowledge.full_speed() if o.iteration_index < since]
+    change = what_changed(before, full_speed, at_least_ratio=rules.job_changed_ratio)
+    if change is None:
+        return _verify_profile(knowledge, faults, before)
+    if not is_settled(full_speed, rules):
+        return None
+    faults.num_faults = 0
+    _begin_anew(knowledge, faults, knowledge.run_until_now(before), lambda o: o.iteration_index >= since)
+    return Recovery(baseline_view(full_speed), f"the job changed: {change}")
+
+
+def is_settled(full_speed: Sequence[IterationObservation], rules: JobRules) -> bool:
+    """Return whether a changed job is stable at full speed again, or has used its limit of iterations to settle.
+
+    A plan made while a GPU still heats up is too slow a moment later.
+    """
+    recent = full_speed[-rules.fallback_iterations :]
+    if len(full_speed) > rules.settling_iterations or len(recent) < rules.fallback_iterations:
+        return len(recent) >= rules.fallback_iterations
+    half = len(recent) // 2
+    return what_changed(recent[:half], recent[-half:], at_least_ratio=rules.settled_ratio) is None
+
+
+def _verify_profile(knowledge: JobKnowledge, faults: Faults, before: Sequence[IterationObservation]) -> Recovery:
+    baseline = baseline_view(knowledge.full_speed())
+    if not faults.is_profile_in_doubt:
+        return Recovery(baseline)
+    was_verified = faults.is_profile_endless or knowledge.previous_run is not None
+    known = None if was_verified else knowledge.run_until_now(before)
+    reason = faults.relearning_reason(is_profiling_again=known is None)
+    is_stored_run_wrong = knowledge.previous_run is not None
+    purposes = knowledge.plans.purposes()
+    _begin_anew(knowledge, faults, known, lambda o: purposes.get(o.plan_id) is PlanPurpose.BASELINE)
+    return Recovery(baseline, reason, is_stored_run_wrong=is_stored_run_wrong)
+
+
+def _begin_anew(
+    knowledge: JobKnowledge,
+    faults: Faults,
+    known: PreviousRun | None,
+    is_kept: Callable[[IterationObservation], bool],
+) -> None:
+    knowledge.begin_anew(known, is_kept)
+    faults.begin_anew()

@@ -1,0 +1,31 @@
+"""Snapshot of a job's state machine, which a daemon leaves to the next one when it restarts."""
+
+from dataclasses import dataclass
+
+from gpuenergyd.core.job.faults import Faults
+from gpuenergyd.core.job.knowledge import KnowledgeSnapshot
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.job.plan_control import PlanControlSnapshot
+from gpuenergyd.core.job.rank_reports import RankReportsSnapshot
+from gpuenergyd.core.job.story import Notices
+from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.policy_api.policy import BaselineView, GpuView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """All state of a `Job` but its description, its rules and its story."""
+
+    phase: JobPhase
+    phase_reason: str
+    target: PerformanceTarget
+    baseline: BaselineView | None
+    profiling_refusal: str | None
+    orders: dict[int, tuple[Instruction, ...]]
+    gpus: dict[int, GpuView]
+    reports: RankReportsSnapshot
+    knowledge: KnowledgeSnapshot
+    control: PlanControlSnapshot
+    faults: Faults
+    notices: Notices
