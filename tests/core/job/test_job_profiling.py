@@ -109,7 +109,7 @@ def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() ->
 
     assert kept[0].run is not None
     assert (kept[0].run.figures, len(kept[0].run.profile)) == ((("own", 7.0),), 1)
-    assert {o.plan_id for o in kept[0].run.full_speed} == {"remembered-full-speed"}
+    assert {o.plan_id for o in kept[0].run.full_speed} == {"previous-full-speed"}
 
 
 def test_profiling_that_goes_on_while_the_policy_thinks_is_counted_too() -> None:
