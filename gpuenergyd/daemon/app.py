@@ -12,7 +12,7 @@ from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
+from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import Server, UserLimits
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
@@ -22,8 +22,8 @@ from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import Gpus, utc_at
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.jobs.handover import hand_over_jobs, take_over_job
-from gpuenergyd.daemon.jobs.handover_file import take_hand_over, write_hand_over
-from gpuenergyd.daemon.jobs.previous_runs import ModelMemory
+from gpuenergyd.daemon.jobs.handover_file import consume_hand_over, write_hand_over
+from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
@@ -96,7 +96,7 @@ class Daemon:
                 observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
                 is_observing=settings.mode is Mode.OBSERVE,
                 watcher=self.carbon,
-                models=ModelMemory(settings.database_url),
+                previous_runs=PreviousRunStore(settings.database_url),
             ),
             rules=JobRules(
                 warmup_iterations=settings.warmup_iterations, baseline_iterations=settings.baseline_iterations
@@ -108,12 +108,12 @@ class Daemon:
             max_ranks_per_user=settings.max_ranks_per_user,
             silence_limit_s=settings.silence_limit_s,
         )
-        self.parts = Parts(self.jobs)
+        self.members = PipelineMembers(self.jobs)
         self.leases = ManualLeases(self.worker, self.gpus, self._history)
         self._server = Server(
             self.jobs,
             AdministratorLeases(self.leases, self.gpus, is_observing=settings.mode is Mode.OBSERVE),
-            self.parts,
+            self.members,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             proof_of_use=ProofOfUse(_access_rules(settings), self.worker.process_ids),
@@ -209,7 +209,7 @@ class Daemon:
     async def _take_over(self) -> None:
         """Start the worker, and go on with what an earlier daemon left."""
         try:
-            handed = take_hand_over(self.settings.hand_over_path)
+            handed = consume_hand_over(self.settings.hand_over_path)
         except GpuEnergyError as error:
             log.warning("nothing is taken over: %s", error)
             handed = None
@@ -237,7 +237,7 @@ class Daemon:
                 if slept_s := asleep.slept_s():
                     log.warning("the host slept for %.0f s: every job begins at full speed again", slept_s)
                     self.jobs.host_slept(slept_s)
-                self.jobs.look_after()
+                self.jobs.check_time_limits()
                 now_ns = time.monotonic_ns()
                 for record in self.host_energy.records(now_ns, utc_at(now_ns)):
                     self._history.write(record)

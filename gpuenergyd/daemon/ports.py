@@ -1,4 +1,4 @@
-"""What a running job needs of the daemon around it; its own tests put fakes here."""
+"""Protocols of the services that a running job uses, and of the ports of its command executor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,18 @@ from typing import Protocol
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import Event
+from gpuenergyd.core.job.messages import (
+    EndJob,
+    Event,
+    LeaseGpus,
+    ObserveIteration,
+    RecordIteration,
+    RecordNotice,
+    RecordPhase,
+    RestoreGpus,
+    SendPlan,
+    StoreRun,
+)
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
@@ -21,23 +32,23 @@ from gpuenergyd.store.records import Record
 
 
 class WorkerPort(Protocol):
-    """The GPU worker, whichever process that is now."""
+    """The GPU worker process, as jobs use it."""
 
     async def lease(
         self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
     ) -> None:
-        """Get the right to change GPUs.
+        """Lease GPUs, which journals their state.
 
         Raises:
-            GpuError: refused, or no worker.
+            GpuError: the lease is refused, or there is no worker.
         """
         ...
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Put GPUs back and end their leases.
+        """Restore the original state of GPUs and end their leases.
 
         Raises:
-            GpuError: no worker; one that died is restored after by the next.
+            GpuError: there is no worker; the next one restores what its predecessor left.
         """
         ...
 
@@ -47,54 +58,54 @@ class WorkerPort(Protocol):
 
 
 class LimitingWorkerPort(WorkerPort, Protocol):
-    """A worker that can limit power too: jobs never ask for that, administrators do."""
+    """A GPU worker that can also limit power, which only administrators and Zeus clients request."""
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
         """Set a power limit under a lease, and return the limit that was read back.
 
         Raises:
-            GpuError: refused, or no worker.
+            GpuError: the limit is refused, or there is no worker.
         """
         ...
 
 
-class AskableWorker(Protocol):
-    """A worker that answers questions about a GPU."""
+class GpuQueryPort(Protocol):
+    """The GPU worker process, as a source of readings."""
 
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on a GPU.
 
         Raises:
-            GpuError: the driver does not tell, or no worker.
+            GpuError: the driver does not report them, or there is no worker.
         """
         ...
 
     async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        """Return how a GPU is set and what it reads right now.
+        """Return the present settings and readings of a GPU.
 
         Raises:
-            GpuError: the driver does not tell, or no worker.
+            GpuError: the driver does not report them, or there is no worker.
         """
         ...
 
 
 class TargetPort(Protocol):
-    """The policy host, asked what a job owes."""
+    """The policy host, as a source of performance targets."""
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
-        """Return a target policy's decision for a job, or why there is none."""
+        """Return a target policy's decision for a job, or the reason of its failure."""
         ...
 
 
 class PolicyPort(Protocol):
-    """The policy host."""
+    """The policy host, as a source of clock plans."""
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
-        """Return the policy's plan, or why there is none."""
+        """Return the policy's plan, or the reason of its failure."""
         ...
 
     async def preload(self, policy: str) -> None:
-        """Get ready for a job that will ask a policy."""
+        """Load a policy before a job needs it."""
         ...
 
     async def drop_job(self, job_id: str) -> None:
@@ -103,33 +114,33 @@ class PolicyPort(Protocol):
 
 
 class HistoryPort(Protocol):
-    """The history's writer."""
+    """The writer of the history database."""
 
     def write(self, record: Record) -> None:
-        """Take a record; never blocks, never raises."""
+        """Queue a record; never blocks, never raises."""
         ...
 
 
 class RunningJob(Protocol):
-    """A job in motion, as those see it who tell it what it owes."""
+    """A running job, as the carbon service and the other replicas of its training see it."""
 
     @property
     def job(self) -> Job:
-        """Its state."""
+        """The state machine of the job; read only, events change it."""
         ...
 
     @property
     def job_id(self) -> str:
-        """Its id."""
+        """The job's id."""
         ...
 
     @property
     def pids(self) -> Mapping[int, int]:
-        """The processes that are in it now, by rank."""
+        """The pids of its registered processes, by rank."""
         ...
 
-    def take(self, event: Event) -> None:
-        """Give it an event."""
+    def handle(self, event: Event) -> None:
+        """Pass an event to the state machine and queue its commands."""
         ...
 
 
@@ -137,47 +148,130 @@ class ReplicasPort(Protocol):
     """The other replicas of a job's training."""
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
-        """Return the least time that another replica spends outside its instructions, None while none is known."""
+        """Return the least time that another replica spends outside its instructions; None while none is known."""
         ...
 
-    def observed(self, runner: RunningJob) -> None:
-        """Compare paces: an iteration of this one was observed."""
+    def has_replicas(self, job_id: str) -> bool:
+        """Return whether the training of a job has other replicas."""
+        ...
+
+    def compare_pace(self, runner: RunningJob) -> None:
+        """Compare the pace of a job with the other replicas after an iteration."""
         ...
 
 
 class IterationWatcher(Protocol):
-    """Who wants to know what jobs use, and when."""
+    """A listener for the iterations of all jobs: the carbon service."""
 
     def iteration_done(
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
-        """Take an observed iteration."""
+        """Handle an observed iteration."""
         ...
 
     def job_ended(self, job_id: str) -> None:
-        """Forget a job."""
+        """Drop the state of a job."""
         ...
 
 
-class ModelPort(Protocol):
-    """What earlier runs of jobs showed."""
+class PreviousRunPort(Protocol):
+    """The store of earlier runs of jobs."""
 
     async def recall(self, signature: str) -> PreviousRun | None:
-        """Return what the last run showed; None when nothing is known, or it cannot be read."""
+        """Return the last run with a signature; None if there is none or it cannot be read."""
+        ...
+
+
+# --- ports of the command executor: one per command ---
+
+
+class ObservationPort(Protocol):
+    """Matches reported iterations with the GPUs' samples."""
+
+    def observe(self, command: ObserveIteration) -> None:
+        """Observe an iteration once the GPUs' samples cover it; the result is the event `IterationObserved`."""
+        ...
+
+
+class PlanSource(Protocol):
+    """Decides the plans of a job: the policy host, or the leader of a pipeline across hosts."""
+
+    def ask(self, view: JobView) -> None:
+        """Ask for a plan; the answer arrives as the event `PlanDecided` or `PolicyFailed`, at once or later."""
+        ...
+
+
+class DeliveryPort(Protocol):
+    """Delivers plans to the ranks."""
+
+    def send(self, command: SendPlan) -> None:
+        """Queue a plan for all ranks."""
+        ...
+
+
+class LeasePort(Protocol):
+    """The GPU leases of a job."""
+
+    async def lease(self, command: LeaseGpus) -> None:
+        """Lease GPUs; a refusal arrives as the event `ControlLost`."""
+        ...
+
+    async def restore(self, command: RestoreGpus) -> None:
+        """Restore GPUs and end their leases."""
+        ...
+
+
+class IterationPort(Protocol):
+    """Records iterations."""
+
+    def record(self, command: RecordIteration) -> None:
+        """Record an iteration."""
+        ...
+
+
+class AuditPort(Protocol):
+    """Records what changes the control of a job."""
+
+    def record_phase(self, command: RecordPhase) -> None:
+        """Record that the job entered a phase."""
+        ...
+
+    def record_notice(self, command: RecordNotice) -> None:
+        """Record an event that the phase does not show."""
+        ...
+
+
+class RunStorePort(Protocol):
+    """The previous run of a job, and what this one leaves for the next."""
+
+    async def recall(self) -> None:
+        """Look up the previous run; one that is found arrives as the event `PreviousRunFound`."""
+        ...
+
+    async def store(self, command: StoreRun) -> None:
+        """Store the profile of this run, or delete the stored one."""
+        ...
+
+
+class EndPort(Protocol):
+    """Finishes a job."""
+
+    async def end(self, command: EndJob) -> None:
+        """Release everything that the job holds in the daemon."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JobServices:
-    """What every job of this daemon shares."""
+    """The services that all jobs of this daemon share."""
 
     worker: WorkerPort
     policy: PolicyPort
     history: HistoryPort
     gpus: Gpus
     observation_limit_s: float
-    """How long an iteration waits for the GPUs' energy counters to cover it."""
+    """Time limit for the GPUs' energy counters to cover an iteration."""
     is_observing: bool = False
-    """Measure, never change a clock."""
+    """Whether the daemon only measures and never changes a clock."""
     watcher: IterationWatcher | None = None
-    models: ModelPort | None = None
+    previous_runs: PreviousRunPort | None = None

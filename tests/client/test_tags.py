@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.client.tags import MAX_TAGS, MAX_VALUE_CHARS, find_git_commit, find_tags
-from gpuenergyd.daemon.registration.tags import checked_tags
+from gpuenergyd.daemon.registration import checked_tags
 
 COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 

@@ -49,7 +49,7 @@ def test_when_the_wall_clock_jumps_no_job_is_silent_and_no_energy_is_lost_or_neg
         await stage.iterate(times=3)
         leased = list(stage.worker.calls)
         monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + jump_ns)
-        stage.jobs.look_after()
+        stage.jobs.check_time_limits()
         await settle()
         await stage.iterate()
         assert stage.worker.calls == leased == [("lease", ("GPU-0", "GPU-1"))]

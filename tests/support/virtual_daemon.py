@@ -18,7 +18,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.jobs.previous_runs import ModelMemory
+from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import HistoryPort, JobServices, WorkerPort
@@ -56,7 +56,7 @@ class PolicyInProcess:
         self._policies.pop(job_id, None)
 
 
-class CountingMemory(ModelMemory):
+class CountingMemory(PreviousRunStore):
     """The memory of earlier runs, which counts how often it has answered: until then no iteration is observed."""
 
     num_answers = 0
@@ -70,7 +70,7 @@ class CountingMemory(ModelMemory):
 
 
 def virtual_daemon(
-    policy: PolicyInProcess, worker: WorkerPort, history: HistoryPort, models: ModelMemory, num_gpus: int
+    policy: PolicyInProcess, worker: WorkerPort, history: HistoryPort, models: PreviousRunStore, num_gpus: int
 ) -> Jobs:
     """Return the jobs of a daemon with so many GPUs of one model."""
     gpus = Gpus()
@@ -84,7 +84,7 @@ def virtual_daemon(
         history=history,
         gpus=gpus,
         observation_limit_s=60.0,
-        models=models,
+        previous_runs=models,
     )
     return Jobs(
         services=services,
@@ -165,7 +165,7 @@ class DaemonTraining(VirtualTraining):
             next_begin_mono_ns=report.next_begin_ns,
             instructions=rows,
         )
-        reply = self._jobs.report(message, ME)
+        reply = self._jobs.handle_report(message, ME)
         for plan_slice in reply.plans if reply is not None else ():
             parts = self._parts.setdefault(plan_slice.plan_epoch, {})
             # A plan may be given again: replies get lost.

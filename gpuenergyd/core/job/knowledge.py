@@ -46,7 +46,7 @@ class JobKnowledge:
     generation: int = 0
     """How often the job was profiled from the beginning again."""
     pace: PaceEstimator = field(default_factory=PaceEstimator)
-    extrinsic: StragglerSavingEstimator = field(default_factory=StragglerSavingEstimator)
+    straggler_saving: StragglerSavingEstimator = field(default_factory=StragglerSavingEstimator)
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
     """Regular iterations by the purpose of their plan."""
     tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_TUNED_FIGURES_KEPT))
@@ -68,7 +68,7 @@ class JobKnowledge:
         """Add an iteration; return it with what it waited for other replicas, and the purpose of its plan."""
         purpose = self.plans.purpose_of(observation.plan_id)
         is_for_straggler = self.plans.is_for_straggler(observation.plan_id)
-        observation = self.pace.note(
+        observation = self.pace.observe(
             observation,
             purpose,
             graph,
@@ -77,7 +77,7 @@ class JobKnowledge:
         )
         if is_for_straggler:
             observation = replace(observation, is_at_straggler_pace=True)
-        self.extrinsic.note(observation, purpose, is_plan_for_straggler=is_for_straggler)
+        self.straggler_saving.add(observation, purpose, is_plan_for_straggler=is_for_straggler)
         if observation.is_regular and purpose is not None:
             self.num_iterations_for[purpose] += 1
             if purpose is PlanPurpose.TUNED and observation.is_own:
@@ -88,7 +88,7 @@ class JobKnowledge:
 
     def recall(self, run: PreviousRun, *, is_for_policy: bool) -> None:
         """Use an earlier run: the gauge for its clocks, and the policy for its profile if it has not begun yet."""
-        self.pace.recall(run)
+        self.pace.learn_from(run)
         if is_for_policy:
             self.previous_run = run
 

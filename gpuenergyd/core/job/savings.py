@@ -1,9 +1,8 @@
-"""What the un-tuned job is now, and what tuning is measured to save, with an interval.
+"""Baseline of a job, and the measured saving of its plans with a confidence interval.
 
-Both come from iterations of the job itself: those at full speed (before the first plan, in short blocks later, after
-a fall-back) and those under a tuned plan. Time comes from the newest full-speed block where it differs from
-the older ones by more than chance, because a job drifts; energy and saving come from a regression that lets the
-job drift linearly.
+Both come from iterations of the job itself: those at full speed (before the first plan, in proof blocks, after a
+fall-back) and those under a tuned plan. Because a job drifts, the baseline time comes from the newest full-speed block
+if that differs significantly from the older ones. Energy and saving come from a regression with linear drift.
 """
 
 import math
@@ -17,7 +16,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.policy_api.policy import BaselineView
 
 Point: TypeAlias = tuple[int, float, float | None]
-"""One iteration: its index, its time in s, its energy in J where that was measured."""
+"""One iteration: its index, its time in s, and its energy in J if that was measured."""
 
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
@@ -26,7 +25,7 @@ _NORMAL_PER_MAD = 1.4826
 
 
 def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
-    """Return the un-tuned job, from its regular full-speed iterations in order (at least one)."""
+    """Return the baseline from a job's regular full-speed iterations in order (at least one)."""
     blocks = _blocks(full_speed)
     newest, older = blocks[-1], [o for block in blocks[:-1] for o in block]
     times_s = [o.own_time_s for o in newest]
@@ -56,7 +55,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSaving:
-    """What tuning does to energy and time of an iteration, as ratios of the un-tuned ones."""
+    """Saving of energy and slowdown of an iteration, as ratios to the baseline."""
 
     saving_ratio: Interval | None
     slowdown_ratio: Interval
@@ -67,14 +66,14 @@ class MeasuredSaving:
 def measured_saving(
     full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
 ) -> MeasuredSaving | None:
-    """Return the measured saving of a job's iterations, as `saving_between` says it."""
+    """Return the measured saving of a job's iterations, as `saving_between` computes it."""
     return saving_between(
         *([(o.iteration_index, o.iteration_time_s, o.energy_j) for o in own] for own in (full_speed, tuned))
     )
 
 
 def saving_between(full_speed: Sequence[Point], tuned: Sequence[Point]) -> MeasuredSaving | None:
-    """Return the measured saving, None with fewer than three iterations on either side.
+    """Return the measured saving; None with fewer than three iterations on either side.
 
     log(y) = level + effect * is_tuned + drift * iteration + noise, by least squares; the interval is Student's.
     """
@@ -91,7 +90,7 @@ def saving_between(full_speed: Sequence[Point], tuned: Sequence[Point]) -> Measu
 
 
 def _blocks(observations: Sequence[IterationObservation]) -> list[list[IterationObservation]]:
-    """Split where iterations of another kind ran in between."""
+    """Split observations into runs of consecutive iterations."""
     blocks: list[list[IterationObservation]] = []
     for observation in observations:
         if blocks and observation.iteration_index - blocks[-1][-1].iteration_index <= 2:
@@ -123,7 +122,7 @@ def _effect(full_speed: Sequence[tuple[int, float]], tuned: Sequence[tuple[int, 
 def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int]:
     """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, a, b).
 
-    The second column is dropped where it cannot be told from the first: a job without blocks has no drift to see.
+    The second column is dropped if it is nearly collinear with the first: without proof blocks drift is not visible.
     """
     n = len(y)
     a, b, y = (_about_mean(column) for column in (a, b, y))

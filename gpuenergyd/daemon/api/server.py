@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
+from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.connection_guard import ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
 from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
@@ -91,7 +91,7 @@ class Server:
         self,
         jobs: Jobs,
         leases: AdministratorLeases,
-        parts: Parts,
+        members: PipelineMembers,
         *,
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
@@ -101,7 +101,7 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._leases = leases
-        self._parts = parts
+        self._members = members
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
         self._metrics = SnapshotText(self._status, metrics_text)
@@ -125,16 +125,16 @@ class Server:
         """Serve requests on a listening socket."""
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._handle_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
-        jobs, parts = self._jobs, self._parts
+        jobs, members = self._jobs, self._members
         app.router.add_routes(
             [
                 web.post("/v1/ranks", self._register),
-                web.post("/v1/iterations", self._rank_handler(IterationReport, jobs.report)),
-                web.post("/v1/pace", self._rank_handler(PaceReport, jobs.take_pace)),
+                web.post("/v1/iterations", self._rank_handler(IterationReport, jobs.handle_report)),
+                web.post("/v1/pace", self._rank_handler(PaceReport, jobs.handle_pace)),
                 web.post("/v1/release", self._rank_handler(RankRelease, self._release_rank)),
-                web.post("/v1/parts", self._rank_handler(PartQuestion, parts.state)),
-                web.post("/v1/parts/plan", self._rank_handler(PartPlan, parts.post)),
-                web.post("/v1/pipelines", self._rank_handler(PipelineReport, parts.plan)),
+                web.post("/v1/parts", self._rank_handler(PartQuestion, members.state)),
+                web.post("/v1/parts/plan", self._rank_handler(PartPlan, members.post_plan)),
+                web.post("/v1/pipelines", self._rank_handler(PipelineReport, members.plan_pipeline)),
                 web.post("/v1/leases", self._grant_lease),
                 web.post("/v1/leases/release", self._release_lease),
                 web.get("/v1/status", self._get_status),

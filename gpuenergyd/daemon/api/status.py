@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gpuenergyd.core.job.savings import Interval
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
-from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
+from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
@@ -33,7 +33,7 @@ class StatusSource(Protocol):
     started_mono_s: float
     gpus: Gpus
     jobs: Jobs
-    parts: Parts
+    members: PipelineMembers
     worker: GpuWorker
     policy: PolicyClient
     carbon: CarbonService | None
@@ -95,12 +95,12 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
     runner = daemon.jobs.runner(job_id)
     if runner is None:
         return None
-    index, spans = runner.observed.timeline or (None, ())
+    index, spans = runner.recorder.timeline or (None, ())
     job = runner.job
     return {
         **_job(runner, daemon),
         "plan": job.current_plan,
-        "schedule_orders": job.schedule.orders if job.schedule is not None else None,
+        "schedule_orders": job.ranks.schedule.orders if job.ranks.schedule is not None else None,
         "timeline_iteration_index": index,
         "timeline": spans,
     }
@@ -159,8 +159,8 @@ def _lease(claim: GpuClaim | None, kind: ClaimKind) -> dict[str, Any] | None:
 def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     job, baseline = runner.job, runner.job.baseline
     plan, predicted = job.current_plan, job.current_plan.predicted
-    iteration_time_s, energy_j = runner.observed.tuned_medians()
-    saving = runner.saving()
+    iteration_time_s, energy_j = job.knowledge.tuned_medians()
+    saving = job.knowledge.saving()
     baseline_time_s = baseline.iteration_time_s if baseline else None
     baseline_energy_j = baseline.energy_j if baseline else None
     return {
@@ -168,11 +168,11 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "job_name": job.description.job_name,
         "phase": job.phase,
         "phase_reason": job.phase_reason,
-        "last_notice": job.last_notice,
-        "last_notice_iterations_ago": None if job.last_notice_at is None else job.num_iterations - job.last_notice_at,
+        "last_notice": job.notices.last,
+        "last_notice_iterations_ago": None if job.notices.last_at is None else job.num_iterations - job.notices.last_at,
         "is_given_up": job.is_given_up,
         "retry_in_iterations": job.retry_in_iterations,
-        "num_faults": job.num_faults,
+        "num_faults": job.faults.num_faults,
         "policy": job.description.policy,
         "schedule": job.description.schedule_name,
         "num_ranks": job.description.num_pp_ranks,
@@ -183,16 +183,16 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_reason": plan.reason,
         "baseline_time_s": baseline_time_s,
         "baseline_energy_j": baseline_energy_j,
-        "num_baseline_iterations": runner.observed.num_iterations_for[PlanPurpose.BASELINE],
+        "num_baseline_iterations": job.knowledge.num_iterations_for[PlanPurpose.BASELINE],
         "iteration_time_s": iteration_time_s,
         "energy_j": energy_j,
-        "num_tuned_iterations": runner.observed.num_iterations_for[PlanPurpose.TUNED],
+        "num_tuned_iterations": job.knowledge.num_iterations_for[PlanPurpose.TUNED],
         "saving_ratio": 1 - energy_j / baseline_energy_j if energy_j is not None and baseline_energy_j else None,
         "slowdown_ratio": iteration_time_s / baseline_time_s - 1 if iteration_time_s and baseline_time_s else None,
         "saving_interval": _bounds(saving.saving_ratio) if saving else None,
         "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
-        "num_profile_iterations": runner.observed.num_iterations_for[PlanPurpose.PROFILE],
+        "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
@@ -200,9 +200,9 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         **_predicted_saving(runner),
         **daemon.jobs.replicas.status(runner),
         **_carbon(runner, daemon.carbon),
-        "is_suspended": runner.clocks.is_suspended,
-        "is_part": runner.is_part,
-        "pipeline": daemon.parts.spoken_of(runner.job_id),
+        "is_suspended": runner.leases.is_suspended,
+        "is_part": runner.is_member,
+        "pipeline": daemon.members.status_fields(runner.job_id),
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [
@@ -214,7 +214,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
 
 def _predicted_saving(runner: JobRunner) -> dict[str, Any]:
     """Return the predicted saving in observe mode and its basis; None in control mode."""
-    plan = runner.would_be if runner.is_observing else None
+    plan = runner.prediction
     predicted = plan.predicted if plan else None
     baseline_j = predicted.baseline_energy_j if predicted else None
     return {

@@ -15,7 +15,7 @@ from gpuenergyd.core.carbon.account import JobCarbon
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, IntensityBasis
 from gpuenergyd.core.carbon.slowdown_account import SETTLING_ITERATIONS, SlowdownAccount
-from gpuenergyd.core.job.messages import JobPhase, ProfilingJudged, TargetChanged
+from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
@@ -96,7 +96,7 @@ class CarbonTargets:
         """
         full_s, refusal = baseline.iteration_time_s, None
         job.num_profiled += profiled is not None
-        if not job.num_profiled and not job.is_taken_over and runner.job.previous_run is None:
+        if not job.num_profiled and not job.is_taken_over and runner.job.knowledge.previous_run is None:
             refusal = profiling_refusal(job.account, budget, full_s)
         elif (
             profiled is not None
@@ -107,7 +107,7 @@ class CarbonTargets:
         if refusal != job.profiling_refusal:
             job.profiling_refusal = refusal
             job.num_full_speed_orders += refusal is not None and profiled is not None
-            runner.take(ProfilingJudged(refusal))
+            runner.handle(ProfilingPermissionChanged(refusal))
 
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job that has ended."""
@@ -182,7 +182,7 @@ class CarbonTargets:
         if target != runner.job.target:
             log.info("job %s: %s", runner.job_id, _target_text(target, decision.reason))
             job.record_target(target, job.decided_at)
-            runner.take(TargetChanged(target))
+            runner.handle(TargetChanged(target))
         elif not has_new_frontier:
             return
         self._history.write(

@@ -2,14 +2,17 @@
 
 audit_log           who changed a job's control, and why
 clock_requests      which clock requests reach the worker
-handover            passes running jobs to the restarted daemon
-handover_file       the file it passes them in
+executor            executes commands, each through its own port
+handover            hands running jobs over to the next daemon
+handover_file       the file that it reads them from
 iteration_observer  matches reported iterations with GPU samples
+iteration_recorder  records iterations
 leases              GPU leases of a job: acquire, suspend while it is idle, release
 plan_delivery       what each rank still has to receive of the plans
-previous_runs       earlier runs of a job, looked up in the history
+plan_source         sources of plans: policy host, prediction, pipeline leader
+previous_runs       previous runs of a job, in the history database
 registry            registration, reports, and how jobs end
 replicas            replicas of one training among this daemon's jobs
-runner              feeds one job's state machine and executes its commands
+runner              feeds one job's state machine and queues its commands
 sessions            registered training processes, by token and pidfd
 """

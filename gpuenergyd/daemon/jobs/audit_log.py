@@ -1,16 +1,23 @@
-"""Who changed what of a job's control, and why: into the history, line by line."""
+"""Audit log of a job's control: who changed what and why, one record per change in the history database."""
 
+import logging
 import time
 from dataclasses import dataclass
 
+from gpuenergyd.core.job.messages import RecordNotice, RecordPhase
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.store.records import ControlEventRecord
 
+log = logging.getLogger(__name__)
+
+DAEMON = "daemon"
+"""The actor of what the daemon itself decides."""
+
 
 @dataclass(frozen=True, slots=True)
-class ControlTrail:
-    """The trail of one job."""
+class AuditLog:
+    """The audit log of one job."""
 
     history: HistoryPort
     job_id: str
@@ -18,7 +25,17 @@ class ControlTrail:
     def record(
         self, action: str, actor: str, reason: str, *, gpu_uuid: str | None = None, before: str = "", after: str = ""
     ) -> None:
-        """Write what happened just now."""
+        """Record a change at the present instant."""
         self.history.write(
             ControlEventRecord(utc_at(time.monotonic_ns()), action, actor, self.job_id, gpu_uuid, reason, before, after)
         )
+
+    def record_phase(self, command: RecordPhase) -> None:
+        """Record that the job entered a phase, or why it goes on differently in its present one."""
+        log.info("job %s: %s (%s)", self.job_id, command.phase, command.reason)
+        self.record("phase", DAEMON, command.reason, after=command.phase)
+
+    def record_notice(self, command: RecordNotice) -> None:
+        """Record an event that the phase does not show."""
+        log.info("job %s: %s", self.job_id, command.reason)
+        self.record("notice", DAEMON, command.reason)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.registration.validation import CLOCK_SKEW_NS, OLDEST_INSTANT_NS
+from gpuenergyd.daemon.registration import CLOCK_SKEW_NS, OLDEST_INSTANT_NS
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.wire.clock_request import RankClockRequest
 
@@ -39,7 +39,7 @@ class ClockRequests:
             return self.count_hostile()
         request = rank_request.request
         session.last_sequence = rank_request.sequence
-        if not session.runner.clocks.accept(request.plan_epoch):
+        if not session.runner.leases.accept(request.plan_epoch):
             self.num_stale += 1
             return Admission.STALE
         gpu = self.services.gpus[session.gpu_uuid]
@@ -62,7 +62,7 @@ def _is_possible(rank_request: RankClockRequest, session: RankSession) -> bool:
         0 < (rank_request.sequence - session.last_sequence) % 2**32 < 2**31
         and bool(clocks)
         and clocks <= session.supported_sm_clocks_mhz
-        and request.plan_epoch <= session.runner.slices.last_epoch
+        and request.plan_epoch <= session.runner.delivery.last_epoch
         and now_ns - OLDEST_INSTANT_NS < request.sent_mono_ns <= now_ns + CLOCK_SKEW_NS
         and request.later_at_mono_ns <= now_ns + _MAX_LATER_NS
     )

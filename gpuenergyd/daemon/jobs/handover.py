@@ -1,13 +1,14 @@
-"""How jobs pass from one core to the next: stopped without being ended, and gone on with; hand_over is the file."""
+"""Hands running jobs over from one daemon to the next: stops them without ending them, and continues them."""
 
 import asyncio
 import logging
 import os
 import time
 
+from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import RankLost
 from gpuenergyd.daemon.gpus.inventory import GpuClaim
-from gpuenergyd.daemon.jobs.handover_file import HandedJob, HandedSession, memory_of, recalled
+from gpuenergyd.daemon.jobs.handover_file import HandedJob, HandedSession
 from gpuenergyd.daemon.jobs.registry import LAST_COMMANDS_LIMIT_S, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession
@@ -19,34 +20,33 @@ log = logging.getLogger(__name__)
 
 
 async def hand_over_jobs(jobs: Jobs) -> tuple[HandedJob, ...]:
-    """Stop working on every job without ending it; return what the next daemon goes on with."""
+    """Stop all jobs without ending them; return their state for the next daemon."""
     runners = [runner for runner in jobs if not runner.job.is_ended]
-    handed = await asyncio.gather(*(runner.pause(LAST_COMMANDS_LIMIT_S) for runner in runners))
+    snapshots = await asyncio.gather(*(runner.pause(LAST_COMMANDS_LIMIT_S) for runner in runners))
     return tuple(
         HandedJob(
             description=runner.job.description,
-            memory=memory_of(runner.job),
+            state=runner.job.snapshot(),
             registration=jobs.registration(runner.job_id),
-            runner=memory,
+            runner=snapshot,
             sessions=tuple(_handed(jobs, session) for session in jobs.sessions.of_job(runner.job_id)),
         )
-        for runner, memory in zip(runners, handed, strict=True)
+        for runner, snapshot in zip(runners, snapshots, strict=True)
         if not runner.job.is_ended
     )
 
 
 def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
-    """Go on with a job of an earlier daemon; whoever took part in it and is dead by now is lost to it.
+    """Continue a job of an earlier daemon; ranks whose process has died meanwhile are lost.
 
     Raises:
-        GpuEnergyError: it cannot be gone on with.
+        GpuEnergyError: the job cannot be continued.
     """
     first, services = handed.registration, jobs.services
-    job = recalled(handed.description, jobs.rules_for(first), handed.memory)
-    job.forget_question()
-    runner = jobs.runner_of(job, handed.runner.owner, first)
-    runner.posted = job.current_plan
-    runner.recall(handed.runner)
+    job = Job(handed.description, jobs.rules_for(first))
+    job.restore(handed.state)
+    runner = jobs.new_runner(job, handed.runner.owner, first)
+    runner.restore(handed.runner)
     job_id = runner.job_id
     for known in handed.sessions:
         claim = GpuClaim(job_id, first.job_name, known.peer.uid, time.monotonic_ns())
@@ -55,17 +55,17 @@ def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
         except GpuEnergyError:
             services.gpus.release(job_id)
             raise
-    jobs.adopt(runner, first, handed.sessions[0].peer.uid if handed.sessions else runner.owner.uid)
+    jobs.add(runner, first, handed.sessions[0].peer.uid if handed.sessions else runner.owner.uid)
     services.history.write(JobResumedRecord(job_id))
     runner.start()
     if job.target.is_forced:
-        runner.straggler_changed(None, "the daemon was restarted: what other replicas take is looked at anew")
+        runner.straggler_changed(None, "the daemon was restarted: the pace of other replicas is measured again")
     dead = [known for known in handed.sessions if not _readmit(jobs, runner, known)]
     log.info("job %s: taken over in phase %s with plan %s", job_id, job.phase, job.current_plan.plan_id)
     if not holds_leases:
-        runner.control_lost("its GPUs were given back while the daemon was away")
+        runner.control_lost("its GPUs were restored while the daemon was away")
     for known in dead:
-        runner.take(RankLost(known.pp_rank, f"process {known.peer.pid} died"))
+        runner.handle(RankLost(known.pp_rank, f"process {known.peer.pid} died"))
 
 
 def _handed(jobs: Jobs, session: RankSession) -> HandedSession:
@@ -81,7 +81,7 @@ def _handed(jobs: Jobs, session: RankSession) -> HandedSession:
 
 
 def _readmit(jobs: Jobs, runner: JobRunner, known: HandedSession) -> bool:
-    """Know a training process again by its token; return whether it still lives."""
+    """Continue the session of a training process; return whether the process is still alive."""
     try:
         pidfd = os.pidfd_open(known.peer.pid)
     except OSError:

@@ -1,11 +1,13 @@
-"""A job's right to clocks: leased from the worker, laid down while the job is silent, given back."""
+"""GPU leases of a job: acquire, suspend while the job is idle, release."""
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuenergyd.daemon.jobs.audit_log import ControlTrail
+from gpuenergyd.core.job.messages import ControlLost, Event, LeaseGpus, RestoreGpus
+from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
+from gpuenergyd.daemon.jobs.plan_delivery import PlanDelivery
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.messages import LeaseOwner
@@ -14,83 +16,113 @@ from gpuenergyd.gpu.restore.executor import RestoreResult
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LeasesSnapshot:
+    """All state of `JobLeases` but the pidfds, which belong to one process."""
+
+    accepts_from_epoch: int | None
+    is_suspended: bool
+
+
 @dataclass(slots=True)
-class JobClocks:
-    """The leases of one job."""
+class JobLeases:
+    """The leases of one job; `handle` passes events to its state machine."""
 
     services: JobServices
     owner: LeaseOwner
-    trail: ControlTrail
+    audit: AuditLog
+    delivery: PlanDelivery
+    handle: Callable[[Event], None]
     is_suspended: bool = False
-    """Whether the job fell silent and its GPUs run at full speed until it speaks."""
-    wants_from_epoch: int | None = None
-    """Plans sent after the last restore count; None: nothing is leased."""
+    """Whether the job is idle and its GPUs run at full speed until its next report."""
     pidfds: dict[int, int] = field(default_factory=dict)
-    """Of the processes that are in the job now, by rank."""
+    """The pidfds of the registered processes, by rank."""
+    _accepts_from_epoch: int | None = None
+    """The first epoch sent after the last restore; None: nothing is leased."""
 
     @property
     def are_held(self) -> bool:
-        """Whether GPUs of this job may be running at clocks of ours."""
-        return self.wants_from_epoch is not None and not self.is_suspended
+        """Whether GPUs of this job may be running at clocks that the daemon set."""
+        return self._accepts_from_epoch is not None and not self.is_suspended
 
     def accept(self, plan_epoch: int) -> bool:
-        """Return whether clock records of a plan count: leased, not suspended, and sent after the last restore."""
-        return self.wants_from_epoch is not None and not self.is_suspended and plan_epoch >= self.wants_from_epoch
+        """Return whether clock requests of a plan count: leased, not suspended, and sent after the last restore."""
+        first = self._accepts_from_epoch
+        return first is not None and not self.is_suspended and plan_epoch >= first
 
     def lose(self) -> None:
-        """Hold nothing any more: what is still locked, somebody else gives back."""
-        self.wants_from_epoch = None
+        """Drop the leases without a restore: the GPU worker, or its successor, restores the GPUs itself."""
+        self._accepts_from_epoch = None
 
     async def suspend(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
-        """Give the GPUs of a job that has fallen silent their full speed; the job itself stays as it is."""
+        """Restore the GPUs of an idle job; its state machine goes on as before."""
         if self.are_held:
             self.is_suspended = True
             await self._restore(gpu_uuids, reason)
 
-    async def lease(self, gpu_uuids: tuple[str, ...], *, last_epoch: int, on_refusal: Callable[[str], None]) -> None:
-        """Get the right to change GPUs; plans after `last_epoch` count."""
-        try:
-            pidfds = tuple(self.pidfds.values())
-            await self.services.worker.lease(self.trail.job_id, gpu_uuids, self.owner, pidfds)
-        except GpuError as error:
-            log.warning("job %s: no lease: %s", self.trail.job_id, error)
-            self.trail.record("lease", self._owner_text, str(error), after="refused")
-            on_refusal(str(error))
-            return
-        self.wants_from_epoch = last_epoch + 1 if self.wants_from_epoch is None else self.wants_from_epoch
-        for gpu_uuid in gpu_uuids:
-            self.trail.record(
-                "lease", self._owner_text, "first clock plan", gpu_uuid=gpu_uuid, before="un-tuned", after="leased"
-            )
+    async def resume(self, gpu_uuids: tuple[str, ...]) -> None:
+        """Lease the GPUs of an idle job again at its next report."""
+        if self.is_suspended:
+            self.is_suspended = False
+            await self._lease(gpu_uuids)
 
-    async def restore(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
-        """Put GPUs back and end their leases."""
+    async def lease(self, command: LeaseGpus) -> None:
+        """Lease GPUs; clock requests of plans that are sent from now on count."""
+        await self._lease(command.gpu_uuids)
+
+    async def restore(self, command: RestoreGpus) -> None:
+        """Restore GPUs and end their leases."""
         self.lose()
         self.is_suspended = False
-        await self._restore(gpu_uuids, reason)
+        await self._restore(command.gpu_uuids, command.reason)
+
+    def snapshot(self) -> LeasesSnapshot:
+        """Return the state for the next daemon."""
+        return LeasesSnapshot(self._accepts_from_epoch, self.is_suspended)
+
+    def take_over(self, snapshot: LeasesSnapshot) -> None:
+        """Replace the state by that of an earlier daemon."""
+        self._accepts_from_epoch, self.is_suspended = snapshot.accepts_from_epoch, snapshot.is_suspended
+
+    async def _lease(self, gpu_uuids: tuple[str, ...]) -> None:
+        first = self.delivery.last_epoch + 1
+        try:
+            pidfds = tuple(self.pidfds.values())
+            await self.services.worker.lease(self.audit.job_id, gpu_uuids, self.owner, pidfds)
+        except GpuError as error:
+            log.warning("job %s: no lease: %s", self.audit.job_id, error)
+            self.audit.record("lease", self._owner_text, str(error), after="refused")
+            self.handle(ControlLost(str(error)))
+            return
+        if self._accepts_from_epoch is None:
+            self._accepts_from_epoch = first
+        for gpu_uuid in gpu_uuids:
+            self.audit.record(
+                "lease", self._owner_text, "first clock plan", gpu_uuid=gpu_uuid, before="full speed", after="leased"
+            )
 
     async def _restore(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
         try:
             outcomes = await self.services.worker.restore(gpu_uuids, reason)
         except GpuError as error:
-            # A worker that died cut nothing loose: its successor restores what the journal holds.
-            log.warning("job %s: restore left to the next worker: %s", self.trail.job_id, error)
-            self.trail.record("restore", "core", reason, after=f"left to the next worker: {error}")
+            # A GPU worker that died leaves its journal: the next one restores what it holds.
+            log.warning("job %s: restore left to the next GPU worker: %s", self.audit.job_id, error)
+            self.audit.record("restore", DAEMON, reason, after=f"left to the next GPU worker: {error}")
             return
         now_ns = time.monotonic_ns()
-        told = {outcome.gpu_uuid: outcome for outcome in outcomes}
+        outcome_of = {outcome.gpu_uuid: outcome for outcome in outcomes}
         for gpu_uuid in gpu_uuids:
-            gpu, outcome = self.services.gpus.get(gpu_uuid), told.get(gpu_uuid)
+            gpu, outcome = self.services.gpus.get(gpu_uuid), outcome_of.get(gpu_uuid)
             before = gpu.requested_sm_clock_mhz if gpu is not None else None
             if gpu is not None and (outcome is None or outcome.result is not RestoreResult.FAILED):
                 gpu.record_restored(now_ns)
-            self.trail.record(
+            self.audit.record(
                 "restore",
-                "core",
+                DAEMON,
                 reason,
                 gpu_uuid=gpu_uuid,
                 before=f"{before} MHz" if before is not None else "leased",
-                # Without an outcome the journal held nothing: somebody else has restored it already.
+                # Without an outcome the journal was empty: the GPU was restored before.
                 after=f"{outcome.result}: {outcome.detail}" if outcome is not None else "nothing left to restore",
             )
 

@@ -1,65 +1,110 @@
-"""Plans on their way to the ranks that follow them: what each has not been given yet, and what it was given last."""
+"""Delivery of plans to the ranks: the slices that each rank has not received yet, and the one it received last."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.messages import SendPlan
 from gpuenergyd.core.measurement.telemetry import RankIteration
-from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd.wire.messages import PlanSlice
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
+from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
+from gpuenergyd.daemon.ports import HistoryPort
+from gpuenergyd.store.records import PlanRecord
+from gpuenergyd.wire.messages import ChangeRow, PlanSlice
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySnapshot:
+    """All state of `PlanDelivery`."""
+
+    last_epoch: int
+    waiting: dict[int, list[PlanSlice]]
+    delivered: dict[int, PlanSlice]
 
 
 @dataclass(slots=True)
-class PlanSlices:
-    """The slices of one job: `waiting[r]` has rank r not been given yet, `given[r]` is the newest that it was given."""
+class PlanDelivery:
+    """The slices of one job's plans."""
 
+    ranks: JobRanks
+    history: HistoryPort
+    audit: AuditLog
+    is_windowed: bool = False
+    """Whether ranks follow a plan within plan windows, and return to the top clock between them."""
     last_epoch: int = 0
-    """Of the plan sent last."""
-    waiting: dict[int, list[PlanSlice]] = field(default_factory=dict)
-    given: dict[int, PlanSlice] = field(default_factory=dict)
+    """The epoch of the plan that was sent last."""
+    _waiting: dict[int, list[PlanSlice]] = field(default_factory=dict)
+    _delivered: dict[int, PlanSlice] = field(default_factory=dict)
 
-    def add(self, command: SendPlan, gpus: Mapping[int, GpuView], *, is_part: bool) -> None:
-        """Cut a plan into slices, one for each rank."""
-        plan = command.plan
+    def send(self, command: SendPlan) -> None:
+        """Cut a plan into one slice per rank, and record it."""
+        plan, before = command.plan, self.last_epoch
         self.last_epoch = command.plan_epoch
-        for pp_rank, gpu in gpus.items():
-            changes = tuple(
-                (
-                    str(change.instruction.kind),
-                    change.instruction.microbatch_index,
-                    change.instruction.chunk_index,
-                    round(change.offset_s * 1e9),
-                    change.sm_clock_mhz,
-                )
-                for change in plan.changes_of(pp_rank)
-            )
-            top_mhz = gpu.supported_sm_clocks_mhz[0] if is_part else 0
-            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, changes, top_mhz)
-            self.waiting.setdefault(pp_rank, []).append(plan_slice)
+        for pp_rank, gpu in self.ranks.gpus.items():
+            rows = tuple(change_row(change) for change in plan.changes_of(pp_rank))
+            top_mhz = gpu.supported_sm_clocks_mhz[0] if self.is_windowed else 0
+            plan_slice = PlanSlice(plan.plan_id, command.plan_epoch, command.apply_at_iteration, rows, top_mhz)
+            self._waiting.setdefault(pp_rank, []).append(plan_slice)
+        now = utc_at(time.monotonic_ns())
+        self.history.write(PlanRecord(self.audit.job_id, command.plan_epoch, plan, now, command.apply_at_iteration))
+        self.audit.record(
+            "plan",
+            self._actor(plan),
+            plan.reason,
+            before=f"epoch {before}",
+            after=f"epoch {command.plan_epoch}: {plan.plan_id}",
+        )
 
     def end(self, pp_ranks: Iterable[int]) -> None:
-        """Have ranks that are still there follow nothing any more."""
+        """Send the remaining ranks of an ended job back to full speed."""
         for pp_rank in pp_ranks:
-            self.waiting[pp_rank] = [PlanSlice("ended", self.last_epoch + 1, 0, ())]
+            self._waiting[pp_rank] = [PlanSlice("ended", self.last_epoch + 1, 0, ())]
 
-    def take(self, pp_rank: int) -> tuple[PlanSlice, ...]:
-        """Give a rank what it has not been given yet, oldest first."""
-        new = tuple(self.waiting.pop(pp_rank, ()))
+    def pop(self, pp_rank: int) -> tuple[PlanSlice, ...]:
+        """Return the slices that a rank has not received yet, oldest first, and count them as delivered."""
+        new = tuple(self._waiting.pop(pp_rank, ()))
         if new:
-            self.given[pp_rank] = new[-1]
+            self._delivered[pp_rank] = new[-1]
         return new
 
-    def for_reply_to(self, iteration: RankIteration) -> tuple[PlanSlice, ...]:
-        """Return what the reply to a rank's report carries.
+    def reply_to(self, iteration: RankIteration) -> tuple[PlanSlice, ...]:
+        """Return the slices for the reply to a rank's report.
 
-        A reply may be lost on its way. So the newest plan that was given is given again to a rank that ran an iteration
-        of it by an older one; taking a plan twice changes nothing.
+        A reply may be lost. The newest delivered slice is therefore repeated to a rank that ran one of its iterations
+        under an older plan; a rank ignores a slice that it has received before.
         """
-        given = self.given.get(iteration.pp_rank)
-        new = self.take(iteration.pp_rank)
+        delivered = self._delivered.get(iteration.pp_rank)
+        new = self.pop(iteration.pp_rank)
         is_lost = (
-            given is not None
-            and iteration.plan_epoch < given.plan_epoch
-            and iteration.iteration_index >= given.apply_at_iteration
+            delivered is not None
+            and iteration.plan_epoch < delivered.plan_epoch
+            and iteration.iteration_index >= delivered.apply_at_iteration
         )
-        return (given, *new) if given is not None and is_lost else new
+        return (delivered, *new) if delivered is not None and is_lost else new
+
+    def snapshot(self) -> DeliverySnapshot:
+        """Return the state for the next daemon."""
+        return DeliverySnapshot(self.last_epoch, dict(self._waiting), dict(self._delivered))
+
+    def restore(self, snapshot: DeliverySnapshot) -> None:
+        """Replace the state by that of an earlier daemon."""
+        self.last_epoch = snapshot.last_epoch
+        self._waiting, self._delivered = dict(snapshot.waiting), dict(snapshot.delivered)
+
+    def _actor(self, plan: ClockPlan) -> str:
+        is_by_policy = plan.purpose is not PlanPurpose.BASELINE
+        return f"policy {self.ranks.description.policy}" if is_by_policy else DAEMON
+
+
+def change_row(change: ClockChange) -> ChangeRow:
+    """Return a clock change as plan slices carry it."""
+    instruction = change.instruction
+    return (
+        str(instruction.kind),
+        instruction.microbatch_index,
+        instruction.chunk_index,
+        round(change.offset_s * 1e9),
+        change.sm_clock_mhz,
+    )

@@ -1,31 +1,39 @@
-"""What earlier runs of a job showed, from the history: found by what the job is, read off the event loop.
+"""Previous runs of a job: looked up in the history database by the job's signature, and stored for the next run.
 
-A signature is everything that is known of a job before it runs, its user included: nobody plans from what another
-user's program claimed. What it cannot know (shapes, the batch) the policy checks at full speed.
+The signature holds everything that is known of a job before it runs, its user included: no job is planned from what
+another user's program reported. The policy verifies at full speed what the signature cannot hold (shapes, batch size).
 """
 
 import asyncio
 import hashlib
 import json
 import logging
+import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import PreviousRunFound, StoreRun
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
+from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
+from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.store import open_history
+from gpuenergyd.store.records import PreviousRunRecord
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 log = logging.getLogger(__name__)
 
 _FORMAT = 2
 _MAX_BYTES = 64 * 2**20
+_RECALL_LIMIT_S = 5.0
 
 
 def signature_of(job: Job, uid: int) -> str:
-    """Return what two runs of the same job on the same models of GPU have in common."""
-    description = job.description
+    """Return the signature of a job of a user: equal for all runs of the same job on the same GPU models."""
+    description, gpus, schedule = job.description, job.ranks.gpus, job.ranks.schedule
     facts = [
         _FORMAT,
         uid,
@@ -35,48 +43,90 @@ def signature_of(job: Job, uid: int) -> str:
         description.num_pp_ranks,
         description.num_microbatches,
         description.num_chunks,
-        [[job.gpus[r].model_name, job.gpus[r].supported_sm_clocks_mhz] for r in sorted(job.gpus)],
-        [[[i.kind, i.microbatch_index, i.chunk_index] for i in order] for order in job.schedule.orders]
-        if job.schedule is not None
+        [[gpus[r].model_name, gpus[r].supported_sm_clocks_mhz] for r in sorted(gpus)],
+        [[[i.kind, i.microbatch_index, i.chunk_index] for i in order] for order in schedule.orders]
+        if schedule is not None
         else [],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def packed(model: PreviousRun | None) -> bytes:
-    """Return a model as the history keeps it; nothing for a forgotten one."""
-    return zlib.compress(encode(model)) if model is not None else b""
+def packed(run: PreviousRun | None) -> bytes:
+    """Return a run as the history database stores it; empty to delete the stored one."""
+    return zlib.compress(encode(run)) if run is not None else b""
 
 
 def unpacked(blob: bytes) -> PreviousRun:
-    """Return the model in a blob.
+    """Return the run in a blob of the history database.
 
     Raises:
-        GpuEnergyError: it holds something else.
+        GpuEnergyError: the blob is damaged.
     """
     try:
         stream = zlib.decompressobj()
         text = stream.decompress(blob, _MAX_BYTES)
     except zlib.error as error:
-        raise GpuEnergyError(f"damaged model in the history: {error}") from None
+        raise GpuEnergyError(f"damaged run in the history database: {error}") from None
     return decode(text, PreviousRun, max_bytes=_MAX_BYTES)
 
 
-class ModelMemory:
-    """Reads the history when a job asks; trouble with it means that nothing is remembered."""
+class PreviousRunStore:
+    """Reads previous runs from the history database, in a thread; an error counts as no previous run."""
 
     def __init__(self, path_or_url: str | Path) -> None:
         self._path_or_url = path_or_url
 
     async def recall(self, signature: str) -> PreviousRun | None:
-        """Return what the last run showed; None when nothing is known, or it cannot be read."""
+        """Return the last run with a signature; None if there is none or it cannot be read."""
         try:
             return await asyncio.to_thread(self._read, signature)
         except (GpuEnergyError, OSError) as error:
-            log.info("nothing is remembered of earlier runs: %s", error)
+            log.info("no previous run can be read: %s", error)
             return None
 
     def _read(self, signature: str) -> PreviousRun | None:
         with open_history(self._path_or_url) as history:
             blob = history.previous_run(signature)
         return unpacked(blob) if blob is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRuns:
+    """The previous run of one job, and the profile that it stores for the next one."""
+
+    runner: RunningJob
+    services: JobServices
+    audit: AuditLog
+    uid: int
+
+    async def recall(self) -> None:
+        """Look up the previous run, within a time limit, and pass it to the job."""
+        job = self.runner.job
+        if self.services.previous_runs is None:
+            return
+        recalling = self.services.previous_runs.recall(signature_of(job, self.uid))
+        try:
+            run = await asyncio.wait_for(recalling, _RECALL_LIMIT_S)
+        except TimeoutError:
+            log.warning("job %s: no previous run read within %g s", self.runner.job_id, _RECALL_LIMIT_S)
+            return
+        if run is not None and not job.is_ended:
+            profile = f"{len(run.profile)} iterations"
+            self.audit.record("recall", DAEMON, f"profile of job {run.job_id}", after=profile)
+            self.runner.handle(PreviousRunFound(run))
+
+    async def store(self, command: StoreRun) -> None:
+        """Store the profile of this run, or delete the stored one."""
+        blob = await asyncio.to_thread(packed, command.run)
+        signature, now = signature_of(self.runner.job, self.uid), utc_at(time.monotonic_ns())
+        self.services.history.write(PreviousRunRecord(signature, self.runner.job_id, now, blob))
+
+
+class NoPreviousRuns:
+    """No previous runs: for a pipeline across hosts and its members."""
+
+    async def recall(self) -> None:
+        """Find no previous run."""
+
+    async def store(self, command: StoreRun) -> None:
+        """Store nothing."""

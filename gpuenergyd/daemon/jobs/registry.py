@@ -1,4 +1,4 @@
-"""Who takes part in which job: registration, reports, what the worker says of their GPUs, and how jobs end."""
+"""Registry of jobs: registration and reports of ranks, events of the GPU worker, and the end of jobs."""
 
 import asyncio
 import logging
@@ -13,18 +13,23 @@ from typing import Any
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
-from gpuenergyd.core.job.rules import JobRules, part_rules
+from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
+from gpuenergyd.daemon.jobs.audit_log import DAEMON
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
-from gpuenergyd.daemon.registration.length import checked_length
-from gpuenergyd.daemon.registration.tags import checked_tags
-from gpuenergyd.daemon.registration.validation import checked_iteration, checked_order, require_agreement
+from gpuenergyd.daemon.registration import (
+    checked_iteration,
+    checked_length,
+    checked_order,
+    checked_tags,
+    require_agreement,
+)
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UnknownPolicyError
 from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
@@ -44,8 +49,8 @@ log = logging.getLogger(__name__)
 
 _NS_PER_S = 1_000_000_000
 LAST_COMMANDS_LIMIT_S = 5.0
-"""How long the last commands of jobs may take."""
-_LOST_FOR_CONTROL = frozenset({GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY})
+"""Time limit for the last commands of jobs."""
+_UNCONTROLLABLE = frozenset({GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE_ONLY})
 
 JobKey = tuple[int, str, str, int]
 """uid, job name, run key, data-parallel rank."""
@@ -86,12 +91,12 @@ class Jobs:
     # --- joining ---
 
     def register(self, registration: RankRegistration, peer: PeerCredentials, pidfd: int) -> RankRegistered:
-        """Take a training process into its job; on success the pidfd is ours.
+        """Add a training process to its job; on success the session owns the pidfd.
 
         Raises:
-            ProtocolError, ScheduleError, TargetError, UnknownPolicyError: the registration makes no sense.
-            GpuNotFoundError: no such GPU.
-            JobError: it contradicts its job, or the GPU works for another.
+            ProtocolError, ScheduleError, TargetError, UnknownPolicyError: the registration is invalid.
+            GpuNotFoundError: there is no such GPU.
+            JobError: the registration contradicts its job, or the GPU is in use by another one.
         """
         order = checked_order(registration)
         checked_length(registration)
@@ -102,11 +107,11 @@ class Jobs:
         if runner is not None and (known := self._same_process(runner, registration, peer)) is not None:
             os.close(pidfd)
             return self._registered(known)
-        if self.sessions.num_of(peer.uid) >= self.max_ranks_per_user:
+        if self.sessions.num_of_user(peer.uid) >= self.max_ranks_per_user:
             raise JobError(f"uid {peer.uid} has {self.max_ranks_per_user} ranks registered, which is the limit")
         is_new = runner is None
         if runner is None:
-            runner = self._new_runner(registration, peer)
+            runner = self._runner_for(registration, peer)
         else:
             require_agreement(registration, self._registrations[runner.job_id])
         job_id = runner.job_id
@@ -114,12 +119,12 @@ class Jobs:
             registration.gpu_uuid, GpuClaim(job_id, registration.job_name, peer.uid, time.monotonic_ns())
         )
         try:
-            runner.take(RankJoined(registration.pp_rank, order, gpu.view()))
+            runner.handle(RankJoined(registration.pp_rank, order, gpu.view()))
         except JobError:
             gpu.claim = None
             raise
         if is_new:
-            self.adopt(runner, registration, peer.uid)
+            self.add(runner, registration, peer.uid)
             self._record_job(runner, registration, peer)
             runner.start()
         session = RankSession(
@@ -146,65 +151,65 @@ class Jobs:
         log.info("job %s: rank %d joined (%s, %s)", job_id, registration.pp_rank, registration.gpu_uuid, peer)
         return self._registered(session)
 
-    def adopt(self, runner: JobRunner, first: RankRegistration, uid: int) -> None:
-        """Know a job from now on, and get its policy ready; `first` is what its first rank said."""
+    def add(self, runner: JobRunner, first: RankRegistration, uid: int) -> None:
+        """Add a job, and load its policy; `first` is the registration of its first rank."""
         job_id = runner.job_id
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
-        if not first.is_part:  # its pipeline as a whole is the replica
+        if not runner.is_member:  # of a pipeline across hosts only the whole is a replica
             self.replicas.join((uid, first.job_name, first.run_key), runner)
         self.spawn(self.services.policy.preload(runner.job.description.policy))
 
     def rules_for(self, registration: RankRegistration) -> JobRules:
-        """Return how a job of such ranks is run."""
-        return part_rules(self.rules) if registration.is_part else self.rules
+        """Return the rules for a job with such a rank."""
+        return member_rules(self.rules) if registration.is_part else self.rules
 
     def registration(self, job_id: str) -> RankRegistration:
-        """Return what the first rank of a job said."""
+        """Return the registration of a job's first rank."""
         return self._registrations[job_id]
 
-    # --- what ranks say ---
+    # --- messages of ranks ---
 
-    def report(self, report: IterationReport, peer: PeerCredentials) -> IterationReply | None:
-        """Take an iteration and return the plans that the rank does not have; None for an unknown token.
+    def handle_report(self, report: IterationReport, peer: PeerCredentials) -> IterationReply | None:
+        """Handle a rank's report; return the plans that the rank has not received, None for an unknown token.
 
         Raises:
-            ProtocolError: instants or instructions that cannot be.
+            ProtocolError: instants or instructions are out of range.
         """
-        session = self.sessions.of_text(report.rank_token, peer)
+        session = self.sessions.of_hex_token(report.rank_token, peer)
         if session is None:
             return None
         runner = session.runner
         iteration = checked_iteration(report, session.pp_rank)
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
-            runner.take(RankReported(iteration))
-            if runner.clocks.is_suspended:
+            runner.handle(RankReported(iteration))
+            if runner.leases.is_suspended:
                 self.spawn(runner.resume())
-        return IterationReply(runner.slices.for_reply_to(iteration))
+        return IterationReply(runner.delivery.reply_to(iteration))
 
-    def take_pace(self, report: PaceReport, peer: PeerCredentials) -> PaceReply | None:
-        """Take what replicas elsewhere need, and return what this one needs; None for an unknown token.
+    def handle_pace(self, report: PaceReport, peer: PeerCredentials) -> PaceReply | None:
+        """Handle the pace of replicas on other hosts; return the pace of this one, None for an unknown token.
 
         Raises:
-            ProtocolError: a time that cannot be one.
+            ProtocolError: a time is out of range.
         """
-        session = self.sessions.of_text(report.rank_token, peer)
-        return None if session is None else self.replicas.told(session.runner, report)
+        session = self.sessions.of_hex_token(report.rank_token, peer)
+        return None if session is None else self.replicas.handle_report(session.runner, report)
 
     def release(self, rank_token: str, peer: PeerCredentials) -> bool:
-        """Let a rank go; return whether the token was known."""
-        session = self.sessions.of_text(rank_token, peer)
+        """Release a rank, which ends its job; return whether the token was known."""
+        session = self.sessions.of_hex_token(rank_token, peer)
         if session is None:
             return False
-        self.sessions.forget(session)
-        session.runner.take(RankReleased(session.pp_rank))
+        self.sessions.remove(session)
+        session.runner.handle(RankReleased(session.pp_rank))
         return True
 
-    # --- what the worker says ---
+    # --- messages of the GPU worker ---
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Note readings; iterations that they complete are observed."""
+        """Record readings, and observe the iterations that they complete."""
         for sample in samples:
             gpu = self.services.gpus.get(sample.gpu_uuid)
             if gpu is not None:
@@ -213,7 +218,7 @@ class Jobs:
         self._observe_soon()
 
     def handle_clock_change(self, change: ClockChange) -> None:
-        """Note a clock change."""
+        """Record a clock change, or fall back if it failed."""
         gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:
             return
@@ -228,18 +233,18 @@ class Jobs:
             runner.control_lost(f"GPU {change.gpu_uuid}: {change.error}")
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
-        """Note how a GPU is; a job with a GPU that cannot be controlled goes to full speed."""
+        """Record the health of a GPU; a job with a GPU that cannot be controlled falls back to full speed."""
         gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:
             return
         gpu.health, gpu.detail = change.health, change.detail
-        if change.health in _LOST_FOR_CONTROL and gpu.claim is not None:
+        if change.health in _UNCONTROLLABLE and gpu.claim is not None:
             runner = self._runners.get(gpu.claim.job_id)
             if runner is not None:
                 runner.control_lost(f"GPU {change.gpu_uuid} is {change.health}: {change.detail}")
 
     def handle_worker_lost(self, reason: str) -> None:
-        """Take every job to full speed: nobody can set clocks now."""
+        """Let every job fall back to full speed: no clock can be set now."""
         now_ns = time.monotonic_ns()
         for gpu in self.services.gpus:
             if gpu.requested_sm_clock_mhz is not None:
@@ -250,33 +255,33 @@ class Jobs:
     # --- time ---
 
     def host_slept(self, slept_s: float) -> None:
-        """Begin anew after the host has slept: the driver may have forgotten every lock, and energy has a gap."""
+        """Let every job fall back after the host slept: clock locks may be lost, and energy readings have a gap."""
         for gpu in self.services.gpus:
             gpu.counter.interrupt()
         for runner in self:
-            runner.observed.forget_pending()
+            runner.observer.drop_pending()
             runner.control_lost(f"the host slept for {slept_s:.0f} s")
 
-    def look_after(self) -> None:
-        """Do what time asks for: call it about once a second."""
+    def check_time_limits(self) -> None:
+        """Observe late iterations, withdraw the pace of silent replicas and suspend idle jobs; called every second."""
         now_ns = time.monotonic_ns()
         self._observe_soon()
-        self.replicas.look_after()
+        self.replicas.check_time_limits()
         for runner in self:
             last_ns = runner.last_report_mono_ns or runner.created_mono_ns
             baseline = runner.job.baseline
             typical_s = baseline.iteration_time_s if baseline is not None else 0.0
             silent_s = (now_ns - last_ns) / _NS_PER_S
-            if runner.clocks.are_held and silent_s > max(self.silence_limit_s, 3 * typical_s):
+            if runner.leases.are_held and silent_s > max(self.silence_limit_s, 3 * typical_s):
                 self.spawn(runner.suspend(f"no report for {silent_s:.0f} s"))
 
     async def close(self, reason: str) -> None:
         """End every job; the caller restores the GPUs."""
         for session in self.sessions:
-            self.sessions.forget(session)
+            self.sessions.remove(session)
         runners = list(self)
         for runner in runners:
-            runner.take(RankLost(0, reason))
+            runner.handle(RankLost(0, reason))
         await asyncio.gather(*(runner.finish(LAST_COMMANDS_LIMIT_S) for runner in runners))
         for task in self._tasks:
             task.cancel()
@@ -285,20 +290,20 @@ class Jobs:
     # --- inside ---
 
     def _observe_soon(self) -> None:
-        """Observe what is covered by now, one iteration per turn of the event loop: requests come in between."""
+        """Observe covered iterations, one per turn of the event loop, so that requests are handled in between."""
         if not self._is_observing_soon:
             self._is_observing_soon = True
             asyncio.get_running_loop().call_soon(self._observe_one)
 
     def _observe_one(self) -> None:
         self._is_observing_soon = False
-        if any(runner.observe_one_if_covered() for runner in self):
+        if any(runner.observer.observe_one_if_covered() for runner in self):
             self._observe_soon()
 
     def _same_process(
         self, runner: JobRunner, registration: RankRegistration, peer: PeerCredentials
     ) -> RankSession | None:
-        """Return the session of a process that registers again because the first answer did not reach it."""
+        """Return the session of a process that registers again because it did not receive the first answer."""
         for session in self.sessions.of_job(runner.job_id):
             if session.pp_rank == registration.pp_rank and session.peer == peer:
                 return session if session.gpu_uuid == registration.gpu_uuid else None
@@ -307,7 +312,7 @@ class Jobs:
     def _registered(self, session: RankSession) -> RankRegistered:
         return RankRegistered(session.runner.job_id, session.token.hex(), self.clock_socket_path, PROTOCOL_VERSION)
 
-    def _new_runner(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:
+    def _runner_for(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:
         policy = registration.policy or self.default_policy
         if policy not in self.installed_policies:
             installed = ", ".join(self.installed_policies) or "none"
@@ -326,11 +331,11 @@ class Jobs:
             length=checked_length(registration),
         )
         owner = LeaseOwner(job_id, peer.pid, peer.uid)
-        return self.runner_of(Job(description, self.rules_for(registration)), owner, registration)
+        return self.new_runner(Job(description, self.rules_for(registration)), owner, registration)
 
-    def runner_of(self, job: Job, owner: LeaseOwner, registration: RankRegistration) -> JobRunner:
-        """Return what sets a job of such ranks in motion."""
-        return JobRunner(job, self.services, owner, self._job_ended, is_part=registration.is_part)
+    def new_runner(self, job: Job, owner: LeaseOwner, registration: RankRegistration) -> JobRunner:
+        """Return a runner for a job with such a rank."""
+        return JobRunner(job, self.services, self.replicas, owner, self._job_ended, is_member=registration.is_part)
 
     def _record_job(self, runner: JobRunner, registration: RankRegistration, peer: PeerCredentials) -> None:
         description = runner.job.description
@@ -354,22 +359,22 @@ class Jobs:
         )
 
     def _record_latency(self, gpu: Gpu, before: SwitchLatency) -> None:
-        """Keep what clock changes are planned with from now on."""
+        """Record the switch latency that plans are made with from now on."""
         self.services.history.write(
             ControlEventRecord(
                 at=utc_at(time.monotonic_ns()),
                 action="switch_latency",
-                actor="core",
+                actor=DAEMON,
                 job_id=gpu.claim.job_id if gpu.claim is not None else None,
                 gpu_uuid=gpu.identity.gpu_uuid,
-                reason=f"{gpu.switching.num_seen} clock changes seen",
+                reason=f"{gpu.switching.num_seen} clock changes measured",
                 before=_latency_text(before),
                 after=_latency_text(gpu.switching.latency),
             )
         )
 
     def _process_died(self, session: RankSession) -> None:
-        session.runner.take(RankLost(session.pp_rank, f"process {session.peer.pid} died"))
+        session.runner.handle(RankLost(session.pp_rank, f"process {session.peer.pid} died"))
 
     def _job_ended(self, runner: JobRunner) -> None:
         self.services.gpus.release(runner.job_id)
@@ -380,7 +385,7 @@ class Jobs:
             del self._open[key]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something until it is done or the daemon ends."""
+        """Run a coroutine in the background until it is done or the daemon stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""The training processes that have registered: known by their tokens, watched by their pidfds."""
+"""Sessions of registered training processes: identified by token, watched by pidfd."""
 
 import asyncio
 import hmac
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RankSession:
-    """One training process that has registered."""
+    """The session of one registered training process."""
 
     token: bytes
     runner: JobRunner
@@ -29,7 +29,7 @@ class RankSession:
 
 @dataclass(slots=True)
 class RankSessions:
-    """All of them, owned by the event loop; `on_death` hears of a process that died while it was registered."""
+    """All sessions, owned by the event loop; `on_death` is called when a registered process has died."""
 
     on_death: Callable[[RankSession], None]
     _by_token: dict[bytes, RankSession] = field(default_factory=dict)
@@ -38,39 +38,39 @@ class RankSessions:
         return iter(list(self._by_token.values()))
 
     def add(self, session: RankSession) -> None:
-        """Know a process from now on; its pidfd is ours."""
+        """Add a session, which owns its pidfd from now on."""
         self._by_token[session.token] = session
         runner = session.runner
-        runner.clocks.pidfds[session.pp_rank] = session.pidfd
+        runner.leases.pidfds[session.pp_rank] = session.pidfd
         runner.pids[session.pp_rank] = session.peer.pid
         asyncio.get_running_loop().add_reader(session.pidfd, self._died, session)
 
-    def forget(self, session: RankSession) -> None:
-        """Know a process no more."""
+    def remove(self, session: RankSession) -> None:
+        """Remove a session and close its pidfd."""
         if self._by_token.pop(session.token, None) is not None:
-            session.runner.clocks.pidfds.pop(session.pp_rank, None)
+            session.runner.leases.pidfds.pop(session.pp_rank, None)
             session.runner.pids.pop(session.pp_rank, None)
             asyncio.get_running_loop().remove_reader(session.pidfd)
             os.close(session.pidfd)
 
     def of_job(self, job_id: str) -> tuple[RankSession, ...]:
-        """Return the processes of a job, by rank."""
-        mine = [s for s in self._by_token.values() if s.runner.job_id == job_id]
-        return tuple(sorted(mine, key=lambda s: s.pp_rank))
+        """Return the sessions of a job, by rank."""
+        of_job = [s for s in self._by_token.values() if s.runner.job_id == job_id]
+        return tuple(sorted(of_job, key=lambda s: s.pp_rank))
 
-    def num_of(self, uid: int) -> int:
-        """Return how many processes of a user are registered."""
+    def num_of_user(self, uid: int) -> int:
+        """Return the number of registered processes of a user."""
         return sum(s.peer.uid == uid for s in self._by_token.values())
 
     def of_token(self, token: bytes, peer: PeerCredentials) -> RankSession | None:
-        """Return the session of a token that belongs to its sender; None for any other."""
+        """Return the session of a token if it belongs to the sender; None otherwise."""
         session = self._by_token.get(token)
         if session is None or not hmac.compare_digest(session.token, token) or session.peer.uid != peer.uid:
             return None
         return session
 
-    def of_text(self, rank_token: str, peer: PeerCredentials) -> RankSession | None:
-        """Return the same for a token as messages carry it."""
+    def of_hex_token(self, rank_token: str, peer: PeerCredentials) -> RankSession | None:
+        """Return the session of a hexadecimal token, as messages carry it, if it belongs to the sender."""
         try:
             token = bytes.fromhex(rank_token)
         except ValueError:
@@ -79,5 +79,5 @@ class RankSessions:
 
     def _died(self, session: RankSession) -> None:
         log.info("job %s: rank %d died (%s)", session.runner.job_id, session.pp_rank, session.peer)
-        self.forget(session)
+        self.remove(session)
         self.on_death(session)

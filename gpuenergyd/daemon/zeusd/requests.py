@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuenergyd.daemon.gpus.inventory import Gpu
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLeases, supported_no_slower_than
-from gpuenergyd.daemon.ports import AskableWorker
+from gpuenergyd.daemon.ports import GpuQueryPort
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class ZeusdChanges:
     """Applies changes under leases; owned by the event loop."""
 
     leases: ManualLeases
-    worker: AskableWorker
+    worker: GpuQueryPort
     _queued: dict[tuple[str, LeaseHolder], ZeusdChange] = field(default_factory=dict)
 
     async def apply(self, gpu: Gpu, holder: LeaseHolder, pidfd: int, change: ZeusdChange, *, shall_wait: bool) -> None:

@@ -17,7 +17,7 @@ from gpuenergyd.core.job.messages import (
     RecordPhase,
     SendPlan,
 )
-from gpuenergyd.core.job.rules import JobRules, part_rules
+from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.pipeline.switching import SwitchLatency
@@ -174,7 +174,7 @@ def test_a_slow_plan_is_noticed_however_long_the_job_ran_at_full_speed_before() 
 
 def test_a_part_of_a_pipeline_proves_nothing_and_profiles_as_long_as_the_whole_is_planned_for() -> None:
     own = JobRules()
-    part = part_rules(own)
+    part = member_rules(own)
 
     assert part.proof_iterations == 0
     assert part.max_profile_iterations > 10**6

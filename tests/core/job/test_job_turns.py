@@ -21,7 +21,7 @@ from gpuenergyd.core.job.messages import (
     RestoreGpus,
     SendPlan,
 )
-from gpuenergyd.core.job.rules import JobRules, part_rules
+from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import GpuView
@@ -208,7 +208,7 @@ def test_later_proofs_take_their_share_of_all_iterations_and_no_more() -> None:
     ("rules", "target"),
     [
         (JobRules(proof_iterations=0), PerformanceTarget()),
-        (part_rules(JobRules()), PerformanceTarget()),
+        (member_rules(JobRules()), PerformanceTarget()),
         (JobRules(), PerformanceTarget(straggler_time_s=1.5)),
     ],
 )
@@ -221,8 +221,8 @@ def test_nothing_is_proven_where_others_prove_it_or_a_straggler_sets_the_pace(
 
 
 def test_whoever_plans_the_whole_decides_how_long_a_part_profiles() -> None:
-    assert part_rules(JobRules(warmup_iterations=7)).max_profile_iterations > 10**9
-    assert part_rules(JobRules(warmup_iterations=7)).warmup_iterations == 7
+    assert member_rules(JobRules(warmup_iterations=7)).max_profile_iterations > 10**9
+    assert member_rules(JobRules(warmup_iterations=7)).warmup_iterations == 7
 
 
 def test_a_plan_that_holds_no_clock_proves_nothing() -> None:

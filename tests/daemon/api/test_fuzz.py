@@ -48,7 +48,7 @@ def hand_over(jobs: Jobs, kind: int, body: bytes) -> None:
                 os.close(pidfd)
                 raise
         case 1:
-            jobs.report(decode(body, IterationReport, max_bytes=MAX_CONTROL_MESSAGE_BYTES), ME)
+            jobs.handle_report(decode(body, IterationReport, max_bytes=MAX_CONTROL_MESSAGE_BYTES), ME)
         case _:
             jobs.release(decode(body, RankRelease, max_bytes=MAX_CONTROL_MESSAGE_BYTES).rank_token, ME)
 

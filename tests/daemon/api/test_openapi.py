@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.daemon.across_hosts.pipeline_member import Parts
+from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.api.server import Server, UserLimits
 from gpuenergyd.daemon.gpus.access import AccessRules
@@ -50,7 +50,7 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
         server = Server(
             stage.jobs,
             AdministratorLeases(leases, stage.gpus),
-            Parts(stage.jobs),
+            PipelineMembers(stage.jobs),
             status=dict,
             job_detail=lambda _: None,
             proof_of_use=ProofOfUse(AccessRules(), UnusedWorker().process_ids),

@@ -200,8 +200,8 @@ def test_an_unknown_token_is_told_to_register_again(connection: DaemonConnection
         ({"begin_mono_ns": 0}, "instants must be"),
         ({"end_mono_ns": 2**62}, "instants must be"),
         ({"iteration_index": -1}, "iteration_index -1"),
-        ({"instructions": [["F", 0, 0, 5, 4]]}, "cannot be"),
-        ({"instructions": [["F", -1, 0, 5, 5]]}, "no such index"),
+        ({"instructions": [["F", 0, 0, 5, 4]]}, "must be of this host"),
+        ({"instructions": [["F", -1, 0, 5, 5]]}, "the microbatch must be in"),
         ({"instructions": [["?", 0, 0, monotonic_ns(), monotonic_ns()]]}, "instruction kind '?'"),
     ],
 )

@@ -87,7 +87,7 @@ class Following:
         """Return the one process that takes part: this one."""
         return {0: os.getpid()}
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Pass an event on."""
         if isinstance(event, ProfilingPermissionChanged) and event.refusal is not None:
             self.reasons.append(event.refusal)
@@ -258,8 +258,9 @@ def test_a_job_that_has_to_be_profiled_again_waits_until_its_budget_allows_that(
     here.run_hours(4)
     while not here.targets.status(here.following)["target"]["is_length_reached"]:
         if job.phase is JobPhase.TUNED:  # the job has changed, say
-            purposes = job.knowledge.plans.purposes()
-            job.knowledge.begin_anew(None, lambda seen: purposes.get(seen.plan_id) is PlanPurpose.BASELINE)
+            job.knowledge.begin_anew(
+                None, lambda seen: job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.BASELINE
+            )
         here.run_hours(0.5)
 
     status = here.targets.status(here.following)["target"]
@@ -392,7 +393,7 @@ def test_a_job_too_short_to_pay_its_profiling_back_is_refused_it_and_told_why(
     assert job.phase is JobPhase.FALLBACK
     assert not job.is_given_up
     assert job.faults.num_faults == 0
-    assert "too short to pay it back" in job.phase_reason
+    assert "the job is too short" in job.phase_reason
     assert "55 iterations" in job.phase_reason
     assert status["reason"] == status["profiling_refusal"]
     assert status["slowdown_so_far_ratio"] == pytest.approx(0.0, abs=1e-6)

@@ -16,14 +16,14 @@ def test_a_slow_replica_elsewhere_sets_the_pace_and_the_policy_is_asked_at_once(
 
     async def scenario() -> None:
         stage.join()
-        assert stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME) is not None
+        assert stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME) is not None
         await stage.iterate(times=3)
-        own = stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        own = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
         assert own is not None
         assert own.own_time_s is not None
         slow_s = 3 * own.own_time_s
         num_asked = len(stage.policy.views)
-        replies = [stage.jobs.take_pace(PaceReport(stage.tokens[0], slow_s), ME) for _ in range(2)]
+        replies = [stage.jobs.handle_pace(PaceReport(stage.tokens[0], slow_s), ME) for _ in range(2)]
         await stage.iterate(times=1)
 
         assert [reply.straggler_time_s for reply in replies if reply] == [None, slow_s]
@@ -33,7 +33,7 @@ def test_a_slow_replica_elsewhere_sets_the_pace_and_the_policy_is_asked_at_once(
         assert (event.before, event.after) == ("own pace", f"{slow_s:.4g} s per iteration")
         assert "a replica elsewhere" in event.reason
 
-        gone = stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        gone = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
         assert gone is not None
         assert gone.straggler_time_s is None
         await stage.jobs.close("test over")
@@ -46,10 +46,10 @@ def test_the_same_reading_told_again_is_no_second_one() -> None:
 
     async def scenario() -> None:
         stage.join()
-        stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
         await stage.iterate(times=3)
         told = [PaceReport(stage.tokens[0], 1.0, is_news=is_news) for is_news in (True, False, False, True)]
-        replies = [stage.jobs.take_pace(report, ME) for report in told]
+        replies = [stage.jobs.handle_pace(report, ME) for report in told]
 
         assert [reply.straggler_time_s for reply in replies if reply] == [None, None, None, 1.0]
         await stage.jobs.close("test over")
@@ -62,9 +62,9 @@ def test_a_replica_says_by_how_many_readings_its_pace_is_known_and_what_passes_o
 
     async def scenario() -> None:
         stage.join()
-        first = stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        first = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
         await stage.iterate(times=3)
-        second = stage.jobs.take_pace(PaceReport(stage.tokens[0], None, least_other_overhead_s=0.0), ME)
+        second = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, least_other_overhead_s=0.0), ME)
         (runner,) = stage.jobs
 
         assert first is not None
@@ -83,14 +83,14 @@ def test_what_a_straggler_imposes_outlives_another_target_and_the_other_way_roun
 
     async def scenario() -> None:
         stage.join()
-        stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
         await stage.iterate(times=3)
         for _ in range(2):
-            stage.jobs.take_pace(PaceReport(stage.tokens[0], 1.0), ME)
+            stage.jobs.handle_pace(PaceReport(stage.tokens[0], 1.0), ME)
         (runner,) = stage.jobs
-        runner.take(TargetChanged(PerformanceTarget(0.1, permitted_time_s=0.5)))
+        runner.handle(TargetChanged(PerformanceTarget(0.1, permitted_time_s=0.5)))
         both = runner.job.target
-        stage.jobs.take_pace(PaceReport(stage.tokens[0], None), ME)
+        stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
 
         assert (both.permitted_time_s, both.straggler_time_s) == (0.5, 1.0)
         assert (runner.job.target.permitted_time_s, runner.job.target.straggler_time_s) == (0.5, None)
@@ -106,9 +106,9 @@ def test_a_time_that_cannot_be_one_is_refused_with_its_value(time_s: float) -> N
     async def scenario() -> None:
         stage.join()
         with pytest.raises(ProtocolError, match="slowest_other_time_s"):
-            stage.jobs.take_pace(PaceReport(stage.tokens[0], time_s), ME)
+            stage.jobs.handle_pace(PaceReport(stage.tokens[0], time_s), ME)
         with pytest.raises(ProtocolError, match="age_s"):
-            stage.jobs.take_pace(PaceReport(stage.tokens[0], 1.0, time_s), ME)
+            stage.jobs.handle_pace(PaceReport(stage.tokens[0], 1.0, time_s), ME)
         await stage.jobs.close("test over")
 
     play(scenario)
@@ -119,7 +119,7 @@ def test_nobody_sets_the_pace_of_a_job_without_its_token() -> None:
 
     async def scenario() -> None:
         stage.join()
-        assert stage.jobs.take_pace(PaceReport("00" * 16, 1.0), ME) is None
+        assert stage.jobs.handle_pace(PaceReport("00" * 16, 1.0), ME) is None
         await stage.jobs.close("test over")
 
     play(scenario)

@@ -13,7 +13,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.jobs.previous_runs import ModelMemory, packed, signature_of, unpacked
+from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore, packed, signature_of, unpacked
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.store import open_history
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
@@ -25,7 +25,9 @@ GPU = GpuView("GPU-0", "A100", (1410, 900), 0.01)
 
 
 def job(description: JobDescription = DESCRIPTION, gpu: GpuView = GPU) -> Job:
-    return Job(description, gpus={0: gpu})
+    made = Job(description)
+    made.ranks.gpus[0] = gpu
+    return made
 
 
 def test_a_signature_is_of_the_job_its_user_and_its_models_of_gpu_not_of_the_run() -> None:
@@ -55,7 +57,7 @@ def test_a_model_comes_back_as_it_was_kept() -> None:
 
 
 def test_without_a_history_nothing_is_remembered(tmp_path: Path) -> None:
-    assert asyncio.run(ModelMemory(tmp_path / "none.sqlite3").recall("abc")) is None
+    assert asyncio.run(PreviousRunStore(tmp_path / "none.sqlite3").recall("abc")) is None
 
 
 def actions(daemon: DaemonProcess, action: str) -> list[str]:

@@ -165,7 +165,7 @@ class Stage:
         given: list[tuple[PlanSlice, ...]] = [() for _ in self.tokens]
         for _ in range(times):
             for r, token in enumerate(self.tokens):
-                reply = self.jobs.report(report(token, r, self.next_index, plan_epoch), ME)
+                reply = self.jobs.handle_report(report(token, r, self.next_index, plan_epoch), ME)
                 assert reply is not None
                 given[r] += reply.plans
             self.next_index += 1
@@ -268,10 +268,10 @@ def test_a_plan_is_given_again_while_a_rank_runs_its_iterations_by_an_older_one(
         await stage.iterate(times=2)
         (lost,), (kept,) = await stage.iterate()
         before = await stage.iterate(times=lost.apply_at_iteration - stage.next_index)
-        at = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index, 0), ME)
-        still = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index + 1, 0), ME)
-        other = stage.jobs.report(report(stage.tokens[1], 1, stage.next_index, kept.plan_epoch), ME)
-        taken = stage.jobs.report(report(stage.tokens[0], 0, stage.next_index + 2, lost.plan_epoch), ME)
+        at = stage.jobs.handle_report(report(stage.tokens[0], 0, stage.next_index, 0), ME)
+        still = stage.jobs.handle_report(report(stage.tokens[0], 0, stage.next_index + 1, 0), ME)
+        other = stage.jobs.handle_report(report(stage.tokens[1], 1, stage.next_index, kept.plan_epoch), ME)
+        taken = stage.jobs.handle_report(report(stage.tokens[0], 0, stage.next_index + 2, lost.plan_epoch), ME)
         await stage.jobs.close("test over")
 
         assert before == [(), ()]
@@ -310,7 +310,7 @@ def test_the_other_ranks_of_an_ended_job_are_told_to_run_untuned_and_their_wishe
         await stage.iterate(times=3)
         stage.jobs.release(stage.tokens[0], ME)
         await settle()
-        reply = stage.jobs.report(report(stage.tokens[1], 1, 9, 1), ME)
+        reply = stage.jobs.handle_report(report(stage.tokens[1], 1, 9, 1), ME)
         outcome = stage.send(pp_rank=1, plan_epoch=1)
 
         assert reply is not None
@@ -413,7 +413,7 @@ def test_a_silent_job_gives_its_clocks_back_and_leases_again_when_it_speaks() ->
         (runner,) = stage.jobs
         assert runner.job.baseline is not None
         runner.last_report_mono_ns = time.monotonic_ns() - 10_000_000_000
-        stage.jobs.look_after()
+        stage.jobs.check_time_limits()
         await settle()
         silent = stage.send(plan_epoch=1)
         await stage.iterate(plan_epoch=1)
@@ -449,7 +449,7 @@ def test_an_observing_daemon_asks_what_would_be_saved_records_it_and_never_lease
         (recorded,) = [r for r in stage.history.records if isinstance(r, PlanRecord)]
         assert not view.can_set_clocks
         assert given == [(), ()]
-        assert runner.would_be == would_be_plan() == recorded.plan
+        assert runner.prediction == would_be_plan() == recorded.plan
         assert not runner.job.knowledge.plans.kept
         assert stage.worker.calls == []
         assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
@@ -479,9 +479,9 @@ def test_a_policy_that_would_have_to_try_clocks_is_quoted_and_nothing_is_made_up
         await stage.iterate(times=8)
 
         (runner,) = stage.jobs
-        assert runner.would_be is not None
-        assert runner.would_be.predicted is None
-        assert "cannot say without trying clocks" in runner.would_be.reason
+        assert runner.prediction is not None
+        assert runner.prediction.predicted is None
+        assert "cannot predict without trying clocks" in runner.prediction.reason
         assert not [r for r in stage.history.records if isinstance(r, PlanRecord)]
         await stage.jobs.close("test over")
 
@@ -635,7 +635,7 @@ def test_a_peer_cannot_speak_for_another_uid() -> None:
 
     async def scenario() -> None:
         stage.join()
-        reported = stage.jobs.report(report(stage.tokens[0], 0, 0, 0), stranger)
+        reported = stage.jobs.handle_report(report(stage.tokens[0], 0, 0, 0), stranger)
         released = stage.jobs.release(stage.tokens[0], stranger)
         record = RankClockRequest(bytes.fromhex(stage.tokens[0]), 1, ClockRequest(1200, time.monotonic_ns()))
         wished = stage.jobs.clock_requests.admit(record, stranger)
@@ -653,7 +653,7 @@ def test_a_job_of_which_a_part_runs_on_another_host_is_never_tuned_on_either() -
             stage = Stage(plan("tuned-1", 1200))
             registered = stage.jobs.register(registration(pp_rank), ME, os.pidfd_open(os.getpid()))
             for index in range(20):
-                assert stage.jobs.report(report(registered.rank_token, pp_rank, index, 0), ME) is not None
+                assert stage.jobs.handle_report(report(registered.rank_token, pp_rank, index, 0), ME) is not None
                 await settle()
             record = RankClockRequest(bytes.fromhex(registered.rank_token), 1, ClockRequest(1200, time.monotonic_ns()))
             outcome = stage.jobs.clock_requests.admit(record, ME)
@@ -673,7 +673,7 @@ def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of_eithe
         stage.join()
         await stage.iterate(times=3)
         for r, token in enumerate(stage.tokens):
-            stage.jobs.report(report(token, r, stage.next_index, r), ME)
+            stage.jobs.handle_report(report(token, r, stage.next_index, r), ME)
         stage.next_index += 1
         await settle()
         stage.jobs.handle_samples(())

@@ -1,0 +1,167 @@
+"""Ports of a pipeline leader's command executor: plans from the policy host, slices for the members, audit log.
+
+A leader has no GPU. Each member's own daemon leases and restores its GPU and records its iterations.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import (
+    EndJob,
+    Event,
+    LeaseGpus,
+    ObserveIteration,
+    PlanDecided,
+    PolicyFailed,
+    RecordIteration,
+    RecordNotice,
+    RecordPhase,
+    RestoreGpus,
+    SendPlan,
+)
+from gpuenergyd.core.pipeline.graph import Instruction
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.store.records import ControlEventRecord
+
+log = logging.getLogger(__name__)
+
+_HELD_ITERATIONS = 48
+"""A question to the policy waits for the newest plan to be tried, but not longer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAudit:
+    """Audit log of a pipeline, kept with the leader's own job."""
+
+    history: HistoryPort
+    pipeline_id: str
+    leader_job_id: str
+
+    def record(self, action: str, reason: str, after: str) -> None:
+        """Record a change at the present instant."""
+        now = utc_at(time.monotonic_ns())
+        actor = f"pipeline {self.pipeline_id}"
+        self.history.write(
+            ControlEventRecord(now, action, actor, self.leader_job_id, None, reason, before="", after=after)
+        )
+
+    def record_phase(self, command: RecordPhase) -> None:
+        """Record that the pipeline entered a phase."""
+        log.info("pipeline %s: %s (%s)", self.pipeline_id, command.phase, command.reason)
+        self.record("phase", command.reason, f"pipeline {command.phase}")
+
+    def record_notice(self, command: RecordNotice) -> None:
+        """Record an event that the phase does not show."""
+        self.record("notice", command.reason, "")
+
+
+@dataclass(slots=True)
+class LeaderDelivery:
+    """The newest plan of a pipeline, which leaves in the replies to the leader's reports."""
+
+    job: Job
+    audit: LeaderAudit
+    sent: SendPlan | None = None
+    target: PerformanceTarget | None = None
+    """The target that the newest plan was made for."""
+    answering: PerformanceTarget | None = None
+    """The target of the answer that is being handled; the job may have another one by now."""
+    _epoch_of_plan: dict[str, int] = field(default_factory=lambda: {BASELINE_PLAN_ID: 0})
+
+    def send(self, command: SendPlan) -> None:
+        """Replace the newest plan."""
+        self.sent = command
+        self.target = self.answering or self.job.target
+        self._epoch_of_plan[self.plan_id(command)] = command.plan_epoch
+        self.audit.record("plan", command.plan.reason, f"epoch {command.plan_epoch}: {command.plan.plan_id}")
+
+    def plan_id(self, sent: SendPlan) -> str:
+        """Return the id under which members follow a plan."""
+        return f"{self.audit.pipeline_id}.{sent.plan_epoch}"
+
+    def epoch_of(self, plan_id: str | None) -> int | None:
+        """Return the epoch of a plan that members followed; None if they followed different ones."""
+        return self._epoch_of_plan.get(plan_id) if plan_id is not None else None
+
+    def planned_mhz(self, plan_epoch: int | None) -> Mapping[Instruction, int] | None:
+        """Return the newest plan's clocks by instruction if an iteration followed that plan."""
+        sent, schedule = self.sent, self.job.ranks.schedule
+        if sent is None or schedule is None or plan_epoch != sent.plan_epoch:
+            return None
+        return {
+            instruction: mhz
+            for rank in sent.plan.ranks
+            for instruction, mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=False)
+            if mhz is not None
+        }
+
+
+@dataclass(slots=True)
+class LeaderPlans:
+    """Plans of the policy host, asked for once the newest plan was tried: policies answer faster than ranks agree."""
+
+    job: Job
+    host: PolicyPort
+    delivery: LeaderDelivery
+    handle: Callable[[Event], Awaitable[None]]
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    is_observing: bool
+    newest_index: int = -1
+    """The newest merged iteration."""
+    newest_epoch: int | None = None
+    """The plan epoch of that iteration."""
+    _held: JobView | None = None
+    _held_at: int = -1
+
+    def ask(self, view: JobView) -> None:
+        """Hold a question until the newest plan was tried; where clocks may not be set, no plan is asked for."""
+        if not self.is_observing:
+            self._held, self._held_at = view, self.newest_index
+            self.ask_in_time()
+
+    def ask_in_time(self) -> None:
+        """Ask the held question if the newest plan was tried, the target has changed, or it has been held for long."""
+        view, newest = self._held, self.delivery.sent
+        if view is None:
+            return
+        is_tried = newest is None or newest.plan_epoch == self.newest_epoch
+        is_late = self.newest_index - self._held_at >= _HELD_ITERATIONS
+        if is_tried or is_late or view.target != self.delivery.target:
+            self._held = None
+            fresh = self.job.view() or view
+            self.spawn(self._answer(replace(fresh, target=view.target)))
+
+    async def _answer(self, view: JobView) -> None:
+        description = self.job.description
+        answer = await self.host.next_plan(description.job_id, description.policy, view)
+        self.delivery.answering = view.target
+        await self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
+        self.delivery.answering = None
+
+
+class MembersOwnGpus:
+    """Commands that each member's own daemon executes for its GPU: the leader does nothing."""
+
+    def observe(self, command: ObserveIteration) -> None:
+        """Leave it to the members: they observe, the leader merges."""
+
+    def record(self, command: RecordIteration) -> None:
+        """Leave it to the members: each records its own iterations."""
+
+    async def lease(self, command: LeaseGpus) -> None:
+        """Leave it to the members: each leases its own GPU."""
+
+    async def restore(self, command: RestoreGpus) -> None:
+        """Leave it to the members: each restores its own GPU."""
+
+    async def end(self, command: EndJob) -> None:
+        """Leave it to the members: the pipeline ends with the leader's own job."""

@@ -1,0 +1,150 @@
+"""Sources of a job's plans: the policy host, predictions where clocks may not be set, or a pipeline leader."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.store.records import PlanRecord
+
+_PREDICTION_EPOCH = -1
+"""The epoch of predictions, which no rank follows; each prediction of a job replaces the one before."""
+
+
+@dataclass(slots=True)
+class PolicyHostPlans:
+    """Plans of the job's policy in the policy host."""
+
+    job_id: str
+    policy: str
+    host: PolicyPort
+    handle: Callable[[Event], None]
+    _task: asyncio.Task[None] | None = None
+
+    def ask(self, view: JobView) -> None:
+        """Ask the policy in a task of its own."""
+        self._task = asyncio.create_task(self._answer(view), name=f"plan of job {self.job_id}")
+
+    async def close(self) -> None:
+        """Stop waiting for an answer."""
+        await _cancel(self._task)
+
+    async def _answer(self, view: JobView) -> None:
+        answer = await self.host.next_plan(self.job_id, self.policy, view)
+        self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
+
+
+@dataclass(slots=True)
+class PredictionOnly:
+    """Predicted savings of the job's policy, for a job whose clocks may not be set; no plan is decided."""
+
+    job_id: str
+    policy: str
+    host: PolicyPort
+    history: HistoryPort
+    num_iterations: Callable[[], int]
+    plan: ClockPlan | None = None
+    """The last prediction; a plan without a prediction gives the reason in its place."""
+    _task: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the policy is computing a prediction."""
+        return self._task is not None and not self._task.done()
+
+    def ask(self, view: JobView) -> None:
+        """Ask the policy for a prediction in a task of its own; the question of the job stays open."""
+        self._task = asyncio.create_task(self._predict(view), name=f"prediction of job {self.job_id}")
+
+    async def close(self) -> None:
+        """Stop waiting for a prediction."""
+        await _cancel(self._task)
+
+    async def _predict(self, view: JobView) -> None:
+        answer = await self.host.next_plan(self.job_id, self.policy, replace(view, can_set_clocks=False))
+        if isinstance(answer, PolicyFailure):
+            self.plan = baseline_plan("predicted", reason=f"policy {self.policy} failed: {answer.reason}")
+        elif answer.purpose is PlanPurpose.PROFILE:
+            self.plan = baseline_plan("predicted", reason=f"policy {self.policy} cannot predict without trying clocks")
+        else:
+            self.plan = answer if answer.predicted is None else replace(answer, purpose=PlanPurpose.PREDICTED)
+        if self.plan.purpose is PlanPurpose.PREDICTED:
+            now = utc_at(time.monotonic_ns())
+            self.history.write(PlanRecord(self.job_id, _PREDICTION_EPOCH, self.plan, now, self.num_iterations()))
+
+
+@dataclass(slots=True)
+class PermittedPlans:
+    """Plans of the policy host while the job's clocks may be set, and predictions while they may not."""
+
+    tuning: PolicyHostPlans
+    prediction: PredictionOnly
+    can_set_clocks: Callable[[], bool]
+    _is_unanswered: bool = False
+
+    def ask(self, view: JobView) -> None:
+        """Ask for a plan, or for a prediction that leaves the question open."""
+        self._is_unanswered = not self.can_set_clocks()
+        source = self.prediction if self._is_unanswered else self.tuning
+        source.ask(view)
+
+    def ask_again(self, view: JobView | None) -> None:
+        """Ask an open question again: the prediction may be better by now, or clocks may be set."""
+        if self._is_unanswered and not self.prediction.is_busy and view is not None:
+            self.ask(view)
+
+    def resume(self, _current: ClockPlan) -> None:
+        """Continue the job of an earlier daemon: the state machine asks again."""
+
+    async def close(self) -> None:
+        """Stop waiting for answers."""
+        await self.tuning.close()
+        await self.prediction.close()
+
+
+@dataclass(slots=True)
+class PostedPlans:
+    """The plan that the leader of a pipeline across hosts posted last, for one of its members."""
+
+    can_set_clocks: Callable[[], bool]
+    handle: Callable[[Event], None]
+    posted: ClockPlan | None = None
+
+    def ask(self, _view: JobView) -> None:
+        """Answer at once with the posted plan, or with full speed."""
+        self._answer()
+
+    def post(self, plan: ClockPlan, *, is_followed: bool) -> None:
+        """Replace the posted plan; `is_followed`: the job changes to it at once, without asking."""
+        self.posted = plan
+        if is_followed:
+            self._answer()
+
+    def ask_again(self, _view: JobView | None) -> None:
+        """Nothing is open: every question is answered at once."""
+
+    def resume(self, current: ClockPlan) -> None:
+        """Continue the job of an earlier daemon with its plan, until the leader posts another."""
+        self.posted = current
+
+    async def close(self) -> None:
+        """Nothing runs in the background."""
+
+    def _answer(self) -> None:
+        waiting = baseline_plan("waiting", reason="waiting for the plan of the whole pipeline")
+        self.handle(PlanDecided(self.posted if self.posted is not None and self.can_set_clocks() else waiting))
+
+
+JobPlans = PermittedPlans | PostedPlans
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

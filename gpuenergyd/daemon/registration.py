@@ -1,0 +1,167 @@
+"""Validation of what training processes send: registrations, job lengths, tags and iteration reports."""
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from gpuenergyd.core.carbon.slowdown_account import JobLength
+from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.wire import PROTOCOL_VERSION
+from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration
+
+_NS_PER_S = 1_000_000_000
+OLDEST_INSTANT_NS = 86_400 * _NS_PER_S
+"""Maximum age of an instant."""
+CLOCK_SKEW_NS = _NS_PER_S
+"""How far in the future an instant may lie."""
+_MAX_RANKS = 4096
+_MAX_MICROBATCHES = 65_536
+_MAX_ITERATIONS = 2**53
+_MAX_HOURS = 1e6
+MAX_TAGS = 32
+MAX_NAME_CHARS = 64
+MAX_VALUE_CHARS = 256
+
+
+def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
+    """Return the instructions that a rank runs in an iteration.
+
+    Raises:
+        ProtocolError: the protocol version is another one, or a number is out of range.
+    """
+    if registration.protocol_version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"protocol version {registration.protocol_version}; this daemon speaks version {PROTOCOL_VERSION}"
+        )
+    for name, lowest, highest in (
+        ("num_pp_ranks", 1, _MAX_RANKS),
+        ("pp_rank", 0, registration.num_pp_ranks - 1),
+        ("dp_rank", 0, 2**31 - 1),
+        ("num_microbatches", 1, _MAX_MICROBATCHES),
+        ("num_chunks", 1, _MAX_RANKS),
+    ):
+        value = getattr(registration, name)
+        if not lowest <= value <= highest:
+            raise ProtocolError(f"{name} {value} must be in [{lowest}, {highest}]")
+    if registration.is_part and registration.num_pp_ranks != 1:
+        raise ProtocolError(
+            f"num_pp_ranks {registration.num_pp_ranks} must be 1 for a member of a pipeline across hosts"
+        )
+    if not registration.order:
+        raise ProtocolError("order must hold at least one instruction")
+    return tuple(
+        _instruction(registration.pp_rank, kind, microbatch, chunk) for kind, microbatch, chunk in registration.order
+    )
+
+
+def require_agreement(registration: RankRegistration, first: RankRegistration) -> None:
+    """Refuse a rank whose registration contradicts the first rank of its job.
+
+    Raises:
+        JobError: it does.
+    """
+    for name in ("num_pp_ranks", "schedule_name", "num_microbatches", "num_chunks", "policy", "max_slowdown_ratio"):
+        mine, theirs = getattr(registration, name), getattr(first, name)
+        if mine != theirs:
+            raise JobError(
+                f"{name} {mine!r} of rank {registration.pp_rank} contradicts {theirs!r} of rank {first.pp_rank}"
+                f" in job {registration.job_name!r}"
+            )
+
+
+def checked_length(registration: RankRegistration) -> JobLength:
+    """Return the expected length of a job.
+
+    Raises:
+        ProtocolError: a number is out of range, or the deadline is not a timestamp with a UTC offset.
+    """
+    iterations, hours = registration.job_iterations, registration.job_hours
+    if iterations is not None and not 1 <= iterations <= _MAX_ITERATIONS:
+        raise ProtocolError(f"job_iterations {iterations} must be in [1, 2**53]")
+    if hours is not None and not (math.isfinite(hours) and 0 < hours <= _MAX_HOURS):
+        raise ProtocolError(f"job_hours {hours} must be in (0, {_MAX_HOURS:g}]")
+    return JobLength(iterations, hours, _instant(registration.job_deadline))
+
+
+def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return the tags of a job sorted by name; their size is limited because the history database keeps them.
+
+    Raises:
+        ProtocolError: there are too many tags, or one is unnamed, repeated, too long or not printable.
+    """
+    if len(tags) > MAX_TAGS:
+        raise ProtocolError(f"{len(tags)} tags; at most {MAX_TAGS} are accepted")
+    for name, value in tags:
+        if not name or len(name) > MAX_NAME_CHARS or len(value) > MAX_VALUE_CHARS:
+            raise ProtocolError(
+                f"tag {name[:MAX_NAME_CHARS]!r}: a name of 1 to {MAX_NAME_CHARS} and a value of at most"
+                f" {MAX_VALUE_CHARS} characters are accepted"
+            )
+        if not (name.isprintable() and value.isprintable()):
+            raise ProtocolError(f"tag {name!r}: only printable characters are accepted")
+    if len(dict(tags)) < len(tags):
+        raise ProtocolError("two tags have the same name")
+    return tuple(sorted(tags))
+
+
+def checked_iteration(report: IterationReport, pp_rank: int) -> RankIteration:
+    """Return a rank's measurements of an iteration.
+
+    Raises:
+        ProtocolError: instants or instructions are out of range.
+    """
+    now_ns = time.monotonic_ns()
+    oldest_ns, newest_ns = max(1, now_ns - OLDEST_INSTANT_NS), now_ns + CLOCK_SKEW_NS
+    next_ns = report.next_begin_mono_ns or report.end_mono_ns
+    if not oldest_ns <= report.begin_mono_ns <= report.end_mono_ns <= next_ns <= newest_ns:
+        raise ProtocolError(
+            f"begin {report.begin_mono_ns}, end {report.end_mono_ns}, next begin {report.next_begin_mono_ns}:"
+            " instants must be of this host's monotonic clock, in order"
+        )
+    if not 0 <= report.iteration_index < 2**53:
+        raise ProtocolError(f"iteration_index {report.iteration_index} must be in [0, 2**53)")
+    return RankIteration(
+        pp_rank=pp_rank,
+        iteration_index=report.iteration_index,
+        plan_epoch=report.plan_epoch,
+        begin_ns=report.begin_mono_ns,
+        end_ns=report.end_mono_ns,
+        next_begin_ns=report.next_begin_mono_ns,
+        instructions=tuple(_measured(pp_rank, row, oldest_ns, newest_ns) for row in report.instructions),
+    )
+
+
+def _measured(pp_rank: int, row: InstructionRow, oldest_ns: int, newest_ns: int) -> MeasuredInstruction:
+    kind, microbatch, chunk, begin_ns, end_ns = row
+    if not oldest_ns <= begin_ns <= end_ns <= newest_ns:
+        raise ProtocolError(
+            f"instruction {kind}{microbatch}: begin {begin_ns} and end {end_ns} must be of this host's monotonic"
+            " clock, in order"
+        )
+    return MeasuredInstruction(_instruction(pp_rank, kind, microbatch, chunk), begin_ns, end_ns)
+
+
+def _instruction(pp_rank: int, kind: str, microbatch_index: int, chunk_index: int) -> Instruction:
+    if kind not in InstructionKind.__members__:
+        raise ProtocolError(f"instruction kind {kind!r}; known: {', '.join(InstructionKind)}")
+    if not (0 <= microbatch_index < _MAX_MICROBATCHES and 0 <= chunk_index < _MAX_RANKS):
+        raise ProtocolError(
+            f"instruction {kind}{microbatch_index} of chunk {chunk_index}: the microbatch must be in"
+            f" [0, {_MAX_MICROBATCHES}) and the chunk in [0, {_MAX_RANKS})"
+        )
+    return Instruction(pp_rank, InstructionKind(kind), microbatch_index, chunk_index)
+
+
+def _instant(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+        if at.utcoffset() is not None:
+            return at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ProtocolError(f"job_deadline {text!r:.60} must be a timestamp with a UTC offset, e.g. 2027-01-31T08:00+00:00")

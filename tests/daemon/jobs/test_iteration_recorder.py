@@ -1,0 +1,32 @@
+"""The number of stored timelines is bounded, however long a job runs and however many plans it gets."""
+
+from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
+from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.daemon.jobs.iteration_recorder import TimelineSelection
+
+
+def iteration(index: int, plan_id: str, *, is_regular: bool = True) -> IterationObservation:
+    return IterationObservation(index, plan_id, 1.0, (), (), is_regular=is_regular)
+
+
+def test_a_dozen_timelines_of_each_plan_are_stored_and_one_in_a_hundred_of_all() -> None:
+    timelines = TimelineSelection()
+
+    selected = [i for i in range(1, 350) if timelines.select(iteration(i, "tuned-1"))]
+
+    assert selected == [*range(1, 13), 100, 200, 300]
+    assert not timelines.select(iteration(351, "tuned-2", is_regular=False))
+    assert timelines.select(iteration(352, "tuned-2"))
+
+
+def test_the_newest_plans_are_counted_and_the_one_in_force_is_among_them() -> None:
+    timelines = TimelineSelection()
+
+    for number in range(3 * MAX_PLANS_KEPT):
+        for index in range(13):
+            selected = timelines.select(iteration(1 + 100 * number + index, f"tuned-{number}"))
+        timelines.select(iteration(1 + 100 * number + 13, "untuned"))
+
+    assert not selected
+    assert not timelines.select(iteration(77, "untuned"))
+    assert timelines.select(iteration(77, "tuned-0"))  # a plan that was dropped counts from the start

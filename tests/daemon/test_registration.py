@@ -1,0 +1,55 @@
+"""Registrations are validated where they enter: job length and tags."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpuenergyd.core.carbon.slowdown_account import JobLength
+from gpuenergyd.daemon.registration import checked_length, checked_tags
+from gpuenergyd.errors import ProtocolError
+from tests.daemon.jobs.test_registry import registration
+
+
+def test_a_job_length_is_accepted_and_its_deadline_converted_to_utc() -> None:
+    given = replace(registration(0), job_iterations=50, job_hours=1.5, job_deadline="2030-01-31T10:00:00+02:00")
+
+    assert checked_length(given) == JobLength(50, 1.5, datetime(2030, 1, 31, 8, tzinfo=UTC))
+    assert checked_length(registration(0)) == JobLength()
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"job_iterations": 0}, "job_iterations 0"),
+        ({"job_hours": -1.0}, "job_hours -1"),
+        ({"job_hours": float("inf")}, "job_hours inf"),
+        ({"job_deadline": "soon"}, "'soon'"),
+        ({"job_deadline": "2030-01-31T10:00:00"}, "offset"),
+    ],
+)
+def test_an_invalid_job_length_is_refused_with_its_value(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ProtocolError, match=line):
+        checked_length(replace(registration(0), **given))
+
+
+def test_tags_are_sorted_by_name() -> None:
+    assert checked_tags([("user", "ada"), ("a", "")]) == (("a", ""), ("user", "ada"))
+
+
+@pytest.mark.parametrize(
+    ("tags", "line"),
+    [
+        ([(f"t{k}", "") for k in range(33)], "33 tags; at most 32"),
+        ([("", "x")], "a name of 1 to 64"),
+        ([("n" * 65, "x")], "a name of 1 to 64"),
+        ([("n", "x" * 257)], "at most 256 characters"),
+        ([("n", "a\nb")], "tag 'n': only printable"),
+        ([("n", "1"), ("n", "2")], "two tags have the same name"),
+    ],
+    ids=["many", "empty", "long name", "long value", "newline", "twice"],
+)
+def test_invalid_tags_are_refused_in_one_line(tags: list[tuple[str, str]], line: str) -> None:
+    with pytest.raises(ProtocolError, match=line):
+        checked_tags(tags)
