@@ -87,6 +87,6 @@ def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp
     with open_history(database) as read:
         told = [e for e in read.control_events(job_ids[1]) if e.action == "recall"]
         purposes = {row.plan.purpose for row in read.plans(job_ids[1])}
-    assert [event.reason for event in told] == [f"what job {job_ids[0]} showed"]
+    assert [event.reason for event in told] == [f"profile of job {job_ids[0]}"]
     assert PlanPurpose.TUNED in purposes
     assert PlanPurpose.PROFILE not in purposes
