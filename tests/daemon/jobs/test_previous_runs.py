@@ -79,7 +79,7 @@ def test_the_second_run_of_a_job_is_told_what_the_first_one_showed(tmp_path: Pat
         wait_until(lambda: daemon.job() is None)
         assert actions(daemon, "recall") == []
         with training(daemon, arguments=UNIFORM) as run:
-            wait_until(lambda: actions(daemon, "recall") == [f"what job {first} showed"], 120)
+            wait_until(lambda: actions(daemon, "recall") == [f"profile of job {first}"], 120)
             assert run.finish() == 0
         with training(daemon, arguments=(*UNIFORM, "--job", "another")) as run:
             daemon.wait_for_phase("tuned", timeout_s=120)
@@ -87,4 +87,4 @@ def test_the_second_run_of_a_job_is_told_what_the_first_one_showed(tmp_path: Pat
         wait_until(lambda: daemon.job() is None)
         assert daemon.stop() == 0
 
-    assert actions(daemon, "recall") == [f"what job {first} showed"]
+    assert actions(daemon, "recall") == [f"profile of job {first}"]
