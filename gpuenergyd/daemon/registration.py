@@ -51,7 +51,7 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
             f"num_pp_ranks {registration.num_pp_ranks} must be 1 for a member of a pipeline across hosts"
         )
     if not registration.order:
-        raise ProtocolError("order must hold at least one instruction")
+        raise ProtocolError("order: a rank must run at least one instruction")
     return tuple(
         _instruction(registration.pp_rank, kind, microbatch, chunk) for kind, microbatch, chunk in registration.order
     )
