@@ -87,7 +87,7 @@ class RankClient:
             job_iterations=rank.num_iterations or length.iterations,
             job_hours=length.hours,
             job_deadline=length.deadline,
-            is_part=agreed_plans is not None,
+            is_pipeline_member=agreed_plans is not None,
         )
         self._socket_path = socket_path
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()

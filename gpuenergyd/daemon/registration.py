@@ -46,7 +46,7 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
         value = getattr(registration, name)
         if not lowest <= value <= highest:
             raise ProtocolError(f"{name} {value} must be in [{lowest}, {highest}]")
-    if registration.is_part and registration.num_pp_ranks != 1:
+    if registration.is_pipeline_member and registration.num_pp_ranks != 1:
         raise ProtocolError(
             f"num_pp_ranks {registration.num_pp_ranks} must be 1 for a member of a pipeline across hosts"
         )

@@ -1,12 +1,14 @@
-"""Bytes to messages and back, no sockets.
+"""Conversion of bytes to messages and files to pipelines; no sockets.
 
-messages       what travels between a training process and the core, as frozen values (standard library)
-client_codec   the same for the training process: standard library only
-daemon_codec   the same for the daemon: msgspec, strict, size-limited
-clock_request  the fixed-size datagram that requests a clock inside an iteration
-part_messages  what is said of a pipeline across hosts
-profile_files  profile tables (profile_csv) and planner instances (instance_json) as files; their
-               checked_values
+client_codec       messages to JSON and back in the training process (standard library)
+clock_request      encoding of the clock-request datagram
+daemon_codec       messages to JSON and back in the daemon (msgspec): strict types, size limits
+instance_json      planner instances: a whole pipeline as JSON
+messages           messages between a training process and the daemon
+pipeline_messages  messages of pipelines across hosts
+profile_csv        profile tables: times and energies by clock as CSV
+profile_files      reads profile tables and planner instances from files
+values             validation of numbers in files
 """
 
 PROTOCOL_VERSION = 1

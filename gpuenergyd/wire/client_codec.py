@@ -1,4 +1,4 @@
-"""Messages to bytes and back inside a training process: the standard library and nothing else."""
+"""Messages to JSON and back in the training process; standard library only."""
 
 import json
 from typing import Any
@@ -13,7 +13,8 @@ from gpuenergyd.wire.messages import (
     RankRelease,
 )
 
-_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # made once: `dumps` makes it anew
+# Created once: `json.dumps` with options creates an encoder per call.
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def encode(message: RankRegistration | IterationReport | RankRelease) -> bytes:
@@ -23,10 +24,10 @@ def encode(message: RankRegistration | IterationReport | RankRelease) -> bytes:
 
 
 def decode_registered(body: bytes) -> RankRegistered:
-    """Return the core's answer to a registration.
+    """Return the daemon's reply to a registration.
 
     Raises:
-        ProtocolError: the body is something else.
+        ProtocolError: the body is not a valid reply.
     """
     try:
         return RankRegistered(**_json_object(body))
@@ -35,10 +36,10 @@ def decode_registered(body: bytes) -> RankRegistered:
 
 
 def decode_iteration_reply(body: bytes) -> IterationReply:
-    """Return the core's answer to an iteration report.
+    """Return the daemon's reply to an iteration report.
 
     Raises:
-        ProtocolError: the body is something else.
+        ProtocolError: the body is not a valid reply.
     """
     try:
         plans = _json_object(body).get("plans", [])
@@ -62,7 +63,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except ValueError as error:
-        raise ProtocolError(f"not JSON: {error}") from None
+        raise ProtocolError(f"reply is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ProtocolError(f"a JSON object is expected, got {type(value).__name__}")
+        raise ProtocolError(f"expected a JSON object, got {type(value).__name__}")
     return value

@@ -1,4 +1,4 @@
-"""Messages to bytes and back inside the daemon: strictly typed and bounded, one clear line for what is wrong."""
+"""Messages to JSON and back in the daemon: strict types, size limits, one-line errors."""
 
 from typing import Any, TypeVar
 
@@ -13,18 +13,18 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def _plain(value: object) -> object:
-    """Return a scalar of an array library as the plain number it holds: policies compute with such."""
+    """Return the Python number of a numpy scalar, as policies may return."""
     item = getattr(value, "item", None)
     if callable(item):
         return item()
-    raise TypeError(f"{type(value).__name__} cannot be sent as JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def encode(value: object) -> bytes:
-    """Return a value (dataclasses, tuples, plain values) as JSON."""
+    """Return dataclasses, tuples and scalars as JSON."""
     return _encoder.encode(value)
 
 
@@ -32,7 +32,7 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
     """Return a message of the given type.
 
     Raises:
-        ProtocolError: too large, not JSON, a field missing, of the wrong type, or a string too long.
+        ProtocolError: the body is too large, not JSON, or has a missing, wrongly typed or too long field.
     """
     if len(body) > max_bytes:
         raise ProtocolError(f"message of {len(body)} bytes; at most {max_bytes} are accepted")
@@ -53,15 +53,15 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
 
 
 def encode_member(value: object) -> str:
-    """Return one value of a larger whole as JSON text."""
+    """Return a single value as JSON text."""
     return _encoder.encode(value).decode()
 
 
 def decode_member(text: str, member_type: Any) -> Any:
-    """Return a value of the given type, which may be any that a dataclass field can have.
+    """Return a single value of a type that a dataclass field can have.
 
     Raises:
-        ProtocolError: not that type.
+        ProtocolError: the text does not have this type.
     """
     try:
         return msgspec.json.decode(text, type=member_type)
@@ -70,6 +70,6 @@ def decode_member(text: str, member_type: Any) -> Any:
 
 
 def json_schemas(*message_types: Any) -> dict[str, Any]:
-    """Return the JSON schemas of messages by name, as an OpenAPI document holds them."""
+    """Return the JSON schemas of messages by name, in OpenAPI form."""
     _, schemas = msgspec.json.schema_components(message_types, ref_template="#/components/schemas/{name}")
     return schemas

@@ -1,4 +1,4 @@
-"""Planner instances: a whole pipeline as JSON, with its own operations, edges, tables and blocking power."""
+"""Planner instances: a whole pipeline as JSON, with operations, edges, profiles and blocking power."""
 
 import json
 import re
@@ -17,18 +17,18 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.errors import ProfileError, ScheduleError
-from gpuenergyd.wire.checked_values import MAX_STAGES, number, short, whole
+from gpuenergyd.wire.values import MAX_STAGES, number, short, whole
 
 _KEYS = ("stages", "microbatches", "p_block_w", "ops", "edges", "profiles")
 MAX_MICROBATCHES = 1_000_000
 _OP_NAME = re.compile(r"([FBIW])(\d{0,3})")
 _SCHEDULE_OF_INSTANCE = {"zbh1": "zb-h1"}
-"""Schedule names that instances spell differently."""
+"""Schedule names that differ in instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerInstance:
-    """An instance JSON: a whole pipeline with its own order, edges, tables and blocking power."""
+    """A pipeline with its own order, edges, profiles and blocking power."""
 
     name: str
     schedule: Schedule
@@ -37,10 +37,10 @@ class PlannerInstance:
 
 
 def parse_instance(path: Path, text: str) -> PlannerInstance:
-    """Return the instance in a JSON text; `path` names it in errors.
+    """Parse a JSON text; `path` names the file in errors.
 
     Raises:
-        ProfileError: it is no JSON, a key is missing, or a value makes no sense.
+        ProfileError: the text is not JSON, a key is missing, or a value is invalid.
     """
     try:
         data = json.loads(text)
@@ -49,7 +49,7 @@ def parse_instance(path: Path, text: str) -> PlannerInstance:
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: not usable JSON: {short(str(error))}") from None
     if not isinstance(data, dict):
-        raise ProfileError(f"{path}: an instance is a JSON object, found {short(data)}")
+        raise ProfileError(f"{path}: an instance must be a JSON object, found {short(data)}")
     num_ranks = _count(path, data, "stages", MAX_STAGES)
     num_microbatches = _count(path, data, "microbatches", MAX_MICROBATCHES)
     blocking_power_w = number(str(path), "p_block_w", _key(path, data, "p_block_w"))
@@ -57,7 +57,7 @@ def parse_instance(path: Path, text: str) -> PlannerInstance:
         raise ProfileError(f"{path}: p_block_w {blocking_power_w}: must be >= 0 W")
     ops = _list(path, data, "ops")
     instructions = _instructions(path, ops, num_ranks=num_ranks, num_microbatches=num_microbatches)
-    # Rank by rank in program order, whatever order the file numbers them in.
+    # Nodes are ordered by rank and program order, independent of the numbering in the file.
     node_order = sorted(range(len(instructions)), key=lambda i: (instructions[i].pp_rank, i))
     node_of = {i: node for node, i in enumerate(node_order)}
     ordered = [instructions[i] for i in node_order]
@@ -82,7 +82,7 @@ def parse_instance(path: Path, text: str) -> PlannerInstance:
 
 def _key(path: Path, data: Mapping[str, Any], key: str) -> object:
     if key not in data:
-        raise ProfileError(f"{path}: no key {key!r}; an instance has {', '.join(_KEYS)}")
+        raise ProfileError(f"{path}: missing key {key!r}; required: {', '.join(_KEYS)}")
     value: object = data[key]
     return value
 
@@ -122,8 +122,8 @@ def _instructions(path: Path, ops: list[Any], *, num_ranks: int, num_microbatche
         raise ProfileError(f"{path}: ops: the list is empty")
     missing = sorted(set(range(num_ranks)) - {stage for stage, *_ in parsed})
     if missing:
-        raise ProfileError(f"{path}: ops: none of stage {missing[0]}, the file promises {num_ranks} stages")
-    # Beside weight gradients, a "B" is the input gradient alone.
+        raise ProfileError(f"{path}: ops: no op of stage {missing[0]}; the file declares {num_ranks} stages")
+    # In an instance with weight gradients, "B" is the input gradient.
     splits_backward = any(letter == "W" for _, letter, *_ in parsed)
     instructions = []
     seen: set[Instruction] = set()
@@ -192,7 +192,7 @@ def _instance_table(where: str, table: object) -> InstructionProfile:
     lengths = [len(table[column]) for column in columns]
     if len(set(lengths)) != 1:
         raise ProfileError(
-            f"{where}: {lengths[0]} clocks, {lengths[1]} times, {lengths[2]} energies: must be equally many"
+            f"{where}: {lengths[0]} clocks, {lengths[1]} times, {lengths[2]} energies: lists must have equal lengths"
         )
     return instruction_profile(
         (

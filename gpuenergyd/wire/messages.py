@@ -1,17 +1,17 @@
-"""What a training process and the daemon's core say to each other. Instants are the host's monotonic clock in ns.
+"""Messages between a training process and the daemon; instants are the host's monotonic clock in ns.
 
 HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 
-    POST /v1/ranks        RankRegistration -> RankRegistered
-    POST /v1/iterations   IterationReport  -> IterationReply
-    POST /v1/pace         PaceReport       -> PaceReply
-    POST /v1/release      RankRelease      -> {}
-    POST /v1/parts        PartQuestion     -> PartState         pipelines across hosts: wire/part_messages.py
-    POST /v1/parts/plan   PartPlan         -> IterationReply
-    POST /v1/pipelines    PipelineReport   -> PipelineReply
-    POST /v1/leases       LeaseRequest     -> LeaseGranted     an administrator's, outside any job
-    POST /v1/leases/release  LeaseRelease  -> LeaseReleased
-    GET  /v1/status       -> the daemon's state, see daemon/api/server.py
+    POST /v1/ranks           RankRegistration -> RankRegistered
+    POST /v1/iterations      IterationReport  -> IterationReply
+    POST /v1/pace            PaceReport       -> PaceReply
+    POST /v1/release         RankRelease      -> {}
+    POST /v1/members         MemberQuery      -> MemberReport     pipelines across hosts: wire/pipeline_messages.py
+    POST /v1/members/plan    MemberPlan       -> IterationReply
+    POST /v1/pipelines       PipelineReport   -> PipelineReply
+    POST /v1/leases          LeaseRequest     -> LeaseGranted     manual leases of administrators
+    POST /v1/leases/release  LeaseRelease     -> LeaseReleased
+    GET  /v1/status          the daemon's status, see daemon/api/status.py
 """
 
 from dataclasses import dataclass
@@ -28,14 +28,13 @@ ChangeRow = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class RankRegistration:
-    """One training process joins a job.
+    """Registration of a rank (one training process) with a job.
 
-    Ranks of one job agree on `job_name` and `run_key` (what tells two runs of one name apart). A pipeline of
-    `num_pp_ranks` is complete when each pp_rank has registered; data-parallel replicas are pipelines of their own.
-    `order` is what this rank runs in one iteration; a plain loop reports the single instruction F0. `tags` are names
-    and values that group jobs in reports; those of the rank that came first are kept. How long the job will be, if
-    anybody knows: its iterations, its hours at full speed, or the instant (ISO 8601, UTC) by which it has to end; what
-    the rank says that came first counts.
+    All ranks of a job send the same `job_name` and `run_key`; the key differs between runs of the same name. A pipeline
+    of `num_pp_ranks` is complete when each pp_rank has registered; data-parallel replicas are separate pipelines.
+    `order` lists the rank's instructions of one iteration; a plain loop has the single instruction F0. `tags` group
+    jobs in reports. The length of the job is optional: its iterations, its hours at full speed, or its deadline (ISO
+    8601, UTC). Tags and length of the first rank to register count.
     """
 
     protocol_version: int
@@ -56,13 +55,13 @@ class RankRegistration:
     job_iterations: int | None = None
     job_hours: float | None = None
     job_deadline: str | None = None
-    is_part: bool = False
-    """One rank of a pipeline that is planned as a whole elsewhere: its plans are posted, see wire/part_messages.py."""
+    is_pipeline_member: bool = False
+    """Whether the rank belongs to a pipeline across hosts, whose plans are posted: see wire/pipeline_messages.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRegistered:
-    """The core's answer: `rank_token` (32 hex digits) authenticates this rank from now on."""
+    """Reply to a registration; `rank_token` (32 hex digits) authenticates the rank in later messages."""
 
     job_id: str
     rank_token: str
@@ -72,9 +71,9 @@ class RankRegistered:
 
 @dataclass(frozen=True, slots=True)
 class IterationReport:
-    """One iteration of one rank, posted when the next begins; `plan_epoch` is what the rank followed (0: un-tuned).
+    """Report of one rank on one iteration, posted when the next begins; `plan_epoch` 0 means no plan.
 
-    `end_mono_ns` is when the step returned, `next_begin_mono_ns` when the next began (0: there was no next).
+    `end_mono_ns` is the end of the step, `next_begin_mono_ns` the begin of the next one, 0 if there is none.
     """
 
     rank_token: str
@@ -90,9 +89,9 @@ class IterationReport:
 
 @dataclass(frozen=True, slots=True)
 class PlanSlice:
-    """One rank's part of a plan: follow it from iteration `apply_at_iteration` on, at a boundary, never inside.
+    """One rank's slice of a plan, to follow from the begin of iteration `apply_at_iteration`.
 
-    No changes means un-tuned: the rank sends nothing.
+    Without changes the rank requests no clocks.
     """
 
     plan_id: str
@@ -100,23 +99,23 @@ class PlanSlice:
     apply_at_iteration: int
     changes: tuple[ChangeRow, ...]
     full_speed_sm_clock_mhz: int = 0
-    """What a part of a pipeline wishes for when the time agreed for the plan is over; 0 for every other job."""
+    """Clock that a member of a pipeline across hosts requests after the end of the plan's window; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationReply:
-    """Plans this rank does not have, oldest first; usually none or one. It may be given one again: replies get lost."""
+    """Plans that are new to the rank, oldest first; a plan may be repeated, because replies can be lost."""
 
     plans: tuple[PlanSlice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PaceReport:
-    """What the slowest replica of this training that runs elsewhere takes for an iteration by itself, `age_s` ago.
+    """Pace of the slowest replica of this training on other hosts, read `age_s` ago.
 
-    By itself: at full speed and without waiting, which is what a `PaceReply` said to that replica. None: no replica
-    elsewhere is known any more. What is not repeated counts for five such iterations, and for 10 s at least. What is
-    repeated without being a new reading (`num_readings` of that replica's `PaceReply`) is no news.
+    `slowest_other_time_s` is the replica's iteration time at full speed and without waits, from its own `PaceReply`;
+    None means that there is no replica elsewhere any more. A pace expires after five such iterations, at the earliest
+    after 10 s; a repeated one extends its lifetime. `is_news` is False if it is no new reading (same `num_readings`).
     """
 
     rank_token: str
@@ -124,31 +123,31 @@ class PaceReport:
     age_s: float = 0.0
     is_news: bool = True
     least_other_overhead_s: float | None = None
-    """The least time of an iteration that any replica elsewhere spends outside its instructions."""
+    """Least time per iteration that any replica elsewhere spends outside of its instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaceReply:
-    """What this replica takes for an iteration by itself (None: not known yet), and what others impose on it."""
+    """Pace of this replica (None while unknown) and the straggler pace that it has to keep (None without one)."""
 
     own_time_s: float | None
     straggler_time_s: float | None
     num_readings: int = 0
-    """How often `own_time_s` has been read."""
+    """Number of estimates of `own_time_s` so far."""
     overhead_s: float | None = None
-    """Time of an iteration in which no instruction of it runs, waits for others left out as far as they are known."""
+    """Time of an iteration without a running instruction, known waits for other replicas excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRelease:
-    """One training process leaves in order."""
+    """Orderly leave of a training process."""
 
     rank_token: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """An administrator locks a GPU's clock, limits its power, or both; `gpu` is a UUID or an index."""
+    """Manual lease of an administrator: locks a GPU's clock, limits its power, or both; `gpu` is a UUID or an index."""
 
     gpu: str
     sm_clock_mhz: int | None = None
@@ -159,7 +158,7 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """What the GPU is held at now, or would be; without `remaining_s` until released or the daemon stops."""
+    """Controls of a granted lease; without `remaining_s` it lasts until its release or the daemon's stop."""
 
     gpu_uuid: str
     lease_id: str | None
@@ -171,7 +170,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRelease:
-    """An administrator gives a GPU back, its clock lock and its power limit together."""
+    """Release of a manual lease: clock lock and power limit together."""
 
     gpu: str
     is_dry_run: bool = False
@@ -179,7 +178,7 @@ class LeaseRelease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """What became of each control that the lease had changed."""
+    """Outcome for each control that the lease had changed."""
 
     gpu_uuid: str
     lease_id: str

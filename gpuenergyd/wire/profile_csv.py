@@ -1,15 +1,15 @@
-"""Profile tables: `stage,instruction,frequency,time,energy` rows to the options of each instruction class."""
+"""Profile tables: CSV rows `stage,instruction,frequency,time,energy` as clock options by instruction class."""
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, instruction_profile
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.checked_values import MAX_STAGES, number, short, whole
+from gpuenergyd.wire.values import MAX_STAGES, number, short, whole
 
 PROFILE_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 _KIND_OF_WORD = {"forward": InstructionKind.F, "backward": InstructionKind.B}
@@ -17,7 +17,7 @@ _KIND_OF_WORD = {"forward": InstructionKind.F, "backward": InstructionKind.B}
 
 @dataclass(frozen=True, slots=True)
 class ProfileTable:
-    """A profile CSV: forward and backward of each stage, one stage per pipeline rank."""
+    """Profile table of a pipeline: forward and backward of each stage, one stage per pipeline rank."""
 
     name: str
     num_stages: int
@@ -25,35 +25,20 @@ class ProfileTable:
 
 
 def parse_profile_table(path: Path, text: str) -> ProfileTable:
-    """Return the table in a CSV text; `path` names it in errors.
+    """Parse a CSV text; `path` names the file in errors.
 
     Raises:
-        ProfileError: a column is missing, or a value makes no sense.
+        ProfileError: a column is missing or a value is invalid.
     """
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     options: dict[InstructionClass, list[ClockOption]] = {}
-    columns: dict[str, int] | None = None
-    try:
-        for row in rows:
-            where = f"{path}:{rows.line_num}"
-            if not any(cell.strip() for cell in row):
-                continue
-            if columns is None:
-                columns = _columns(where, row)
-                continue
-            if len(row) <= max(columns.values()):
-                raise ProfileError(f"{where}: {len(row)} values, the header promises {max(columns.values()) + 1}")
-            cells = {name: row[at].strip() for name, at in columns.items()}
-            key, option = _table_row(where, cells)
-            known = options.setdefault(key, [])
-            if any(o.sm_clock_mhz == option.sm_clock_mhz for o in known):
-                raise ProfileError(
-                    f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given"
-                    " twice"
-                )
-            known.append(option)
-    except csv.Error as error:
-        raise ProfileError(f"{path}:{rows.line_num}: not CSV: {error}") from None
+    for where, cells in _rows(path, text):
+        key, option = _table_row(where, cells)
+        known = options.setdefault(key, [])
+        if any(o.sm_clock_mhz == option.sm_clock_mhz for o in known):
+            raise ProfileError(
+                f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given twice"
+            )
+        known.append(option)
     if not options:
         raise ProfileError(f"{path}: no measurements below the header")
     num_stages = max(key.pp_rank for key in options) + 1
@@ -67,6 +52,25 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
         num_stages=num_stages,
         classes={key: instruction_profile(options[key], where=str(path)) for key in sorted(options)},
     )
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the position and the cells by column of every row below the header."""
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    columns: dict[str, int] | None = None
+    try:
+        for row in rows:
+            where = f"{path}:{rows.line_num}"
+            if not any(cell.strip() for cell in row):
+                continue
+            if columns is None:
+                columns = _columns(where, row)
+                continue
+            if len(row) <= max(columns.values()):
+                raise ProfileError(f"{where}: {len(row)} values, the header has {max(columns.values()) + 1} columns")
+            yield where, {name: row[at].strip() for name, at in columns.items()}
+    except csv.Error as error:
+        raise ProfileError(f"{path}:{rows.line_num}: not CSV: {error}") from None
 
 
 def _columns(where: str, header: list[str]) -> dict[str, int]:

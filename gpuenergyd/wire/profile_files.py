@@ -1,4 +1,4 @@
-"""Profile tables (CSV) and planner instances (JSON) as files, told apart by how they begin."""
+"""Reads profile tables (CSV) and planner instances (JSON) from files."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ __all__ = ["PlannerInstance", "ProfileTable", "read_pipeline_file"]
 
 
 def read_pipeline_file(path: Path) -> ProfileTable | PlannerInstance:
-    """Return the content of a profile CSV or an instance JSON, told apart by how it begins.
+    """Return the profile table or planner instance in a file; the format is detected from its first character.
 
     Raises:
-        ProfileError: the file cannot be read, or a value in it makes no sense; the message says which and where.
+        ProfileError: the file cannot be read or is invalid; the message names the place and the value.
     """
     text = _read_text(path)
     if not text.strip():

@@ -98,7 +98,7 @@ def test_columns_are_found_by_name_and_further_ones_are_left_alone(tmp_path: Pat
         ([HEADER, "0,forward,-1400,0.1,30"], ":2: frequency -1400: must be > 0"),
         ([HEADER, "-1,forward,1400,0.1,30"], ":2: stage -1: must be 0"),
         ([HEADER, "0,sideways,1400,0.1,30"], ":2: instruction 'sideways': must be forward or backward"),
-        ([HEADER, "0,forward,1400"], ":2: 3 values, the header promises 5"),
+        ([HEADER, "0,forward,1400"], ":2: 3 values, the header has 5 columns"),
         ([HEADER, *ROWS, ROWS[1]], ":7: forward of stage 0 at 1200 MHz is given twice"),
         (
             [HEADER, *ROWS[:3], "2,forward,1400,0.1,30", "2,backward,1400,0.1,30"],
@@ -195,10 +195,10 @@ def _set(*keys: str | int, to: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.pop("ops"), "no key 'ops'"),
-        (lambda d: d.pop("p_block_w"), "no key 'p_block_w'"),
+        (lambda d: d.pop("ops"), "missing key 'ops'"),
+        (lambda d: d.pop("p_block_w"), "missing key 'p_block_w'"),
         (_set("stages", to=0), "stages 0: must be a whole number from 1"),
-        (_set("stages", to=3), "none of stage 2, the file promises 3 stages"),
+        (_set("stages", to=3), "no op of stage 2; the file declares 3 stages"),
         (_set("stages", to="two"), "stages 'two': not a number"),
         (_set("microbatches", to=True), "microbatches True: not a number"),
         (_set("p_block_w", to=-5), "p_block_w -5.0: must be >= 0"),

@@ -35,7 +35,7 @@ from gpuenergyd.daemon.jobs.previous_runs import NoPreviousRuns
 from gpuenergyd.daemon.jobs.replicas import straggler_saving_fields
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import JobError, ProtocolError
-from gpuenergyd.wire.part_messages import PartState, PipelineReply, PipelineReport, PostedPlan
+from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReply, PipelineReport, PostedPlan
 
 log = logging.getLogger(__name__)
 _RELIEF_ITERATIONS = 48
@@ -102,7 +102,7 @@ class PipelineLeader:
         if not self._members:
             await self._join(members)
         elif self._members != members.keys():
-            raise ProtocolError(f"{len(members)} parts; the pipeline began with {len(self._members)}")
+            raise ProtocolError(f"{len(members)} members; the pipeline began with {len(self._members)}")
         if replace(target, straggler_time_s=None) != replace(self.job.target, straggler_time_s=None):
             await self._handle(TargetChanged(target))
         for (pp_rank, tp_rank), state in members.items():
@@ -142,7 +142,7 @@ class PipelineLeader:
         for command in self.job.handle(event):
             await self._executor.execute(command)
 
-    async def _join(self, members: Mapping[MemberKey, PartState]) -> None:
+    async def _join(self, members: Mapping[MemberKey, MemberReport]) -> None:
         for (pp_rank, tp_rank), state in sorted(members.items()):
             if state.order != members[pp_rank, 0].order:
                 raise JobError(f"tensor-parallel rank {tp_rank} of pipeline rank {pp_rank} runs another order")

@@ -13,7 +13,7 @@ from gpuenergyd.daemon.jobs.sessions import RankSession
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
 from gpuenergyd.wire.messages import IterationReply
-from gpuenergyd.wire.part_messages import PartPlan, PartQuestion, PartState, PipelineReply, PipelineReport
+from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReport, PipelineReply, PipelineReport
 
 _OBSERVATIONS_SENT = 6
 _DELIVERY_LIMIT_S = 0.5
@@ -27,7 +27,7 @@ class PipelineMembers:
     _leaders: dict[str, PipelineLeader] = field(default_factory=dict)
     """By the job id of the leading member."""
 
-    def state(self, question: PartQuestion, peer: PeerCredentials) -> PartState | None:
+    def state(self, question: MemberQuery, peer: PeerCredentials) -> MemberReport | None:
         """Return the state of a member; None for an unknown token.
 
         Raises:
@@ -38,14 +38,14 @@ class PipelineMembers:
             return None
         job = session.runner.job
         order = job.ranks.schedule.orders[0] if job.ranks.schedule is not None else ()
-        return PartState(
+        return MemberReport(
             gpu=self.jobs.services.gpus[session.gpu_uuid].view(),
             order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order),
             observations=tuple(job.observations[-_OBSERVATIONS_SENT:]),
             phase=job.phase,
         )
 
-    async def post_plan(self, message: PartPlan, peer: PeerCredentials) -> IterationReply | None:
+    async def post_plan(self, message: MemberPlan, peer: PeerCredentials) -> IterationReply | None:
         """Let a member follow a plan from the plan window on that its leader grants; None for an unknown token.
 
         The reply holds the member's slice if it is ready by then, so that the rank need not wait for its next report.

@@ -9,7 +9,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire import MAX_STRING_CHARS
-from gpuenergyd.wire.part_messages import PartState, PipelinePart, PipelineReport, PostedPlan
+from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReport, PostedPlan, ReportedMember
 
 _MAX_RANKS = 4096
 MAX_PACE_S = 86_400.0
@@ -28,20 +28,20 @@ def checked_size(report: PipelineReport) -> tuple[int, int]:
     return size
 
 
-def checked_members(report: PipelineReport, num_pp_ranks: int) -> dict[MemberKey, PartState]:
+def checked_members(report: PipelineReport, num_pp_ranks: int) -> dict[MemberKey, MemberReport]:
     """Return the states of all members of a pipeline.
 
     Raises:
         ProtocolError: a member is missing or repeated, or its measurements are out of range.
     """
     expected = {(pp, tp) for pp in range(num_pp_ranks) for tp in range(report.num_tp_ranks)}
-    members = {(part.pp_rank, part.tp_rank): part.state for part in report.parts}
-    if len(members) != len(report.parts) or members.keys() != expected:
+    members = {(member.pp_rank, member.tp_rank): member.state for member in report.members}
+    if len(members) != len(report.members) or members.keys() != expected:
         raise ProtocolError(
-            f"{len(report.parts)} parts: each of {num_pp_ranks} x {report.num_tp_ranks} ranks must be there once"
+            f"{len(report.members)} members: each of {num_pp_ranks} x {report.num_tp_ranks} ranks must be there once"
         )
-    for part in report.parts:
-        _check_member(part)
+    for member in report.members:
+        _check_member(member)
     return members
 
 
@@ -72,7 +72,7 @@ def checked_kind(kind: str) -> InstructionKind:
     return InstructionKind(kind)
 
 
-def common_gpu(pp_rank: int, members: Mapping[MemberKey, PartState]) -> GpuView:
+def common_gpu(pp_rank: int, members: Mapping[MemberKey, MemberReport]) -> GpuView:
     """Return the GPU that a stage is planned for: its first one, with the clocks that all GPUs of the stage support.
 
     Raises:
@@ -85,7 +85,7 @@ def common_gpu(pp_rank: int, members: Mapping[MemberKey, PartState]) -> GpuView:
     return replace(gpus[0], supported_sm_clocks_mhz=tuple(sorted(common, reverse=True)))
 
 
-def _check_member(part: PipelinePart) -> None:
+def _check_member(part: ReportedMember) -> None:
     state, where = part.state, f"part {part.pp_rank}.{part.tp_rank}"
     clocks = state.gpu.supported_sm_clocks_mhz
     if not clocks or list(clocks) != sorted(set(clocks), reverse=True) or clocks[-1] <= 0:

@@ -18,7 +18,7 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
 )
-from gpuenergyd.wire.part_messages import PartPlan, PartQuestion, PartState, PipelineReply, PipelineReport
+from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReport, PipelineReply, PipelineReport
 
 _ERRORS = {
     "400": "The message is malformed or contains an invalid value.",
@@ -38,7 +38,7 @@ def api_description() -> dict[str, Any]:
     """Return the OpenAPI document."""
     schemas = json_schemas(
         *(RankRegistration, RankRegistered, IterationReport, IterationReply, PaceReport, PaceReply, RankRelease),
-        *(PartQuestion, PartState, PartPlan, PipelineReport, PipelineReply),
+        *(MemberQuery, MemberReport, MemberPlan, PipelineReport, PipelineReply),
         *(LeaseRequest, LeaseGranted, LeaseRelease, LeaseReleased),
     )
     schemas["Error"] = {
@@ -61,8 +61,8 @@ def api_description() -> dict[str, Any]:
             ),
             "/v1/pace": _post("Report the pace of replicas on other hosts.", "PaceReport", "PaceReply"),
             "/v1/release": _post("Release a rank that ends normally.", "RankRelease", None),
-            "/v1/parts": _post("Query the state of a pipeline member.", "PartQuestion", "PartState"),
-            "/v1/parts/plan": _post("Install the plan slice of a pipeline member.", "PartPlan", "IterationReply"),
+            "/v1/members": _post("Query the state of a pipeline member.", "MemberQuery", "MemberReport"),
+            "/v1/members/plan": _post("Install the plan slice of a pipeline member.", "MemberPlan", "IterationReply"),
             "/v1/pipelines": _post(
                 "Report a pipeline across hosts as its leader; the reply may contain a plan.",
                 "PipelineReport",

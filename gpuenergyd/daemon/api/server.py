@@ -1,7 +1,7 @@
 """HTTP/1.1 with JSON on the daemon's Unix socket: routes, access checks, rate limits, and one-line errors.
 
 POST /v1/ranks, /v1/iterations, /v1/pace, /v1/release   training processes, see wire/messages.py
-POST /v1/parts, /v1/parts/plan, /v1/pipelines           pipelines across hosts, see wire/part_messages.py
+POST /v1/members, /v1/members/plan, /v1/pipelines           pipelines across hosts, see wire/pipeline_messages.py
 POST /v1/leases, /v1/leases/release                     clock locks and power limits of administrators
 GET  /v1/status, /v1/jobs/{job_id}                      the daemon or one job, see daemon/api/status.py
 GET  /v1/metrics, /v1/openapi.json                      Prometheus metrics, the description of this API
@@ -43,7 +43,7 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
 )
-from gpuenergyd.wire.part_messages import PartPlan, PartQuestion, PipelineReport
+from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ _ERROR_STATUSES: tuple[tuple[type[GpuEnergyError], int], ...] = (
     (GpuEnergyError, 503),
 )
 """HTTP status by error class; the first match counts."""
-_LARGE_MESSAGES = frozenset({IterationReport, PartPlan, PipelineReport})
+_LARGE_MESSAGES = frozenset({IterationReport, MemberPlan, PipelineReport})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class Server:
                 web.post("/v1/iterations", self._rank_handler(IterationReport, jobs.handle_report)),
                 web.post("/v1/pace", self._rank_handler(PaceReport, jobs.handle_pace)),
                 web.post("/v1/release", self._rank_handler(RankRelease, self._release_rank)),
-                web.post("/v1/parts", self._rank_handler(PartQuestion, members.state)),
-                web.post("/v1/parts/plan", self._rank_handler(PartPlan, members.post_plan)),
+                web.post("/v1/members", self._rank_handler(MemberQuery, members.state)),
+                web.post("/v1/members/plan", self._rank_handler(MemberPlan, members.post_plan)),
                 web.post("/v1/pipelines", self._rank_handler(PipelineReport, members.plan_pipeline)),
                 web.post("/v1/leases", self._grant_lease),
                 web.post("/v1/leases/release", self._release_lease),

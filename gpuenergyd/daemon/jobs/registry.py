@@ -162,7 +162,7 @@ class Jobs:
 
     def rules_for(self, registration: RankRegistration) -> JobRules:
         """Return the rules for a job with such a rank."""
-        return member_rules(self.rules) if registration.is_part else self.rules
+        return member_rules(self.rules) if registration.is_pipeline_member else self.rules
 
     def registration(self, job_id: str) -> RankRegistration:
         """Return the registration of a job's first rank."""
@@ -335,7 +335,9 @@ class Jobs:
 
     def new_runner(self, job: Job, owner: LeaseOwner, registration: RankRegistration) -> JobRunner:
         """Return a runner for a job with such a rank."""
-        return JobRunner(job, self.services, self.replicas, owner, self._job_ended, is_member=registration.is_part)
+        return JobRunner(
+            job, self.services, self.replicas, owner, self._job_ended, is_member=registration.is_pipeline_member
+        )
 
     def _record_job(self, runner: JobRunner, registration: RankRegistration, peer: PeerCredentials) -> None:
         description = runner.job.description

@@ -70,7 +70,7 @@ class PipelineLeader:
         others = self._replicas.others(store, monotonic())
         report = {
             "rank_token": rank_token,
-            "parts": [{"pp_rank": pp, "tp_rank": tp, "state": state} for (pp, tp), state in states.items()],
+            "members": [{"pp_rank": pp, "tp_rank": tp, "state": state} for (pp, tp), state in states.items()],
             "num_pp_ranks": self.place.num_pp_ranks,
             "num_tp_ranks": self.place.num_tp_ranks,
             "slowest_other_time_s": others.slowest_time_s,

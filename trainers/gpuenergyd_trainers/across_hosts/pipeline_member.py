@@ -59,7 +59,7 @@ class PipelineMember:
 
     def _exchange(self, store: Store) -> None:
         token = self._client.rank_token
-        state = self._daemon.post("/v1/parts", {"rank_token": token}) if token is not None else None
+        state = self._daemon.post("/v1/members", {"rank_token": token}) if token is not None else None
         report = {
             "iteration": self._client.iteration_index,
             "installed": sorted(self._plans.installed) if state is not None else [],
@@ -85,7 +85,7 @@ class PipelineMember:
         plan = store.get(self._place.slice_key(wanted, self._place.pp_rank))
         if plan is None:
             return
-        reply = self._daemon.post("/v1/parts/plan", {"rank_token": token, "plan": json.loads(plan)})
+        reply = self._daemon.post("/v1/members/plan", {"rank_token": token, "plan": json.loads(plan)})
         if reply is not None:
             self._posted = token, wanted
             slices = decode_iteration_reply(json.dumps(reply).encode()).plans

@@ -1,4 +1,4 @@
-"""Numbers from files: finite, whole where they must be, and named with their place when they are not."""
+"""Validation of numbers in files; errors name the place and the value."""
 
 import math
 
@@ -8,14 +8,14 @@ MAX_STAGES = 4096
 
 
 def number(where: str, name: str, value: object) -> float:
-    """Return a finite number from a CSV cell or a JSON value.
+    """Return a CSV cell or JSON value as a finite number.
 
     Raises:
-        ProfileError: it is none; the message begins with `where`.
+        ProfileError: the value is not a finite number; the message starts with `where`.
     """
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError  # noqa: TRY004, TRY301  one message for all that is no number
+            raise ValueError  # noqa: TRY004, TRY301  one message for all invalid values
         found = float(value)
     except (ValueError, OverflowError):
         raise ProfileError(f"{where}: {name} {short(value)}: not a number") from None
@@ -25,10 +25,10 @@ def number(where: str, name: str, value: object) -> float:
 
 
 def whole(where: str, name: str, value: object) -> int:
-    """Return a whole number from a CSV cell or a JSON value.
+    """Return a CSV cell or JSON value as an integer.
 
     Raises:
-        ProfileError: it is none.
+        ProfileError: the value is not an integer.
     """
     found = number(where, name, value)
     if found != int(found):
@@ -37,6 +37,6 @@ def whole(where: str, name: str, value: object) -> int:
 
 
 def short(value: object) -> str:
-    """Return a value as an error shows it."""
+    """Return a value for an error message, shortened to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
