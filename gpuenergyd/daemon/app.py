@@ -62,11 +62,7 @@ class Daemon:
         self.gpus = Gpus()
         start = process_launchers(settings)
         self.worker = GpuWorker(settings, start.worker, lambda: self)
-        self.policy = PolicyClient(
-            start.policy_host,
-            time_limit_s=settings.policy_time_limit_s,
-            first_time_limit_s=settings.policy_first_time_limit_s,
-        )
+        self.policy = PolicyClient(start.policy_host)
         self._history = HistoryWriter(
             settings.database_url,
             WriterOptions(

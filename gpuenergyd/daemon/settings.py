@@ -1,4 +1,4 @@
-"""What an administrator can set: defaults, then one TOML file, then the environment, then flags."""
+"""The daemon's settings: defaults, overridden by a TOML file, the environment and command-line flags, in this order."""
 
 import os
 import stat
@@ -18,31 +18,31 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 SYSTEM_CONFIG_PATH = Path("/etc/gpuenergyd/config.toml")
 DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
-"""The commented file that documents every key; `gpuenergyd install` copies it."""
+"""The commented file that documents every setting; `gpuenergyd install` copies it."""
 ENVIRONMENT_PREFIX = "GPUENERGYD_"
 WORKER_UNIT_DIR = Path("/run/gpuenergyd-gpu")
-"""Where a worker that is a unit of its own keeps socket and journal; no setting moves what units say."""
+"""Directory of socket and journal of the GPU worker's systemd unit; fixed in the unit files."""
 
 FETCHER_UNIT_DIR = Path("/run/gpuenergyd-carbon")
-"""The same of a carbon fetcher that is a unit of its own."""
+"""Directory of the output file of the carbon fetcher's systemd unit; fixed in the unit files."""
 
 
 class Mode(StrEnum):
-    """Whether the daemon may change clocks."""
+    """Whether the daemon sets clocks or only observes."""
 
     CONTROL = "control"
     OBSERVE = "observe"
 
 
 class Processes(StrEnum):
-    """How GPU worker and policy host come to be."""
+    """Whether the helper processes are child processes or systemd units."""
 
     CHILDREN = "children"
     UNITS = "units"
 
 
 class Driver(StrEnum):
-    """Where GPUs come from."""
+    """Source of GPUs."""
 
     NVML = "nvml"
     SIMULATED = "simulated"
@@ -53,12 +53,12 @@ CARBON_SIGNAL, PRICE_SIGNAL = "carbon", "price"
 
 
 def default_runtime_dir() -> Path:
-    """Return where sockets and the journal live: gone with the boot, as the driver's clock locks are.
+    """Return the default directory of sockets and journal, which must be empty after a reboot.
 
-    A unit is told its folders by the service manager (`RuntimeDirectory=`, `StateDirectory=`).
+    In a systemd unit it is the one of `RuntimeDirectory=`.
     """
-    if given := os.environ.get("RUNTIME_DIRECTORY"):
-        return Path(given)
+    if from_unit := os.environ.get("RUNTIME_DIRECTORY"):
+        return Path(from_unit)
     if os.geteuid() == 0:
         return Path("/run/gpuenergyd")
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -67,9 +67,9 @@ def default_runtime_dir() -> Path:
 
 
 def default_state_dir() -> Path:
-    """Return where the history lives: it survives a boot."""
-    if given := os.environ.get("STATE_DIRECTORY"):
-        return Path(given)
+    """Return the default directory of the database, which must survive a reboot; a unit's is `StateDirectory=`."""
+    if from_unit := os.environ.get("STATE_DIRECTORY"):
+        return Path(from_unit)
     if os.geteuid() == 0:
         return Path("/var/lib/gpuenergyd")
     state = os.environ.get("XDG_STATE_HOME")
@@ -80,22 +80,17 @@ def _in_runtime_dir(name: str) -> Any:
     return Field(default_factory=lambda known: known.get("runtime_dir", Path()) / name)
 
 
-def _of_worker(name: str) -> Any:
-    """Return a path in the worker's folder: a worker that is a unit has one of its own."""
+def _in_unit_dir(unit_dir: Path, name: str) -> Any:
+    """Return a path in the directory of a unit, or in the runtime directory if the process is a child."""
     return Field(
         default_factory=lambda known: (
-            WORKER_UNIT_DIR / name
-            if known.get("processes") is Processes.UNITS
-            else known.get("runtime_dir", Path()) / name
+            unit_dir / name if known.get("processes") is Processes.UNITS else known.get("runtime_dir", Path()) / name
         )
     )
 
 
-PositiveSeconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-
-
 class Settings(BaseSettings):
-    """Everything the daemon can be told; each key has a default, a unit in its name and a line in the TOML file."""
+    """All settings of the daemon; `default_config.toml` documents each of them."""
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
@@ -107,9 +102,7 @@ class Settings(BaseSettings):
     state_dir: Path = Field(default_factory=default_state_dir)
     socket_path: Path = _in_runtime_dir("gpuenergyd.sock")
     clock_socket_path: Path = _in_runtime_dir("clock.sock")
-    worker_link_path: Path = _of_worker("worker.sock")
-    journal_path: Path = _of_worker("journal.json")
-    policy_socket_path: Path = _in_runtime_dir("policy.sock")
+    journal_path: Path = _in_unit_dir(WORKER_UNIT_DIR, "journal.json")
     keep_on_restart_s: float = Field(default=10.0, ge=0, le=60, allow_inf_nan=False)
     database_url: str = Field(
         default_factory=lambda known: f"sqlite:///{known.get('state_dir', Path()) / 'history.sqlite3'}"
@@ -132,10 +125,8 @@ class Settings(BaseSettings):
     warmup_iterations: int = Field(default=2, ge=0, le=10_000)
     baseline_iterations: int = Field(default=10, ge=1, le=10_000)
     sample_period_s: float = Field(default=0.1, ge=0.005, le=60, allow_inf_nan=False)
-    policy_time_limit_s: PositiveSeconds = 30.0
-    policy_first_time_limit_s: PositiveSeconds = 120.0
     policy_memory_limit_bytes: int | None = Field(default=None, ge=64 * 2**20)
-    silence_limit_s: PositiveSeconds = 60.0
+    silence_limit_s: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
     baseline_sm_clock_mhz: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
     target: str = Field(default="constant-slowdown", min_length=1, max_length=256)
@@ -148,16 +139,9 @@ class Settings(BaseSettings):
     carbon_kind: SignalKind | None = None
     carbon_factor: EmissionFactor | None = None
     carbon_fixed_g_per_kwh: float | None = Field(default=None, ge=0, le=2000, allow_inf_nan=False)
-    carbon_file_path: Path = Field(
-        default_factory=lambda known: (
-            FETCHER_UNIT_DIR / "carbon.json"
-            if known.get("processes") is Processes.UNITS
-            else known.get("runtime_dir", Path()) / "carbon.json"
-        )
-    )
+    carbon_file_path: Path = _in_unit_dir(FETCHER_UNIT_DIR, "carbon.json")
     carbon_budget_ratio: float = Field(default=0.025, ge=0, le=10, allow_inf_nan=False)
     carbon_window_h: float = Field(default=72.0, gt=0, le=8784, allow_inf_nan=False)
-    carbon_deadline_at: AwareDatetime | None = None
     carbon_host_power_w: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
     carbon_replay_from: AwareDatetime | None = None
     carbon_replay_hour_s: float = Field(default=3600.0, gt=0, le=3600, allow_inf_nan=False)
@@ -166,70 +150,84 @@ class Settings(BaseSettings):
     max_connections_per_user: int = Field(default=1024, ge=1)
 
     @model_validator(mode="after")
-    def _world_belongs_to_simulation(self) -> "Settings":
+    def _require_world_for_simulation(self) -> "Settings":
         if self.driver is Driver.SIMULATED and self.world_path is None:
-            raise ValueError("driver = 'simulated' needs world_path, the file that holds the simulated GPUs")
+            raise ValueError("driver = 'simulated' requires world_path, the file with the simulated GPUs")
         return self
 
     @model_validator(mode="after")
-    def _a_signal_can_be_had(self) -> "Settings":
+    def _require_signal(self) -> "Settings":
         if self.carbon_signal == PRICE_SIGNAL and self.carbon_price_path is None:
-            raise ValueError("carbon_signal = 'price' needs carbon_price_path, an hourly CSV file")
+            raise ValueError("carbon_signal = 'price' requires carbon_price_path, an hourly CSV file")
         if self.target != CONSTANT_SLOWDOWN_TARGET and self.signal_path is None and self.carbon_zone is None:
-            raise ValueError(f"target = {self.target!r} needs a signal: carbon_zone, or carbon_signal = a CSV file")
+            raise ValueError(
+                f"target = {self.target!r} requires a signal: set carbon_zone, or carbon_signal to a CSV file"
+            )
         if self.carbon_replay_from is not None and (self.signal_path is None or self.driver is not Driver.SIMULATED):
-            raise ValueError("carbon_replay_from lives a past trace again: for a CSV signal on simulated GPUs only")
+            raise ValueError(
+                "carbon_replay_from requires driver = 'simulated' and carbon_signal set to a CSV file or \"price\""
+            )
         return self
 
     @property
     def signal_path(self) -> Path | None:
-        """The file that jobs follow, None where they follow what the fetcher finds."""
+        """The CSV file of the signal, None if the signal comes from the carbon fetcher."""
         if self.carbon_signal == PRICE_SIGNAL:
             return self.carbon_price_path
         return None if self.carbon_signal == CARBON_SIGNAL else Path(self.carbon_signal)
 
     @property
     def asks_network(self) -> bool:
-        """Whether a carbon fetcher is needed: a zone is set, and no file says what it emits."""
+        """Whether a carbon fetcher is needed: a zone is set, and no CSV file replaces its data source."""
         return self.carbon_zone is not None and (self.carbon_source is not None or self.signal_path is None)
 
     @property
     def default_budget_ratio(self) -> float:
-        """Slowdown permitted to jobs that name none."""
+        """Permitted slowdown of jobs that do not set one."""
         if self.target == CONSTANT_SLOWDOWN_TARGET:
             return self.max_slowdown_ratio
         return max(self.max_slowdown_ratio, self.carbon_budget_ratio)
 
     @property
+    def worker_link_path(self) -> Path:
+        """Unix socket between the daemon and the GPU worker."""
+        return (WORKER_UNIT_DIR if self.processes is Processes.UNITS else self.runtime_dir) / "worker.sock"
+
+    @property
+    def policy_socket_path(self) -> Path:
+        """Unix socket of the policy host's systemd unit."""
+        return self.runtime_dir / "policy.sock"
+
+    @property
     def hand_over_path(self) -> Path:
-        """What a daemon that is restarted leaves to the next one."""
+        """File with the running jobs that a daemon leaves to the next one at a normal restart."""
         return self.runtime_dir / "hand-over.json"
 
     @property
     def carbon_accounts_path(self) -> Path:
-        """What jobs have spent of their slowdown budgets, for the next daemon, however this one ends."""
+        """File with the slowdown accounts of the running jobs, for the next daemon process."""
         return self.state_dir / "carbon-accounts.json"
 
     @property
     def lock_path(self) -> Path:
-        """Held while a daemon lives: the second one on the same folder finds it taken."""
+        """Lock file that allows one daemon per runtime directory."""
         return self.runtime_dir / "gpuenergyd.lock"
 
 
 def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Settings:
-    """Return the settings; an override of None is as if it had not been given.
+    """Return the settings; overrides of None are ignored.
 
-    Without `config_path` the system's file is read if it is there.
+    Without `config_path`, `SYSTEM_CONFIG_PATH` is read if it exists.
 
     Raises:
-        UsageError: a file that cannot be read, an unknown key or a bad value; the message names file and key.
+        UsageError: the file cannot be read, a key is unknown or a value is invalid; the message names file and key.
     """
     path = Path(config_path) if config_path is not None else None
     if path is None and SYSTEM_CONFIG_PATH.exists():
         path = SYSTEM_CONFIG_PATH
     from_file = _read_toml(path) if path is not None else {}
     flags = {key: value for key, value in overrides.items() if value is not None}
-    _refuse_unknown(flags, where="settings")
+    _require_known(flags, where="settings")
 
     class _Layered(Settings):
         @classmethod
@@ -266,17 +264,19 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
-                raise UsageError(f"{path}: everybody may write it, so nothing in it is believed; `chmod o-w {path}`")
+                raise UsageError(
+                    f"{path}: refusing to load a world-writable configuration file; run `chmod o-w {path}`"
+                )
             content = tomllib.load(file)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    _refuse_unknown(content, where=str(path))
+    _require_known(content, where=str(path))
     return content
 
 
-def _refuse_unknown(given: Mapping[str, Any], *, where: str) -> None:
+def _require_known(given: Mapping[str, Any], *, where: str) -> None:
     for key in given:
         if key not in Settings.model_fields:
-            raise UsageError(f"{where}: unknown key {key!r}; known: {', '.join(sorted(Settings.model_fields))}")
+            raise UsageError(f"{where}: unknown setting {key!r}; valid: {', '.join(sorted(Settings.model_fields))}")

@@ -54,8 +54,7 @@ def job_budget(
     """
     full_s, length = baseline.iteration_time_s, job.description.length
     ratio = job.description.target.max_slowdown_ratio
-    deadlines = [at for at in (length.deadline_at, _host_time(grid, settings.carbon_deadline_at)) if at is not None]
-    deadline_at = min(deadlines, default=None)
+    deadline_at = length.deadline_at
     until_s = math.inf if deadline_at is None else (deadline_at - now_at).total_seconds()
     by = "" if deadline_at is None else f", to end by {deadline_at:%Y-%m-%d %H:%M} UTC"
     total = length.total_iterations(full_s)
@@ -145,7 +144,3 @@ def view_deadline(budget: JobBudget, account: SlowdownAccount, now_at: datetime)
         return budget.deadline_at
     within_s = allowance.work_s + allowance.budget_ratio * (account.full_speed_s + allowance.work_s) - account.excess_s
     return min(budget.deadline_at, now_at + timedelta(seconds=max(0.0, within_s)))
-
-
-def _host_time(grid: GridClock, grid_at: datetime | None) -> datetime | None:
-    return None if grid_at is None else grid.to_host(grid_at)

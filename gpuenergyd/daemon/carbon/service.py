@@ -73,11 +73,7 @@ class CarbonService:
         self.feed = CarbonFeed(settings, self.grid, history, now)
         self.targets = CarbonTargets(settings, self.grid, self.feed, policy, history, now)
         # A policy host of its own: fitting a forecast takes seconds, for which plans would have to wait.
-        self._forecaster = PolicyClient(
-            start_host,
-            time_limit_s=settings.policy_time_limit_s,
-            first_time_limit_s=settings.policy_first_time_limit_s,
-        )
+        self._forecaster = PolicyClient(start_host)
         is_child = settings.processes is Processes.CHILDREN and settings.asks_network
         self._fetcher = CarbonFetcher(settings) if is_child else None
         self._periodic = Periodic()

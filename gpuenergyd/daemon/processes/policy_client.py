@@ -15,6 +15,11 @@ from gpuenergyd.wire.daemon_codec import decode, encode
 
 log = logging.getLogger(__name__)
 
+_TIME_LIMIT_S = 30.0
+"""Time limit of a request, after which the policy host is restarted and the job runs at full speed."""
+_FIRST_TIME_LIMIT_S = 120.0
+"""Time limit of the first request to a host, which includes imports and compilation."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailure:
@@ -26,7 +31,13 @@ class PolicyFailure:
 class PolicyClient:
     """Sends one request at a time, so that a timeout can be attributed to the job whose policy runs."""
 
-    def __init__(self, start_host: StartPolicyHost, *, time_limit_s: float, first_time_limit_s: float) -> None:
+    def __init__(
+        self,
+        start_host: StartPolicyHost,
+        *,
+        time_limit_s: float = _TIME_LIMIT_S,
+        first_time_limit_s: float = _FIRST_TIME_LIMIT_S,
+    ) -> None:
         self._start_host = start_host
         self._time_limit_s = time_limit_s
         self._first_time_limit_s = first_time_limit_s

@@ -84,7 +84,7 @@ def test_the_fetchers_unit_ends_in_order_where_nothing_is_to_be_fetched(
     with caplog.at_level(logging.INFO):
         assert fetcher_unit.main() == 0
 
-    assert "no carbon source is configured" in caplog.text
+    assert "nothing to fetch: carbon_zone is not set" in caplog.text
     assert program == []
 
 
