@@ -86,12 +86,12 @@ RESTORE = {"": "is_complete outcomes", "outcomes": "control detail gpu_uuid resu
 DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
-        "carbon clock_records degraded_reasons driver gpus host_energy is_degraded jobs mode pid policy_host store"
+        "carbon clock_requests degraded_reasons driver gpus host_energy is_degraded jobs mode pid policy_host store"
         " uptime_s version worker"
     ),
     "worker": "heartbeat_age_s is_alive num_restarts pid sentinel_pid",
     "policy_host": "is_alive num_restarts pid",
-    "clock_records": "num_hostile num_stale",
+    "clock_requests": "num_hostile num_stale",
     "host_energy": "domains reason",
     "store": "num_rows_dropped num_rows_written path",
     "gpus": (
