@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.kill_rig import KillRig, Trial
 
-_OF_THE_DAEMON = ("core", "worker", "worker_and_keeper", "all")
+_OF_THE_DAEMON = ("daemon", "worker", "worker_and_sentinel", "all")
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from tests.support.virtual_time import VirtualTime
 
 @pytest.fixture
 def virtual_time() -> VirtualTime:
-    """A clock that only the test moves."""
+    """A clock that only the test advances."""
     return VirtualTime()
 
 
@@ -35,7 +35,7 @@ def host(tmp_path: Path, virtual_time: VirtualTime) -> Iterator[SimulatedHost]:
 
 @dataclass(frozen=True, slots=True)
 class NvmlWorld:
-    """Simulated GPUs that this process also sees through NVML."""
+    """Simulated GPUs that this process also opens through NVML."""
 
     simulated: SimulatedHost
     control: FakeNvmlControl
@@ -43,11 +43,11 @@ class NvmlWorld:
 
     @property
     def gpus(self) -> list[str]:
-        """The GPUs' UUIDs by index."""
+        """The GPUs' UUIDs in order of their index."""
         return [i.gpu_uuid for i in self.simulated.identities()]
 
     def environment(self) -> dict[str, str]:
-        """What another process needs to see the same world through NVML."""
+        """Environment variables with which another process opens the same world through NVML."""
         return {
             **os.environ,
             "LD_LIBRARY_PATH": str(self.library_folder),
@@ -70,7 +70,7 @@ def nvml_world(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.Monk
     with FakeNvmlControl(simulated.path) as control:
         control.set_privileged(True)
         monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(simulated.path))
-        # A copy of its own has state of its own: whoever left the library open in this process stays in their world.
+        # Each copy of the library has its own state, so one left open by an earlier test keeps its own world.
         library = shutil.copy(fake_nvml_library / "libnvidia-ml.so.1", tmp_path / "own-libnvidia-ml.so.1")
         monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

@@ -1,4 +1,4 @@
-"""The whole daemon on the unmodified NVML binding: training computes on the GPUs that the fake driver library shows."""
+"""The whole daemon on the unmodified NVML binding: training computes on the GPUs of the fake driver library."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonProcess]:
-    """A daemon whose worker knows its GPUs through NVML only; not started."""
+    """A daemon with the NVML driver, not started."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
     monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
     made = DaemonProcess(tmp_path, overrides={"driver": "nvml"})
@@ -25,13 +25,13 @@ def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def control(daemon: DaemonProcess) -> Iterator[FakeNvmlControl]:
-    """What injects the faults."""
+    """The fault injector of the fake driver library."""
     with FakeNvmlControl(daemon.world_path) as made:
         made.set_privileged(True)
         yield made
 
 
-def test_a_job_is_tuned_and_given_back_through_nvml(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
+def test_job_is_tuned_and_restored_through_nvml(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
     del control
     daemon.start()
 
@@ -46,10 +46,10 @@ def test_a_job_is_tuned_and_given_back_through_nvml(daemon: DaemonProcess, contr
 
 
 @pytest.mark.fault(7)
-def test_while_a_driver_call_hangs_status_answers_and_the_other_gpus_and_training_go_on(
+def test_hanging_driver_call_stops_neither_status_nor_other_gpus_nor_training(
     daemon: DaemonProcess, control: FakeNvmlControl
 ) -> None:
-    """Training on the GPU whose call hangs too, without a clock being set for it any more."""
+    """Training continues on the GPU with the hanging call too, but its clock is no longer set."""
     daemon.start()
 
     with training(daemon, iterations=100_000, arguments=("--policy", "uniform")) as run:
@@ -77,7 +77,7 @@ def _reported_since(daemon: DaemonProcess, mono_ns: int) -> bool:
 
 
 @pytest.mark.fault(9)
-def test_without_privilege_the_daemon_observes(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
+def test_daemon_without_privilege_only_observes(daemon: DaemonProcess, control: FakeNvmlControl) -> None:
     control.set_privileged(False)
     daemon.start()
 

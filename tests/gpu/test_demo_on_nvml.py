@@ -1,4 +1,4 @@
-"""The whole demo on the unmodified NVML binding, and a clear word where NVML shows what is not simulated."""
+"""The whole demo on the unmodified NVML binding, and a clear error for GPUs that it cannot simulate."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.support.fake_nvml.control import FakeNvmlControl
 
 @pytest.fixture
 def world(fake_nvml_library: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Two simulated GPUs that the driver library shows, and the environment in which it does; paths fit sockets."""
+    """Two simulated GPUs behind the fake driver library, with its environment; paths are short enough for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="nvml-demo-"))
     path = folder / "world"
     SimulatedHost.create(path, ["a100-sxm", "a100-sxm"], seed=7).close()
@@ -59,9 +59,7 @@ def test_the_whole_demo_runs_through_nvml(world: tuple[Path, dict[str, str]], tm
 
 
 @pytest.mark.torch
-def test_gpus_that_nobody_simulates_are_declined_in_one_line(
-    world: tuple[Path, dict[str, str]], tmp_path: Path
-) -> None:
+def test_demo_refuses_an_unknown_gpu_model_in_one_line(world: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     path, environment = world
     other = path.with_name("other")
     SimulatedHost.create(other, ["a40"], seed=3).close()
@@ -80,7 +78,7 @@ def test_gpus_that_nobody_simulates_are_declined_in_one_line(
 
 
 @pytest.mark.torch
-def test_more_stages_than_gpus_are_declined(world: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+def test_demo_refuses_more_stages_than_gpus(world: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     run = demo(world[1], "--gpus", "4", "--out", str(tmp_path / "report.html"))
 
     assert run.returncode == 1

@@ -1,4 +1,4 @@
-"""Unmodified tools of other projects see the same GPUs as we do, through the fake driver library."""
+"""Unmodified tools of other projects read the same values as the daemon, through the fake driver library."""
 
 import json
 import os
@@ -26,13 +26,13 @@ _WINDOW_NS = 400_000_000
 
 @pytest.fixture(scope="session")
 def tools() -> Path:
-    """An environment of their own with the tools in it, made once per list of versions."""
+    """A virtual environment with the tools, created once per list of versions."""
     return tools_environment()
 
 
 @dataclass(slots=True)
 class Watch:
-    """A world whose true energy is noted all the time, to compare with what tools say of any moment."""
+    """A world whose exact energy is recorded continuously, for comparison with the tools' values."""
 
     host: SimulatedHost
     environment: dict[str, str]
@@ -42,11 +42,11 @@ class Watch:
 
     @property
     def gpus(self) -> list[str]:
-        """The GPUs' UUIDs by index."""
+        """The GPUs' UUIDs in order of their index."""
         return [i.gpu_uuid for i in self.host.identities()]
 
     def run(self) -> None:
-        """Note energies until it is over."""
+        """Record energies until the end."""
         while not self.is_over.wait(0.01):
             for gpu in self.gpus:
                 before_ns = time.monotonic_ns()
@@ -55,19 +55,19 @@ class Watch:
                 self.notes.setdefault(gpu, []).append((at_ns, energy_j))
 
     def energy_j(self, gpu: str, begin_ns: int, end_ns: int) -> float:
-        """Return the true energy between two instants."""
+        """Return the exact energy between two instants."""
         return self._at(gpu, end_ns) - self._at(gpu, begin_ns)
 
     def power_w(self, gpu: str, at_ns: int) -> float:
-        """Return the true power around an instant."""
+        """Return the exact power around an instant."""
         return self.energy_j(gpu, at_ns - _WINDOW_NS, at_ns) / (_WINDOW_NS / 1e9)
 
     def python(self, code: str) -> Any:
-        """Run code in the tools' environment and return the JSON it ends with."""
+        """Run code in the tools' environment and return the JSON value that it prints last."""
         return json.loads(self.command("python", "-W", "ignore", "-c", code).splitlines()[-1])
 
     def command(self, name: str, *arguments: str) -> str:
-        """Run a tool and return what it prints."""
+        """Run a tool and return its output."""
         done = subprocess.run(
             [str(self.bin_folder / name), *arguments],
             env=self.environment,
@@ -88,7 +88,7 @@ class Watch:
 
 @pytest.fixture
 def watch(tmp_path: Path, tools: Path, fake_nvml_library: Path) -> Iterator[Watch]:
-    """Three GPUs that wait for a peer; their sensors are free of noise, so that tools can be compared."""
+    """Three GPUs that wait for a peer, with noise-free sensors for comparing tools."""
     models = [replace(model, power_noise_ratio=0.0) for model in (A100_SXM, A40, V100_SXM2)]
     create_world(tmp_path / "world", models, seed=6, now_ns=time.monotonic_ns())
     host = SimulatedHost.open(tmp_path / "world")
@@ -161,7 +161,7 @@ def test_zeus_measures_the_same_energy(watch: Watch) -> None:
     assert energies["2"] == pytest.approx(watch.energy_j(watch.gpus[2], begin_ns, end_ns), rel=SAME)
 
 
-def test_zeus_locks_a_clock_that_we_see(watch: Watch) -> None:
+def test_clock_locked_by_zeus_is_visible_to_the_daemon(watch: Watch) -> None:
     watch.python(
         "import json\n"
         "from zeus.device import get_gpus\n"

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "runs" / "real_gpu
 
 
 def test_it_only_reads() -> None:
-    """Whoever runs it on somebody else's GPU must be able to trust it."""
+    """The benchmark must be safe to run on a borrowed GPU."""
     calls = set(re.findall(r"pynvml\.(nvml\w+)", SCRIPT.read_text()))
 
     reading = {c for c in calls if re.match(r"nvml(Device|System)Get", c)}

@@ -1,4 +1,4 @@
-"""The unmodified PyPI package zeus sets and reads GPUs through our socket, and leaves nothing behind when it dies."""
+"""The unmodified package zeus sets and reads GPUs through the daemon's socket; its changes end with its process."""
 
 import json
 import os
@@ -33,7 +33,7 @@ for line in sys.stdin:
 
 
 class ZeusProgram:
-    """A Python process with zeus in it that does what it is told."""
+    """A Python process that executes zeus statements sent to it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -58,7 +58,7 @@ class ZeusProgram:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, fake_nvml_library: Path) -> Iterator[DaemonProcess]:
-    """A daemon whose worker knows its GPUs through NVML only."""
+    """A daemon with the NVML driver."""
     folder = tmp_path_factory.mktemp("zeus")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
@@ -73,7 +73,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, fake_nvml_library: Path) ->
 
 @contextmanager
 def zeus_program(daemon: DaemonProcess, fake_nvml_library: Path) -> Iterator[ZeusProgram]:
-    """A program that reaches the GPUs through our socket, as Zeus' own settings say."""
+    """A program that reaches the GPUs through the daemon's socket, by Zeus' own settings."""
     process = subprocess.Popen(
         [str(tools_environment() / "python"), "-W", "ignore", "-c", INTERPRETER],
         env={
@@ -142,7 +142,7 @@ def test_zeus_resets_what_it_set(daemon: DaemonProcess, fake_nvml_library: Path)
     assert daemon.is_as_found()
 
 
-def test_every_read_of_the_client_answers_what_the_driver_says(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
+def test_every_read_of_the_client_returns_the_drivers_value(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
     with zeus_program(daemon, fake_nvml_library) as program:
         offered = program.run(
             "from zeus.utils.zeusd import ZeusdClient",
@@ -182,7 +182,7 @@ def test_power_streams_to_the_client(daemon: DaemonProcess, fake_nvml_library: P
     assert readings == [[0, 1]]
 
 
-def test_what_zeus_may_not_have_is_refused_by_name(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
+def test_refused_zeus_requests_name_the_reason(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
     with (
         zeus_program(daemon, fake_nvml_library) as first,
         zeus_program(daemon, fake_nvml_library) as second,
@@ -203,7 +203,7 @@ def test_what_zeus_may_not_have_is_refused_by_name(daemon: DaemonProcess, fake_n
     assert limit_w == 300.0
 
 
-def test_what_zeus_changed_is_in_the_history(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
+def test_changes_by_zeus_are_in_the_history(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
     with zeus_program(daemon, fake_nvml_library) as program:
         program.run("from zeus.device import get_gpus", "gpus = get_gpus()", "1")
         program.run("gpus.set_gpu_locked_clocks(1, 1005, 1005, block=True)")

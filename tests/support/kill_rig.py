@@ -1,4 +1,4 @@
-"""Kills processes of a running daemon and its jobs at random moments, and watches the GPUs come back."""
+"""Kills processes of a running daemon and its jobs at random moments, and checks that the GPUs are restored."""
 
 import contextlib
 import os
@@ -19,19 +19,19 @@ from gpuenergyd.gpu.drivers.simulated import InstructionWork, SimulatedHost
 from tests.support.daemon_process import DaemonProcess
 from tests.support.waiting import wait_until
 
-Victim = Literal["client", "core", "worker", "worker_and_keeper", "policy_host", "all"]
+Victim = Literal["client", "daemon", "worker", "worker_and_sentinel", "policy_host", "all"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
 NUM_GPUS = 4
-"""With a job on each; one more has none."""
+"""Number of GPUs with a job; one more has none."""
 WORK = InstructionWork(memory_time_s=0.005, compute_time_s=0.02, power_coefficient_w_per_mhz=0.25)
 GIVE_UP_S = 10.0
 _ANY_MOMENT_RATIO = 0.15
-"""So many die whatever they are doing; the others while a GPU is lowered."""
+"""Share of the kills at any moment; the others happen while a GPU is lowered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One kill: how many GPUs were lowered when it struck, how long until all were restored, how many never were."""
+    """One kill: number of GPUs lowered at that moment, time until all were restored, number never restored."""
 
     victim: Victim
     num_lowered: int
@@ -42,12 +42,12 @@ class Trial:
 
 @dataclass(slots=True)
 class KillRig:
-    """A daemon on simulated GPUs with a job of one process on each; every process dies sooner or later."""
+    """A daemon on simulated GPUs with a job of one process on each."""
 
     folder: Path
     rng: random.Random
     weights: Sequence[int] = (60, 8, 8, 8, 8, 8)
-    """How often each of `VICTIMS` dies."""
+    """Relative frequency of each of `VICTIMS`."""
     daemon: DaemonProcess = field(init=False)
     host: SimulatedHost = field(init=False)
     trainers: dict[int, int] = field(default_factory=dict)
@@ -64,11 +64,11 @@ class KillRig:
 
     @property
     def gpus(self) -> list[str]:
-        """The GPUs' UUIDs by index."""
+        """The GPUs' UUIDs in order of their index."""
         return [i.gpu_uuid for i in self.host.identities()]
 
     def lowered(self) -> set[int]:
-        """Return the GPUs that are locked below their maximum."""
+        """Return the GPUs that are locked below their maximum clock."""
         return {
             index
             for index, gpu in enumerate(self.gpus[:NUM_GPUS])
@@ -76,11 +76,11 @@ class KillRig:
         }
 
     def run(self, num_trials: int) -> Iterator[Trial]:
-        """Kill, watch, repair, again and again."""
-        # Chosen beforehand, so that a seed means the same victims however long anything takes.
+        """Run trials: kill, wait for the restores, restart what is missing."""
+        # Chosen beforehand, so that a seed gives the same victims whatever the timing.
         for victim in self.rng.choices(VICTIMS, self.weights, k=num_trials):
-            self._make_whole()
-            # Registering, measuring, at full speed: each is a legitimate moment to die too.
+            self._restart_missing()
+            # Also at moments of registration, measurement and full speed.
             is_any_moment = self.rng.random() < _ANY_MOMENT_RATIO
             if not is_any_moment:
                 with contextlib.suppress(AssertionError):
@@ -90,7 +90,7 @@ class KillRig:
             yield self._kill(victim, self.rng.choice(sorted(candidates) or range(NUM_GPUS)))
 
     def time_bare_restore(self) -> float:
-        """Return how long the least that anybody could do takes now: hear of a death, then one call of the driver."""
+        """Return the time of the minimum that a restore needs: detect a process death, then one driver call."""
         pid = _fork(signal.pause)
         pidfd = os.pidfd_open(pid)
         begun_s = time.monotonic()
@@ -103,7 +103,7 @@ class KillRig:
         return took_s
 
     def close(self) -> None:
-        """End everything."""
+        """End all processes."""
         for index in list(self.trainers):
             self._kill_trainer(index)
         if self.daemon.process is not None and self.daemon.process.poll() is None:
@@ -117,31 +117,31 @@ class KillRig:
             case "client":
                 lowered &= {target}
                 self._kill_trainer(target)
-            case "core":
-                self._kill_core()
+            case "daemon":
+                self._kill_daemon()
             case "worker":
                 pid = self._children()["worker"]
                 lowered, begun_s = self.lowered(), time.monotonic()
                 _kill(pid)
-            case "worker_and_keeper":  # its successor is the only one left who can
+            case "worker_and_sentinel":  # only the next worker can restore
                 children = self._children()
                 lowered, begun_s = self.lowered(), time.monotonic()
-                _kill(children["keeper"])
+                _kill(children["sentinel"])
                 _kill(children["worker"])
             case "policy_host":
                 pid = self._children()["policy_host"]
                 lowered, begun_s = self.lowered(), time.monotonic()
                 _kill(pid)
-                for index in range(NUM_GPUS):  # a plan outlives its policy; it must not outlive its job
+                for index in range(NUM_GPUS):  # a plan outlives its policy host, but not its job
                     self._kill_trainer(index)
             case "all":
                 children = self._children()
-                os.kill(self.daemon.pid, signal.SIGSTOP)  # so that it cannot replace what dies first
-                for name in ("keeper", "worker", "policy_host"):
+                os.kill(self.daemon.pid, signal.SIGSTOP)  # so that it cannot restart what dies first
+                for name in ("sentinel", "worker", "policy_host"):
                     _kill(children[name])
                 for index in range(NUM_GPUS):
                     self._kill_trainer(index)
-                self._kill_core()
+                self._kill_daemon()
                 lowered = self.lowered()
                 begun_s = time.monotonic()
                 restore = [sys.executable, "-I", "-m", "gpuenergyd.gpu.restore.command"]
@@ -158,16 +158,16 @@ class KillRig:
                 time.sleep(0.0005)
         restored_s = time.monotonic() - begun_s
         is_damaged = False
-        if victim in {"core", "all"}:
+        if victim in {"daemon", "all"}:
             for index in list(self.trainers):
                 self._kill_trainer(index)
-            if victim == "core":
+            if victim == "daemon":
                 wait_until(lambda: not self.lowered(), GIVE_UP_S)
             is_damaged = self._is_database_damaged()
         return Trial(victim, len(lowered), restored_s, len(left), is_damaged)
 
-    def _make_whole(self) -> None:
-        """Start what is missing."""
+    def _restart_missing(self) -> None:
+        """Start processes that are missing."""
         assert self.daemon.process is not None
         if self.daemon.process.poll() is not None:
             self.daemon.start()
@@ -203,7 +203,7 @@ class KillRig:
 
         def are_all_there() -> bool:
             status = self.daemon.status()
-            pids["keeper"] = status["worker"]["sentinel_pid"] or 0
+            pids["sentinel"] = status["worker"]["sentinel_pid"] or 0
             pids["worker"] = status["worker"]["pid"] or 0
             pids["policy_host"] = status["policy_host"]["pid"] or 0
             return all(pids.values())
@@ -216,7 +216,7 @@ class KillRig:
         _kill(pid)
         os.waitpid(pid, 0)
 
-    def _kill_core(self) -> None:
+    def _kill_daemon(self) -> None:
         assert self.daemon.process is not None
         self.daemon.process.kill()
         self.daemon.process.wait(10)
@@ -238,13 +238,13 @@ def _kill(pid: int) -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """Run something in a child that shares what is already imported, and never returns here."""
+    """Run a function in a forked child, which shares the imported modules, and return its pid."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             os.setsid()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # it says that it lost its daemon, as it should
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # it logs the loss of its daemon
             work()
             status = 0
         finally:

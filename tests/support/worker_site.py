@@ -1,4 +1,4 @@
-"""A folder with simulated GPUs and real worker processes in it, and the core's side of the link to them."""
+"""A folder with simulated GPUs and real GPU workers, and the daemon's end of the link to them."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
 ARE_LINES_COUNTED = "COVERAGE_PROCESS_CONFIG" in os.environ
-"""Whether `make coverage` runs the tests; it takes a worker's time to end in order, which nobody has otherwise."""
+"""Whether `make coverage` runs the tests; only then are workers given the time to end in order."""
 END_LIMIT_S = 5.0
 OWNER = LeaseOwner("job-1", os.getpid(), os.getuid())
 
 
 @dataclass(slots=True)
-class Heard:
+class Received:
     """What the worker sent on one link: a listener that records it."""
 
     samples: list[GpuSample] = field(default_factory=list)
@@ -63,12 +63,12 @@ class Site:
     driver: str = "simulated"
     environment: Mapping[str, str] | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    heard: Heard = field(default_factory=Heard)
-    """What the last core that was linked heard."""
+    received: Received = field(default_factory=Received)
+    """What the worker sent on the last link."""
 
     @property
     def gpus(self) -> list[str]:
-        """The GPUs' UUIDs by index."""
+        """The GPUs' UUIDs in order of their index."""
         return [i.gpu_uuid for i in self.host.identities()]
 
     def locks(self) -> list[int | None]:
@@ -100,7 +100,7 @@ class Site:
         worker.kill()
 
     def end_workers(self) -> None:
-        """Kill what still runs; where lines are counted, ask it first: what is killed takes its counts with it."""
+        """Kill running workers; where lines are counted, terminate them first, since a killed one loses its counts."""
         for process in self.processes:
             if ARE_LINES_COUNTED:
                 process.terminate()
@@ -112,18 +112,18 @@ class Site:
     @contextlib.asynccontextmanager
     async def linked(
         self, rules: RestoreRules | None = None, *, token: str = ""
-    ) -> AsyncIterator[tuple[WorkerLink, Heard]]:
-        """Connect as the core does."""
-        heard = self.heard = Heard()
+    ) -> AsyncIterator[tuple[WorkerLink, Received]]:
+        """Connect as the daemon does."""
+        received = self.received = Received()
         link = await WorkerLink.connect(
             self.folder / "link.sock",
-            heard,
+            received,
             rules=rules,
             timeout_s=20.0,
             token=token,
         )
         try:
-            yield link, heard
+            yield link, received
         finally:
             await link.close()
 
@@ -143,7 +143,7 @@ def simulated_site(folder: Path, num_gpus: int) -> Iterator[Site]:
 
 
 def with_worker(test: Callable[[Site, WorkerLink], Awaitable[None]]) -> Callable[[Site], None]:
-    """Make a coroutine a test: the fixture `site` with a worker started, and the core's side of the link to it."""
+    """Turn a coroutine into a test with the fixture `site`, a started worker and a link to it."""
 
     def test_with_worker(site: Site) -> None:
         site.start_worker()
@@ -160,7 +160,7 @@ def with_worker(test: Callable[[Site, WorkerLink], Awaitable[None]]) -> Callable
 
 
 async def until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Return once the predicate holds, letting the event loop run."""
+    """Wait until the predicate holds while the event loop runs."""
     deadline = time.monotonic() + timeout_s
     while not predicate():
         assert time.monotonic() < deadline, f"did not happen within {timeout_s} s"
@@ -168,7 +168,7 @@ async def until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 def run(main: Awaitable[None]) -> None:
-    """Run one test's coroutine, a minute at most."""
+    """Run the coroutine of a test, for at most a minute."""
 
     async def bounded() -> None:
         async with asyncio.timeout(60):

@@ -380,4 +380,6 @@ class Supervisor:
         self._daemon.send(change)
 
     def _reply(self, request_id: int | None, reply: Reply) -> None:
-        self._daemon.send(reply, request_id)
+        """Send the reply to a request; a message without an id, such as a clock request, has none."""
+        if request_id is not None:
+            self._daemon.send(reply, request_id)

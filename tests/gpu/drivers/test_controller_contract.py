@@ -1,4 +1,4 @@
-"""What every GpuController must do, run on each implementation."""
+"""Contract of GpuController, tested on each implementation."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ from tests.support.virtual_time import VirtualTime
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A controller, a way to keep its GPUs busy, and a way to let time pass."""
+    """A controller, with functions that keep its GPUs busy and let time pass."""
 
     controller: GpuController
     keep_busy: Callable[[str], None]
@@ -105,7 +105,7 @@ def test_lock_caps_the_clock_of_one_gpu_only(subject: Subject) -> None:
     assert subject.controller.read(other).sm_clock_mhz == others[0]
 
 
-def test_reset_gives_the_maximum_back(subject: Subject) -> None:
+def test_reset_restores_the_maximum_clock(subject: Subject) -> None:
     gpu = subject.controller.identities()[0].gpu_uuid
     subject.keep_busy(gpu)
     supported = subject.controller.identities()[0].supported_sm_clocks_mhz
@@ -175,5 +175,5 @@ def test_processes_on_a_gpu_are_known_by_their_host_pid(subject: Subject) -> Non
     assert os.getpid() in subject.controller.process_ids(gpu)
 
 
-def test_gpu_without_a_reason_may_be_controlled(subject: Subject) -> None:
+def test_gpu_without_an_observe_only_reason_can_be_controlled(subject: Subject) -> None:
     assert subject.controller.observe_only_reasons() == {}

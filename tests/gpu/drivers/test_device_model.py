@@ -68,12 +68,12 @@ def test_power_cap_lowers_the_clock_to_where_the_power_settles() -> None:
     assert clock == pytest.approx(1158, rel=0.03)  # measured mean under that cap
 
 
-def test_power_cap_leaves_work_that_fits_alone() -> None:
+def test_power_cap_does_not_affect_work_below_it() -> None:
     assert capped_sm_clock_mhz(A100_SXM, InstructionWork(0.05, 0.01, 0.25), 1410, 480.0) == 1410
 
 
-def test_lowest_energy_clock_lies_at_the_knee() -> None:
-    """The valley of a compute-bound A100 instruction is where the voltage begins to rise."""
+def test_lowest_energy_clock_is_at_the_knee() -> None:
+    """The energy minimum of a compute-bound A100 instruction is where the voltage begins to rise."""
     work = InstructionWork(0.0, 0.05, 0.0449)
 
     cheapest = min(
@@ -105,7 +105,7 @@ def test_supported_clocks_descend_from_the_maximum_to_the_minimum(model: DeviceP
     locked=st.sampled_from([NO_LOCK, 900, 1200]),
     pending_after_ns=st.integers(0, 1_000_000_000),
 )
-def test_energy_and_progress_do_not_depend_on_how_often_somebody_looks(
+def test_energy_and_progress_do_not_depend_on_the_number_of_readings(
     looks_ns: list[int], locked: int, pending_after_ns: int
 ) -> None:
     work = {"is_working": 1, "is_occupied": 1, "work_memory_s": 0.3, "work_compute_s": 0.7, "work_w_per_mhz": 0.25}
@@ -124,7 +124,7 @@ def test_energy_and_progress_do_not_depend_on_how_often_somebody_looks(
     assert often.locked_mhz == 1005
 
 
-def test_temperature_settles_at_what_the_power_heats_to() -> None:
+def test_temperature_settles_at_the_thermal_resistance_times_power() -> None:
     state = _state(is_occupied=1, celsius=90.0)
 
     advance(A100_SXM, state, 400_000_000_000)

@@ -31,7 +31,7 @@ CODES = sorted(
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_return_code_of_the_binding_is_one_of_our_errors_and_says_what_it_is(code: int) -> None:
+def test_every_return_code_has_a_typed_error_with_its_meaning(code: int) -> None:
     error = nvml_error(code, "nvmlSomething", "GPU-a")
 
     assert isinstance(error, GpuError)
@@ -39,7 +39,7 @@ def test_every_return_code_of_the_binding_is_one_of_our_errors_and_says_what_it_
     assert "does not know" not in str(error)
 
 
-def test_code_of_a_later_driver_is_still_one_clear_line() -> None:
+def test_unknown_return_code_is_a_one_line_error() -> None:
     assert str(nvml_error(4711, "nvmlX", "GPU-a")) == ("nvmlX of GPU-a: unknown NVML return code (NVML error 4711)")
 
 
@@ -82,7 +82,7 @@ def test_injected_code_reaches_the_caller_as_its_error(
 
 @pytest.mark.fault(11)
 @pytest.mark.parametrize("code", [10, 19, 999])
-def test_busy_driver_is_asked_three_times(nvml_world: NvmlWorld, nvml_host: NvmlHost, code: int) -> None:
+def test_busy_driver_is_called_three_times(nvml_world: NvmlWorld, nvml_host: NvmlHost, code: int) -> None:
     nvml_world.control.inject("nvmlDeviceSetGpuLockedClocks", code, num_calls=2)
 
     nvml_host.lock_sm_clock(nvml_world.gpus[0], 1200)
@@ -96,7 +96,7 @@ def test_busy_driver_is_asked_three_times(nvml_world: NvmlWorld, nvml_host: Nvml
 
 
 @pytest.mark.fault(10)
-def test_what_a_gpu_does_not_support_is_none_and_never_asked_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+def test_unsupported_value_is_none_and_not_queried_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
     for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83", "nvmlDeviceGetCurrentClocksEventReasons"):
         nvml_world.control.inject(name, 3)
 
@@ -139,7 +139,7 @@ def test_gpu_that_is_lost_from_the_start_hides_no_other(nvml_world: NvmlWorld) -
 
 
 @pytest.mark.fault(48)
-def test_driver_reload_is_survived_and_the_counter_begins_anew(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+def test_driver_reload_is_survived_and_the_counter_restarts(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
     gpu = nvml_world.gpus[0]
     edges = EnergyEdges()
     edges.observe(1, nvml_host.read(gpu).total_energy_j)
@@ -213,7 +213,7 @@ def test_privilege_is_cap_sys_admin_and_not_uid_0(nvml_world: NvmlWorld) -> None
 
 
 def test_without_persistence_mode_a_lock_ends_with_the_last_client_and_not_before(nvml_world: NvmlWorld) -> None:
-    """The driver is unloaded when nobody holds it; a worker that holds it keeps its locks from being forgotten."""
+    """Without a client the driver unloads and loses its locks; a worker with a lease stays a client."""
     nvml_world.control.set_persistence(0, is_on=False)
     worker, short_lived = (_Client(nvml_world.environment()) for _ in range(2))
     worker.lock_all_at(1200)
@@ -229,7 +229,7 @@ def test_without_persistence_mode_a_lock_ends_with_the_last_client_and_not_befor
 
 
 class _Client:
-    """Another process that holds the driver, killed in the end."""
+    """Another process with the driver open, killed at the end."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         code = (
@@ -267,11 +267,11 @@ def test_critical_errors_are_reported_with_their_gpu(nvml_world: NvmlWorld, nvml
     thread = threading.Thread(target=lambda: seen.append(nvml_host.await_xid(20.0)))
     thread.start()
 
-    def told() -> bool:
+    def is_reported() -> bool:
         nvml_world.control.raise_xid(1, 79)
         return bool(seen)
 
-    wait_until(told)
+    wait_until(is_reported)
     thread.join()
 
     assert seen == [(nvml_world.gpus[1], 79)]
@@ -293,14 +293,16 @@ def _open_host(environment: dict[str, str]) -> str:
 
 @pytest.mark.fault(12)
 @pytest.mark.parametrize(("code", "advice"), [(9, "load the nvidia kernel module"), (18, "reload the driver")])
-def test_driver_that_cannot_be_opened_says_what_to_do(nvml_world: NvmlWorld, code: int, advice: str) -> None:
+def test_error_of_a_driver_that_cannot_be_opened_names_the_remedy(
+    nvml_world: NvmlWorld, code: int, advice: str
+) -> None:
     nvml_world.control.inject("nvmlInitWithFlags", code)
 
     assert advice in _open_host(nvml_world.environment())
 
 
 @pytest.mark.fault(12)
-def test_missing_library_says_what_to_install(tmp_path: Path) -> None:
+def test_error_of_a_missing_library_names_the_package_to_install(tmp_path: Path) -> None:
     fake = tmp_path / "libnvidia-ml.so.1"
     fake.write_bytes(b"not a library")
 
@@ -328,7 +330,7 @@ def test_library_without_a_symbol_leaves_the_value_out(nvml_world: NvmlWorld, mo
 
 
 def test_we_call_no_wrapper_that_discards_the_return_code() -> None:
-    """Some functions of the binding always report success; a call of ours through one would be believed blindly."""
+    """Some functions of the binding report success whatever the driver returns, so the daemon must not use them."""
     tree = ast.parse(Path(pynvml.__file__).read_text())
     silent = {
         node.name

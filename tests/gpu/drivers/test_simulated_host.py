@@ -28,7 +28,7 @@ def test_instruction_takes_its_model_time_within_the_noise(host: SimulatedHost, 
     assert (virtual_time.now_ns - begun_ns) / 1e9 == pytest.approx(0.05, rel=0.01)
 
 
-def test_clock_change_in_mid_work_stretches_only_the_rest(host: SimulatedHost, virtual_time: VirtualTime) -> None:
+def test_clock_change_during_work_affects_only_the_rest(host: SimulatedHost, virtual_time: VirtualTime) -> None:
     gpu = _uuid(host)
     host.begin_work(gpu, WORK)
     virtual_time.sleep(0.02)
@@ -45,8 +45,8 @@ def test_clock_change_in_mid_work_stretches_only_the_rest(host: SimulatedHost, v
     assert host.remaining_s(gpu) == 0.0
 
 
-def test_raising_the_clock_in_mid_work_is_noticed_in_time(host: SimulatedHost, virtual_time: VirtualTime) -> None:
-    """hold() sleeps in pieces that cannot outlast the work even if the clock rises at once."""
+def test_raised_clock_during_work_shortens_the_wait(host: SimulatedHost, virtual_time: VirtualTime) -> None:
+    """hold() sleeps for intervals that end before the work even if the clock rises at once."""
     gpu = _uuid(host)
     host.lock_sm_clock(gpu, 705)
     virtual_time.sleep(0.05)
@@ -151,7 +151,9 @@ def test_unknown_gpu_names_the_known_ones(host: SimulatedHost) -> None:
         host.read("GPU-0")
 
 
-def test_dead_process_leaves_the_gpu_idle_and_its_work_undone(host: SimulatedHost, virtual_time: VirtualTime) -> None:
+def test_dead_process_leaves_the_gpu_idle_and_its_work_unfinished(
+    host: SimulatedHost, virtual_time: VirtualTime
+) -> None:
     gpu = _uuid(host)
     host.detach_process(gpu, os.getpid())
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -167,7 +169,7 @@ def test_dead_process_leaves_the_gpu_idle_and_its_work_undone(host: SimulatedHos
     assert host.read(gpu).sm_clock_mhz == A100_SXM.idle_sm_clock_mhz
 
 
-def test_same_seed_same_world(tmp_path: Path) -> None:
+def test_same_seed_creates_the_same_world(tmp_path: Path) -> None:
     durations = []
     for name in ("a", "b"):
         clock = VirtualTime()
@@ -182,12 +184,12 @@ def test_same_seed_same_world(tmp_path: Path) -> None:
     assert durations[0] == durations[1]
 
 
-def test_world_is_made_once(host: SimulatedHost) -> None:
+def test_world_file_is_not_overwritten(host: SimulatedHost) -> None:
     with pytest.raises(DriverError, match="File exists"):
         SimulatedHost.create(host.path, ["a40"])
 
 
-def test_other_files_are_no_worlds(tmp_path: Path) -> None:
+def test_file_that_is_not_a_world_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
 
     with pytest.raises(DriverError, match="is not a world file"):

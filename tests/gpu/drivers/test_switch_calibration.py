@@ -1,4 +1,4 @@
-"""The worker's looks at clock changes, against what the simulated GPUs say of when each clock took effect."""
+"""Switch calibration: the worker's settling times against the exact instants of the simulated GPUs."""
 
 import os
 import time
@@ -21,7 +21,7 @@ from gpuenergyd.gpu.drivers.simulated_world import World, create_world
 from gpuenergyd.gpu.link.messages import ClockChange
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
 from tests.support.fake_nvml.control import FakeNvmlControl
-from tests.support.worker_site import OWNER, Heard, Site, request_clock, run, until
+from tests.support.worker_site import OWNER, Received, Site, request_clock, run, until
 
 NUM_CHANGES = 32
 CLOCKS_MHZ = (900, 1410)
@@ -29,14 +29,14 @@ CLOCKS_MHZ = (900, 1410)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A clock change as the worker reported it, and when it really took effect."""
+    """A clock change as the worker reported it, and the exact instant of its effect."""
 
     change: ClockChange
     effective_mono_ns: int
 
     @property
     def is_true(self) -> bool:
-        """Whether it took effect between the looks that say so."""
+        """Whether the exact instant is between the two readings that bracket it."""
         change = self.change
         if change.unseen_until_mono_ns is not None and self.effective_mono_ns <= change.unseen_until_mono_ns:
             return False
@@ -44,13 +44,13 @@ class Seen:
 
     @property
     def latency_s(self) -> float:
-        """The true one, without waits for other GPUs."""
+        """The exact latency, without waits for other GPUs."""
         return (self.effective_mono_ns - self.change.due_mono_ns - self.change.blocked_ns) / 1e9
 
 
 @pytest.fixture(params=["simulated", "nvml"])
 def make_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[DeviceParameters], Site]]:
-    """Return what makes a site of three GPUs of one model, seen by the worker through either driver."""
+    """Return a function that creates a site of three GPUs of one model, opened through either driver."""
     made: list[Site] = []
 
     def make(model: DeviceParameters) -> Site:
@@ -79,30 +79,30 @@ def make_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
 
 
 def changes_and_truth(site: Site) -> list[Seen]:
-    """Let a worker change one GPU's clock back and forth, each change after the one before has taken effect."""
+    """Have a worker change one GPU's clock back and forth, each change after the effect of the previous one."""
     world, seen = World(site.host.path), []
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             for k in range(NUM_CHANGES):
                 clock = CLOCKS_MHZ[k % 2]
                 request_clock(link, site.gpus[0], clock)
-                await until(partial(_has_shown, site, heard, k, clock))
+                await until(partial(_has_shown, site, received, k, clock))
                 with world.gpu(0) as record:
-                    seen.append(Seen(heard.clock_changes[k], record.state.pending_at_ns))
+                    seen.append(Seen(received.clock_changes[k], record.state.pending_at_ns))
 
     run(main())
     return seen
 
 
-def _has_shown(site: Site, heard: Heard, position: int, clock: int) -> bool:
-    return len(heard.clock_changes) > position and site.host.read(site.gpus[0]).sm_clock_mhz == clock
+def _has_shown(site: Site, received: Received, position: int, clock: int) -> bool:
+    return len(received.clock_changes) > position and site.host.read(site.gpus[0]).sm_clock_mhz == clock
 
 
 @pytest.mark.parametrize(("call_s", "settle_s"), [(0.025, 0.0001), (0.004, 0.021)])
-def test_true_latency_of_25_ms_is_found_within_what_the_looks_can_tell(
+def test_latency_of_25_ms_is_found_within_the_resolution_of_the_readings(
     make_site: Callable[[DeviceParameters], Site], call_s: float, settle_s: float
 ) -> None:
     site = make_site(
@@ -128,7 +128,7 @@ def test_true_latency_of_25_ms_is_found_within_what_the_looks_can_tell(
     assert set(whole) == set(Direction)
 
 
-def test_waits_for_calls_that_set_other_gpus_are_told_apart_from_latency(
+def test_waiting_for_calls_of_other_gpus_does_not_count_as_latency(
     make_site: Callable[[DeviceParameters], Site],
 ) -> None:
     site = make_site(
@@ -137,12 +137,12 @@ def test_waits_for_calls_that_set_other_gpus_are_told_apart_from_latency(
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus[:2]:
                 request_clock(link, gpu, 900)
-            await until(lambda: len(heard.clock_changes) == 2)
-            first, second = sorted(heard.clock_changes, key=lambda c: c.called_mono_ns)
+            await until(lambda: len(received.clock_changes) == 2)
+            first, second = sorted(received.clock_changes, key=lambda c: c.called_mono_ns)
             assert first.blocked_ns == 0
             overlap_ns = first.returned_mono_ns - max(second.due_mono_ns, first.called_mono_ns)
             assert second.blocked_ns == overlap_ns > 0
@@ -155,17 +155,17 @@ def test_a_raise_goes_before_a_reduction_that_has_waited_longer(make_site: Calla
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus[:2]:
                 request_clock(link, gpu, 1200)
-            await until(lambda: len(heard.clock_changes) == 2)
+            await until(lambda: len(received.clock_changes) == 2)
             due_ns = time.monotonic_ns() + 100_000_000
             for gpu, clock, later_ns in ((site.gpus[1], 900, due_ns), (site.gpus[0], 1410, due_ns + 50_000_000)):
                 link.request_clock(gpu, ClockRequest(0, time.monotonic_ns(), clock, later_ns))
             link.request_clock(site.gpus[2], ClockRequest(0, time.monotonic_ns(), 900, due_ns - 1_000_000))
-            await until(lambda: len(heard.clock_changes) == 5)
-            called = sorted(heard.clock_changes[2:], key=lambda c: c.called_mono_ns)
+            await until(lambda: len(received.clock_changes) == 5)
+            called = sorted(received.clock_changes[2:], key=lambda c: c.called_mono_ns)
 
             order = [(c.gpu_uuid, c.requested_sm_clock_mhz) for c in called]
             assert order.index((site.gpus[0], 1410)) < order.index((site.gpus[1], 900))
@@ -184,16 +184,16 @@ def awaited(requested_mhz: int, *, returned_ms: float) -> ClockChange:
     )
 
 
-def looks_until_told(
+def reads_until_reported(
     watch: EffectWatch, effective_ms: float, *, before_mhz: int, after_mhz: int
 ) -> tuple[ClockChange, int]:
-    """Look whenever the watch wants to; return what it tells and how many looks that took."""
-    for num_looks in range(1, 500):
+    """Read at the instants that the watch requests; return the reported change and the number of readings."""
+    for num_reads in range(1, 500):
         at_ms = watch.next_read_ns / 1e6
-        told = watch.observe(reading(at_ms, after_mhz if at_ms >= effective_ms else before_mhz))
-        if told is not None:
-            return told, num_looks
-    raise AssertionError("never told")
+        reported = watch.observe(reading(at_ms, after_mhz if at_ms >= effective_ms else before_mhz))
+        if reported is not None:
+            return reported, num_reads
+    raise AssertionError("never reported")
 
 
 @pytest.mark.parametrize("settle_ms", [0.4, 3.0, 12.0, 35.0])
@@ -202,39 +202,43 @@ def test_effect_is_bracketed_to_a_millisecond_or_an_eighth_of_it(settle_ms: floa
     watch.observe(reading(0.0, 1410))
     watch.await_effect(awaited(900, returned_ms=10.0))
 
-    told, num_looks = looks_until_told(watch, 10.0 + settle_ms, before_mhz=1410, after_mhz=900)
+    reported, num_reads = reads_until_reported(watch, 10.0 + settle_ms, before_mhz=1410, after_mhz=900)
 
-    assert told.effective_mono_ns is not None
-    assert told.previous_sm_clock_mhz == 1410
-    assert (told.unseen_until_mono_ns or told.returned_mono_ns) <= (10.0 + settle_ms) * 1e6 <= told.effective_mono_ns
-    width_ns = told.effective_mono_ns - (told.unseen_until_mono_ns or told.returned_mono_ns)
+    assert reported.effective_mono_ns is not None
+    assert reported.previous_sm_clock_mhz == 1410
+    assert (
+        (reported.unseen_until_mono_ns or reported.returned_mono_ns)
+        <= (10.0 + settle_ms) * 1e6
+        <= reported.effective_mono_ns
+    )
+    width_ns = reported.effective_mono_ns - (reported.unseen_until_mono_ns or reported.returned_mono_ns)
     assert width_ns <= max(1.0, settle_ms / 8) * 1e6
-    assert num_looks <= 25
+    assert num_reads <= 25
     assert watch.next_read_ns == 0
 
 
-def test_a_gpu_that_is_visibly_slow_is_watched_longer_next_time() -> None:
+def test_slow_gpu_is_watched_longer_next_time() -> None:
     watch = EffectWatch()
     watch.observe(reading(0.0, 1410))
     watch.await_effect(awaited(900, returned_ms=10.0))
-    given_up, _ = looks_until_told(watch, 80.0, before_mhz=1410, after_mhz=900)
+    timed_out, _ = reads_until_reported(watch, 80.0, before_mhz=1410, after_mhz=900)
     watch.observe(reading(90.0, 900))
     watch.await_effect(awaited(1410, returned_ms=110.0))
 
-    told, _ = looks_until_told(watch, 180.0, before_mhz=900, after_mhz=1410)
+    reported, _ = reads_until_reported(watch, 180.0, before_mhz=900, after_mhz=1410)
 
-    assert given_up.effective_mono_ns is None
-    assert given_up.unseen_until_mono_ns is not None
-    assert told.effective_mono_ns is not None
+    assert timed_out.effective_mono_ns is None
+    assert timed_out.unseen_until_mono_ns is not None
+    assert reported.effective_mono_ns is not None
 
 
-def test_an_idle_gpu_that_never_shows_a_raise_keeps_nobody_waiting_longer_each_time() -> None:
+def test_idle_gpu_without_a_visible_raise_does_not_lengthen_the_watch() -> None:
     watch = EffectWatch()
     watch.observe(reading(0.0, 210))
     for k in range(4):
         watch.await_effect(awaited(1410, returned_ms=100.0 * (k + 1)))
-        told, num_looks = looks_until_told(watch, 1e9, before_mhz=210, after_mhz=1410)
+        reported, num_reads = reads_until_reported(watch, 1e9, before_mhz=210, after_mhz=1410)
 
-        assert told.effective_mono_ns is None
-        assert observed_switch(told) is None
-        assert num_looks <= 25
+        assert reported.effective_mono_ns is None
+        assert observed_switch(reported) is None
+        assert num_reads <= 25

@@ -28,7 +28,7 @@ while True:
 
 
 @pytest.mark.kill
-def test_writers_killed_at_random_moments_never_tear_a_record_or_keep_a_lock(tmp_path: Path) -> None:
+def test_killed_writers_never_corrupt_a_record_or_keep_a_lock(tmp_path: Path) -> None:
     host = SimulatedHost.create(tmp_path / "world", ["a100-sxm", "a40"], seed=1)
     world = World(tmp_path / "world")
     rng = random.Random(5)
@@ -52,7 +52,7 @@ def test_writers_killed_at_random_moments_never_tear_a_record_or_keep_a_lock(tmp
 
 
 def test_forked_child_and_parent_exclude_each_other(tmp_path: Path) -> None:
-    """An inherited file description would let both in at once and lose updates."""
+    """Locks on an inherited file description would exclude nobody, so updates would be lost."""
     script = """
 import os, sys
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     host.close()
 
 
-def test_world_of_another_boot_has_forgotten_its_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_file_of_another_boot_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = SimulatedHost.create(tmp_path / "world", ["a40"], sleep=lambda _: None)
     gpu = host.identities()[0].gpu_uuid
     host.lock_sm_clock(gpu, 900)

@@ -36,7 +36,7 @@ def test_absent_journal_is_empty(tmp_path: Path) -> None:
     assert Journal(tmp_path / "j").read().entries == ()
 
 
-def test_what_is_added_is_read_back_by_another_process_view(tmp_path: Path) -> None:
+def test_added_entries_are_read_by_another_instance(tmp_path: Path) -> None:
     Journal(tmp_path / "j").add([entry("GPU-a"), entry("GPU-b", saved_value=1200.0)])
 
     assert Journal(tmp_path / "j").read().entries == (entry("GPU-a"), entry("GPU-b", saved_value=1200.0))
@@ -88,7 +88,7 @@ def test_journal_is_the_set_of_what_was_added_and_not_removed(
         b"\xff\xfe",
     ],
 )
-def test_damaged_journal_is_named_and_never_taken_for_empty(tmp_path: Path, content: bytes) -> None:
+def test_damaged_journal_is_an_error_and_never_treated_as_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "j").write_bytes(content)
     (tmp_path / "j").chmod(0o600)
 
@@ -121,7 +121,7 @@ def test_journal_that_others_can_write_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "j").read()
 
 
-def test_fifo_in_place_of_the_journal_blocks_nobody(tmp_path: Path) -> None:
+def test_fifo_in_place_of_the_journal_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "j", 0o600)
 
     with pytest.raises(JournalError, match="is not a regular file"):
@@ -143,7 +143,7 @@ def test_entries_of_another_boot_are_dropped_by_the_next_lease(tmp_path: Path) -
     assert [e.gpu_uuid for e in now.read().entries] == ["GPU-b"]
 
 
-def test_one_gpus_lock_does_not_hold_up_another(tmp_path: Path) -> None:
+def test_lock_of_one_gpu_does_not_block_another(tmp_path: Path) -> None:
     one, other = Journal(tmp_path / "j"), Journal(tmp_path / "j")
 
     with one.gpu_lock("GPU-a"):
@@ -156,7 +156,7 @@ def test_one_gpus_lock_does_not_hold_up_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.kill
-def test_writers_killed_at_random_moments_leave_a_whole_journal(tmp_path: Path) -> None:
+def test_killed_writers_leave_a_complete_journal(tmp_path: Path) -> None:
     writer_code = """
 import sys
 from pathlib import Path

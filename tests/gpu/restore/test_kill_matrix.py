@@ -1,4 +1,4 @@
-"""Whatever dies, and whenever: no GPU is left lowered, and the history stays whole."""
+"""Kill matrix: after a kill of any process at any moment, no GPU stays lowered and the history is intact."""
 
 import random
 from collections import Counter

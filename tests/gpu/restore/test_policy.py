@@ -1,4 +1,4 @@
-"""What an administrator may decide about giving GPUs back, and that whoever restores obeys it."""
+"""Restore policies and baselines, as applied by the worker, the restore command and the daemon."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def _limited(site: Site, policy: RestorePolicy) -> JournalEntry:
     )
 
 
-def test_what_somebody_else_changed_stays_and_is_reported(site: Site, journal: Journal) -> None:
+def test_change_of_another_program_is_kept_and_reported(site: Site, journal: Journal) -> None:
     journal.add([_limited(site, RestorePolicy.ONLY_IF_OURS)])
     site.host.set_power_limit(site.gpus[0], 250.0)
 
@@ -70,7 +70,7 @@ def test_what_somebody_else_changed_stays_and_is_reported(site: Site, journal: J
     assert site.host.power_limit_w(site.gpus[0]) == 250.0
 
 
-def test_policy_restore_puts_back_what_somebody_else_changed_too(site: Site, journal: Journal) -> None:
+def test_policy_restore_also_restores_changes_of_other_programs(site: Site, journal: Journal) -> None:
     journal.add([_limited(site, RestorePolicy.RESTORE)])
     site.host.set_power_limit(site.gpus[0], 250.0)
 
@@ -80,9 +80,7 @@ def test_policy_restore_puts_back_what_somebody_else_changed_too(site: Site, jou
     assert site.host.power_limit_w(site.gpus[0]) == 480.0
 
 
-def test_policy_keep_leaves_the_clock_of_a_job_that_runs_and_a_policy_by_hand_overrules_it(
-    site: Site, journal: Journal
-) -> None:
+def test_policy_keep_keeps_the_clock_of_a_running_job_unless_overridden(site: Site, journal: Journal) -> None:
     journal.add([_ours(site, restore_policy=RestorePolicy.KEEP)])
     site.host.lock_sm_clock(site.gpus[0], 900)
 
@@ -95,7 +93,7 @@ def test_policy_keep_leaves_the_clock_of_a_job_that_runs_and_a_policy_by_hand_ov
     assert (restored.result, site.locks()[0]) == (RestoreResult.RESTORED, None)
 
 
-def test_policy_keep_keeps_nothing_for_a_process_that_is_gone(site: Site, journal: Journal) -> None:
+def test_policy_keep_keeps_nothing_for_a_process_that_has_ended(site: Site, journal: Journal) -> None:
     journal.add([replace(_ours(site, restore_policy=RestorePolicy.KEEP), owner_start_ticks=1)])
     site.host.lock_sm_clock(site.gpus[0], 900)
 
@@ -113,7 +111,7 @@ def test_baseline_of_a_gpu_wins_over_that_of_its_model_and_is_rounded_down_to_a_
     assert decode(encode(Hello("", rules))) == (None, Hello("", rules))
 
 
-def test_journal_of_the_version_before_is_still_restored(site: Site, journal: Journal) -> None:
+def test_journal_of_the_previous_version_is_restored(site: Site, journal: Journal) -> None:
     journal.add([_ours(site)])
     document = json.loads(journal.path.read_text())
     document["version"] = 1
@@ -127,7 +125,7 @@ def test_journal_of_the_version_before_is_still_restored(site: Site, journal: Jo
     assert (outcome.result, site.locks()[0]) == (RestoreResult.RESTORED, None)
 
 
-def test_worker_puts_the_configured_baseline_back(site: Site) -> None:
+def test_worker_restores_the_configured_baseline(site: Site) -> None:
     site.start_worker()
     rules = RestoreRules(baseline_sm_clock_mhz={site.gpus[0]: 1305})
 
@@ -143,17 +141,17 @@ def test_worker_puts_the_configured_baseline_back(site: Site) -> None:
     run(main())
 
 
-def test_under_policy_restore_a_lock_of_somebody_else_is_not_fought_but_removed_in_the_end(site: Site) -> None:
+def test_policy_restore_removes_a_foreign_lock_only_at_the_end(site: Site) -> None:
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, heard):
+        async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             site.host.lock_sm_clock(site.gpus[0], 1305)
-            await until(lambda: bool(heard.health_changes))
-            assert "another program changed its clock lock" in heard.health_changes[-1].detail
+            await until(lambda: bool(received.health_changes))
+            assert "another program changed its clock lock" in received.health_changes[-1].detail
             assert site.locks()[0] == 1305
             await link.restore(site.gpus, "end")
             assert site.locks() == [None, None]
@@ -161,8 +159,8 @@ def test_under_policy_restore_a_lock_of_somebody_else_is_not_fought_but_removed_
     run(main())
 
 
-def test_policy_keep_gives_clocks_back_when_the_next_daemon_is_there(site: Site) -> None:
-    """It measures its jobs un-tuned."""
+def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: Site) -> None:
+    """The next daemon measures its jobs at full speed."""
     site.start_worker()
 
     async def main() -> None:
@@ -181,7 +179,7 @@ def test_policy_keep_gives_clocks_back_when_the_next_daemon_is_there(site: Site)
     run(main())
 
 
-def test_daemon_under_policy_keep_stops_without_touching_a_running_job(tmp_path: Path) -> None:
+def test_daemon_with_policy_keep_stops_without_changing_a_running_job(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path, overrides={"restore_policy": "keep"}).start()
     with training(daemon):
         wait_until(daemon.is_lowered, 60)

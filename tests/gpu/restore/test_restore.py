@@ -32,7 +32,7 @@ def _lock_all(host: SimulatedHost, clock: int) -> None:
 
 
 @pytest.mark.fault(15)
-def test_configured_baseline_is_put_back_instead_of_no_lock(host: SimulatedHost, journal: Journal) -> None:
+def test_configured_baseline_is_restored_instead_of_no_lock(host: SimulatedHost, journal: Journal) -> None:
     journal.add(_entries(host, saved_value=1380.0))
     _lock_all(host, 900)
 
@@ -41,7 +41,7 @@ def test_configured_baseline_is_put_back_instead_of_no_lock(host: SimulatedHost,
     assert _locks(host) == [1380, 1380]
 
 
-def test_restoring_twice_is_restoring_once(host: SimulatedHost, journal: Journal) -> None:
+def test_restore_is_idempotent(host: SimulatedHost, journal: Journal) -> None:
     journal.add(_entries(host))
     _lock_all(host, 900)
 
@@ -53,12 +53,12 @@ def test_restoring_twice_is_restoring_once(host: SimulatedHost, journal: Journal
     assert _locks(host) == [None, None]
 
 
-def test_no_journal_and_no_folder_are_nothing_to_do(tmp_path: Path) -> None:
+def test_missing_journal_or_folder_restores_nothing(tmp_path: Path) -> None:
     assert restore(tmp_path / "journal.json") == ()
     assert restore(tmp_path / "absent" / "journal.json") == ()
 
 
-def test_failing_gpu_stays_journalled_and_the_others_come_back(host: SimulatedHost, journal: Journal) -> None:
+def test_failing_gpu_stays_journalled_and_the_others_are_restored(host: SimulatedHost, journal: Journal) -> None:
     one, other = (i.gpu_uuid for i in host.identities())
 
     class OneLost(SimulatedHost):
@@ -80,7 +80,7 @@ def test_failing_gpu_stays_journalled_and_the_others_come_back(host: SimulatedHo
     assert {e.gpu_uuid for e in journal.read().entries} == {one}
 
 
-def test_world_that_is_gone_is_reported_and_kept(host: SimulatedHost, journal: Journal) -> None:
+def test_missing_world_file_is_reported_and_stays_journalled(host: SimulatedHost, journal: Journal) -> None:
     journal.add([replace(e, world_path="/nowhere/world") for e in _entries(host)])
 
     outcomes = restore(journal.path)
@@ -91,7 +91,7 @@ def test_world_that_is_gone_is_reported_and_kept(host: SimulatedHost, journal: J
 
 
 @pytest.mark.fault(6)
-def test_change_of_an_earlier_boot_is_forgotten_and_not_undone(host: SimulatedHost, tmp_path: Path) -> None:
+def test_change_of_an_earlier_boot_is_dropped_and_not_undone(host: SimulatedHost, tmp_path: Path) -> None:
     Journal(tmp_path / "journal.json", boot_id=lambda: "before").add(_entries(host))
     _lock_all(host, 900)
 
@@ -102,7 +102,7 @@ def test_change_of_an_earlier_boot_is_forgotten_and_not_undone(host: SimulatedHo
     assert Journal(tmp_path / "journal.json").read().entries == ()
 
 
-def test_damaged_journal_is_kept_aside_and_the_message_says_what_to_do(host: SimulatedHost, tmp_path: Path) -> None:
+def test_damaged_journal_is_moved_aside_and_the_error_names_the_remedy(host: SimulatedHost, tmp_path: Path) -> None:
     (tmp_path / "journal.json").write_text("{")
     (tmp_path / "journal.json").chmod(0o600)
 
@@ -132,11 +132,11 @@ def test_dry_run_changes_nothing_and_names_the_owner(host: SimulatedHost, journa
     ("now_w", "result", "after_w"),
     [
         (300.0, RestoreResult.RESTORED, 480.0),  # still as we set it
-        (480.0, RestoreResult.RESTORED, 480.0),  # put back already
-        (350.0, RestoreResult.CHANGED_BY_OTHER, 350.0),  # somebody else's
+        (480.0, RestoreResult.RESTORED, 480.0),  # restored already
+        (350.0, RestoreResult.CHANGED_BY_OTHER, 350.0),  # of another program
     ],
 )
-def test_power_limit_is_put_back_only_where_it_is_still_ours(
+def test_power_limit_is_restored_only_where_it_is_still_ours(
     host: SimulatedHost, journal: Journal, now_w: float, result: RestoreResult, after_w: float
 ) -> None:
     gpu = host.identities()[0].gpu_uuid

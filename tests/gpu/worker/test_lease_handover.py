@@ -1,4 +1,4 @@
-"""A core that is restarted in order finds its leases kept; every other end of a core gives the clocks back."""
+"""Lease handover: a daemon that restarts in order keeps its leases; every other end of a daemon restores the clocks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,25 +21,25 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 async def lower_and_go(site: Site, keep_s: float) -> None:
-    """Be a core that lowers the first GPU's clock, hands over and ends."""
-    async with site.linked() as (link, heard):
+    """Connect as a daemon that lowers the first GPU's clock, hands over and ends."""
+    async with site.linked() as (link, received):
         await link.lease("L1", site.gpus[:1], OWNER)
         request_clock(link, site.gpus[0], 1110)
-        await until(lambda: bool(heard.clock_changes))
+        await until(lambda: bool(received.clock_changes))
         await link.hand_over(TOKEN, keep_s)
 
 
 @pytest.mark.fault(40)
-def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
+def test_daemon_with_the_handover_token_takes_over_the_leases(site: Site) -> None:
     site.start_worker()
 
     async def main() -> None:
         await lower_and_go(site, 60.0)
-        async with site.linked(token=TOKEN) as (link, heard):
+        async with site.linked(token=TOKEN) as (link, received):
             assert link.welcome.has_taken_over
             assert site.locks() == [1110, None]
             request_clock(link, site.gpus[0], 1050)
-            await until(lambda: bool(heard.clock_changes))
+            await until(lambda: bool(received.clock_changes))
             assert site.locks() == [1050, None]
         await until(lambda: site.locks() == [None, None])
 
@@ -48,7 +48,7 @@ def test_the_core_with_the_token_goes_on_with_the_leases(site: Site) -> None:
 
 @pytest.mark.fault(40)
 @pytest.mark.parametrize("token", ["", "f" * 32])
-def test_another_core_finds_every_clock_given_back(site: Site, token: str) -> None:
+def test_daemon_without_the_handover_token_finds_every_clock_restored(site: Site, token: str) -> None:
     site.start_worker()
 
     async def main() -> None:
@@ -60,7 +60,7 @@ def test_another_core_finds_every_clock_given_back(site: Site, token: str) -> No
     run(main())
 
 
-def test_without_a_next_core_the_clocks_come_back_when_the_time_is_over(site: Site) -> None:
+def test_expired_handover_restores_the_clocks(site: Site) -> None:
     site.start_worker()
 
     async def main() -> None:
@@ -70,7 +70,7 @@ def test_without_a_next_core_the_clocks_come_back_when_the_time_is_over(site: Si
     run(main())
 
 
-def test_a_worker_that_ends_with_its_core_keeps_nothing(site: Site) -> None:
+def test_worker_that_exits_with_its_daemon_keeps_no_leases(site: Site) -> None:
     worker = site.start_worker("--exit-with-daemon")
 
     async def main() -> None:
@@ -82,16 +82,16 @@ def test_a_worker_that_ends_with_its_core_keeps_nothing(site: Site) -> None:
 
 
 @pytest.mark.fault(5)
-def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(site: Site) -> None:
+def test_silent_daemon_is_assumed_dead_and_its_clocks_are_restored(site: Site) -> None:
     site.start_worker("--daemon-silence-limit-s", "0.5")
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus[:1], OWNER)
             request_clock(link, site.gpus[0], 1110)
             await until(lambda: site.locks() == [1110, None])
             await until(lambda: site.locks() == [None, None])
-            await until(lambda: bool(heard.lost))
+            await until(lambda: bool(received.lost))
         async with site.linked() as (link, _):
             for _ in range(8):
                 await link.ping()
@@ -100,14 +100,14 @@ def test_a_core_that_falls_silent_is_taken_for_dead_and_its_clocks_come_back(sit
 
 
 @with_worker
-async def test_a_promise_that_makes_no_sense_is_refused(site: Site, link: WorkerLink) -> None:
+async def test_handover_with_a_short_token_or_invalid_time_is_refused(site: Site, link: WorkerLink) -> None:
     for token, keep_s in (("short", 1.0), (TOKEN, 0.0), (TOKEN, 1e9)):
         with pytest.raises(GpuError, match="expected up to 60 s and at least 32 characters"):
             await link.hand_over(token, keep_s)
     assert site.locks() == [None, None]
 
 
-def test_a_token_opens_what_is_kept_once() -> None:
+def test_handover_token_works_once() -> None:
     handover = LeaseHandover()
     handover.offer(TOKEN, 5.0)
     before = handover.claim(TOKEN)

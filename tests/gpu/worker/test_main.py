@@ -1,4 +1,4 @@
-"""The real worker process over the real socket."""
+"""The GPU worker as a process, through its socket."""
 
 import asyncio
 import os
@@ -36,8 +36,8 @@ async def test_clock_request_is_carried_out_and_its_effect_reported(site: Site, 
     assert [i.gpu_uuid for i in link.welcome.identities] == site.gpus
     await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[1], 1110)
-    await until(lambda: bool(site.heard.clock_changes))
-    change = site.heard.clock_changes[0]
+    await until(lambda: bool(site.received.clock_changes))
+    change = site.received.clock_changes[0]
     assert (change.gpu_uuid, change.requested_sm_clock_mhz, change.error) == (site.gpus[1], 1110, None)
     assert change.effective_mono_ns is not None
     assert change.due_mono_ns <= change.called_mono_ns <= change.returned_mono_ns <= change.effective_mono_ns
@@ -58,8 +58,8 @@ async def test_journal_is_on_disk_before_the_lease_is_granted(site: Site, link: 
 async def test_clock_request_without_a_lease_is_refused(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus[:1], OWNER)
     request_clock(link, site.gpus[2], 900)
-    await until(lambda: bool(site.heard.clock_changes))
-    assert site.heard.clock_changes[0].error == "refused: no lease on this GPU"
+    await until(lambda: bool(site.received.clock_changes))
+    assert site.received.clock_changes[0].error == "refused: no lease on this GPU"
     assert site.host.num_clock_sets(site.gpus[2]) == 0
 
 
@@ -69,8 +69,8 @@ async def test_lease_that_cannot_be_journalled_is_refused_and_nothing_is_set(sit
     with pytest.raises(GpuError, match="cannot"):
         await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[0], 900)
-    await until(lambda: bool(site.heard.clock_changes))
-    assert site.heard.clock_changes[0].error is not None
+    await until(lambda: bool(site.received.clock_changes))
+    assert site.received.clock_changes[0].error is not None
     assert site.locks() == [None, None, None]
 
 
@@ -94,7 +94,7 @@ async def test_flood_of_clock_requests_is_coalesced_to_the_newest(site: Site, li
     for gpu in site.gpus:
         request_clock(link, gpu, 1005)
     await until(lambda: site.locks() == [1005, 1005, 1005])
-    await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in site.heard.clock_changes) == 3)
+    await until(lambda: sum(c.requested_sm_clock_mhz == 1005 for c in site.received.clock_changes) == 3)
     assert all(site.host.num_clock_sets(gpu) < 150 for gpu in site.gpus)
 
 
@@ -102,7 +102,7 @@ async def test_flood_of_clock_requests_is_coalesced_to_the_newest(site: Site, li
 async def test_request_for_the_clock_in_force_makes_no_driver_call(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[0], 1110)
-    await until(lambda: bool(site.heard.clock_changes))
+    await until(lambda: bool(site.received.clock_changes))
     request_clock(link, site.gpus[0], 1110)
     request_clock(link, site.gpus[1], 1110)
     await until(lambda: site.locks()[1] == 1110)
@@ -112,7 +112,7 @@ async def test_request_for_the_clock_in_force_makes_no_driver_call(site: Site, l
 
 @with_worker
 async def test_request_between_two_supported_clocks_sets_the_faster_one(site: Site, link: WorkerLink) -> None:
-    """The worker's clamp never makes a job slower than it asked to be."""
+    """Rounding to a supported clock never makes a job slower than requested."""
     await link.lease("L1", site.gpus, OWNER)
     for gpu, clock in zip(site.gpus, (1111, 5000, 1), strict=True):
         request_clock(link, gpu, clock)
@@ -126,8 +126,8 @@ async def test_later_clock_is_set_at_its_instant_unless_replaced(site: Site, lin
     for gpu in site.gpus[:2]:
         link.request_clock(gpu, ClockRequest(1110, now_ns, 1410, now_ns + 300_000_000))
     request_clock(link, site.gpus[1], 1200)
-    await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.heard.clock_changes))
-    (raised,) = (c for c in site.heard.clock_changes if c.requested_sm_clock_mhz == 1410)
+    await until(lambda: any(c.requested_sm_clock_mhz == 1410 for c in site.received.clock_changes))
+    (raised,) = (c for c in site.received.clock_changes if c.requested_sm_clock_mhz == 1410)
     assert raised.gpu_uuid == site.gpus[0]
     assert raised.called_mono_ns >= now_ns + 300_000_000
     await link.ping()
@@ -145,12 +145,12 @@ async def test_restore_removes_clock_locks_ends_leases_and_drops_requests(site: 
     assert {(o.gpu_uuid, o.result) for o in outcomes} == {(gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]}
     assert site.locks() == [None, None, 900]
     request_clock(link, site.gpus[0], 800)
-    await until(lambda: any(c.error for c in site.heard.clock_changes))
+    await until(lambda: any(c.error for c in site.received.clock_changes))
     assert site.locks() == [None, None, 900]
 
 
 @with_worker
-async def test_power_limit_needs_a_lease_and_is_given_back_with_it(site: Site, link: WorkerLink) -> None:
+async def test_power_limit_needs_a_lease_and_is_restored_with_it(site: Site, link: WorkerLink) -> None:
     gpu = site.gpus[0]
     with pytest.raises(GpuError, match="does not cover"):
         await link.set_power_limit("L1", gpu, 300.0, OWNER)
@@ -164,7 +164,7 @@ async def test_power_limit_needs_a_lease_and_is_given_back_with_it(site: Site, l
     assert site.host.power_limit_w(gpu) == 480.0
 
 
-def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
+def test_every_gpu_is_restored_when_the_daemon_is_gone(site: Site) -> None:
     worker = site.start_worker("--exit-with-daemon")
 
     async def main() -> None:
@@ -182,7 +182,7 @@ def test_every_gpu_comes_back_when_the_core_is_gone(site: Site) -> None:
     assert not (site.folder / "link.sock").exists()
 
 
-def test_next_core_is_served_after_the_first_is_gone(site: Site) -> None:
+def test_next_daemon_is_served_after_the_first_is_gone(site: Site) -> None:
     site.start_worker()
 
     async def main() -> None:
@@ -197,7 +197,7 @@ def test_next_core_is_served_after_the_first_is_gone(site: Site) -> None:
     run(main())
 
 
-def test_second_core_is_refused_while_one_is_connected(site: Site) -> None:
+def test_second_daemon_is_refused_while_one_is_connected(site: Site) -> None:
     site.start_worker()
 
     async def main() -> None:
@@ -210,7 +210,7 @@ def test_second_core_is_refused_while_one_is_connected(site: Site) -> None:
 
 
 @pytest.mark.kill
-def test_keeper_gives_clocks_back_when_the_worker_is_killed(site: Site) -> None:
+def test_sentinel_restores_clocks_when_the_worker_is_killed(site: Site) -> None:
     worker = site.start_worker()
 
     async def main() -> None:
@@ -226,7 +226,7 @@ def test_keeper_gives_clocks_back_when_the_worker_is_killed(site: Site) -> None:
     run(main())
 
 
-def test_keeper_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site) -> None:
+def test_sentinel_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site) -> None:
     worker = site.start_worker()
 
     async def main() -> None:
@@ -243,8 +243,8 @@ def test_keeper_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site
     run(main())
 
 
-def test_death_of_a_process_gives_its_gpus_back_without_a_word_of_the_core(site: Site) -> None:
-    """Of any process of the job; the other lease stays, and the core is told afterwards what became of it."""
+def test_death_of_a_process_restores_its_gpus_without_a_request_of_the_daemon(site: Site) -> None:
+    """The death of any process of a job counts; other leases stay, and the daemon gets the outcomes afterwards."""
     site.start_worker()
     dying, living = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     pidfds = {process: os.pidfd_open(process.pid) for process in (dying, living)}
@@ -258,7 +258,7 @@ def test_death_of_a_process_gives_its_gpus_back_without_a_word_of_the_core(site:
             await until(lambda: site.locks() == [900, 900, 900])
             dying.kill()
             await until(lambda: site.locks() == [None, None, 900])
-            outcomes = await link.restore(site.gpus[:2], "the core has heard of it too")
+            outcomes = await link.restore(site.gpus[:2], "the daemon noticed it too")
             assert [(o.gpu_uuid, o.result) for o in outcomes] == [(g, RestoreResult.RESTORED) for g in site.gpus[:2]]
             await link.lease("L3", site.gpus[:2], OWNER)
 
@@ -270,17 +270,17 @@ def test_death_of_a_process_gives_its_gpus_back_without_a_word_of_the_core(site:
 
 
 @pytest.mark.kill
-def test_killed_worker_leaves_clocks_lowered_and_restore_brings_them_back(site: Site) -> None:
+def test_restore_command_restores_clocks_after_a_killed_worker(site: Site) -> None:
     worker = site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             for gpu in site.gpus:
                 request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900, 900])
             site.kill(worker, link)
-            await until(lambda: bool(heard.lost))
+            await until(lambda: bool(received.lost))
             with pytest.raises(GpuError, match="the GPU worker is gone"):
                 await link.ping()
 
@@ -319,15 +319,15 @@ def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
 
 
 @with_worker
-async def test_restore_beside_a_living_worker_wins(site: Site, link: WorkerLink) -> None:
-    """A worker whose journal entry is gone drops the lease instead of lowering again."""
+async def test_restore_command_overrides_a_running_worker(site: Site, link: WorkerLink) -> None:
+    """A worker whose journal entry is gone does not lower the clock again."""
     await link.lease("L1", site.gpus, OWNER)
     request_clock(link, site.gpus[0], 900)
     await until(lambda: site.locks()[0] == 900)
     await asyncio.to_thread(restore, site.folder / "journal.json")
     request_clock(link, site.gpus[0], 800)
-    await until(lambda: any(c.error for c in site.heard.clock_changes))
-    assert "somebody restored it" in str(site.heard.clock_changes[-1].error)
+    await until(lambda: any(c.error for c in site.received.clock_changes))
+    assert "somebody restored it" in str(site.received.clock_changes[-1].error)
     assert site.locks() == [None, None, None]
 
 
@@ -346,7 +346,7 @@ def test_sigterm_restores_and_ends(site: Site) -> None:
     run(main())
 
 
-def test_damaged_journal_is_kept_aside_and_every_gpu_reset(site: Site) -> None:
+def test_damaged_journal_is_moved_aside_and_every_gpu_reset(site: Site) -> None:
     site.host.lock_sm_clock(site.gpus[1], 600)
     (site.folder / "journal.json").write_text("{broken")
     (site.folder / "journal.json").chmod(0o600)
@@ -361,9 +361,11 @@ def test_samples_carry_the_counter_as_of_its_updates(site: Site) -> None:
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (_, heard):
-            await until(lambda: len({s.energy_edge_mono_ns for s in heard.samples if s.gpu_uuid == site.gpus[0]}) > 12)
-            mine = [s for s in heard.samples if s.gpu_uuid == site.gpus[0] and s.energy_edge_mono_ns is not None]
+        async with site.linked() as (_, received):
+            await until(
+                lambda: len({s.energy_edge_mono_ns for s in received.samples if s.gpu_uuid == site.gpus[0]}) > 12
+            )
+            mine = [s for s in received.samples if s.gpu_uuid == site.gpus[0] and s.energy_edge_mono_ns is not None]
             edges = {s.energy_edge_mono_ns: s.total_energy_j for s in mine}
             assert all(s.read_mono_ns >= (s.energy_edge_mono_ns or 0) for s in mine)
             (first_ns, first_j), *_, (last_ns, last_j) = sorted(edges.items())
@@ -405,7 +407,7 @@ def test_malformed_datagram_is_a_protocol_error(datagram: bytes) -> None:
         decode(datagram)
 
 
-def test_malformed_datagrams_disturb_no_daemon(site: Site) -> None:
+def test_malformed_datagrams_do_not_disturb_the_worker(site: Site) -> None:
     site.start_worker()
     wait_until((site.folder / "link.sock").is_socket)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
@@ -429,14 +431,14 @@ def test_malformed_datagrams_disturb_no_daemon(site: Site) -> None:
     run(main())
 
 
-def test_socket_is_closed_to_others(site: Site) -> None:
+def test_socket_is_not_accessible_to_other_users(site: Site) -> None:
     site.start_worker()
     wait_until((site.folder / "link.sock").is_socket)
 
     assert stat.S_IMODE((site.folder / "link.sock").stat().st_mode) == 0o660
 
 
-def test_second_worker_on_the_same_socket_gives_up_and_a_stale_socket_is_replaced(site: Site) -> None:
+def test_second_worker_on_a_socket_exits_and_a_stale_socket_is_replaced(site: Site) -> None:
     first = site.start_worker()
 
     async def main() -> None:
@@ -464,5 +466,5 @@ def test_bad_command_line_is_one_clear_line(site: Site) -> None:
     ]
 
 
-def test_health_is_part_of_the_contract() -> None:
+def test_health_values_are_stable() -> None:
     assert {h.value for h in GpuHealth} == {"ok", "degraded", "wedged", "lost", "unrestored", "observe_only"}

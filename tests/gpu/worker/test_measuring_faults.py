@@ -1,4 +1,4 @@
-"""What a GPU says is not always what was asked for, nor in time: the measured value counts, and ages are told."""
+"""Measuring faults: readings that are late, missing or differ from the requested clock."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.support.worker_site import OWNER, Site, request_clock, run, until
 
 @pytest.fixture
 def site(nvml_world: NvmlWorld) -> Iterator[Site]:
-    """Three simulated GPUs that the workers know through NVML only."""
+    """Three simulated GPUs that workers open through NVML."""
     for gpu in nvml_world.gpus:
         nvml_world.simulated.attach_process(gpu, os.getpid())
     made = Site(nvml_world.simulated.path.parent, nvml_world.simulated, "nvml", nvml_world.environment())
@@ -22,7 +22,7 @@ def site(nvml_world: NvmlWorld) -> Iterator[Site]:
 
 
 @pytest.mark.fault(13)
-def test_the_clock_that_a_power_limit_leaves_is_the_one_reported_and_not_the_one_asked_for(
+def test_clock_under_a_power_limit_is_reported_as_read_not_as_requested(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("capped")
@@ -34,19 +34,19 @@ def test_the_clock_that_a_power_limit_leaves_is_the_one_reported_and_not_the_one
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             request_clock(link, gpu, 600)
-            await until(lambda: bool(heard.clock_changes))
+            await until(lambda: bool(received.clock_changes))
             host.begin_work(gpu, InstructionWork(0.0, 600.0, 0.2))
             request_clock(link, gpu, 1395)
-            await until(lambda: len(heard.clock_changes) == 2)
-            change = heard.clock_changes[1]
+            await until(lambda: len(received.clock_changes) == 2)
+            change = received.clock_changes[1]
             assert (change.requested_sm_clock_mhz, change.error) == (1395, None)
             assert change.actual_sm_clock_mhz is not None
             assert 600 < change.actual_sm_clock_mhz < 1300
-            await until(lambda: all(s.is_power_capped for s in heard.samples[-5:]))
-            assert all((s.sm_clock_mhz or 9999) < 1300 for s in heard.samples[-5:])
+            await until(lambda: all(s.is_power_capped for s in received.samples[-5:]))
+            assert all((s.sm_clock_mhz or 9999) < 1300 for s in received.samples[-5:])
 
     try:
         run(main())
@@ -56,7 +56,7 @@ def test_the_clock_that_a_power_limit_leaves_is_the_one_reported_and_not_the_one
 
 
 @pytest.mark.fault(17)
-def test_power_is_the_instantaneous_field_and_the_averaged_call_stands_in_only_where_there_is_none(
+def test_power_is_the_instantaneous_field_with_the_averaged_call_as_fallback(
     nvml_world: NvmlWorld, nvml_host: NvmlHost
 ) -> None:
     nvml_world.control.inject("nvmlDeviceGetPowerUsage", num_calls=0)
@@ -75,21 +75,19 @@ def test_power_is_the_instantaneous_field_and_the_averaged_call_stands_in_only_w
 
 
 @pytest.mark.fault(31)
-def test_under_a_lease_the_driver_is_never_let_go_of_so_that_it_cannot_forget_a_lock(
-    site: Site, nvml_world: NvmlWorld
-) -> None:
+def test_driver_stays_open_under_a_lease_so_that_locks_persist(site: Site, nvml_world: NvmlWorld) -> None:
     for index in range(3):
         nvml_world.control.set_persistence(index, is_on=False)
     nvml_world.control.inject("nvmlShutdown")
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             for clock in (900, 1005, 900):
                 request_clock(link, site.gpus[0], clock)
                 await until(lambda clock=clock: site.locks()[0] == clock)  # type: ignore[misc]
-            await until(lambda: len(heard.samples) > 30)
+            await until(lambda: len(received.samples) > 30)
             assert nvml_world.control.num_hits("nvmlShutdown") == 0
             assert site.locks()[0] == 900
 
@@ -104,12 +102,12 @@ def test_readings_that_take_longer_than_the_period_are_skipped_counted_and_never
     site.start_worker("--sample-period-s", "0.01")
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
-            await until(lambda: len(heard.samples) > 30)
+        async with site.linked() as (link, received):
+            await until(lambda: len(received.samples) > 30)
             counters = await link.ping()
             # Three GPUs of 30 ms each: of ten ticks at most one is kept.
-            assert counters.num_late_ticks > len(heard.samples)
-            read_ns = [s.read_mono_ns for s in heard.samples if s.gpu_uuid == site.gpus[0]]
+            assert counters.num_late_ticks > len(received.samples)
+            read_ns = [s.read_mono_ns for s in received.samples if s.gpu_uuid == site.gpus[0]]
             assert (read_ns[-1] - read_ns[0]) / (len(read_ns) - 1) > 80_000_000
             await link.lease("L1", site.gpus, OWNER)
             request_clock(link, site.gpus[1], 900)

@@ -1,4 +1,4 @@
-"""The real worker on the unmodified NVML binding and the fake driver library: what goes wrong stays with its GPU."""
+"""The real worker on the unmodified NVML binding and the fake driver library: a fault affects its GPU only."""
 
 import os
 import time
@@ -21,7 +21,7 @@ SHORT = ("--read-deadline-s", "0.5", "--set-deadline-s", "0.5")
 
 @pytest.fixture
 def site(nvml_world: NvmlWorld) -> Iterator[Site]:
-    """Three simulated GPUs that the workers know through NVML only."""
+    """Three simulated GPUs that workers open through NVML."""
     for gpu in nvml_world.gpus:
         nvml_world.simulated.attach_process(gpu, os.getpid())
     made = Site(nvml_world.simulated.path.parent, nvml_world.simulated, "nvml", nvml_world.environment())
@@ -31,7 +31,7 @@ def site(nvml_world: NvmlWorld) -> Iterator[Site]:
 
 @pytest.fixture
 def control(nvml_world: NvmlWorld) -> FakeNvmlControl:
-    """What injects the faults."""
+    """The fault injector of the fake driver library."""
     return nvml_world.control
 
 
@@ -41,14 +41,16 @@ async def test_worker_controls_and_restores_through_nvml(site: Site, link: Worke
     for gpu, clock in zip(site.gpus, (1110, 1200, 1005), strict=True):
         request_clock(link, gpu, clock)
     await until(lambda: site.locks() == [1110, 1200, 1005])
-    await until(lambda: len(site.heard.clock_changes) == 3)
-    assert all(c.error is None and c.effective_mono_ns is not None for c in site.heard.clock_changes)
+    await until(lambda: len(site.received.clock_changes) == 3)
+    assert all(c.error is None and c.effective_mono_ns is not None for c in site.received.clock_changes)
     outcomes = await link.restore(site.gpus, "test")
     assert {o.result for o in outcomes} == {RestoreResult.RESTORED}
     assert site.locks() == [None, None, None]
 
 
-def test_killed_worker_is_made_good_by_restore_through_nvml(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_command_restores_through_nvml_after_a_killed_worker(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = site.start_worker()
 
     async def main() -> None:
@@ -69,16 +71,16 @@ def test_killed_worker_is_made_good_by_restore_through_nvml(site: Site, monkeypa
 
 
 @pytest.mark.fault(7)
-def test_hanging_set_wedges_one_gpu_and_the_others_go_on(site: Site, control: FakeNvmlControl) -> None:
+def test_hanging_set_call_wedges_its_gpu_only(site: Site, control: FakeNvmlControl) -> None:
     control.inject("nvmlDeviceSetGpuLockedClocks", gpu_index=1, num_calls=1, delay_s=3.0)
     site.start_worker(*SHORT)
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             request_clock(link, site.gpus[1], 900)
             request_clock(link, site.gpus[0], 900)
-            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.WEDGED)
+            await until(lambda: received.health(site.gpus[1]) is GpuHealth.WEDGED)
             await until(lambda: site.locks()[0] == 900)
             request_clock(link, site.gpus[2], 1005)
             await until(lambda: site.locks()[2] == 1005)
@@ -90,7 +92,7 @@ def test_hanging_set_wedges_one_gpu_and_the_others_go_on(site: Site, control: Fa
             assert outcomes[site.gpus[0]] is RestoreResult.RESTORED
             assert site.journalled() == {site.gpus[1]}
             # The call returns at last, and has lowered the clock: the worker restores it unasked.
-            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.OK)
+            await until(lambda: received.health(site.gpus[1]) is GpuHealth.OK)
             assert site.locks() == [None, None, None]
             assert site.journalled() == set()
 
@@ -98,30 +100,30 @@ def test_hanging_set_wedges_one_gpu_and_the_others_go_on(site: Site, control: Fa
 
 
 @pytest.mark.fault(7)
-def test_hanging_read_wedges_one_gpu_and_its_readings_grow_old(site: Site, control: FakeNvmlControl) -> None:
+def test_hanging_read_call_wedges_its_gpu_only(site: Site, control: FakeNvmlControl) -> None:
     site.start_worker(*SHORT)
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
-            await until(lambda: len(heard.samples) > 30)
+        async with site.linked() as (link, received):
+            await until(lambda: len(received.samples) > 30)
             control.inject("nvmlDeviceGetClockInfo", gpu_index=2, num_calls=1, delay_s=3.0)
-            await until(lambda: heard.health(site.gpus[2]) is GpuHealth.WEDGED)
-            heard.samples.clear()
-            await until(lambda: len(heard.samples) > 30)
-            assert site.gpus[2] not in {s.gpu_uuid for s in heard.samples}
+            await until(lambda: received.health(site.gpus[2]) is GpuHealth.WEDGED)
+            received.samples.clear()
+            await until(lambda: len(received.samples) > 30)
+            assert site.gpus[2] not in {s.gpu_uuid for s in received.samples}
             await link.lease("L1", site.gpus[:2], OWNER)
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
-            await until(lambda: site.gpus[2] in {s.gpu_uuid for s in heard.samples})
-            await until(lambda: heard.health(site.gpus[2]) is GpuHealth.OK)
+            await until(lambda: site.gpus[2] in {s.gpu_uuid for s in received.samples})
+            await until(lambda: received.health(site.gpus[2]) is GpuHealth.OK)
 
     run(main())
 
 
-def test_worker_ends_while_a_call_hangs_and_its_keeper_makes_that_gpu_good(
+def test_worker_ends_while_a_call_hangs_and_its_sentinel_restores_that_gpu(
     site: Site, control: FakeNvmlControl
 ) -> None:
-    """The journal still holds the GPU whose reset never returned; the next call for it does."""
+    """The journal still lists the GPU whose reset call hung; the next call for it returns."""
     control.inject("nvmlDeviceResetGpuLockedClocks", gpu_index=0, num_calls=1, delay_s=60.0)
     worker = site.start_worker(*SHORT, "--exit-with-daemon")
 
@@ -140,29 +142,31 @@ def test_worker_ends_while_a_call_hangs_and_its_keeper_makes_that_gpu_good(
 
 
 @pytest.mark.fault(8)
-def test_lost_gpu_is_told_and_stops_no_other(site: Site, control: FakeNvmlControl) -> None:
+def test_lost_gpu_is_reported_and_stops_no_other(site: Site, control: FakeNvmlControl) -> None:
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             control.inject("*", 15, gpu_index=1)
-            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.LOST)
+            await until(lambda: received.health(site.gpus[1]) is GpuHealth.LOST)
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             request_clock(link, site.gpus[1], 900)
-            await until(lambda: any(c.gpu_uuid == site.gpus[1] and c.error for c in heard.clock_changes))
+            await until(lambda: any(c.gpu_uuid == site.gpus[1] and c.error for c in received.clock_changes))
             control.clear_faults()
-            await until(lambda: heard.health(site.gpus[1]) is GpuHealth.OK)
+            await until(lambda: received.health(site.gpus[1]) is GpuHealth.OK)
 
     run(main())
 
 
-def test_failed_restore_is_told_kept_and_tried_again_until_it_works(site: Site, control: FakeNvmlControl) -> None:
+def test_failed_restore_is_reported_journalled_and_retried_until_it_succeeds(
+    site: Site, control: FakeNvmlControl
+) -> None:
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus[:1], OWNER)
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
@@ -170,9 +174,9 @@ def test_failed_restore_is_told_kept_and_tried_again_until_it_works(site: Site, 
             (outcome,) = await link.restore(site.gpus[:1], "test")
             assert outcome.result is RestoreResult.FAILED
             assert site.journalled() == {site.gpus[0]}
-            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.UNRESTORED)
+            await until(lambda: received.health(site.gpus[0]) is GpuHealth.UNRESTORED)
             control.clear_faults()
-            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.OK)
+            await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
             assert site.locks()[0] is None
             assert site.journalled() == set()
 
@@ -180,68 +184,70 @@ def test_failed_restore_is_told_kept_and_tried_again_until_it_works(site: Site, 
 
 
 @pytest.mark.fault(9)
-def test_without_permission_the_gpu_is_observed_and_leases_say_why(site: Site, control: FakeNvmlControl) -> None:
+def test_without_permission_a_gpu_is_observe_only_and_leases_give_the_reason(
+    site: Site, control: FakeNvmlControl
+) -> None:
     control.set_privileged(False)
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             request_clock(link, site.gpus[0], 900)
-            await until(lambda: heard.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY)
+            await until(lambda: received.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY)
             with pytest.raises(GpuError, match="CAP_SYS_ADMIN"):
                 await link.lease("L1", site.gpus[:1], OWNER)
-            await until(lambda: len(heard.samples) > 10)
+            await until(lambda: len(received.samples) > 10)
             assert site.locks() == [None, None, None]
 
     run(main())
 
 
 @pytest.mark.fault(30)
-def test_mig_gpu_is_observed_and_leases_say_why(site: Site, control: FakeNvmlControl) -> None:
+def test_mig_gpu_is_observe_only_and_leases_give_the_reason(site: Site, control: FakeNvmlControl) -> None:
     control.set_mig(0, is_on=True)
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
-            assert heard.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY
+        async with site.linked() as (link, received):
+            assert received.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY
             with pytest.raises(GpuError, match="MIG is enabled"):
                 await link.lease("L1", site.gpus, OWNER)
             await link.lease("L1", site.gpus[1:], OWNER)
-            await until(lambda: site.gpus[0] in {s.gpu_uuid for s in heard.samples})
+            await until(lambda: site.gpus[0] in {s.gpu_uuid for s in received.samples})
 
     run(main())
 
 
-def test_worker_told_to_observe_changes_nothing(site: Site) -> None:
+def test_observe_only_worker_changes_nothing(site: Site) -> None:
     site.start_worker("--observe-only")
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             with pytest.raises(GpuError, match="started with --observe-only"):
                 await link.lease("L1", site.gpus, OWNER)
-            await until(lambda: {s.gpu_uuid for s in heard.samples} == set(site.gpus))
+            await until(lambda: {s.gpu_uuid for s in received.samples} == set(site.gpus))
 
     run(main())
 
 
 @pytest.mark.fault(8)
 @pytest.mark.parametrize(("xid", "health"), [(79, GpuHealth.LOST), (48, GpuHealth.DEGRADED)])
-def test_critical_error_changes_the_gpus_state(
+def test_critical_error_changes_the_gpus_health(
     site: Site, control: FakeNvmlControl, xid: int, health: GpuHealth
 ) -> None:
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (_, heard):
+        async with site.linked() as (_, received):
             deadline = time.monotonic() + 20.0
-            while heard.health(site.gpus[2]) is GpuHealth.OK:
+            while received.health(site.gpus[2]) is GpuHealth.OK:
                 control.raise_xid(2, xid)
-                seen = len(heard.samples)
-                await until(lambda seen=seen: len(heard.samples) > seen)  # type: ignore[misc]
+                seen = len(received.samples)
+                await until(lambda seen=seen: len(received.samples) > seen)  # type: ignore[misc]
                 assert time.monotonic() < deadline
-            assert heard.health(site.gpus[2]) is health
-            assert f"Xid {xid}" in heard.health_changes[-1].detail
+            assert received.health(site.gpus[2]) is health
+            assert f"Xid {xid}" in received.health_changes[-1].detail
 
     run(main())
 
@@ -251,14 +257,14 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
     site.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, heard):
+        async with site.linked() as (link, received):
             await link.lease("L1", site.gpus, OWNER)
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
             site.host.reload_driver()
             control.reload_driver()
-            heard.samples.clear()
-            await until(lambda: any((s.total_energy_j or 1e9) < 1000.0 for s in heard.samples))
+            received.samples.clear()
+            await until(lambda: any((s.total_energy_j or 1e9) < 1000.0 for s in received.samples))
             # The same clock as before: it must be set anew, not taken for granted.
             request_clock(link, site.gpus[0], 900)
             await until(lambda: site.locks()[0] == 900)
@@ -269,21 +275,21 @@ def test_driver_reload_under_a_lease_is_survived(site: Site, control: FakeNvmlCo
 
 @pytest.mark.fault(14)
 @with_worker
-async def test_what_somebody_else_unlocks_is_respected_and_told(site: Site, link: WorkerLink) -> None:
+async def test_lock_released_by_another_program_ends_the_lease_and_is_reported(site: Site, link: WorkerLink) -> None:
     await link.lease("L1", site.gpus, OWNER)
     for gpu in site.gpus:
         request_clock(link, gpu, 900)
     await until(lambda: site.locks() == [900, 900, 900])
     site.host.lock_sm_clock(site.gpus[0], 1305)
-    await until(lambda: site.heard.health(site.gpus[0]) is GpuHealth.DEGRADED)
-    assert "another program changed its clock lock" in site.heard.health_changes[-1].detail
+    await until(lambda: site.received.health(site.gpus[0]) is GpuHealth.DEGRADED)
+    assert "another program changed its clock lock" in site.received.health_changes[-1].detail
     await link.restore(site.gpus, "end")
     assert site.locks() == [1305, None, None]
     assert site.journalled() == set()
 
 
 @pytest.mark.fault(12)
-def test_driver_that_is_not_there_yet_is_waited_for(site: Site, control: FakeNvmlControl) -> None:
+def test_worker_unit_waits_for_an_unavailable_driver(site: Site, control: FakeNvmlControl) -> None:
     control.inject("nvmlInitWithFlags", 9, num_calls=2)
     site.start_worker()
 
@@ -294,7 +300,7 @@ def test_driver_that_is_not_there_yet_is_waited_for(site: Site, control: FakeNvm
     run(main())
 
 
-def test_child_of_the_core_fails_at_once_without_a_driver(site: Site, control: FakeNvmlControl) -> None:
+def test_child_process_fails_at_once_without_a_driver(site: Site, control: FakeNvmlControl) -> None:
     control.inject("nvmlInitWithFlags", 9)
     worker = site.start_worker("--exit-with-daemon")
 

@@ -110,7 +110,7 @@ class Sampler(DriverThread):
             with self._wakeup:
                 if self._is_closing:
                     return
-                instants = [t for w in self._gpus.values() if (t := w.next_read_ns())]
+                instants = [t for gpu in self._gpus.values() if (t := gpu.next_read_ns())]
                 next_ns = min(next_tick_ns, *instants) if instants else next_tick_ns
                 pause_s = (next_ns - time.monotonic_ns()) / _NS_PER_S
                 if pause_s > 0:

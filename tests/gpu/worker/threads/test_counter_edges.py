@@ -10,7 +10,7 @@ from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
 def _follow(
     *, period_ns: int, phase_ns: int, tick_ns: int, until_ns: int, lateness: list[int]
 ) -> tuple[EnergyEdges, list[tuple[int, float]], int]:
-    """Read a counter of 100 W on its grid as the sampler would; return what was said and the number of reads."""
+    """Read a counter of 100 W as the sampler does; return the dated updates and the number of readings."""
     edges = EnergyEdges()
     said: list[tuple[int, float]] = []
     now_ns, next_tick_ns, reads = 1, tick_ns, 0
@@ -53,7 +53,7 @@ def test_each_value_is_dated_to_its_update_within_two_milliseconds(
 @settings(max_examples=30, deadline=None)
 @given(phase_ns=st.integers(0, 19_000_000), lateness=st.lists(st.integers(0, 300_000), min_size=1, max_size=5))
 def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[int]) -> None:
-    """A wrong date costs a whole step, so it is never off by one."""
+    """A wrong date costs a whole step of energy, so it must never be off by one."""
     _, said, _ = _follow(
         period_ns=20_000_000, phase_ns=phase_ns, tick_ns=25_000_000, until_ns=3_000_000_000, lateness=lateness
     )
@@ -69,8 +69,8 @@ def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[i
     tick_ms=st.sampled_from([20, 100]),
     lateness=st.lists(st.one_of(st.integers(0, 300_000), st.integers(0, 40_000_000)), min_size=5, max_size=60),
 )
-def test_a_busy_host_that_reads_late_does_not_lead_it_astray(phase_ns: int, tick_ms: int, lateness: list[int]) -> None:
-    """Some readings come tens of milliseconds late, in learning too; most updates are still dated well."""
+def test_late_readings_on_a_busy_host_do_not_misdate_updates(phase_ns: int, tick_ms: int, lateness: list[int]) -> None:
+    """Some readings are tens of milliseconds late, also while learning; most updates are still dated correctly."""
     quiet = [100_000] * 200
     _, said, _ = _follow(
         period_ns=100_000_000,
@@ -84,7 +84,7 @@ def test_a_busy_host_that_reads_late_does_not_lead_it_astray(phase_ns: int, tick
     assert errors_ns[int(0.9 * len(errors_ns))] < 4_000_000
 
 
-def test_following_costs_few_extra_readings() -> None:
+def test_tracking_needs_few_extra_readings() -> None:
     _, _, reads = _follow(
         period_ns=100_000_000, phase_ns=31_000_000, tick_ns=20_000_000, until_ns=20_000_000_000, lateness=[100_000]
     )
@@ -93,10 +93,8 @@ def test_following_costs_few_extra_readings() -> None:
 
 
 @pytest.mark.parametrize(("phase_ms", "most_looks"), [(50, 80), (99, 180)])
-def test_looks_are_rare_where_ordinary_readings_tell_and_never_too_rare_to_date_updates(
-    phase_ms: int, most_looks: int
-) -> None:
-    """Ten readings a second of a counter with that period: in the middle of its steps, and right at them."""
+def test_extra_readings_are_only_as_frequent_as_dating_needs(phase_ms: int, most_looks: int) -> None:
+    """Ten readings a second of a counter with that period: in the middle of its steps, and right at its updates."""
     _, said, reads = _follow(
         period_ns=100_000_000,
         phase_ns=phase_ms * 1_000_000,
@@ -111,7 +109,7 @@ def test_looks_are_rare_where_ordinary_readings_tell_and_never_too_rare_to_date_
 
 
 @pytest.mark.fault(16)
-def test_decreasing_counter_begins_anew() -> None:
+def test_decreasing_counter_restarts_the_tracking() -> None:
     edges = EnergyEdges()
     for k in range(800):
         edges.observe(k * 2_000_000, 500.0 + k // 50)
@@ -125,7 +123,7 @@ def test_decreasing_counter_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("energy_j", [None, 42.0])
-def test_counter_that_is_missing_or_stands_still_wants_no_more_than_ordinary_readings(energy_j: float | None) -> None:
+def test_missing_or_constant_counter_needs_no_extra_readings(energy_j: float | None) -> None:
     edges = EnergyEdges()
     for k in range(1000):
         edges.observe(k * 2_000_000, energy_j)
