@@ -7,6 +7,7 @@ settings      settings reference, from the default configuration file
 http_api      HTTP API reference, from the OpenAPI document
 metrics       metrics reference, from the Prometheus collector
 entry_points  entry point reference, from pyproject.toml
+job_states    phases and transitions of a job, from its state machine
 python_api    Python API reference, from the sources
 pictures      pictures of pipelines and frontiers, from the planner's results
 """

@@ -28,6 +28,7 @@ class JobPhase(StrEnum):
     FALLBACK = "fallback"
     """Back at full speed, after a finding of the guard or a failure."""
     ENDED = "ended"
+    """A rank was released or lost: the job handles no more events."""
 
 
 # --- events -------------------------------------------------------------------------------------------
