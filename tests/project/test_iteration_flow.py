@@ -50,7 +50,7 @@ def literals(path: str) -> set[str]:
 def module_of_policy(name: str) -> str:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     target: str = settings["project"]["entry-points"]["gpuenergyd.policies"][name]
-    return target.split(":")[0].replace(".", "/") + ".py"
+    return target.split(":", maxsplit=1)[0].replace(".", "/") + ".py"
 
 
 def test_the_path_has_at_most_twenty_files_each_named_once() -> None:
