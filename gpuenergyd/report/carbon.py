@@ -91,7 +91,7 @@ class CarbonReport:
         unknown = f"; intensity unknown for {100 * unpriced:.0f} % of the energy" if unpriced > 0.005 else ""
         replayed = "; replayed trace" if self.is_replayed else ""
         grid = f"zone {signal.zone}, source {signal.source}, {signal.kind}, {signal.factor}"
-        lines = [f"carbon: {grams_text(self.carbon_g)} ({host}); {grid}{unknown}{replayed}"]
+        lines = [f"carbon emissions: {grams_text(self.carbon_g)} ({host}); {grid}{unknown}{replayed}"]
         if self.tuned is not None:
             savings, full_g = self.tuned.savings, self.tuned.savings.full_speed_g
             by_frontier = (

@@ -1,1 +1,1 @@
-"""Alembic's environment and the revisions of the history's schema."""
+"""Alembic environment and schema revisions of the history."""

@@ -1,4 +1,4 @@
-"""How Alembic reaches the database: by the connection that `store.upgrade` hands it."""
+"""Alembic environment: runs migrations on the connection passed by `store.database.migrate`."""
 
 from alembic import context
 

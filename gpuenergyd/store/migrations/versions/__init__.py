@@ -1,1 +1,1 @@
-"""One file per revision, numbered; a revision never changes once released."""
+"""Numbered schema revisions; a released revision is never changed."""

@@ -1,4 +1,4 @@
-"""The first schema: jobs, ranks, iterations, plans, control events, rollups."""
+"""Initial schema: jobs, ranks, iterations, plans, control events and rollups."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Create every table."""
+    """Create all tables."""
     op.create_table(
         "jobs",
         sa.Column("job_id", sa.String(64), primary_key=True),

@@ -1,4 +1,4 @@
-"""Tiers: packed minutes of samples and seconds, blocks of iterations, and what of a bucket was measured."""
+"""Add packed minutes of samples and seconds, blocks of iterations and the measured time of rollups."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add tables and columns. Seconds that were rows before are forgotten: their minutes stay."""
+    """Add tables and columns; delete one-second rollups that were rows, their minutes stay."""
     op.create_table(
         "gpu_series",
         sa.Column("tier", sa.Integer, primary_key=True),
@@ -38,7 +38,7 @@ def upgrade() -> None:
     op.add_column("gpu_rollups", sa.Column("estimated_j", sa.Float))
     for name in ("measured_s", "estimated_s", "missing_s"):
         op.add_column("gpu_rollups", sa.Column(name, sa.Float, nullable=False, server_default="0"))
-    # Until now a bucket was measured or not; how much of it was missing nobody noted.
+    # Earlier versions recorded only whether a bucket was measured, not for how long.
     op.execute("UPDATE gpu_rollups SET measured_s = bucket_s WHERE energy_j IS NOT NULL")
     op.execute("UPDATE gpu_rollups SET missing_s = bucket_s WHERE energy_j IS NULL")
     op.execute("DELETE FROM gpu_rollups WHERE bucket_s = 1")

@@ -1,4 +1,4 @@
-"""Tags and figures of jobs, energy of the host, and hours for the time before hours were kept."""
+"""Add tags and stored summaries of jobs, host energy, and hourly rollups for the time before they were stored."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ _HOUR_US = 3_600_000_000
 
 
 def upgrade() -> None:
-    """Add a column and a table; add up minutes to hours, which reports read."""
+    """Add a column and tables; sum minutes to the hours that reports read."""
     op.add_column("jobs", sa.Column("tags", sa.Text))
     op.create_table(
         "host_rollups",
@@ -28,12 +28,12 @@ def upgrade() -> None:
         sa.Column("version", sa.Integer, nullable=False),
         sa.Column("figures", sa.Text, nullable=False),
     )
-    # The first hour that was kept may be half an hour: an older version wrote the rest of it, in minutes only.
+    # The first stored hour may be incomplete: an earlier version wrote the rest of it as minutes only.
     first = op.get_bind().execute(sa.text("SELECT min(started_at) FROM gpu_rollups WHERE bucket_s = 3600")).scalar()
     until = "" if first is None else f" AND started_at < {int(first) + _HOUR_US}"
     hour = f"started_at - started_at % {_HOUR_US}"
     has_minutes = op.get_bind().execute(
-        sa.text(f"SELECT count(*) FROM gpu_rollups WHERE bucket_s = 60{until}")  # noqa: S608  numbers of our own
+        sa.text(f"SELECT count(*) FROM gpu_rollups WHERE bucket_s = 60{until}")  # noqa: S608  integers
     )
     if not has_minutes.scalar():
         return

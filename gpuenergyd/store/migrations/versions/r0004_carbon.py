@@ -1,4 +1,4 @@
-"""Carbon: intensities as they were fetched, forecasts as they were issued, targets as they were decided."""
+"""Add carbon intensities, forecasts and iteration time targets."""
 
 import sqlalchemy as sa
 from alembic import op

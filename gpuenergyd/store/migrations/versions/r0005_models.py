@@ -1,4 +1,4 @@
-"""What runs of a job showed, for its next run."""
+"""Add what previous runs taught about a job."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Many hosts in one history: whose a job is, whose processors used what, and which host a GPU is in."""
+"""Add the host of jobs, GPUs and processor energy, for histories shared by many hosts."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ _HELD = "bucket_s, started_at, domain, energy_j, measured_s, missing_s"
 
 
 def upgrade() -> None:
-    """Add columns and a table; of what was written before, the host is not known."""
+    """Add columns and a table; the host of existing rows stays unknown."""
     op.add_column("jobs", sa.Column("host", sa.String(256)))
     op.create_index("jobs_by_host", "jobs", ["host"])
     op.create_table(
@@ -26,7 +26,7 @@ def upgrade() -> None:
         op.drop_constraint("host_rollups_pkey", "host_rollups")
         op.create_primary_key("host_rollups_pkey", "host_rollups", ["bucket_s", "started_at", "domain", "host"])
         return
-    # SQLite changes no key of a table that is there.
+    # SQLite cannot change the primary key of an existing table.
     op.rename_table("host_rollups", "host_rollups_before")
     op.create_table(
         "host_rollups",
@@ -39,5 +39,5 @@ def upgrade() -> None:
         sa.Column("host", sa.String(256), nullable=False, server_default="", primary_key=True),
         sqlite_with_rowid=False,
     )
-    op.execute(f"INSERT INTO host_rollups ({_HELD}) SELECT {_HELD} FROM host_rollups_before")  # noqa: S608  our own words
+    op.execute(f"INSERT INTO host_rollups ({_HELD}) SELECT {_HELD} FROM host_rollups_before")  # noqa: S608  constant column names
     op.drop_table("host_rollups_before")
