@@ -161,7 +161,7 @@ def carbon_report(
         unpriced_j=unpriced_j,
         energy_j_by_status=tuple(by_status.items()),
         host_power_w=host_power_w,
-        tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, untuned=untuned),
+        tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, baseline=untuned),
         targets=targets,
         slowdown_ratio=slowdown_ratio(job, iterations, targets),
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
@@ -201,7 +201,7 @@ def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]]) -> list[
         begin_at = sample.valid_from_at if sample is not None else row.started_at
         if not slots or slots[-1].begin_at != begin_at:
             slots.append(WorkSlot(begin_at, 0, 0.0, 0.0, None))
-        joined = slots[-1].joined(row.measured_time_s, row.sum_energy_j, num_iterations=row.num_measured)
+        joined = slots[-1].with_iterations(row.measured_time_s, row.sum_energy_j, num_iterations=row.num_measured)
         intensity = sample.carbon_intensity_g_per_kwh if sample is not None else None
         slots[-1] = replace(joined, carbon_intensity_g_per_kwh=intensity)
     return slots

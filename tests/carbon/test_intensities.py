@@ -4,8 +4,6 @@ import math
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuenergyd.core.carbon.intensity import (
     HOUR,
@@ -20,7 +18,6 @@ from gpuenergyd.core.carbon.intensity import (
     grams,
     hourly_series,
     intensity_now,
-    price_energy,
 )
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 from tests.support.carbon_traces import FIRST_AT
@@ -97,35 +94,6 @@ def test_without_any_history_nothing_stands_for_now() -> None:
     assert intensity_now(END_AT, None).basis is IntensityBasis.NEUTRAL
 
 
-def test_energy_is_priced_with_the_best_status_and_what_has_no_price_is_said() -> None:
-    samples = [
-        sample(0, 60, 100.0, SampleStatus.ESTIMATED),
-        sample(0, 30, 200.0),
-        sample(60, 60, 400.0, SampleStatus.STATIC),
-    ]
-
-    priced = price_energy([(FIRST_AT, FIRST_AT + 3 * HOUR, 3 * 3.6e6)], samples)
-
-    assert priced.carbon_g == pytest.approx(0.5 * 200 + 0.5 * 100 + 400)
-    assert priced.unpriced_j == pytest.approx(3.6e6)
-    assert dict(priced.energy_j_by_status) == {
-        SampleStatus.MEASURED: pytest.approx(1.8e6),
-        SampleStatus.ESTIMATED: pytest.approx(1.8e6),
-        SampleStatus.STATIC: pytest.approx(3.6e6),
-    }
-
-
-@given(st.lists(st.tuples(st.floats(0, 600), st.floats(1, 200), st.floats(0, 2000)), max_size=12))
-def test_no_energy_is_priced_twice_or_lost(parts: list[tuple[float, float, float]]) -> None:
-    samples = [sample(*part) for part in parts]
-
-    priced = price_energy([(FIRST_AT, FIRST_AT + 10 * HOUR, 3.6e7)], samples)
-
-    assert priced.priced_j + priced.unpriced_j == pytest.approx(3.6e7)
-    assert sum(energy_j for _, energy_j in priced.energy_j_by_status) == pytest.approx(priced.priced_j)
-    assert 0 <= priced.carbon_g <= 2000 * 10 * (1 + 1e-9)
-
-
 def test_an_interval_needs_a_time_zone_and_a_length() -> None:
     with pytest.raises(CarbonDataError, match="time zone"):
         IntensitySample(FIRST_AT.replace(tzinfo=None), FIRST_AT, 1.0)
@@ -150,12 +118,3 @@ def test_a_forecast_says_nothing_of_hours_it_does_not_reach() -> None:
     assert forecast.value_at(FIRST_AT + timedelta(minutes=59)) == 7.0
     assert forecast.value_at(FIRST_AT + HOUR) is None
     assert forecast.value_at(FIRST_AT - timedelta(seconds=1)) is None
-
-
-def test_energy_that_has_its_price_takes_none_from_a_worse_status() -> None:
-    priced = price_energy(
-        [(FIRST_AT, FIRST_AT + HOUR, 3.6e6)], [sample(0, 60, 100.0), sample(0, 60, 900.0, SampleStatus.STATIC)]
-    )
-
-    assert priced.carbon_g == pytest.approx(100.0)
-    assert dict(priced.energy_j_by_status) == {SampleStatus.MEASURED: pytest.approx(3.6e6)}

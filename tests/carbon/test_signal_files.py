@@ -67,7 +67,7 @@ def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
         (HEADER + "2026-05-04T10:00Z,1\nyesterday,1\n", "line 3 is no time and number"),
         (HEADER + "2026-05-04T10:30Z,1\n", "line 2 is no full hour"),
         (HEADER + "2026-05-04T10:00Z,inf\n", "line 2 is no full hour with a finite value"),
-        (HEADER + "2026-05-04T10:00Z,2001\n", "line 2: carbon intensity 2001.0 is no number from 0 to 2000"),
+        (HEADER + "2026-05-04T10:00Z,2001\n", "line 2: carbon intensity 2001.0 is not a number from 0 to 2000"),
         (HEADER + "1900-01-01T00:00Z,1\n2026-05-04T10:00Z,1\n", "at most"),
     ],
 )

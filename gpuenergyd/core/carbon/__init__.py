@@ -1,10 +1,10 @@
-"""Carbon: intensities, accounts and the slowdown budget.
+"""Carbon intensities, accounts and the slowdown budget.
 
-account           grams saved by running slower and by choosing hours
-grid_clock        the hour of the grid: now, or an hour of a replayed trace
+account           emissions saved by running slower and by choosing hours
+grid_clock        clock of the grid: real time or a replayed trace
 intensity         intensities, forecasts and grams
-replay            request and result of replaying past traces
-skill             how good this host's forecasts were
+replay            requests and results of replays, forecasts and timing values
+skill             live skill of this host's forecasts
 slowdown_account  a job's slowdown budget and what is left of it
-speed_curve       power over speed: the points worth running or mixing
+speed_curve       power over speed of a frontier
 """

@@ -1,8 +1,8 @@
-"""The grams that running slower, and choosing the hours, saved a job.
+"""Carbon account of a job: emissions saved by running slower and by choosing the hours.
 
-Both savings are against the same work on the job's own frontier: at its fastest plan from the same start, and at one
-constant point that takes the same total time. The frontier is a model; it is scaled so that for what was run it says
-what was measured, so an error of its level cancels and only its shape matters.
+Both savings refer to the same work on the job's own frontier: at its fastest plan from the same start, and at one
+constant point with the same total time. The frontier is a model; it is scaled to the measured energy of the work that
+was run, so that an error of its level cancels and only its shape matters.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from gpuenergyd.errors import CarbonDataError
 
 @dataclass(frozen=True, slots=True)
 class WorkSlot:
-    """What a job's tuned iterations did while one intensity held; None where none is known."""
+    """Tuned iterations of a job during one value of the intensity, which is None if unknown."""
 
     begin_at: datetime
     num_iterations: int
@@ -25,8 +25,8 @@ class WorkSlot:
     energy_j: float
     carbon_intensity_g_per_kwh: float | None
 
-    def joined(self, time_s: float, energy_j: float, *, num_iterations: int = 1) -> "WorkSlot":
-        """Return the slot with one more iteration, or with the sums of several."""
+    def with_iterations(self, time_s: float, energy_j: float, *, num_iterations: int = 1) -> "WorkSlot":
+        """Return the slot with further iterations; time and energy are their sums."""
         return WorkSlot(
             self.begin_at,
             self.num_iterations + num_iterations,
@@ -38,25 +38,25 @@ class WorkSlot:
 
 @dataclass(frozen=True, slots=True)
 class JobCarbon:
-    """The grams of a job's tuned iterations, host included where its power is known.
+    """Emissions of a job's tuned iterations, including the host if its power is known.
 
-    `unpriced_j` is energy in hours whose intensity nobody knows: missing is never zero, and it is in no sum.
+    `unpriced_j` is the energy in hours of unknown intensity; it is part of no sum.
     """
 
     savings: CarbonSavings
-    untuned_g: float | None
-    """The same work un-tuned, from the same start; None while its energy was not measured."""
+    baseline_g: float | None
+    """Emissions of the same work at the baseline, from the same start; None if its energy was not measured."""
     num_iterations: int
     priced_j: float
     unpriced_j: float
     host_power_w: float
     model_scale: float
-    """Measured over modelled energy: how far the frontier was off before it was scaled."""
+    """Ratio of measured to modelled energy: the scale of the frontier."""
 
     @property
     def saved_by_plan_g(self) -> float | None:
-        """What the fastest plan saves against un-tuned clocks, without any slowdown."""
-        return None if self.untuned_g is None else self.untuned_g - self.savings.full_speed_g
+        """Saving of the fastest plan against the baseline, without slowdown."""
+        return None if self.baseline_g is None else self.baseline_g - self.savings.full_speed_g
 
 
 def job_carbon(
@@ -64,15 +64,15 @@ def job_carbon(
     frontier: Sequence[tuple[float, float]],
     *,
     host_power_w: float = 0.0,
-    untuned: tuple[float, float] | None = None,
+    baseline: tuple[float, float] | None = None,
 ) -> JobCarbon | None:
-    """Return what tuned work emitted and saved; None while nothing can be said.
+    """Return emissions and savings of tuned work; None without a frontier or without priced work.
 
     Args:
         slots: the job's tuned work, in order of time.
         frontier: the job's `(iteration_time_s, energy_j)` points, without the host.
-        host_power_w: power of the host beside its GPUs, assumed.
-        untuned: measured iteration time and energy without any plan.
+        host_power_w: assumed power of the host without its GPUs.
+        baseline: measured iteration time and energy of the baseline.
     """
     priced = [(slot, c) for slot in slots if (c := slot.carbon_intensity_g_per_kwh) is not None and slot.time_s > 0]
     num_iterations = sum(slot.num_iterations for slot, _ in priced)
@@ -88,19 +88,19 @@ def job_carbon(
     total_s = fsum(slot.time_s for slot, _ in priced)
     lengths = [(slot.time_s, c) for slot, c in priced]
     constant_per_s = min(max(num_iterations / total_s, curve[0][0]), curve[-1][0])
-    full_g = _steady_grams(lengths, num_iterations, curve[-1][0], scale * curve[-1][1])
+    full_g = _constant_speed_grams(lengths, num_iterations, curve[-1][0], scale * curve[-1][1])
     constant_w = scale * power_at(curve, constant_per_s)
-    untuned_g = None
-    if untuned is not None:
-        time_s, energy_j = untuned
-        untuned_g = _steady_grams(lengths, num_iterations, 1.0 / time_s, energy_j / time_s + host_power_w)
+    baseline_g = None
+    if baseline is not None:
+        time_s, energy_j = baseline
+        baseline_g = _constant_speed_grams(lengths, num_iterations, 1.0 / time_s, energy_j / time_s + host_power_w)
     return JobCarbon(
         CarbonSavings(
             actual_g=fsum(grams(energy_j, c) for energy_j, (_, c) in zip(measured, priced, strict=True)),
             full_speed_g=full_g,
-            equal_time_constant_g=_steady_grams(lengths, num_iterations, constant_per_s, constant_w),
+            equal_time_constant_g=_constant_speed_grams(lengths, num_iterations, constant_per_s, constant_w),
         ),
-        untuned_g=untuned_g,
+        baseline_g=baseline_g,
         num_iterations=num_iterations,
         priced_j=fsum(slot.energy_j for slot, _ in priced),
         unpriced_j=fsum(slot.energy_j for slot in slots) - fsum(slot.energy_j for slot, _ in priced),
@@ -109,10 +109,10 @@ def job_carbon(
     )
 
 
-def _steady_grams(
+def _constant_speed_grams(
     lengths: Sequence[tuple[float, float]], num_iterations: int, speed_per_s: float, power_w: float
 ) -> float:
-    """Return the grams of the work at one speed from the first slot on; work left at the end stays in the last one."""
+    """Return the emissions of the work at one speed from the first slot on; the last slot takes all remaining work."""
     left_s = num_iterations / speed_per_s
     total_g = 0.0
     for number, (time_s, intensity) in enumerate(lengths):

@@ -1,11 +1,11 @@
-"""Carbon intensities with what they mean, forecasts of them, grams, and what to believe when the source is silent.
+"""Carbon intensities, their forecasts, emissions in grams, and the fallback when the source is unavailable.
 
-An intensity is never a bare number: average and marginal, life-cycle and direct, measured and estimated values
-are different quantities, kept apart here and never summed together.
+An intensity is never a bare number: average and marginal, life-cycle and direct, measured and estimated values are
+different quantities and are never combined.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -16,19 +16,19 @@ JOULES_PER_KWH = 3.6e6
 GRAMS_PER_POUND = 453.59237
 MAX_AVERAGE_G_PER_KWH = 2000.0
 MAX_MARGINAL_G_PER_KWH = 3000.0
-"""No grid on record reaches these: a larger value is a wrong unit or a broken reply."""
+"""Above all recorded values of any grid: a larger value has a wrong unit or comes from a broken reply."""
 HOUR = timedelta(hours=1)
 
 
 class SignalKind(StrEnum):
-    """Which question an intensity answers."""
+    """Average or marginal intensity."""
 
     AVERAGE = "average"
     MARGINAL = "marginal"
 
 
 class EmissionFactor(StrEnum):
-    """What counts as an emission of a power plant."""
+    """Emissions of a power plant that are included."""
 
     LIFECYCLE = "lifecycle"
     DIRECT = "direct"
@@ -36,7 +36,7 @@ class EmissionFactor(StrEnum):
 
 
 class SampleStatus(StrEnum):
-    """How a value came about, best first."""
+    """Origin of a value, best first."""
 
     MEASURED = "measured"
     ESTIMATED = "estimated"
@@ -44,12 +44,12 @@ class SampleStatus(StrEnum):
     STATIC = "static"
 
 
-_BELIEF = {status: rank for rank, status in enumerate(SampleStatus)}
+_STATUS_RANK = {status: rank for rank, status in enumerate(SampleStatus)}
 
 
 @dataclass(frozen=True, slots=True)
 class CarbonSignal:
-    """Which quantity a series of intensities is, and who says so; values of two signals are never mixed."""
+    """Quantity and source of a series of intensities; values of two signals are never mixed."""
 
     zone: str
     source: str
@@ -59,7 +59,7 @@ class CarbonSignal:
 
 @dataclass(frozen=True, slots=True)
 class IntensitySample:
-    """The intensity from `valid_from_at` until before `valid_to_at`."""
+    """Intensity in the interval [`valid_from_at`, `valid_to_at`)."""
 
     valid_from_at: datetime
     valid_to_at: datetime
@@ -77,12 +77,12 @@ def checked_intensity(value: object, kind: SignalKind = SignalKind.AVERAGE) -> f
     """Return a carbon intensity in g/kWh as a float.
 
     Raises:
-        CarbonSourceError: it is no number, negative, or larger than any grid's.
+        CarbonSourceError: the value is not a number, negative, or larger than any grid's.
     """
     limit = MAX_MARGINAL_G_PER_KWH if kind is SignalKind.MARGINAL else MAX_AVERAGE_G_PER_KWH
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:
         shown = "null" if value is None else f"{value!r:.40}"
-        raise CarbonSourceError(f"carbon intensity {shown} is no number from 0 to {limit:g} g/kWh ({kind})")
+        raise CarbonSourceError(f"carbon intensity {shown} is not a number from 0 to {limit:g} g/kWh ({kind})")
     return float(value)
 
 
@@ -93,9 +93,9 @@ def grams(energy_j: float, carbon_intensity_g_per_kwh: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HourlySeries:
-    """An hourly signal without gaps in its stamps; an hour of which nothing is known holds NaN.
+    """Hourly signal without gaps; unknown hours are NaN.
 
-    The signal is a carbon intensity in g/kWh, or a price or any other cost per energy that `unit` names.
+    The signal is a carbon intensity in g/kWh, or a price or another cost per energy in the unit `unit`.
     """
 
     zone: str
@@ -110,28 +110,28 @@ class HourlySeries:
 
     @property
     def end_at(self) -> datetime:
-        """The end of the last hour."""
+        """End of the last hour."""
         return self.first_hour_at + len(self.values) * HOUR
 
     def index_of(self, instant: datetime) -> int:
-        """Return the position of the hour that holds an instant; it may lie outside the series."""
+        """Return the position of the hour of an instant; it may be outside of the series."""
         return (instant - self.first_hour_at) // HOUR
 
     def until(self, instant: datetime) -> "HourlySeries":
-        """Return only what was complete at an instant: a replay sees nothing later."""
+        """Return the hours that were complete at an instant, for replays without look-ahead."""
         num_known = min(len(self.values), max(0, self.index_of(instant)))
         return HourlySeries(self.zone, self.first_hour_at, values=self.values[:num_known], unit=self.unit)
 
 
 def hourly_series(zone: str, samples: Iterable[IntensitySample]) -> HourlySeries | None:
-    """Return hourly means, weighted by time, each from the best status known of an instant; None without samples.
+    """Return time-weighted hourly means, from the best status of each interval; None without samples.
 
-    An hour of which less than half is known holds NaN.
+    An hour that is known for less than half is NaN.
     """
     best: dict[datetime, IntensitySample] = {}
     for sample in samples:
         known = best.get(sample.valid_from_at)
-        if known is None or _BELIEF[sample.status] <= _BELIEF[known.status]:
+        if known is None or _STATUS_RANK[sample.status] <= _STATUS_RANK[known.status]:
             best[sample.valid_from_at] = sample
     if not best:
         return None
@@ -154,7 +154,7 @@ def hourly_series(zone: str, samples: Iterable[IntensitySample]) -> HourlySeries
 
 @dataclass(frozen=True, slots=True)
 class ForecastHour:
-    """One hour ahead: the expected intensity, and the values below which it stays with 10 % and 90 % probability."""
+    """Forecast of one hour: expected intensity with its 10 % and 90 % quantiles."""
 
     target_at: datetime
     carbon_intensity_g_per_kwh: float
@@ -164,9 +164,9 @@ class ForecastHour:
 
 @dataclass(frozen=True, slots=True)
 class ForecastSkill:
-    """How much smaller the mean absolute error is than the best naive forecast's; 0.3 is 30 % smaller.
+    """Reduction of the mean absolute error relative to the best naive forecast; 0.3 is 30 % smaller.
 
-    Naive forecasts are: persistence, yesterday, a week ago, and the same hour's mean over 7 days.
+    Naive forecasts are persistence, the same hour yesterday, the same hour a week ago, and its mean over 7 days.
     """
 
     skill_1h_ratio: float
@@ -177,7 +177,7 @@ class ForecastSkill:
 
 @dataclass(frozen=True, slots=True)
 class CarbonForecast:
-    """What is expected of a zone from `issued_at` on, by which model, and how good it has lately been."""
+    """Forecast of a zone from `issued_at` on, with its model and recent skill."""
 
     zone: str
     issued_at: datetime
@@ -185,10 +185,10 @@ class CarbonForecast:
     hours: tuple[ForecastHour, ...]
     unit: str = "g/kWh"
     skill: ForecastSkill | None = None
-    """On live data of the last weeks; None while there is too little to judge."""
+    """Skill of the last weeks; None while there is too little data."""
 
     def value_at(self, instant: datetime) -> float | None:
-        """Return the value expected for the hour that holds an instant, None where the forecast does not reach."""
+        """Return the expected value at an instant; None beyond the forecast."""
         for hour in self.hours:
             if hour.target_at <= instant < hour.target_at + HOUR:
                 return hour.carbon_intensity_g_per_kwh
@@ -196,7 +196,7 @@ class CarbonForecast:
 
 
 class IntensityBasis(StrEnum):
-    """What the intensity of now rests on, best first; `neutral` means that timing is off."""
+    """Basis of the current intensity, best first; `neutral` disables carbon timing."""
 
     LIVE = "live"
     FORECAST = "forecast"
@@ -206,7 +206,7 @@ class IntensityBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StalenessRules:
-    """How old what is known may be before the next basis is used."""
+    """Maximum age of each basis before the next one is used."""
 
     live_max_age_s: float = 2 * 3600.0
     forecast_max_age_s: float = 24 * 3600.0
@@ -215,12 +215,12 @@ class StalenessRules:
 
 @dataclass(frozen=True, slots=True)
 class IntensityNow:
-    """The intensity that stands for now, and why that one; None on the basis `neutral`."""
+    """Current intensity with its basis; the intensity is None with basis `neutral`."""
 
     carbon_intensity_g_per_kwh: float | None
     basis: IntensityBasis
     age_s: float | None
-    """Time since the newest known interval ended."""
+    """Time since the end of the newest known interval."""
 
 
 def intensity_now(
@@ -230,9 +230,9 @@ def intensity_now(
     *,
     rules: StalenessRules | None = None,
 ) -> IntensityNow:
-    """Return the value to act on: the last one while fresh, then the forecast, then the same hour's mean, then none.
+    """Return the current intensity: the last value while fresh, else the forecast or the same hour's mean, if any.
 
-    A history that ends in the future is a wrong clock somewhere and counts as age 0.
+    A history that ends in the future, because of a wrong clock, has age 0.
     """
     rules = rules or StalenessRules()
     values = history.values if history is not None else ()
@@ -256,7 +256,7 @@ def intensity_now(
 
 
 def same_hour_mean(history: HourlySeries, instant: datetime, num_days: int = 7) -> float | None:
-    """Return the mean of the last known values at an instant's hour of day; None when there is none."""
+    """Return the mean of the last known values at an instant's hour of day; None if there is none."""
     index = history.index_of(instant)
     known = [v for v in reversed(history.values[(index % 24) :: 24]) if math.isfinite(v)][:num_days]
     return sum(known) / len(known) if known else None
@@ -264,72 +264,23 @@ def same_hour_mean(history: HourlySeries, instant: datetime, num_days: int = 7) 
 
 @dataclass(frozen=True, slots=True)
 class CarbonSavings:
-    """Two effects that are never lumped: running slower at any hour, and choosing the hours.
+    """Savings in grams, separately for running slower at any hour (frontier) and for choosing the hours (timing).
 
-    `saved_by_timing_g` may be negative; it is then printed so.
+    `saved_by_timing_g` may be negative.
     """
 
     actual_g: float
     full_speed_g: float
-    """The same work at the fastest plan, from the same start."""
+    """Emissions of the same work at the fastest plan, from the same start."""
     equal_time_constant_g: float
-    """The same work at one constant point that takes the same total time."""
+    """Emissions of the same work at one constant point with the same total time."""
 
     @property
     def saved_by_frontier_g(self) -> float:
-        """What a constant point of the same total time saves against full speed."""
+        """Saving of a constant point with the same total time against full speed."""
         return self.full_speed_g - self.equal_time_constant_g
 
     @property
     def saved_by_timing_g(self) -> float:
-        """What choosing the hours saves on top of that."""
+        """Additional saving from choosing the hours."""
         return self.equal_time_constant_g - self.actual_g
-
-
-@dataclass(frozen=True, slots=True)
-class PricedEnergy:
-    """Energy times intensity, with how much of the energy had an intensity of which status."""
-
-    carbon_g: float
-    priced_j: float
-    unpriced_j: float
-    """Energy in hours without any intensity: missing is never zero."""
-    energy_j_by_status: tuple[tuple[SampleStatus, float], ...]
-
-
-def price_energy(
-    energy: Sequence[tuple[datetime, datetime, float]], samples: Sequence[IntensitySample]
-) -> PricedEnergy:
-    """Return the grams of `(begin, end, energy_j)` slots, each spread evenly over its time.
-
-    Where several samples hold, the best status counts: measured, estimated, forecast, static; then the later one.
-    """
-    ordered = sorted(enumerate(samples), key=lambda item: (_BELIEF[item[1].status], -item[0]))
-    carbon_g = priced_j = total_j = 0.0
-    by_status = dict.fromkeys(SampleStatus, 0.0)
-    for begin, end, energy_j in energy:
-        total_j += energy_j
-        open_parts = [(begin, end)]
-        length_s = (end - begin).total_seconds()
-        for _, sample in ordered:
-            if not open_parts:
-                break
-            rest: list[tuple[datetime, datetime]] = []
-            for part_begin, part_end in open_parts:
-                low = max(part_begin, sample.valid_from_at)
-                high = min(part_end, sample.valid_to_at)
-                if low >= high:
-                    rest.append((part_begin, part_end))
-                    continue
-                share_j = energy_j * (high - low).total_seconds() / length_s
-                carbon_g += grams(share_j, sample.carbon_intensity_g_per_kwh)
-                priced_j += share_j
-                by_status[sample.status] += share_j
-                rest += [(a, b) for a, b in ((part_begin, low), (high, part_end)) if a < b]
-            open_parts = rest
-    return PricedEnergy(
-        carbon_g,
-        priced_j,
-        unpriced_j=max(0.0, total_j - priced_j),
-        energy_j_by_status=tuple((status, energy_j) for status, energy_j in by_status.items() if energy_j > 0),
-    )

@@ -1,4 +1,4 @@
-"""What is asked of a replay of past traces and what it answers; the machinery behind is found by entry point."""
+"""Requests and results of replays of past traces, forecasts and timing values; implemented by plugins."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from typing import Protocol
 from gpuenergyd.core.carbon.intensity import CarbonForecast, ForecastSkill, HourlySeries
 
 Choice = float | tuple[tuple[float, float], ...]
-"""What a slot runs at: an iteration time in seconds, or a mix of `(iteration_time_s, share of the slot)`."""
+"""Operating point of a slot: an iteration time in seconds, or a mix of `(iteration_time_s, share of the slot)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Jobs that start in the past and see, at every hour, only what was known then.
+    """Replay of jobs on past traces without look-ahead.
 
-    `starts_at` names the jobs of each zone; a zone it does not name gets `num_starts` hours drawn with `seed` from
-    those after `train_until_at` that leave room for the whole job.
+    `starts_at` lists the start of each job by zone; other zones get `num_starts` random hours (seed `seed`) after
+    `train_until_at` that leave room for the whole job.
     """
 
     traces: tuple[HourlySeries, ...]
     frontier: tuple[tuple[float, float], ...]
-    """`(iteration_time_s, energy_j)`: noisy and dominated points may be among them."""
+    """Points `(iteration_time_s, energy_j)`; noisy and dominated points are allowed."""
     train_until_at: datetime
     max_slowdown_ratio: float = 0.025
     job_hours: float = 72.0
@@ -30,28 +30,28 @@ class ReplayRequest:
     starts_at: Mapping[str, tuple[datetime, ...]] | None = None
     host_power_w: float = 0.0
     history_days: int | None = None
-    """Let the forecaster see only so many days at any moment, as after an installation; None: all."""
+    """Length of the history that the forecaster sees, as after an installation; None for all."""
     want_forecasts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayMethod:
-    """What one way of looking ahead achieves with the same controller and the same jobs; ratios of full-speed grams."""
+    """Result of one forecast method with the same controller and jobs; ratios refer to full-speed emissions."""
 
     name: str
     saving_ratio: float
     captured_ratio: float
-    """Share of what a perfect forecast adds to the constant point; may be negative."""
+    """Share of the timing gain of a perfect forecast; may be negative."""
     worst_job_ratio: float
-    """Worst single job's saving beyond the constant point of the same time."""
+    """Saving of the worst job beyond the constant point with the same time."""
     time_used_ratio_max: float
-    """Time used over time permitted, the worst job's: never above 1."""
+    """Ratio of used to permitted time of the worst job; never above 1."""
     mean_slowdown_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedJob:
-    """One job as it was run: one choice for each hour from its start."""
+    """Replayed job: one operating point for each hour from its start."""
 
     start_at: datetime
     choices: tuple[Choice, ...]
@@ -59,7 +59,7 @@ class ReplayedJob:
 
 @dataclass(frozen=True, slots=True)
 class IssuedForecasts:
-    """All forecasts of a zone, one row for each hour from `first_issued_at`; column 0 is the hour that begins then."""
+    """Forecasts of a zone, one row per hour from `first_issued_at`; column 0 is the hour of issue."""
 
     first_issued_at: datetime
     rows: tuple[tuple[float, ...], ...]
@@ -67,7 +67,7 @@ class IssuedForecasts:
 
 @dataclass(frozen=True, slots=True)
 class ZoneReplay:
-    """What timing was worth in one zone, what was captured of it, and how good the forecasts were."""
+    """Result of one zone: timing gain, captured share and skill of the forecasts."""
 
     zone: str
     num_jobs: int
@@ -79,60 +79,60 @@ class ZoneReplay:
     time_used_ratio_max: float
     skill: ForecastSkill
     methods: tuple[ReplayMethod, ...]
-    """The forecast and, beside it, yesterday's values, the 7-day mean, Chase's rule and a perfect forecast."""
+    """The forecast, yesterday's values, the 7-day mean, Chase's rule and a perfect forecast."""
     refit_s_max: float
     forecast_s_max: float
     jobs: tuple[ReplayedJob, ...]
     forecasts: IssuedForecasts | None = None
     notes: tuple[str, ...] = ()
-    """What a reader must know to judge the figures."""
+    """Remarks that are needed to interpret the figures."""
 
 
 class Replay(Protocol):
-    """Lives past traces again. Entry point: `gpuenergyd.carbon`, name `backtest`."""
+    """Replays past traces. Entry point: `gpuenergyd.carbon`, name `backtest`."""
 
     def __call__(self, request: ReplayRequest) -> Sequence[ZoneReplay]:
         """Return one result for each trace, in order.
 
         Raises:
-            CarbonDataError: a trace, the frontier or a start that cannot be used; the message says which.
+            CarbonDataError: a trace, the frontier or a start is unusable; the message names it.
         """
         ...
 
 
 class Forecast(Protocol):
-    """Says what comes. Entry point: `gpuenergyd.carbon`, name `forecast`."""
+    """Forecasts an hourly signal. Entry point: `gpuenergyd.carbon`, name `forecast`."""
 
     def __call__(self, history: HourlySeries, *, num_hours: int = 24) -> CarbonForecast:
         """Return the forecast issued at the end of the history, with quantiles and its skill on that history.
 
         Raises:
-            CarbonDataError: the history holds no value.
+            CarbonDataError: the history has no value.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TimingValue:
-    """What following the grid could have saved lately, known in hindsight; ratios of full-speed grams.
+    """Recent upper bound of the savings from carbon timing, with perfect forecast; ratios of full-speed emissions.
 
-    No forecast reaches it: it says before a job starts whether timing is worth the trouble in a zone.
+    No forecast reaches it; it shows before a job starts whether timing is worthwhile in a zone.
     """
 
     constant_saving_ratio: float
-    """What running slower evenly saves: the same at any hour."""
+    """Saving of a constant slowdown."""
     timing_gain_ratio: float
-    """What a perfect choice of hours adds."""
+    """Additional saving of a perfect choice of hours."""
     max_slowdown_ratio: float
     job_hours: float
     num_jobs: int
     num_days: int
     is_frontier_assumed: bool
-    """No job has shown its frontier yet: that of a small simulated pipeline stands in."""
+    """Whether the frontier is that of a small simulated pipeline, because no job has measured one yet."""
 
 
 class TimingValueEstimator(Protocol):
-    """Says what timing can be worth. Entry point: `gpuenergyd.carbon`, name `timing-value`."""
+    """Estimates the value of carbon timing. Entry point: `gpuenergyd.carbon`, name `timing-value`."""
 
     def __call__(
         self,
@@ -143,5 +143,5 @@ class TimingValueEstimator(Protocol):
         job_hours: float = 72.0,
         host_power_w: float = 0.0,
     ) -> TimingValue | None:
-        """Return what timing could have added over the last 30 days; None where too little is known to say."""
+        """Return the value of timing over the last 30 days; None with too little history."""
         ...

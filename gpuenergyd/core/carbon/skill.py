@@ -1,7 +1,6 @@
-"""How good the forecasts of this very host have been: each is kept until its day has come, then compared.
+"""Live skill of this host's forecasts: each forecast is kept until its day is known, then compared.
 
-Nothing is forecast anew with hindsight: what counts is what was said at the time, against what anyone could have said
-then without a model.
+Only forecasts that were issued at the time count, compared with naive forecasts from the data of that time.
 """
 
 import math
@@ -15,23 +14,25 @@ from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastSkill
 HOURS = 24
 KEPT_ORIGINS = 28 * 24
 LEAST_ORIGINS = 24
-"""Fewer forecasts that came due say nothing."""
+"""Minimum number of compared forecasts for a skill."""
 _WEEK_HOURS = 168
-_FIGURES = 3
-"""Errors at 1 h, at 6 h, and the mean over 24 h."""
+_NUM_ERRORS = 3
+"""Errors at 1 h, at 6 h, and their mean over 24 h."""
 
 _Errors = tuple[float, float, float]
 
 
 @dataclass(slots=True)
 class LiveSkill:
-    """Forecasts that wait for their truth, and the errors of those that have met it."""
+    """Forecasts that wait for measured values, and the errors of compared ones."""
 
     _waiting: dict[datetime, tuple[float, ...]] = field(default_factory=dict)
-    _met: deque[tuple[_Errors, tuple[_Errors, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_ORIGINS))
+    _compared_errors: deque[tuple[_Errors, tuple[_Errors, ...]]] = field(
+        default_factory=lambda: deque(maxlen=KEPT_ORIGINS)
+    )
 
-    def issued(self, forecast: CarbonForecast) -> None:
-        """Keep a forecast of at least a day; the first of its hour counts."""
+    def add(self, forecast: CarbonForecast) -> None:
+        """Add a forecast of at least one day; only the first one of an hour is kept."""
         values = tuple(hour.carbon_intensity_g_per_kwh for hour in forecast.hours[:HOURS])
         is_whole = len(values) == HOURS and all(
             hour.target_at == forecast.issued_at + k * HOUR for k, hour in enumerate(forecast.hours[:HOURS])
@@ -40,25 +41,28 @@ class LiveSkill:
             self._waiting.setdefault(forecast.issued_at, values)
 
     def update(self, history: HourlySeries) -> None:
-        """Compare what has come due; hours that never became known are given up a week later."""
+        """Compare the forecasts whose day is known; drop those still unknown a week later."""
         for issued_at in sorted(self._waiting):
             if issued_at + HOURS * HOUR > history.end_at:
                 break
             compared = _compared(self._waiting[issued_at], issued_at, history)
             if compared is not None:
-                self._met.append(compared)
+                self._compared_errors.append(compared)
             if compared is not None or issued_at < history.end_at - timedelta(days=7):
                 del self._waiting[issued_at]
 
     def skill(self) -> ForecastSkill | None:
-        """Return the skill over the last 28 days; None while there is too little to judge."""
-        if len(self._met) < LEAST_ORIGINS:
+        """Return the skill over the last 28 days; None with too few forecasts."""
+        if len(self._compared_errors) < LEAST_ORIGINS:
             return None
-        ours = [sum(errors[k] for errors, _ in self._met) for k in range(_FIGURES)]
-        num_naive = len(self._met[0][1])
-        best = [min(sum(naive[n][k] for _, naive in self._met) for n in range(num_naive)) for k in range(_FIGURES)]
+        ours = [sum(errors[k] for errors, _ in self._compared_errors) for k in range(_NUM_ERRORS)]
+        num_naive = len(self._compared_errors[0][1])
+        best = [
+            min(sum(naive[n][k] for _, naive in self._compared_errors) for n in range(num_naive))
+            for k in range(_NUM_ERRORS)
+        ]
         ratios = [1.0 - a / b if b > 0 else 0.0 for a, b in zip(ours, best, strict=True)]
-        return ForecastSkill(ratios[0], ratios[1], ratios[2], num_origins=len(self._met))
+        return ForecastSkill(ratios[0], ratios[1], ratios[2], num_origins=len(self._compared_errors))
 
 
 def _compared(

@@ -1,7 +1,7 @@
-"""Power over speed: the only points of a time-energy frontier worth running or mixing, slowest first.
+"""Power over speed: the points of a time-energy frontier that are worth running or mixing, slowest first.
 
-With speed x = 1/T an iteration time T that takes energy E draws E/T. Running two points in turn draws what lies on the
-line between them, so only the lower convex hull matters; what is slower than the point of least energy never pays.
+An iteration of time T and energy E has speed 1/T and power E/T. Alternating between two points has the power on the
+line between them, so that only the lower convex hull matters. Points slower than the one of least energy never pay.
 """
 
 import math
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from gpuenergyd.errors import CarbonDataError
 
 SpeedPoint = tuple[float, float]
-"""Iterations per second, and the watts they take."""
+"""Iterations per second, and power in W."""
 
 
 def speed_points(points: Sequence[tuple[float, float]], host_power_w: float = 0.0) -> tuple[SpeedPoint, ...]:
-    """Return the hull of `(iteration_time_s, energy_j)` points; noisy, doubled and dominated ones drop out.
+    """Return the hull of `(iteration_time_s, energy_j)` points, without noisy, duplicate and dominated ones.
 
-    Points slower than the one of least energy (host energy included) are never worth running and drop out too.
+    Points slower than the one of least energy (host energy included) are dropped too.
 
     Raises:
         CarbonDataError: no point is left, or a value is not a positive finite number.
@@ -26,12 +26,12 @@ def speed_points(points: Sequence[tuple[float, float]], host_power_w: float = 0.
         if not (math.isfinite(time_s) and time_s > 0 and math.isfinite(energy_j) and energy_j > 0):
             raise CarbonDataError(f"frontier point T={time_s} s, E={energy_j} J: both must be finite and > 0")
     if not points:
-        raise CarbonDataError("the frontier has no point; at least one (T in s, E in J) is needed")
+        raise CarbonDataError("the frontier has no points; at least one (T in s, E in J) is required")
     if not (math.isfinite(host_power_w) and host_power_w >= 0):
         raise CarbonDataError(f"host power {host_power_w} W must be a finite number >= 0")
     candidates: list[SpeedPoint] = []
     for x, p in sorted((1.0 / time_s, energy_j / time_s + host_power_w) for time_s, energy_j in points):
-        if candidates and x - candidates[-1][0] <= 1e-12 * x:  # the same speed twice: the cheaper one
+        if candidates and x - candidates[-1][0] <= 1e-12 * x:  # of equal speeds the cheaper one
             candidates[-1] = (x, min(p, candidates[-1][1]))
         else:
             candidates.append((x, p))
@@ -45,7 +45,7 @@ def speed_points(points: Sequence[tuple[float, float]], host_power_w: float = 0.
 
 
 def power_at(curve: Sequence[SpeedPoint], speed_per_s: float) -> float:
-    """Return the power at a speed, mixing the two points around it; beyond the ends, the end's."""
+    """Return the power at a speed, interpolated between two points; beyond the ends, the end's power."""
     above = bisect_left(curve, (speed_per_s, -math.inf))
     if above == 0:
         return curve[0][1]

@@ -80,7 +80,7 @@ class JobAccount:
         """Add time and energy of a tuned iteration to its hour; other iterations do not show what plans save."""
         if purpose is PlanPurpose.TUNED and observation.is_own and observation.energy_j is not None:
             slot = self.slots.get(hour_at) or WorkSlot(hour_at, 0, 0.0, 0.0, None)
-            self.slots[hour_at] = slot.joined(observation.iteration_time_s, observation.energy_j)
+            self.slots[hour_at] = slot.with_iterations(observation.iteration_time_s, observation.energy_j)
 
     @property
     def slowdown_text(self) -> str:

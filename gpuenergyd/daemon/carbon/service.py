@@ -90,7 +90,7 @@ class CarbonService:
         await self.feed.load()
         with contextlib.suppress(StoreError):
             for forecast in await asyncio.to_thread(self._stored_forecasts):
-                self._skill.issued(forecast)
+                self._skill.add(forecast)
         if self._fetcher is not None:
             self._fetcher.start()
         period_s = min(max(self.grid.hour_s / _READS_PER_HOUR, _READ_PERIOD_S[0]), _READ_PERIOD_S[1])
@@ -169,7 +169,7 @@ class CarbonService:
         if wants_timing_value:
             self._timing_value, self._timing_value_at = reply.timing_value, series.end_at
         used = self.forecast or reply.forecast
-        self._skill.issued(used)
+        self._skill.add(used)
         self._history.write(ForecastRecord(used))
 
     def _extended_to_now(self, series: HourlySeries) -> HourlySeries:

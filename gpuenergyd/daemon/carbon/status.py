@@ -24,7 +24,7 @@ def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: Job
     untuned = None
     if baseline is not None and baseline.energy_j is not None:
         untuned = (baseline.iteration_time_s, baseline.energy_j)
-    return job_carbon(slots, job.frontier, host_power_w=settings.carbon_host_power_w, untuned=untuned)
+    return job_carbon(slots, job.frontier, host_power_w=settings.carbon_host_power_w, baseline=untuned)
 
 
 def target_figures(

@@ -29,7 +29,7 @@ def worked(speeds_per_s: list[float], intensities: list[float | None]) -> list[W
 
 
 def said(slots: list[WorkSlot], host_power_w: float = 0.0) -> JobCarbon:
-    carbon = job_carbon(slots, FRONTIER, host_power_w=host_power_w, untuned=(1.0, 1200.0))
+    carbon = job_carbon(slots, FRONTIER, host_power_w=host_power_w, baseline=(1.0, 1200.0))
     assert carbon is not None
     return carbon
 
@@ -105,16 +105,16 @@ def test_without_a_frontier_nothing_is_claimed() -> None:
 def test_iterations_join_a_slot_whose_hour_and_intensity_stay() -> None:
     slot = WorkSlot(START_AT, 2, 3.0, 40.0, 100.0)
 
-    assert slot.joined(1.5, 20.0) == WorkSlot(START_AT, 3, 4.5, 60.0, 100.0)
-    assert slot.joined(5.0, 60.0, num_iterations=4).num_iterations == 6
+    assert slot.with_iterations(1.5, 20.0) == WorkSlot(START_AT, 3, 4.5, 60.0, 100.0)
+    assert slot.with_iterations(5.0, 60.0, num_iterations=4).num_iterations == 6
 
 
 def test_what_the_plan_saves_is_unknown_while_the_untuned_energy_is() -> None:
     carbon = said(worked([1.0] * 2, [100.0, 100.0]))
 
-    assert carbon.untuned_g is not None
-    assert carbon.saved_by_plan_g == carbon.untuned_g - carbon.savings.full_speed_g > 0
-    assert replace(carbon, untuned_g=None).saved_by_plan_g is None
+    assert carbon.baseline_g is not None
+    assert carbon.saved_by_plan_g == carbon.baseline_g - carbon.savings.full_speed_g > 0
+    assert replace(carbon, baseline_g=None).saved_by_plan_g is None
 
 
 def hour(number: int, iterations: int, time_s: float, energy_j: float, intensity: float | None) -> WorkSlot:
@@ -131,13 +131,13 @@ def test_grams_by_hand_of_two_hours_at_two_speeds() -> None:
     """
     slots = [hour(0, 1800, 3600.0, 0.5 * KWH_J, 100.0), hour(1, 3600, 3600.0, KWH_J, 300.0)]
 
-    carbon = job_carbon(slots, [(1.0, 1000.0), (2.0, 1000.0 - 1e-9)], untuned=(1.0, 1200.0))
+    carbon = job_carbon(slots, [(1.0, 1000.0), (2.0, 1000.0 - 1e-9)], baseline=(1.0, 1200.0))
 
     assert carbon is not None
     assert carbon.savings.actual_g == pytest.approx(0.5 * 100 + 300)
     assert carbon.savings.full_speed_g == pytest.approx(100 + 0.5 * 300)
     assert carbon.savings.equal_time_constant_g == pytest.approx(0.75 * (100 + 300))
-    assert carbon.untuned_g == pytest.approx(1.2 * (100 + 0.5 * 300))
+    assert carbon.baseline_g == pytest.approx(1.2 * (100 + 0.5 * 300))
     assert carbon.saved_by_plan_g == pytest.approx(0.2 * 250)
     assert (carbon.num_iterations, carbon.priced_j, carbon.unpriced_j) == (5400, 1.5 * KWH_J, 0.0)
     assert carbon.model_scale == pytest.approx(1.0)
@@ -146,11 +146,11 @@ def test_grams_by_hand_of_two_hours_at_two_speeds() -> None:
 def test_the_host_draws_its_power_all_the_while() -> None:
     slots = [hour(0, 3600, 3600.0, KWH_J, 100.0)]
 
-    carbon = job_carbon(slots, [(1.0, 1000.0)], host_power_w=500.0, untuned=(1.0, 1200.0))
+    carbon = job_carbon(slots, [(1.0, 1000.0)], host_power_w=500.0, baseline=(1.0, 1200.0))
 
     assert carbon is not None
     assert carbon.savings.actual_g == pytest.approx(150.0)
-    assert carbon.untuned_g == pytest.approx(170.0)
+    assert carbon.baseline_g == pytest.approx(170.0)
     assert (carbon.host_power_w, carbon.priced_j) == (500.0, KWH_J)
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_is_off_is_scaled_to_what_was_measured() -> None:
     assert carbon is not None
     assert carbon.model_scale == pytest.approx(0.5)
     assert carbon.savings.full_speed_g == pytest.approx(100.0)
-    assert carbon.untuned_g is None
+    assert carbon.baseline_g is None
 
 
 def test_a_job_slower_or_faster_than_its_frontier_is_held_against_the_frontiers_end() -> None:

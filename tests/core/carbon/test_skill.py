@@ -29,7 +29,7 @@ def issued(first: int, off: float = 0.0) -> CarbonForecast:
 def tracked(off: float, num: int = 48, history: HourlySeries = TRACE) -> LiveSkill:
     skill = LiveSkill()
     for first in range(FIRST, FIRST + num):
-        skill.issued(issued(first, off))
+        skill.add(issued(first, off))
     skill.update(history)
     return skill
 
@@ -51,8 +51,8 @@ def test_nothing_is_said_before_a_day_of_forecasts_has_come_due() -> None:
 def test_a_second_forecast_of_the_same_hour_cannot_improve_the_first() -> None:
     skill = LiveSkill()
     for first in range(FIRST, FIRST + 30):
-        skill.issued(issued(first, 500.0))
-        skill.issued(issued(first, 0.0))
+        skill.add(issued(first, 500.0))
+        skill.add(issued(first, 0.0))
     skill.update(TRACE)
 
     said = skill.skill()
@@ -64,8 +64,8 @@ def test_a_forecast_that_is_no_whole_day_from_its_hour_on_is_not_judged() -> Non
     short, late = LiveSkill(), LiveSkill()
     for first in range(FIRST, FIRST + 48):
         whole = issued(first)
-        short.issued(replace(whole, hours=whole.hours[:23]))
-        late.issued(replace(whole, hours=issued(first + 1).hours))
+        short.add(replace(whole, hours=whole.hours[:23]))
+        late.add(replace(whole, hours=issued(first + 1).hours))
     short.update(TRACE)
     late.update(TRACE)
 
@@ -90,7 +90,7 @@ def test_a_forecast_is_judged_once_and_one_whose_day_is_not_known_yet_waits_for_
     values[hole] = math.nan
     skill = LiveSkill()
     for first in range(FIRST, FIRST + 48):
-        skill.issued(issued(first))
+        skill.add(issued(first))
 
     skill.update(replace(TRACE, values=tuple(values)).until(TRACE.first_hour_at + (hole + 40) * HOUR))
     early = skill.skill()
@@ -124,14 +124,14 @@ def test_in_real_time_nothing_is_mapped() -> None:
 
 @pytest.mark.parametrize("hour_s", [0.0, -1.0, 3601.0, math.nan])
 def test_an_hour_that_cannot_be_is_refused(hour_s: float) -> None:
-    with pytest.raises(CarbonDataError, match="an hour of the grid cannot take"):
+    with pytest.raises(CarbonDataError, match="length of a grid hour"):
         GridClock(datetime(2026, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC), hour_s)
 
 
 def test_a_forecast_is_not_judged_without_the_week_that_naive_ones_need() -> None:
     skill = LiveSkill()
     for first in range(7 * 24):
-        skill.issued(issued(first))
+        skill.add(issued(first))
     skill.update(TRACE)
 
     assert skill.skill() is None
@@ -147,12 +147,12 @@ def test_skill_is_one_less_our_error_over_the_best_naive_one_at_one_and_six_hour
     hours = tuple(
         ForecastHour(at + k * HOUR, 100.0 + 10 * (k + 1) + (1.0 if k == 5 else 0.5), 0.0, 0.0) for k in range(24)
     )
-    skill.issued(CarbonForecast("XX", at, "m", hours))
+    skill.add(CarbonForecast("XX", at, "m", hours))
     skill.update(HourlySeries("XX", start, values=values[: 168 + 23]))
     assert len(skill._waiting) == 1
     skill.update(history)
 
-    ((ours, naive),) = skill._met
+    ((ours, naive),) = skill._compared_errors
 
     assert ours == pytest.approx((0.5, 1.0, (23 * 0.5 + 1.0) / 24))
     assert len(naive) == 4
@@ -167,10 +167,10 @@ def test_naive_forecasts_are_the_last_value_yesterday_a_week_ago_and_the_hours_m
     start = TRACE.first_hour_at
     skill = LiveSkill()
     at = start + 168 * HOUR
-    skill.issued(CarbonForecast("XX", at, "m", tuple(ForecastHour(at + k * HOUR, 99.0, 0.0, 0.0) for k in range(24))))
+    skill.add(CarbonForecast("XX", at, "m", tuple(ForecastHour(at + k * HOUR, 99.0, 0.0, 0.0) for k in range(24))))
     skill.update(HourlySeries("XX", start, values=values))
 
-    ((ours, naive),) = skill._met
+    ((ours, naive),) = skill._compared_errors
 
     assert ours == (1.0, 1.0, 1.0)
     assert [errors[0] for errors in naive] == [94.0, 94.0, 100.0, 97.0]
@@ -192,7 +192,7 @@ def test_a_naive_forecast_that_never_errs_leaves_no_skill() -> None:
 def test_each_figure_is_held_against_the_naive_forecast_that_is_best_at_it() -> None:
     skill = LiveSkill()
     for _ in range(24):
-        skill._met.append(((1.0, 3.0, 10.0), ((10.0, 10.0, 20.0), (20.0, 5.0, 40.0))))
+        skill._compared_errors.append(((1.0, 3.0, 10.0), ((10.0, 10.0, 20.0), (20.0, 5.0, 40.0))))
 
     said = skill.skill()
 
