@@ -1,17 +1,17 @@
 #!/bin/bash
-# Slurm epilog: after a job, every GPU of the node is as it was found. Add it to Epilog= in slurm.conf; it runs as root.
+# Slurm epilog: restores every GPU of the node after a job. Add it to Epilog= in slurm.conf; it runs as root.
 #
-# A living daemon gives clocks back when the job's processes end, whether Slurm killed them or not. Where none answers,
-# what its journal still lists is put back without it. A GPU that cannot be put back is a reason to drain the node:
-# Slurm does so when this ends with another status than 0.
+# A running daemon restores the GPUs when the processes of the job end, also if Slurm killed them. If no daemon answers,
+# this script restores the GPUs that are still in its journal. If a GPU cannot be restored, the exit status is not 0 and
+# Slurm drains the node.
 #
-# GPUENERGYD_PREFIX: where it is installed. GPUENERGYD_JOURNAL: what is to be put back, if it lies elsewhere.
+# GPUENERGYD_PREFIX: installation prefix. GPUENERGYD_JOURNAL: path of the restore journal, if not the default.
 
 set -u
 prefix=${GPUENERGYD_PREFIX:-/opt/gpuenergyd}
 [ -x "$prefix/bin/python" ] || exit 0 # not installed on this node
 
-# 0: it answers, 4: it answers and something is degraded; anything else is no daemon that could be relied on.
+# Exit status 0: the daemon answers; 4: it answers and is degraded; others: no usable daemon.
 timeout 5 "$prefix/bin/gpuenergyd" status --json >/dev/null 2>&1
 case $? in 0 | 4) exit 0 ;; esac
 

@@ -1,9 +1,10 @@
 #!/bin/bash
-# Slurm prolog: a job begins on GPUs that nothing of ours holds. Add it to Prolog= in slurm.conf; it runs as root.
+# Slurm prolog: restores GPUs that a crash left changed, before a job starts. Add it to Prolog= in slurm.conf; it runs as
+# root.
 #
-# What a crash left behind is put back, as the epilog does; a node is never drained for it, and a job never refused:
-# a prolog that fails would do both.
+# It does the same as the epilog but always exits with status 0: a failing prolog would drain the node and requeue the
+# job.
 
 set -u
-"$(dirname "$0")/epilog.sh" || logger -t gpuenergyd "prolog of job ${SLURM_JOB_ID:-?}: a GPU could not be put back" || true
+"$(dirname "$0")/epilog.sh" || logger -t gpuenergyd "prolog of job ${SLURM_JOB_ID:-?}: a GPU could not be restored" || true
 exit 0
