@@ -90,9 +90,7 @@ def is_on_record(path: Path, lease_ids: list[str]) -> Callable[[], bool]:
 
 
 @pytest.mark.fault(18)
-def test_on_a_full_disk_clocks_are_set_and_put_back_and_each_change_is_still_recorded(
-    daemon: DaemonProcess, disk: Path
-) -> None:
+def test_on_a_full_disk_clocks_are_set_restored_and_recorded(daemon: DaemonProcess, disk: Path) -> None:
     change_a_clock(daemon)
     wait_until((disk / "history.sqlite3.reserve").exists)
     ballast = fill(disk)
@@ -108,7 +106,7 @@ def test_on_a_full_disk_clocks_are_set_and_put_back_and_each_change_is_still_rec
 
 
 @pytest.mark.fault(19)
-def test_while_somebody_locks_the_database_clocks_are_set_and_put_back_and_recorded_afterwards(
+def test_while_the_database_is_locked_clocks_are_set_restored_and_recorded_later(
     daemon: DaemonProcess, disk: Path
 ) -> None:
     backup = sqlite3.connect(disk / "history.sqlite3", isolation_level=None, timeout=30)
@@ -124,9 +122,7 @@ def test_while_somebody_locks_the_database_clocks_are_set_and_put_back_and_recor
 
 
 @pytest.mark.fault(18)
-def test_on_a_disk_that_became_read_only_clocks_are_set_and_put_back_and_recorded_afterwards(
-    daemon: DaemonProcess, disk: Path
-) -> None:
+def test_on_a_read_only_disk_clocks_are_set_restored_and_recorded_later(daemon: DaemonProcess, disk: Path) -> None:
     remount(disk, "ro")
     try:
         wait_for_trouble(daemon, "readonly", "read-only", "unable to open")
@@ -138,7 +134,7 @@ def test_on_a_disk_that_became_read_only_clocks_are_set_and_put_back_and_recorde
 
 
 @pytest.mark.fault(20)
-def test_a_database_damaged_under_the_daemon_is_set_aside_and_clocks_are_set_and_put_back(tmp_path: Path) -> None:
+def test_a_corrupt_database_is_moved_aside_and_clocks_are_set_and_restored(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         before = change_a_clock(daemon)
         wait_until(is_on_record(daemon.database_path, [before]), 30)
@@ -163,7 +159,7 @@ def test_a_database_damaged_under_the_daemon_is_set_aside_and_clocks_are_set_and
 
 
 @pytest.mark.fault(20)
-def test_a_database_of_a_newer_version_is_left_as_it_is_and_clocks_are_set_and_put_back(tmp_path: Path) -> None:
+def test_a_database_of_a_newer_version_is_not_modified_and_clocks_are_set_and_restored(tmp_path: Path) -> None:
     path = tmp_path / "state" / "history.sqlite3"
     writer = HistoryWriter(path)
     writer.start()

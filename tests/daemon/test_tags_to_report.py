@@ -35,7 +35,7 @@ def grouped(database: Path, tag: str) -> dict[str, float | None]:
     return {group["group"]: group["energy_j"] for group in json.loads(done.stdout)["groups"]}
 
 
-def test_tags_travel_from_the_environment_of_a_training_to_the_groups_of_a_report(tmp_path: Path) -> None:
+def test_tags_from_a_training_environment_reach_the_groups_of_a_report(tmp_path: Path) -> None:
     """User, Slurm job, a tag of the user's own and the commit of the program; each group has the job's energy."""
     program = checked_out_program(tmp_path / "code")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

@@ -37,7 +37,7 @@ def sample(mono_ns: int, total_energy_j: float) -> GpuSample:
 
 @pytest.mark.fault(26)
 @pytest.mark.parametrize("jump", [timedelta(days=365), timedelta(days=-365), timedelta(hours=1)], ids=str)
-def test_when_the_wall_clock_jumps_no_job_is_silent_and_no_energy_is_lost_or_negative(
+def test_a_wall_clock_jump_causes_no_silent_job_and_no_lost_or_negative_energy(
     monkeypatch: pytest.MonkeyPatch, jump: timedelta
 ) -> None:
     stage, watched = Stage(plan("tuned-1", 1200)), gpu()
@@ -74,7 +74,7 @@ def test_when_the_wall_clock_jumps_no_job_is_silent_and_no_energy_is_lost_or_neg
 
 
 @pytest.mark.fault(27)
-def test_a_sleep_is_what_the_boot_clock_counts_and_the_monotonic_clock_does_not() -> None:
+def test_time_suspended_is_the_difference_of_boot_and_monotonic_clock() -> None:
     awake, booted = VirtualTime(), VirtualTime()
     watch = SleepWatch(booted.mono_ns, awake.mono_ns)
 
@@ -91,7 +91,7 @@ def test_a_sleep_is_what_the_boot_clock_counts_and_the_monotonic_clock_does_not(
 
 
 @pytest.mark.fault(27)
-def test_after_a_sleep_every_job_begins_at_full_speed_and_no_energy_is_taken_over_the_gap() -> None:
+def test_after_a_suspend_every_job_starts_at_full_speed_without_energy_for_the_gap() -> None:
     stage, watched = Stage(plan("tuned-1", 1200)), gpu()
 
     async def scenario() -> None:
@@ -116,7 +116,7 @@ def test_after_a_sleep_every_job_begins_at_full_speed_and_no_energy_is_taken_ove
 
 
 @pytest.mark.fault(52)
-def test_what_is_kept_of_a_gpu_stops_growing_after_a_quarter_of_an_hour() -> None:
+def test_the_state_of_a_gpu_stops_growing_after_a_quarter_of_an_hour() -> None:
     watched, now_ns, held_bytes = gpu(), time.monotonic_ns(), []
     tracemalloc.start()
     try:

@@ -84,7 +84,7 @@ def test_an_observing_daemon_measures_and_changes_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.fault(1)
 @pytest.mark.kill
-def test_a_killed_trainer_has_nothing_lowered_a_second_later(tmp_path: Path) -> None:
+def test_clocks_are_restored_a_second_after_a_trainer_is_killed(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon):
         wait_until_lowered(daemon)
         job = daemon.job()
@@ -103,7 +103,7 @@ def test_a_killed_trainer_has_nothing_lowered_a_second_later(tmp_path: Path) -> 
 
 
 @pytest.mark.kill
-def test_a_stopped_daemon_gives_clocks_back_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_daemon_restores_clocks_and_training_continues(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon) as run:
         wait_until_lowered(daemon)
 
@@ -117,7 +117,7 @@ def test_a_stopped_daemon_gives_clocks_back_and_training_goes_on(tmp_path: Path)
 
 @pytest.mark.fault(4)
 @pytest.mark.kill
-def test_a_killed_core_has_its_clocks_restored_by_the_worker(tmp_path: Path) -> None:
+def test_the_worker_restores_clocks_when_the_daemon_is_killed(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
     with training(daemon):
         wait_until_lowered(daemon)
@@ -134,7 +134,7 @@ def test_a_killed_core_has_its_clocks_restored_by_the_worker(tmp_path: Path) -> 
 
 @pytest.mark.fault(40)
 @pytest.mark.kill
-def test_a_killed_core_can_be_started_again_and_training_comes_back_to_it(tmp_path: Path) -> None:
+def test_training_returns_to_a_daemon_restarted_after_a_kill(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
     with training(daemon):
         wait_until_lowered(daemon)
@@ -157,7 +157,7 @@ def test_a_killed_core_can_be_started_again_and_training_comes_back_to_it(tmp_pa
 
 @pytest.mark.fault(4)
 @pytest.mark.kill
-def test_a_killed_worker_is_replaced_the_clocks_restored_and_the_job_tuned_again(tmp_path: Path) -> None:
+def test_a_killed_worker_is_restarted_clocks_restored_and_the_job_tuned_again(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         worker_pid = daemon.status()["worker"]["pid"]
@@ -177,7 +177,7 @@ def test_a_killed_worker_is_replaced_the_clocks_restored_and_the_job_tuned_again
 
 @pytest.mark.fault(5)
 @pytest.mark.kill
-def test_a_hung_worker_is_replaced_and_the_clocks_restored(tmp_path: Path) -> None:
+def test_a_hung_worker_is_restarted_and_the_clocks_restored(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
         worker_pid = daemon.status()["worker"]["pid"]
@@ -189,7 +189,7 @@ def test_a_hung_worker_is_replaced_and_the_clocks_restored(tmp_path: Path) -> No
 
 
 @pytest.mark.kill
-def test_a_killed_policy_host_costs_the_job_nothing_but_time(tmp_path: Path) -> None:
+def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
         daemon.wait_for_phase("profiling", "tuned")
 
@@ -201,7 +201,7 @@ def test_a_killed_policy_host_costs_the_job_nothing_but_time(tmp_path: Path) -> 
 
 @pytest.mark.fault(6)
 @pytest.mark.kill
-def test_when_everything_is_killed_restore_brings_every_gpu_back(tmp_path: Path) -> None:
+def test_when_all_processes_are_killed_the_restore_command_restores_every_gpu(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path).start()
     with training(daemon) as run:
         wait_until_lowered(daemon)
@@ -224,7 +224,7 @@ def test_when_everything_is_killed_restore_brings_every_gpu_back(tmp_path: Path)
 
 @pytest.mark.fault(3)
 @pytest.mark.kill
-def test_a_silent_job_runs_at_full_speed_until_it_speaks_again(tmp_path: Path) -> None:
+def test_a_silent_job_runs_at_full_speed_until_its_next_report(tmp_path: Path) -> None:
     with running_daemon(tmp_path, silence_limit_s=0.5) as daemon, training(daemon, arguments=UNIFORM) as run:
         job = daemon.wait_for_phase("tuned")
         wait_until_lowered(daemon)
@@ -241,7 +241,7 @@ def test_a_silent_job_runs_at_full_speed_until_it_speaks_again(tmp_path: Path) -
 
 
 @pytest.mark.kill
-def test_random_kills_of_trainers_never_leave_a_gpu_lowered(tmp_path: Path) -> None:
+def test_random_kills_of_trainers_never_leave_a_gpu_at_a_lowered_clock(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         for round_number in range(4):
             with training(daemon, arguments=(*UNIFORM, "--run-key", str(round_number))):
@@ -256,7 +256,7 @@ def test_random_kills_of_trainers_never_leave_a_gpu_lowered(tmp_path: Path) -> N
 
 
 @pytest.mark.kill
-def test_a_restore_by_hand_takes_the_job_to_full_speed_and_it_leases_again(tmp_path: Path) -> None:
+def test_after_the_restore_command_a_job_goes_to_full_speed_and_leases_again(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, arguments=UNIFORM):
         wait_until_lowered(daemon)
 
@@ -270,7 +270,7 @@ def test_a_restore_by_hand_takes_the_job_to_full_speed_and_it_leases_again(tmp_p
 
 @pytest.mark.fault(18)
 @pytest.mark.kill
-def test_a_daemon_keeps_control_while_its_history_cannot_be_written(tmp_path: Path) -> None:
+def test_a_daemon_keeps_control_while_its_database_is_unwritable(tmp_path: Path) -> None:
     blocker = tmp_path / "blocker"
     blocker.write_text("a file where the folder should be")
     with running_daemon(tmp_path / "daemon", state_dir=str(blocker)) as daemon, training(daemon, arguments=UNIFORM):

@@ -21,7 +21,7 @@ def daemon_set() -> dict[str, Any]:
     return next(document for document in documents if document["kind"] == "DaemonSet")
 
 
-def test_every_setting_in_the_manifest_is_one_with_a_valid_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_in_the_manifest_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     pod = daemon_set()["spec"]["template"]["spec"]
     environ = [v for v in pod["containers"][0]["env"] if v["name"].startswith(ENVIRONMENT_PREFIX)]
     variables = {v["name"]: v.get("value", "what the cluster fills in") for v in environ}
@@ -35,7 +35,7 @@ def test_every_setting_in_the_manifest_is_one_with_a_valid_value(monkeypatch: py
     assert restore["command"][-1] == str(settings.journal_path)
 
 
-def test_folders_are_the_hosts_so_that_socket_and_journal_outlive_a_container() -> None:
+def test_socket_and_journal_are_on_the_host_and_outlive_a_container() -> None:
     pod = daemon_set()["spec"]["template"]["spec"]
     on_host = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
 
@@ -43,7 +43,7 @@ def test_folders_are_the_hosts_so_that_socket_and_journal_outlive_a_container() 
         assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]} == on_host
 
 
-def test_the_daemon_sees_the_hosts_processes_and_has_one_strong_capability() -> None:
+def test_the_pod_has_host_pids_and_only_the_needed_capabilities() -> None:
     pod = daemon_set()["spec"]["template"]["spec"]
 
     assert pod["hostPID"] is True
@@ -61,7 +61,7 @@ def test_selector_and_labels_agree() -> None:
     assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
 
 
-def test_the_recipe_copies_installs_and_runs_what_is_there() -> None:
+def test_the_containerfile_uses_existing_files_extras_and_commands() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (extras,) = re.findall(r"'/src\[([a-z,]+)\]'", CONTAINERFILE)
     (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
@@ -73,7 +73,7 @@ def test_the_recipe_copies_installs_and_runs_what_is_there() -> None:
     assert "python:3.11" in CONTAINERFILE
 
 
-def test_the_documented_group_is_the_recipes() -> None:
+def test_the_documented_group_id_matches_the_containerfile() -> None:
     (number,) = re.findall(r"groupadd --gid (\d+) gpuenergy", CONTAINERFILE)
 
     assert f"supplementalGroups: [{number}]" in (ROOT / "docs" / "clusters.md").read_text()

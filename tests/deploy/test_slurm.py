@@ -36,7 +36,7 @@ def run(script: str, prefix: Path, journal: Path) -> int:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_the_scripts_are_what_bash_reads_and_slurm_may_run(script: Path) -> None:
+def test_the_scripts_are_valid_bash_and_executable(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
 
     assert os.access(script, os.X_OK)
@@ -49,7 +49,7 @@ def test_on_a_node_without_gpuenergyd_both_do_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.kill
-def test_the_epilog_leaves_a_living_daemon_alone_and_puts_back_what_a_killed_one_left(tmp_path: Path) -> None:
+def test_the_epilog_restores_only_without_a_running_daemon(tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path, 4, {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2}).start()
     prefix = prefix_of(tmp_path, daemon)
     try:
@@ -76,7 +76,7 @@ def test_the_epilog_leaves_a_living_daemon_alone_and_puts_back_what_a_killed_one
         daemon.stop()
 
 
-def test_an_epilog_that_cannot_put_back_drains_the_node_and_a_prolog_refuses_no_job(tmp_path: Path) -> None:
+def test_a_failed_restore_fails_the_epilog_but_not_the_prolog(tmp_path: Path) -> None:
     prefix = prefix_of(tmp_path)
     journal = tmp_path / "journal.json"
     journal.write_text("no journal")

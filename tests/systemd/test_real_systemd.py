@@ -51,7 +51,7 @@ def capabilities(daemon: InstalledDaemon, unit: str) -> str:
     return next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
 
 
-def test_every_process_is_ready_with_no_more_rights_than_it_needs(daemon: InstalledDaemon) -> None:
+def test_every_process_is_ready_with_only_the_rights_it_needs(daemon: InstalledDaemon) -> None:
     assert daemon.host.property_of(CORE, "ActiveState") == "active"
     assert daemon.host.property_of(WORKER, "ActiveState") == "active"
     assert capabilities(daemon, CORE) == ALL_CAPABILITIES_GONE
@@ -62,14 +62,14 @@ def test_every_process_is_ready_with_no_more_rights_than_it_needs(daemon: Instal
     ]
 
 
-def test_a_policy_plans_in_a_unit_of_its_own_that_ends_with_the_core(daemon: InstalledDaemon) -> None:
+def test_a_policy_runs_in_its_own_unit_that_ends_with_the_daemon(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         units = daemon.host.systemctl("list-units", "--no-legend", "--plain", "gpuenergyd-policy@*.service")
 
         assert units.count("running") == 1
 
 
-def test_the_carbon_fetcher_is_a_unit_that_the_core_brings_up_and_reads(daemon: InstalledDaemon) -> None:
+def test_the_carbon_fetcher_unit_starts_with_the_daemon(daemon: InstalledDaemon) -> None:
     wait_until(lambda: daemon.status()["carbon"]["basis"] == "live", 60)
     grid = daemon.status()["carbon"]
 
@@ -80,7 +80,7 @@ def test_the_carbon_fetcher_is_a_unit_that_the_core_brings_up_and_reads(daemon: 
 
 
 @pytest.mark.fault(4)
-def test_clocks_come_back_when_the_core_is_killed(daemon: InstalledDaemon) -> None:
+def test_clocks_are_restored_when_the_daemon_is_killed(daemon: InstalledDaemon) -> None:
     """The worker restores by itself, at once: systemd, which stops it when the core has failed, comes after."""
     with daemon.lowered():
         num_said = len(daemon.log)
@@ -93,7 +93,7 @@ def test_clocks_come_back_when_the_core_is_killed(daemon: InstalledDaemon) -> No
 
 
 @pytest.mark.fault(4)
-def test_clocks_come_back_when_the_worker_is_killed(daemon: InstalledDaemon) -> None:
+def test_clocks_are_restored_when_the_worker_is_killed(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         daemon.seconds_until_restored(daemon.kill(WORKER))
     wait_until(daemon.is_ready, 60)
@@ -101,7 +101,7 @@ def test_clocks_come_back_when_the_worker_is_killed(daemon: InstalledDaemon) -> 
 
 @pytest.mark.fault(5)
 @pytest.mark.parametrize("unit", [CORE, WORKER])
-def test_clocks_come_back_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
+def test_clocks_are_restored_when_a_process_hangs(daemon: InstalledDaemon, unit: str) -> None:
     with daemon.lowered():
         daemon.seconds_until_restored(daemon.kill(unit, signal.SIGSTOP), 60)
     wait_until(daemon.is_ready, 60)
@@ -130,7 +130,7 @@ def test_a_restart_keeps_lease_and_plan_of_a_running_job(daemon: InstalledDaemon
 
 
 @pytest.mark.fault(40)
-def test_nobody_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon) -> None:
+def test_no_client_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon) -> None:
     num_answers = 0
     with subprocess.Popen(daemon.host.command("systemctl", "restart", CORE)) as restart:
         while restart.poll() is None or num_answers == 0:
@@ -140,7 +140,7 @@ def test_nobody_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon) ->
     assert restart.returncode == 0
 
 
-def test_whoever_connects_starts_a_daemon_that_was_not_running(daemon: InstalledDaemon) -> None:
+def test_a_connection_starts_the_daemon(daemon: InstalledDaemon) -> None:
     daemon.host.systemctl("stop", CORE)
     assert daemon.host.property_of(WORKER, "ActiveState") in {"inactive", "deactivating"}
 
@@ -156,7 +156,7 @@ def test_whoever_connects_starts_a_daemon_that_was_not_running(daemon: Installed
     wait_until(lambda: daemon.host.property_of(CORE, "ActiveState") == "active", 30)  # it answers before it is READY
 
 
-def test_a_stop_gives_clocks_back_and_ends_core_and_worker(daemon: InstalledDaemon) -> None:
+def test_a_stop_restores_clocks_and_ends_daemon_and_worker(daemon: InstalledDaemon) -> None:
     with daemon.lowered():
         started_ns = time.monotonic_ns()
         daemon.host.systemctl("stop", "gpuenergyd.socket", CORE)

@@ -31,7 +31,7 @@ def settings_of(name: str) -> dict[str, list[str]]:
 
 @needs_systemd
 @pytest.mark.parametrize("name", SERVICES)
-def test_no_service_is_more_exposed_than_it_has_to_be(name: str) -> None:
+def test_no_service_exceeds_its_exposure_limit(name: str) -> None:
     limit = EXPOSURE_LIMITS.get(name, OTHERS_LIMIT)
     threshold = round(10 * limit)
 
@@ -47,7 +47,7 @@ def test_no_service_is_more_exposed_than_it_has_to_be(name: str) -> None:
 
 
 @needs_systemd
-def test_systemd_finds_nothing_wrong_in_any_unit(tmp_path: Path) -> None:
+def test_systemd_verifies_every_unit(tmp_path: Path) -> None:
     copies = []
     for unit in UNITS.glob("*.s*"):
         if unit.is_file():
@@ -64,7 +64,7 @@ def test_systemd_finds_nothing_wrong_in_any_unit(tmp_path: Path) -> None:
     assert len(copies) == 8
 
 
-def test_the_worker_alone_holds_a_capability_and_the_fetcher_alone_a_network() -> None:
+def test_only_the_worker_has_a_capability_and_only_the_fetcher_network_access() -> None:
     capable = {name for name in SERVICES if settings_of(name)["CapabilityBoundingSet"] != [""]}
     networked = {name for name in SERVICES if settings_of(name).get("PrivateNetwork") != ["yes"]}
 
@@ -73,7 +73,7 @@ def test_the_worker_alone_holds_a_capability_and_the_fetcher_alone_a_network() -
     assert networked == {"gpuenergyd-carbon.service"}
 
 
-def test_every_process_runs_as_a_user_of_its_own_that_sysusers_makes() -> None:
+def test_every_process_runs_as_its_own_sysusers_user() -> None:
     lines = (UNITS / "sysusers.d" / "gpuenergyd.conf").read_text(encoding="utf-8").splitlines()
     made = {line.split()[1] for line in lines if line.startswith("u ")}
     users = {name: settings_of(name)["User"][0] for name in SERVICES}
@@ -83,12 +83,12 @@ def test_every_process_runs_as_a_user_of_its_own_that_sysusers_makes() -> None:
     assert len(made) == 4
 
 
-def test_other_daemons_that_set_clocks_are_in_conflict_with_core_and_worker() -> None:
+def test_daemon_and_worker_conflict_with_other_clock_daemons() -> None:
     for name in (CORE, WORKER):
         assert settings_of(name)["Conflicts"] == ["zeusd.service geopm.service eard.service"]
 
 
-def test_sockets_of_worker_and_policy_host_are_for_the_core_alone() -> None:
+def test_only_the_daemon_may_connect_to_worker_and_policy_host() -> None:
     for name in ("gpuenergyd-gpu.socket", "gpuenergyd-policy.socket"):
         settings = settings_of(name)
 

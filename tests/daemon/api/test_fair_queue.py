@@ -5,7 +5,7 @@ import asyncio
 from gpuenergyd.daemon.api.fair_queue import FairQueue
 
 
-def test_a_user_begins_no_more_than_a_few_requests_per_turn_and_in_order() -> None:
+def test_a_few_requests_per_user_start_per_turn_in_order() -> None:
     begun: list[int] = []
     per_turn: list[int] = []
 
@@ -47,7 +47,7 @@ def test_another_user_does_not_wait_behind_a_flood() -> None:
     assert begun.count("flood") == 100
 
 
-def test_who_leaves_while_waiting_takes_nobodys_place() -> None:
+def test_a_cancelled_request_frees_its_place() -> None:
     async def scenario() -> list[int]:
         queue = FairQueue(max_per_turn=1)
         begun: list[int] = []

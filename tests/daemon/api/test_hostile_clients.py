@@ -22,7 +22,7 @@ def resident_bytes(daemon: DaemonProcess) -> int:
 
 
 @pytest.mark.fault(35)
-def test_a_client_that_never_reads_is_hung_up_on_and_costs_no_memory(daemon: DaemonProcess) -> None:
+def test_a_client_that_never_reads_is_disconnected_without_using_memory(daemon: DaemonProcess) -> None:
     daemon.status()
     before_bytes = resident_bytes(daemon)
     with socket.socket(socket.AF_UNIX) as deaf:
@@ -51,7 +51,7 @@ def test_a_client_that_never_reads_is_hung_up_on_and_costs_no_memory(daemon: Dae
 
 
 @pytest.mark.fault(37)
-def test_without_descriptors_left_the_daemon_waits_without_spinning_and_serves_again_once_there_are(
+def test_without_free_descriptors_the_daemon_pauses_accepting_and_recovers(
     tmp_path: Path,
 ) -> None:
     with running_daemon(tmp_path) as daemon:

@@ -74,7 +74,7 @@ def cutting_proxy(folder: Path, daemon_path: Path) -> Iterator[CuttingProxy]:
         proxy.close()
 
 
-def test_a_plan_whose_reply_was_cut_off_is_followed_by_every_rank_all_the_same(tmp_path: Path) -> None:
+def test_a_plan_whose_reply_was_lost_still_reaches_every_rank(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, cutting_proxy(tmp_path, daemon.socket_path) as proxy:
         arguments = ("--policy", "uniform", "--socket", str(proxy.socket_path))
         with training(daemon, arguments=arguments) as run:

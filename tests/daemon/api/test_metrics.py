@@ -87,14 +87,14 @@ def test_figures_are_in_base_units_and_counters_end_in_total() -> None:
     assert found["gpuenergyd_worker_restarts_total", ""] == 1
 
 
-def test_the_text_is_to_the_byte_what_the_library_writes() -> None:
+def test_the_text_equals_that_of_the_prometheus_library() -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(STATUS))
 
     assert metrics_text(STATUS) == generate_latest(registry)
 
 
-def test_what_is_not_known_is_left_out_and_never_zero() -> None:
+def test_unknown_values_are_omitted_never_zero() -> None:
     found = samples(STATUS)
 
     assert ("gpuenergyd_gpu_power_watts", "GPU-b") not in found
@@ -103,7 +103,7 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
     assert ("gpuenergyd_gpu_requested_sm_clock_hertz", "GPU-a") not in found
 
 
-def test_promtool_has_nothing_to_complain_of() -> None:
+def test_promtool_accepts_the_metrics() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool (Debian package prometheus) is not installed")
@@ -115,7 +115,7 @@ def test_promtool_has_nothing_to_complain_of() -> None:
     assert checked.returncode == 0, checked.stderr.decode()
 
 
-def test_latency_of_clock_changes_is_given_as_planned_and_as_seen_with_unknown_percentiles_left_out() -> None:
+def test_planned_and_measured_switch_latencies_are_exported() -> None:
     families = {f.name: f for f in text_string_to_metric_families(metrics_text(STATUS).decode())}
 
     planned = families["gpuenergyd_gpu_planned_switch_latency_seconds"].samples

@@ -67,7 +67,7 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
     return asyncio.run(scenario())
 
 
-def test_every_route_is_described_and_nothing_else(tmp_path: Path) -> None:
+def test_openapi_describes_exactly_the_routes(tmp_path: Path) -> None:
     described = {
         (method.upper(), path) for path, operations in api_description()["paths"].items() for method in operations
     }
@@ -85,7 +85,7 @@ def references(value: Any) -> set[str]:
     return set()
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_schema_reference_exists() -> None:
     document = api_description()
 
     found = references(document)
@@ -98,13 +98,13 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 @pytest.mark.parametrize("message_type", [RankRegistration, RankRegistered, IterationReport, RankRelease])
-def test_a_schema_names_the_fields_of_its_message(message_type: type[Any]) -> None:
+def test_a_schema_has_the_fields_of_its_message(message_type: type[Any]) -> None:
     schema = api_description()["components"]["schemas"][message_type.__name__]
 
     assert set(schema["properties"]) == set(message_type.__dataclass_fields__)
 
 
-def test_what_a_client_sends_has_all_that_is_required() -> None:
+def test_client_messages_contain_all_required_fields() -> None:
     schemas = api_description()["components"]["schemas"]
 
     assert set(schemas["RankRegistration"]["required"]) <= set(asdict(registration(0)))

@@ -68,7 +68,7 @@ def token(daemon: DaemonProcess, connection: DaemonConnection) -> Iterator[str]:
     wait_until(lambda: not daemon.status()["jobs"])
 
 
-def test_status_says_null_for_what_is_not_known_and_never_zero(
+def test_unknown_status_values_are_null_never_zero(
     daemon: DaemonProcess, connection: DaemonConnection, token: str
 ) -> None:
     _, status = call(connection, "GET", "/v1/status")
@@ -86,7 +86,7 @@ def test_status_says_null_for_what_is_not_known_and_never_zero(
     assert status["gpus"][1]["job_id"] is None
 
 
-def test_a_job_is_shown_with_its_plan_and_last_timeline(connection: DaemonConnection, token: str) -> None:
+def test_a_job_has_its_plan_and_last_timeline(connection: DaemonConnection, token: str) -> None:
     job_id = call(connection, "GET", "/v1/status")[1]["jobs"][0]["job_id"]
     call(connection, "POST", "/v1/iterations", report(token))
     wait_until(lambda: call(connection, "GET", f"/v1/jobs/{job_id}")[1]["timeline"] != [])
@@ -138,7 +138,7 @@ def test_a_malformed_message_is_refused_in_one_line(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_registration_that_cannot_be_is_refused_and_leaves_nothing(
+def test_an_invalid_registration_is_refused_without_effect(
     daemon: DaemonProcess, connection: DaemonConnection, changes: dict[str, Any], status: int, wrong: str
 ) -> None:
     got, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0], **changes))
@@ -150,7 +150,7 @@ def test_a_registration_that_cannot_be_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.fault(28)
-def test_a_gpu_that_works_for_a_job_is_refused_to_another_with_owner_job_and_age(
+def test_a_gpu_in_use_is_refused_to_another_job_with_owner_job_and_age(
     daemon: DaemonProcess, connection: DaemonConnection, token: str
 ) -> None:
     status, answer = call(
@@ -163,7 +163,7 @@ def test_a_gpu_that_works_for_a_job_is_refused_to_another_with_owner_job_and_age
     assert f"of uid {os.geteuid()} for 0 s" in answer["error"]
 
 
-def test_a_rank_that_asks_again_because_the_answer_was_lost_gets_the_same_token(
+def test_a_repeated_registration_gets_the_same_token(
     daemon: DaemonProcess, connection: DaemonConnection, token: str
 ) -> None:
     status, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0]))
@@ -172,7 +172,9 @@ def test_a_rank_that_asks_again_because_the_answer_was_lost_gets_the_same_token(
     assert answer["rank_token"] == token
 
 
-def test_ranks_that_contradict_each_other_are_told_in_what(daemon: DaemonProcess, connection: DaemonConnection) -> None:
+def test_contradicting_ranks_are_refused_with_the_differing_field(
+    daemon: DaemonProcess, connection: DaemonConnection
+) -> None:
     first, second, *_ = gpu_uuids(daemon)
     _, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(first, num_pp_ranks=2))
 
@@ -187,7 +189,7 @@ def test_ranks_that_contradict_each_other_are_told_in_what(daemon: DaemonProcess
 
 
 @pytest.mark.parametrize("unknown", ["", "00" * 16, "not hex at all", "ab" * 64])
-def test_an_unknown_token_is_told_to_register_again(connection: DaemonConnection, unknown: str) -> None:
+def test_an_unknown_token_is_answered_with_register_again(connection: DaemonConnection, unknown: str) -> None:
     reported, _ = call(connection, "POST", "/v1/iterations", report(unknown))
     released, _ = call(connection, "POST", "/v1/release", {"rank_token": unknown})
 
@@ -205,7 +207,7 @@ def test_an_unknown_token_is_told_to_register_again(connection: DaemonConnection
         ({"instructions": [["?", 0, 0, monotonic_ns(), monotonic_ns()]]}, "instruction kind '?'"),
     ],
 )
-def test_an_iteration_that_cannot_be_is_refused(
+def test_an_invalid_iteration_report_is_refused(
     connection: DaemonConnection, token: str, changes: dict[str, Any], wrong: str
 ) -> None:
     status, answer = call(connection, "POST", "/v1/iterations", report(token, **changes))
@@ -221,7 +223,7 @@ def test_metrics_are_served(daemon: DaemonProcess, connection: DaemonConnection)
     assert f'gpu_uuid="{gpu_uuids(daemon)[0]}"' in body.decode()
 
 
-def test_paths_and_methods_that_do_not_exist_say_so(connection: DaemonConnection) -> None:
+def test_unknown_paths_and_methods_are_refused_with_the_valid_ones(connection: DaemonConnection) -> None:
     unknown_path = call(connection, "GET", "/v2/nothing")
     wrong_method = call(connection, "GET", "/v1/ranks")
     unknown_job = call(connection, "GET", "/v1/jobs/nope")
@@ -241,7 +243,7 @@ def test_paths_and_methods_that_do_not_exist_say_so(connection: DaemonConnection
     ],
     ids=["half a header", "half a body", "half a chunk"],
 )
-def test_a_message_that_never_ends_is_hung_up_on(daemon: DaemonProcess, start: bytes) -> None:
+def test_an_incomplete_message_ends_in_a_disconnect(daemon: DaemonProcess, start: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
         slow.settimeout(20)
         slow.connect(str(daemon.socket_path))
@@ -258,7 +260,7 @@ def test_a_message_that_never_ends_is_hung_up_on(daemon: DaemonProcess, start: b
 
 
 @pytest.mark.fault(51)
-def test_rubbish_instead_of_http_is_refused_and_does_not_flood_the_log(daemon: DaemonProcess) -> None:
+def test_invalid_http_is_refused_without_flooding_the_log(daemon: DaemonProcess) -> None:
     for _ in range(5):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as noise:
             noise.settimeout(20)
@@ -308,7 +310,7 @@ def test_hostile_clock_request_is_counted_closes_its_connection_and_changes_no_c
     assert daemon.is_as_found()
 
 
-def test_a_second_daemon_in_the_same_folder_ends_with_one_line(daemon: DaemonProcess) -> None:
+def test_a_second_daemon_in_the_same_runtime_directory_exits_with_one_line(daemon: DaemonProcess) -> None:
     second = DaemonProcess(daemon.folder)
     log_before = daemon.log
 
@@ -321,7 +323,7 @@ def test_a_second_daemon_in_the_same_folder_ends_with_one_line(daemon: DaemonPro
     assert daemon.status()["pid"] == daemon.pid
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_at_the_socket_path_is_not_replaced(tmp_path: Path) -> None:
     blocked = DaemonProcess(tmp_path)
     blocked.socket_path.parent.mkdir()
     blocked.socket_path.write_text("precious")
@@ -333,14 +335,14 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert blocked.socket_path.read_text() == "precious"
 
 
-def test_sockets_are_for_the_group_and_nobody_else(daemon: DaemonProcess) -> None:
+def test_sockets_are_accessible_to_the_group_only(daemon: DaemonProcess) -> None:
     modes = [path.stat().st_mode & 0o777 for path in (daemon.socket_path, daemon.clock_socket_path)]
 
     assert modes == [0o660, 0o660]
 
 
 @pytest.mark.fault(42)
-def test_a_user_without_the_right_cannot_connect(daemon: DaemonProcess) -> None:
+def test_a_user_outside_the_socket_group_cannot_connect(daemon: DaemonProcess) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     program = (

@@ -23,7 +23,7 @@ class Counted:
         return len(self.built_at_s) - 1
 
 
-def test_who_asks_now_and_then_gets_a_fresh_answer_each_time() -> None:
+def test_infrequent_requests_get_a_fresh_response() -> None:
     counted = Counted(cost_s=0.002)
 
     for _ in range(100):
@@ -33,7 +33,7 @@ def test_who_asks_now_and_then_gets_a_fresh_answer_each_time() -> None:
     assert len(counted.built_at_s) == 100
 
 
-def test_a_cheap_answer_is_fresh_at_hundreds_a_second() -> None:
+def test_a_cheap_response_is_fresh_at_hundreds_of_requests_per_second() -> None:
     counted = Counted(cost_s=0.0001)
 
     for _ in range(1000):
@@ -43,7 +43,7 @@ def test_a_cheap_answer_is_fresh_at_hundreds_a_second() -> None:
     assert len(counted.built_at_s) == 1000
 
 
-def test_a_flood_shares_answers_no_older_than_a_moment_and_costs_a_small_share_of_a_core() -> None:
+def test_a_flood_reuses_recent_responses_within_the_cpu_share() -> None:
     counted = Counted(cost_s=0.002)
 
     for _ in range(100_000):
@@ -54,7 +54,7 @@ def test_a_flood_shares_answers_no_older_than_a_moment_and_costs_a_small_share_o
     assert counted.spent_s <= BURST_S + CPU_SHARE * counted.now_s + counted.cost_s
 
 
-def test_an_answer_too_costly_for_its_share_is_still_no_older_than_a_moment() -> None:
+def test_an_expensive_response_is_never_older_than_its_lifetime() -> None:
     counted = Counted(cost_s=0.02)
 
     for _ in range(10_000):
@@ -65,7 +65,7 @@ def test_an_answer_too_costly_for_its_share_is_still_no_older_than_a_moment() ->
     assert len(counted.built_at_s) <= 1 + BURST_S / counted.cost_s + counted.now_s / LIFETIME_S
 
 
-def test_what_was_changed_is_read_back_at_any_rate() -> None:
+def test_a_change_is_visible_at_the_next_request_at_any_rate() -> None:
     counted = Counted(cost_s=0.01)
     for _ in range(100):
         counted.snapshot.value()
@@ -77,7 +77,7 @@ def test_what_was_changed_is_read_back_at_any_rate() -> None:
     assert counted.snapshot.value() == num_built
 
 
-def test_a_text_is_no_older_than_its_answer_may_be_and_its_cost_counts() -> None:
+def test_encoded_text_is_as_fresh_as_its_snapshot_and_its_cost_counts() -> None:
     counted = Counted(cost_s=0.001)
     num_written = 0
 
@@ -96,7 +96,7 @@ def test_a_text_is_no_older_than_its_answer_may_be_and_its_cost_counts() -> None
     assert counted.spent_s <= BURST_S + counted.now_s * 0.004 / LIFETIME_S + 0.004
 
 
-def test_a_change_is_read_back_in_the_text_too() -> None:
+def test_a_change_is_visible_in_the_encoded_text() -> None:
     counted = Counted(cost_s=1.0)
     text = SnapshotText(counted.snapshot, lambda answer: str(answer).encode())
     before = text.value()

@@ -94,7 +94,7 @@ def warmed_up(daemon: DaemonProcess) -> tuple[int, int, int]:
 
 
 @pytest.mark.fault(32)
-def test_whatever_a_stranger_sends_is_answered_well_formed_and_changes_nothing() -> None:
+def test_arbitrary_requests_of_a_stranger_get_valid_responses_and_change_nothing() -> None:
     needs_root()
     with daemon_for_everybody(prologue=COUNT_TASKS, **LIMITS) as daemon:
         daemon.clock_socket_path.chmod(0o666)
@@ -110,7 +110,7 @@ def test_whatever_a_stranger_sends_is_answered_well_formed_and_changes_nothing()
 
 
 @pytest.mark.fault(47)
-def test_whatever_a_training_process_sends_is_answered_well_formed_and_changes_no_clock() -> None:
+def test_arbitrary_requests_of_a_rank_get_valid_responses_and_change_no_clock() -> None:
     with daemon_for_everybody(prologue=COUNT_TASKS, **LIMITS) as daemon:
         before = warmed_up(daemon)
 

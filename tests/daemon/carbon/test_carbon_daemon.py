@@ -35,7 +35,7 @@ def half_hours(_asked: Asked) -> Reply:
     return json_reply({"data": rows})
 
 
-def test_values_are_fetched_by_a_process_of_its_own_which_is_replaced_when_it_dies(tmp_path: Path) -> None:
+def test_the_fetcher_process_is_restarted_when_it_dies(tmp_path: Path) -> None:
     with (
         serving(half_hours) as server,
         running_daemon(tmp_path, carbon_zone=ZONE, carbon_base_url=server.url) as daemon,
@@ -61,14 +61,14 @@ def test_values_are_fetched_by_a_process_of_its_own_which_is_replaced_when_it_di
     assert {row.signal.source for row in stored} == {"neso"}
 
 
-def test_a_daemon_without_a_zone_starts_no_fetcher_and_knows_no_grid(tmp_path: Path) -> None:
+def test_without_a_zone_no_fetcher_runs(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         status = daemon.status()
 
     assert status["carbon"] is None
 
 
-def test_a_server_that_refuses_is_said_in_status_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_refusing_provider_is_reported_in_status_and_training_continues(tmp_path: Path) -> None:
     with (
         serving(lambda _asked: Reply(b"<html>busy</html>", 403)) as server,
         running_daemon(tmp_path, carbon_zone=ZONE, carbon_base_url=server.url, target="carbon") as daemon,
@@ -84,7 +84,7 @@ def test_a_server_that_refuses_is_said_in_status_and_training_goes_on(tmp_path: 
     assert job["num_iterations"] > 0
 
 
-def test_a_job_on_a_replayed_trace_is_owed_less_in_dirty_hours_and_its_report_shows_both_savings(
+def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows_both_savings(
     tmp_path: Path,
 ) -> None:
     first_at = datetime(2024, 1, 1, tzinfo=UTC)

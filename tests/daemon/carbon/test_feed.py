@@ -80,7 +80,7 @@ def fetched(**changes: Any) -> Fetched:
     return Fetched(**given)
 
 
-def test_half_hours_become_hours_and_are_written_down_once(tmp_path: Path) -> None:
+def test_half_hours_are_merged_into_hours_and_stored_once(tmp_path: Path) -> None:
     known, kept = settings(tmp_path), Kept()
     feed = feed_of(known, kept)
     write_fetched(known.carbon_file_path, fetched())
@@ -97,7 +97,7 @@ def test_half_hours_become_hours_and_are_written_down_once(tmp_path: Path) -> No
     assert feed.provider_forecast.value_at(NOW_AT) == 300.0
 
 
-def test_a_revised_value_replaces_the_first_and_is_written_down_again(tmp_path: Path) -> None:
+def test_a_revised_value_replaces_the_first_and_is_stored_again(tmp_path: Path) -> None:
     known, kept = settings(tmp_path), Kept()
     feed = feed_of(known, kept)
     write_fetched(known.carbon_file_path, fetched())
@@ -119,7 +119,7 @@ def test_a_revised_value_replaces_the_first_and_is_written_down_again(tmp_path: 
         (b"<html>502</html>", "not what a fetcher writes"),
     ],
 )
-def test_a_file_that_is_missing_or_damaged_is_said_and_nothing_more(
+def test_a_missing_or_damaged_file_is_reported_without_further_effect(
     tmp_path: Path, content: bytes | None, said: str | None
 ) -> None:
     known, kept = settings(tmp_path), Kept()
@@ -144,7 +144,7 @@ def test_values_of_another_zone_are_refused(tmp_path: Path) -> None:
     assert "is for zone 'DE'" in (feed.trouble or "")
 
 
-def test_what_an_earlier_daemon_stored_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_stored_intensities_are_loaded_after_a_restart(tmp_path: Path) -> None:
     known = settings(tmp_path)
     writer = HistoryWriter(known.database_url)
     writer.start()
@@ -171,7 +171,7 @@ def trace(folder: Path, column: str = "carbon_intensity_g_per_kwh", num_hours: i
     return path
 
 
-def test_a_files_hours_ahead_are_a_forecast_and_never_history(tmp_path: Path) -> None:
+def test_future_hours_of_a_file_are_a_forecast_never_history(tmp_path: Path) -> None:
     known, kept = settings(tmp_path, carbon_zone=None, carbon_signal=str(trace(tmp_path))), Kept()
     feed = feed_of(known, kept)
 
@@ -186,7 +186,7 @@ def test_a_files_hours_ahead_are_a_forecast_and_never_history(tmp_path: Path) ->
     assert max(record.carbon_intensity_g_per_kwh for record in kept.intensities()) == 24.0
 
 
-def test_a_replayed_trace_shows_no_future_and_is_stored_by_the_hosts_time(tmp_path: Path) -> None:
+def test_a_replayed_trace_hides_the_future_and_is_stored_in_host_time(tmp_path: Path) -> None:
     known = settings(tmp_path, carbon_zone=None, carbon_signal=str(trace(tmp_path)))
     kept, grid = Kept(), GridClock(NOW_AT, THIS_HOUR_AT, hour_s=6.0)
     feed = feed_of(known, kept, grid, lambda: NOW_AT + timedelta(seconds=15))
@@ -204,7 +204,7 @@ def test_a_replayed_trace_shows_no_future_and_is_stored_by_the_hosts_time(tmp_pa
     assert stored[1].grid_from == THIS_HOUR_AT + HOUR
 
 
-def test_a_price_is_followed_and_is_no_gram(tmp_path: Path) -> None:
+def test_a_price_signal_is_followed_without_counting_emissions(tmp_path: Path) -> None:
     path = trace(tmp_path, column="price_eur_per_mwh")
     known, kept = settings(tmp_path, carbon_zone=None, carbon_signal="price", carbon_price_path=path), Kept()
     feed = feed_of(known, kept)
@@ -227,7 +227,7 @@ def test_a_price_is_followed_and_is_no_gram(tmp_path: Path) -> None:
         ("timestamp_utc,x\n", "no hour in it"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_reported_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "XX.csv"
     path.write_text(text)
     feed = feed_of(settings(tmp_path, carbon_zone=None, carbon_signal=str(path)), Kept())
@@ -238,7 +238,7 @@ def test_a_file_that_makes_no_sense_is_named_with_its_line(tmp_path: Path, text:
     assert str(path) in (feed.trouble or "")
 
 
-def test_as_values_age_each_rung_is_taken_in_turn(tmp_path: Path) -> None:
+def test_aging_values_use_each_basis_in_turn(tmp_path: Path) -> None:
     known, kept = settings(tmp_path), Kept()
     feed = feed_of(known, kept)
     write_fetched(known.carbon_file_path, fetched())

@@ -194,7 +194,7 @@ def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float,
     return mean[0], mean[1]
 
 
-def test_a_job_runs_slower_in_dirty_hours_stays_within_its_budget_and_shows_both_savings(tmp_path: Path) -> None:
+def test_a_job_is_slower_in_dirty_hours_within_its_budget_and_shows_both_savings(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     here = site(tmp_path, BubbleAware(), values, hour_s=25.0, carbon_window_h=12.0)
 
@@ -226,9 +226,7 @@ def test_a_job_runs_slower_in_dirty_hours_stays_within_its_budget_and_shows_both
     ],
     ids=["noise", "lying plans", "drift"],
 )
-def test_a_job_of_known_length_never_takes_longer_than_permitted_however_its_pipeline_behaves(
-    tmp_path: Path, pipeline: Mapping[str, object]
-) -> None:
+def test_a_job_of_known_length_never_exceeds_its_permitted_time(tmp_path: Path, pipeline: Mapping[str, object]) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     length = JobLength(hours=9 * 25.0 / 3600.0)
     here = site(tmp_path, Uniform(), values, hour_s=25.0, pipeline=pipeline, length=length)
@@ -249,7 +247,7 @@ def test_a_job_of_known_length_never_takes_longer_than_permitted_however_its_pip
     assert here.targets.status(here.following)["carbon"]["saved_by_timing_g"] > 0
 
 
-def test_a_job_that_has_to_be_profiled_again_waits_until_its_budget_allows_that(tmp_path: Path) -> None:
+def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     length = JobLength(hours=10 * 25.0 / 3600.0)
     here = site(tmp_path, Uniform(), values, hour_s=25.0, length=length)
@@ -268,7 +266,7 @@ def test_a_job_that_has_to_be_profiled_again_waits_until_its_budget_allows_that(
     assert any("profiling has to wait" in reason for reason in here.following.reasons)
 
 
-def test_a_job_nobody_has_told_the_length_of_says_what_is_assumed_and_a_deadline_ends_all_slowness(
+def test_an_unknown_length_is_reported_with_its_assumption_and_a_deadline_ends_slowdown(
     tmp_path: Path,
 ) -> None:
     here = site(tmp_path, Uniform(), [200.0] * 24 * 12)
@@ -288,7 +286,7 @@ def test_a_job_nobody_has_told_the_length_of_says_what_is_assumed_and_a_deadline
     assert run.job.target == PerformanceTarget(0.0)
 
 
-def test_a_job_without_a_pipelines_frontier_follows_on_its_uniform_clock_curve(tmp_path: Path) -> None:
+def test_a_job_without_a_pipeline_frontier_uses_its_uniform_clock_curve(tmp_path: Path) -> None:
     values = ([100.0] * 6 + [600.0] * 6) * 2 * (HISTORY_DAYS + 2)
     here = site(tmp_path, Uniform(), values, carbon_window_h=24.0)
 
@@ -299,7 +297,7 @@ def test_a_job_without_a_pipelines_frontier_follows_on_its_uniform_clock_curve(t
     assert here.targets.status(here.following)["target"]["num_frontier_points"] >= 3
 
 
-def test_a_price_is_followed_by_the_same_door_within_the_same_budget_and_claims_no_gram(tmp_path: Path) -> None:
+def test_a_price_signal_uses_the_same_budget_and_claims_no_emissions(tmp_path: Path) -> None:
     values = ([40.0] * 4 + [160.0] * 4) * 3 * (HISTORY_DAYS + 2)
     length = JobLength(hours=12 * 25.0 / 3600.0)
     here = site(tmp_path, Uniform(), values, hour_s=25.0, price="price_eur_per_mwh", length=length)
@@ -333,7 +331,7 @@ LIES = st.lists(
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LIES, st.floats(0.0, 0.2))
-def test_no_answer_overdraws_the_budget_of_a_window(
+def test_no_policy_reply_can_exceed_the_budget_of_a_window(
     tmp_path: Path, lies: list[PerformanceTarget | None], budget: float
 ) -> None:
     here = site(tmp_path, Uniform(), [200.0] * 24 * 40, lies=lies, budget=budget, carbon_window_h=24.0, hour_s=60.0)
@@ -355,7 +353,7 @@ def test_no_answer_overdraws_the_budget_of_a_window(
     assert account.excess_s <= budget * account.full_speed_s + full_s * (1 + budget)
 
 
-def test_a_policy_host_that_is_gone_leaves_the_budget_granted_evenly(tmp_path: Path) -> None:
+def test_without_a_policy_host_the_slowdown_is_constant(tmp_path: Path) -> None:
     here = site(tmp_path, Uniform(), [200.0] * 24 * 12, lies=[None])
 
     here.run_hours(4)
@@ -366,7 +364,7 @@ def test_a_policy_host_that_is_gone_leaves_the_budget_granted_evenly(tmp_path: P
 
 
 @pytest.mark.parametrize("values", [[math.nan] * 24 * 12, [0.0] * 24 * 12])
-def test_a_grid_that_says_nothing_useful_leaves_one_constant_point(tmp_path: Path, values: list[float]) -> None:
+def test_an_uninformative_signal_leads_to_a_constant_slowdown(tmp_path: Path, values: list[float]) -> None:
     here = site(tmp_path, Uniform(), values)
 
     here.run_hours(3)
@@ -377,7 +375,7 @@ def test_a_grid_that_says_nothing_useful_leaves_one_constant_point(tmp_path: Pat
 
 
 @pytest.mark.parametrize("policy", [Uniform, BubbleAware])
-def test_a_job_too_short_to_pay_its_profiling_back_is_refused_it_and_told_why(
+def test_a_job_too_short_for_profiling_is_refused_it_with_the_reason(
     tmp_path: Path, policy: Callable[[], ClockPolicy]
 ) -> None:
     here = site(
@@ -405,7 +403,7 @@ def run_until(here: Site, phase: JobPhase) -> None:
         here.run_hours(0.002)
 
 
-def test_a_job_refused_its_profiling_gets_it_once_it_is_said_to_be_longer(tmp_path: Path) -> None:
+def test_a_refused_job_is_profiled_once_its_length_increases(tmp_path: Path) -> None:
     here = site(tmp_path, Uniform(), [200.0] * 24 * 12, length=JobLength(num_iterations=50), hour_s=600.0)
     job = here.following.job
     run_until(here, JobPhase.FALLBACK)
@@ -417,7 +415,7 @@ def test_a_job_refused_its_profiling_gets_it_once_it_is_said_to_be_longer(tmp_pa
     assert here.targets.accounts.get_or_create(here.following).num_profiled > 0
 
 
-def test_report_and_account_say_the_same_of_a_job_with_disturbed_iterations(tmp_path: Path) -> None:
+def test_report_and_account_agree_for_a_job_with_disturbed_iterations(tmp_path: Path) -> None:
     here = site(tmp_path, Uniform(), ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2), hour_s=25.0)
     account, job_id = here.targets.accounts.get_or_create(here.following).account, here.following.job_id
     records: list[Record] = [

@@ -54,7 +54,7 @@ def register_as(daemon: DaemonProcess, uid: int, gid: int, groups: Sequence[int]
 
 
 @pytest.mark.fault(42)
-def test_a_user_outside_the_group_is_refused_and_told_who_may_and_how_to_become_one(daemon: DaemonProcess) -> None:
+def test_a_user_outside_the_group_is_refused_with_those_allowed_and_the_remedy(daemon: DaemonProcess) -> None:
     status, answer = register_as(daemon, NOBODY, pwd.getpwnam("nobody").pw_gid)
 
     assert status == 403
@@ -63,19 +63,19 @@ def test_a_user_outside_the_group_is_refused_and_told_who_may_and_how_to_become_
     assert f"to join: `usermod -aG {SOME_GROUP.gr_name} $(id -nu {NOBODY})`" in answer["error"]
 
 
-def test_a_member_of_the_group_is_served_by_supplementary_group_alone(daemon: DaemonProcess) -> None:
+def test_a_supplementary_group_is_enough_for_control(daemon: DaemonProcess) -> None:
     status, answer = register_as(daemon, NOBODY, pwd.getpwnam("nobody").pw_gid, groups=[SOME_GROUP.gr_gid])
 
     assert status == 200, answer
 
 
-def test_root_of_this_host_is_served(daemon: DaemonProcess) -> None:
+def test_root_of_this_host_may_control(daemon: DaemonProcess) -> None:
     status, answer = register_as(daemon, 0, 0)
 
     assert status == 200, answer
 
 
-def test_everyone_may_ask_for_status(daemon: DaemonProcess) -> None:
+def test_everyone_may_read_the_status(daemon: DaemonProcess) -> None:
     needs_root()
     program = (
         "import os, socket, sys\n"
@@ -92,7 +92,7 @@ def test_everyone_may_ask_for_status(daemon: DaemonProcess) -> None:
     assert answer.stdout.strip() == "HTTP/1.1 200 OK"
 
 
-def test_one_users_token_is_of_no_use_to_another(daemon: DaemonProcess) -> None:
+def test_a_rank_token_is_useless_to_another_user(daemon: DaemonProcess) -> None:
     needs_root()
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX)
@@ -121,7 +121,7 @@ def test_one_users_token_is_of_no_use_to_another(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.fault(37)
-def test_too_many_connections_of_one_user_are_refused_and_others_served(tmp_path: Path) -> None:
+def test_excess_connections_of_one_user_are_refused_while_others_are_served(tmp_path: Path) -> None:
     with running_daemon(tmp_path, max_connections_per_user=3) as daemon:
         held = []
         for _ in range(3):
@@ -141,7 +141,7 @@ def test_too_many_connections_of_one_user_are_refused_and_others_served(tmp_path
 
 
 @pytest.mark.fault(36)
-def test_a_flood_of_one_user_is_slowed_down_with_the_time_to_wait(tmp_path: Path) -> None:
+def test_a_request_flood_of_one_user_is_refused_with_retry_after(tmp_path: Path) -> None:
     with running_daemon(tmp_path, max_requests_per_user_per_s=5) as daemon:
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -159,7 +159,7 @@ def test_a_flood_of_one_user_is_slowed_down_with_the_time_to_wait(tmp_path: Path
     assert all(wait is not None and 0 < float(wait) <= 0.2 for wait in refused)
 
 
-def test_a_bucket_of_one_second_fills_at_its_rate_and_each_user_has_their_own() -> None:
+def test_token_buckets_hold_one_second_and_are_per_user() -> None:
     now = [0.0]
     rates = RequestRates(10.0, monotonic_s=lambda: now[0])
 
@@ -174,7 +174,7 @@ def test_a_bucket_of_one_second_fills_at_its_rate_and_each_user_has_their_own() 
     assert later == [0.0, pytest.approx(0.1)]
 
 
-def test_connections_are_counted_per_user_and_given_back() -> None:
+def test_connections_are_counted_per_user() -> None:
     counts = ConnectionCounts(2)
 
     allowed = [counts.add(1), counts.add(1), counts.add(1), counts.add(2)]
@@ -184,7 +184,7 @@ def test_connections_are_counted_per_user_and_given_back() -> None:
     assert counts.add(1)
 
 
-def test_a_rule_names_only_groups_and_users_that_exist() -> None:
+def test_unknown_groups_and_users_in_access_rules_are_refused() -> None:
     with pytest.raises(UsageError, match="control_groups: group 'no-such-group' does not exist"):
         AccessRules.from_names(control_groups=("no-such-group",))
     with pytest.raises(UsageError, match="admin_groups: group 'no-such-group' does not exist"):
@@ -193,11 +193,11 @@ def test_a_rule_names_only_groups_and_users_that_exist() -> None:
         AccessRules.from_names(control_users=("no-such-user",))
 
 
-def test_without_names_everyone_who_can_connect_may() -> None:
+def test_without_control_rules_everyone_may_control() -> None:
     AccessRules().require_control(PeerCredentials(1, NOBODY, NOBODY))
 
 
-def test_a_user_by_name_may_and_another_may_not() -> None:
+def test_only_listed_users_may_control() -> None:
     rules = AccessRules.from_names(control_users=("nobody",))
 
     rules.require_control(PeerCredentials(os.getpid(), NOBODY, 1))
@@ -205,7 +205,7 @@ def test_a_user_by_name_may_and_another_may_not() -> None:
         rules.require_control(PeerCredentials(os.getpid(), NOBODY - 1, 1))
 
 
-def test_a_user_that_our_user_namespace_does_not_map_is_nobody_in_particular(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overflow_uid_of_a_user_namespace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_our_namespaces", lambda: (b"0 100000 65536", 1))
     rules = AccessRules()
 
@@ -214,14 +214,14 @@ def test_a_user_that_our_user_namespace_does_not_map_is_nobody_in_particular(mon
         rules.require_control(PeerCredentials(os.getpid(), 65_534, 1))
 
 
-def test_a_uid_0_that_cannot_be_looked_at_is_not_root_of_this_host() -> None:
+def test_uid_0_of_an_unreadable_process_is_not_host_root() -> None:
     assert not is_host_root(PeerCredentials(0, 0, 0))
     assert not is_host_root(PeerCredentials(2**22 + 1, 0, 0))
 
 
 @pytest.mark.fault(2)
 @pytest.mark.kill
-def test_a_dead_client_is_known_by_its_pidfd_though_a_child_keeps_its_socket_open() -> None:
+def test_a_dead_client_is_detected_by_pidfd_while_its_child_holds_the_socket() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")
     listener.listen(1)
@@ -263,7 +263,7 @@ def test_a_dead_client_is_known_by_its_pidfd_though_a_child_keeps_its_socket_ope
 
 
 @pytest.mark.fault(38)
-def test_a_kernel_without_peer_pidfds_is_served_by_number_start_time_and_user() -> None:
+def test_without_so_peerpidfd_processes_are_identified_by_pid_start_time_and_user() -> None:
     pidfd = open_pidfd_by_number(PeerCredentials(os.getpid(), os.getuid(), os.getgid()))
     was_dead = is_dead(pidfd)
     os.close(pidfd)

@@ -58,7 +58,7 @@ def wait_until_free(daemon: DaemonProcess) -> None:
     wait_until(lambda: all(gpu["job_id"] is None for gpu in daemon.status()["gpus"]), 30)
 
 
-def test_a_process_without_the_gpu_is_refused_until_it_runs_there(daemon: DaemonProcess, world: SimulatedHost) -> None:
+def test_a_process_is_refused_until_it_runs_on_the_gpu(daemon: DaemonProcess, world: SimulatedHost) -> None:
     mine = gpu(daemon, 0)
     with client_process(daemon.socket_path, uid=ALICE, gid=ALICE, groups=[TRAINERS.gr_gid]) as client:
         before = claim(client, mine)
@@ -74,7 +74,7 @@ def test_a_process_without_the_gpu_is_refused_until_it_runs_there(daemon: Daemon
 
 
 @pytest.mark.fault(28)
-def test_the_gpu_of_another_users_job_is_refused_and_who_runs_there_is_named(
+def test_a_gpu_in_use_by_another_user_is_refused_with_its_processes(
     daemon: DaemonProcess, world: SimulatedHost
 ) -> None:
     theirs = gpu(daemon, 1)
@@ -98,7 +98,7 @@ def test_the_gpu_of_another_users_job_is_refused_and_who_runs_there_is_named(
     assert f"in use by job {job_id} ('one stage') of uid {ALICE} for" in from_beside[1]
 
 
-def test_a_launcher_may_claim_what_its_worker_runs_on(daemon: DaemonProcess, world: SimulatedHost) -> None:
+def test_a_launcher_may_claim_the_gpu_of_its_worker(daemon: DaemonProcess, world: SimulatedHost) -> None:
     mine = gpu(daemon, 2)
     with client_process(daemon.socket_path, uid=ALICE, gid=ALICE, groups=[TRAINERS.gr_gid]) as launcher:
         world.attach_process(mine, launcher.fork())
@@ -108,7 +108,9 @@ def test_a_launcher_may_claim_what_its_worker_runs_on(daemon: DaemonProcess, wor
     assert answer == (200, "")
 
 
-def test_an_unrelated_process_of_the_same_user_is_another_job(daemon: DaemonProcess, world: SimulatedHost) -> None:
+def test_an_unrelated_process_of_the_same_user_belongs_to_another_job(
+    daemon: DaemonProcess, world: SimulatedHost
+) -> None:
     mine = gpu(daemon, 3)
     with (
         client_process(daemon.socket_path, uid=ALICE, gid=ALICE, groups=[TRAINERS.gr_gid]) as first,
@@ -132,7 +134,7 @@ def test_the_administrators_group_may_have_any_gpu_changed(daemon: DaemonProcess
 
 
 @pytest.mark.fault(42)
-def test_an_unprivileged_user_is_refused_every_change_and_told_how_to_become_one_who_may(
+def test_an_unprivileged_user_is_refused_every_change_with_the_remedy(
     daemon: DaemonProcess,
 ) -> None:
     with client_process(daemon.socket_path, uid=NOBODY, gid=NOBODY) as client:
@@ -150,9 +152,7 @@ def test_an_unprivileged_user_is_refused_every_change_and_told_how_to_become_one
 
 @pytest.mark.fault(41)
 @pytest.mark.parametrize("namespaces", [("--pid", "--fork"), ("--user", "--map-root-user")], ids=["pid", "user"])
-def test_root_of_a_container_commands_nothing_whatever_groups_it_gives_itself(
-    daemon: DaemonProcess, namespaces: tuple[str, ...]
-) -> None:
+def test_container_root_has_no_rights_whatever_its_groups(daemon: DaemonProcess, namespaces: tuple[str, ...]) -> None:
     needs_namespaces(*namespaces)
     # Inside a user namespace groups cannot be set; there root keeps its own.
     groups = None if "--user" in namespaces else [TRAINERS.gr_gid, ADMINS.gr_gid]
@@ -168,7 +168,7 @@ def test_root_of_a_container_commands_nothing_whatever_groups_it_gives_itself(
 
 
 @pytest.mark.fault(41)
-def test_where_everybody_may_control_root_of_a_container_still_has_to_run_on_the_gpu(
+def test_container_root_must_run_on_the_gpu_even_without_control_rules(
     tmp_path: Path,
 ) -> None:
     needs_root()
@@ -189,7 +189,7 @@ def test_where_everybody_may_control_root_of_a_container_still_has_to_run_on_the
     assert running == (200, "")
 
 
-def test_a_process_of_the_host_is_no_part_of_a_containers_job(tmp_path: Path) -> None:
+def test_a_host_process_does_not_belong_to_a_container_job(tmp_path: Path) -> None:
     needs_root()
     needs_namespaces("--pid", "--fork")
     listener = socket.socket(socket.AF_UNIX)

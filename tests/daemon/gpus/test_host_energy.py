@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
     )
 
 
-def test_packages_and_memory_are_counted_and_what_lies_within_them_is_not_counted_again(root: Path) -> None:
+def test_cpu_packages_and_memory_are_counted_without_their_subdomains(root: Path) -> None:
     host = HostEnergy(root)
     assert look(host, 0) == []
     set_counter(root, "intel-rapl:0", 501_000_000)
@@ -64,7 +64,7 @@ def test_packages_and_memory_are_counted_and_what_lies_within_them_is_not_counte
     assert host.status() == {"domains": ["package-0", "package-0/dram", "package-1"], "reason": None}
 
 
-def test_a_piece_counts_in_the_minute_and_the_hour_in_which_it_begins(root: Path) -> None:
+def test_an_interval_counts_in_the_minute_and_hour_of_its_start(root: Path) -> None:
     host = HostEnergy(root)
     look(host, 0)
 
@@ -74,7 +74,7 @@ def test_a_piece_counts_in_the_minute_and_the_hour_in_which_it_begins(root: Path
     assert {r.measured_s for r in records} == {40.0}
 
 
-def test_nobody_asks_more_often_than_the_period(root: Path) -> None:
+def test_counters_are_read_at_most_once_per_period(root: Path) -> None:
     host = HostEnergy(root)
     look(host, 0)
 
@@ -82,7 +82,7 @@ def test_nobody_asks_more_often_than_the_period(root: Path) -> None:
     assert len(look(host, 10.0)) == 6
 
 
-def test_what_cannot_be_read_is_missing_never_zero_and_status_says_why(root: Path) -> None:
+def test_an_unreadable_counter_is_missing_never_zero_with_the_reason_in_status(root: Path) -> None:
     host = HostEnergy(root)
     look(host, 0)
     (root / "intel-rapl:1" / "energy_uj").unlink()
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_missing_never_zero_and_status_says_why(root: Pat
     assert host.reason is None
 
 
-def test_after_a_long_silence_the_counter_may_have_gone_round_more_than_once(root: Path) -> None:
+def test_energy_over_a_long_gap_is_missing_since_the_counter_may_have_wrapped(root: Path) -> None:
     host = HostEnergy(root)
     look(host, 0)
     set_counter(root, "intel-rapl:0", 2_000_000)
@@ -107,14 +107,14 @@ def test_after_a_long_silence_the_counter_may_have_gone_round_more_than_once(roo
     assert minutes(look(host, 4000))["package-0"] is None
 
 
-def test_a_host_without_counters_says_so(tmp_path: Path) -> None:
+def test_a_host_without_counters_reports_the_reason(tmp_path: Path) -> None:
     host = HostEnergy(tmp_path)
 
     assert look(host, 0) == look(host, 100) == []
     assert host.status() == {"domains": [], "reason": f"no CPU energy counters in {tmp_path}"}
 
 
-def test_the_history_adds_up_what_the_host_used(root: Path, tmp_path: Path) -> None:
+def test_host_energy_adds_up_in_the_database(root: Path, tmp_path: Path) -> None:
     host = HostEnergy(root)
     writer = HistoryWriter(tmp_path / "history.sqlite3", WriterOptions(batch_s=0.01))
     writer.start()

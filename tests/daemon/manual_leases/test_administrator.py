@@ -77,7 +77,7 @@ def lease_of(daemon: DaemonProcess, index: int) -> dict[str, Any] | None:
     return lease
 
 
-def test_a_lock_outlives_its_command_and_a_release_puts_the_gpu_back(
+def test_a_lock_outlives_its_command_and_a_release_restores_the_gpu(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu_uuid = daemon.status()["gpus"][1]["gpu_uuid"]
@@ -100,7 +100,7 @@ def test_a_lock_outlives_its_command_and_a_release_puts_the_gpu_back(
     assert lease_of(daemon, 1) is None
 
 
-def test_a_limit_and_a_lock_are_one_lease_and_go_back_together(
+def test_a_limit_and_a_lock_are_one_lease_and_restored_together(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before_w = power_limits_w(daemon)[0]
@@ -119,7 +119,7 @@ def test_a_limit_and_a_lock_are_one_lease_and_go_back_together(
     assert daemon.is_as_found()
 
 
-def test_a_lease_ends_when_its_time_is_over(daemon: DaemonProcess) -> None:
+def test_a_lease_ends_after_its_lifetime(daemon: DaemonProcess) -> None:
     assert command(daemon, "lock", "0", "1200", "--for", "0.3") == 0
 
     wait_until(lambda: lease_of(daemon, 0) is None)
@@ -128,7 +128,7 @@ def test_a_lease_ends_when_its_time_is_over(daemon: DaemonProcess) -> None:
     assert "its lifetime of 0.3 s is over" in daemon.log
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+def test_a_dry_run_reports_the_change_without_applying_it(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(daemon, "lock", "0", "1001", "--dry-run") == 0
@@ -154,7 +154,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
         (("lock", "0", "--release"), "has no lease"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_lease(
+def test_an_invalid_request_is_refused_in_one_line_without_a_lease(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
 ) -> None:
     assert command(daemon, *arguments) == 1
@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_no_lease(
 
 
 @pytest.mark.parametrize("arguments", [("lock", "0"), ("limit", "0"), ("lock", "0", "1200", "--release")])
-def test_a_command_that_says_nothing_or_two_things_is_a_usage_error(
+def test_a_command_without_or_with_contradicting_options_is_a_usage_error(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     assert run(list(arguments)) == 2
@@ -174,7 +174,7 @@ def test_a_command_that_says_nothing_or_two_things_is_a_usage_error(
     assert "--release" in capsys.readouterr().err
 
 
-def test_a_job_and_an_administrator_never_have_the_same_gpu(
+def test_a_gpu_is_never_in_use_by_a_job_and_leased_to_an_administrator(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with training(daemon, arguments=("--policy", "uniform")):
@@ -196,7 +196,7 @@ def test_a_job_and_an_administrator_never_have_the_same_gpu(
     wait_until(daemon.is_as_found)
 
 
-def test_a_job_is_refused_on_a_leased_gpu_and_told_by_whom(daemon: DaemonProcess) -> None:
+def test_a_job_is_refused_on_a_leased_gpu_with_its_holder(daemon: DaemonProcess) -> None:
     assert command(daemon, "lock", "0", "1200") == 0
     registration = one_stage_registration(daemon.status()["gpus"][0]["gpu_uuid"])
     client = daemon.client()
@@ -212,7 +212,7 @@ def test_a_job_is_refused_on_a_leased_gpu_and_told_by_whom(daemon: DaemonProcess
 
 
 @pytest.mark.kill
-def test_a_worker_that_dies_is_replaced_and_the_lease_set_again(daemon: DaemonProcess) -> None:
+def test_a_lease_is_applied_again_after_a_worker_restart(daemon: DaemonProcess) -> None:
     assert command(daemon, "lock", "0", "1200") == 0
     assert command(daemon, "limit", "0", "250") == 0
     worker = daemon.status()["worker"]
@@ -225,7 +225,7 @@ def test_a_worker_that_dies_is_replaced_and_the_lease_set_again(daemon: DaemonPr
     assert command(daemon, "lock", "0", "--release") == 0
 
 
-def test_a_daemon_that_stops_puts_leased_gpus_back(tmp_path: Path) -> None:
+def test_a_stopping_daemon_restores_leased_gpus(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         before_w = power_limits_w(daemon)
         assert command(daemon, "lock", "0", "1200") == 0
@@ -238,7 +238,7 @@ def test_a_daemon_that_stops_puts_leased_gpus_back(tmp_path: Path) -> None:
         assert journalled(daemon) == set()
 
 
-def test_an_observing_daemon_locks_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_observing_daemon_refuses_locks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running_daemon(tmp_path, mode="observe") as daemon:
         assert command(daemon, "lock", "0", "1200") == 1
 
@@ -247,7 +247,7 @@ def test_an_observing_daemon_locks_nothing(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("route", ["/v1/leases", "/v1/leases/release"])
-def test_another_user_who_may_connect_is_refused(daemon: DaemonProcess, route: str) -> None:
+def test_a_user_without_administrator_rights_is_refused(daemon: DaemonProcess, route: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):

@@ -40,7 +40,7 @@ def plan_id(answer: PlanAnswer) -> str:
     return answer.plan.plan_id
 
 
-def test_each_job_keeps_its_policy_until_it_is_forgotten() -> None:
+def test_each_job_keeps_its_policy_until_it_is_discarded() -> None:
     host = PolicyHost()
     sender = ViewSender()
     known = view("a")
@@ -65,7 +65,7 @@ def test_each_job_keeps_its_policy_until_it_is_forgotten() -> None:
         ("nope", "no policy 'nope'; installed: "),
     ],
 )
-def test_whatever_a_policy_does_is_one_line_and_the_next_job_is_served(policy: str, error: str) -> None:
+def test_a_policy_failure_is_one_line_and_the_next_job_is_served(policy: str, error: str) -> None:
     host = PolicyHost()
 
     bad = host.answer(request(policy, "bad"))
@@ -77,14 +77,14 @@ def test_whatever_a_policy_does_is_one_line_and_the_next_job_is_served(policy: s
     assert plan_id(host.answer(request("polite"))) == "polite-a-1"
 
 
-def test_a_policy_is_loaded_ahead_and_one_that_cannot_be_is_no_trouble_yet() -> None:
+def test_preloading_a_policy_ignores_import_errors() -> None:
     host = PolicyHost()
 
     for policy in ("polite", "broken-import", "nope"):
         assert host.answer(PlanRequest(3, "", policy)) == PlanAnswer(3)
 
 
-def test_every_line_is_answered_under_its_own_number_what_cannot_be_sent_with_the_reason() -> None:
+def test_every_request_is_answered_under_its_id_and_unencodable_results_with_the_error() -> None:
     requests = [request("unsendable", "x", 11), request("polite", "a", 12), PlanRequest(13, "x", "")]
     answers = io.BytesIO()
 
@@ -97,7 +97,7 @@ def test_every_line_is_answered_under_its_own_number_what_cannot_be_sent_with_th
     assert told[2] == PlanAnswer(13)
 
 
-def test_a_question_about_the_grid_leaves_the_jobs_policy_as_it_is() -> None:
+def test_a_carbon_query_does_not_change_the_jobs_policy() -> None:
     host, sender = PolicyHost(), ViewSender()
     known = view("a")
     host.answer(PlanRequest(1, "a", "polite", sender.difference(known)))
@@ -111,14 +111,14 @@ def test_a_question_about_the_grid_leaves_the_jobs_policy_as_it_is() -> None:
     assert plan_id(host.answer(PlanRequest(2, "a", "polite", sender.difference(known)))) == "polite-a-2"
 
 
-def test_a_target_policy_that_is_not_there_is_one_line() -> None:
+def test_an_unknown_target_policy_is_a_one_line_error() -> None:
     answer = PolicyHost().answer(target_question("nope"))
 
     assert answer.target is None
     assert "'nope'" in (answer.error or "")
 
 
-def test_what_comes_is_told_from_a_history_and_its_worth_where_that_was_asked() -> None:
+def test_a_forecast_query_returns_the_timing_value_if_requested() -> None:
     history = EncodedSeries.of(TRACE)
     worth = TimingValueQuery(max_slowdown_ratio=0.1, job_hours=24.0, host_power_w=100.0)
 

@@ -67,7 +67,7 @@ async def policy_link(
         await link.close()
 
 
-def test_each_job_has_its_own_policy_and_is_forgotten_when_it_ends(host_command: tuple[str, ...]) -> None:
+def test_each_job_has_its_own_policy_which_is_discarded_with_the_job(host_command: tuple[str, ...]) -> None:
     async def scenario() -> list[ClockPlan | PolicyFailure]:
         async with policy_link(host_command) as link:
             answers = [await link.next_plan(job, "polite", view(job)) for job in ("a", "a", "b")]
@@ -84,7 +84,7 @@ def test_each_job_has_its_own_policy_and_is_forgotten_when_it_ends(host_command:
     ]
 
 
-def test_a_policy_is_loaded_ahead_once_and_one_that_cannot_be_loaded_hurts_nobody(
+def test_a_policy_is_preloaded_once_and_import_errors_are_ignored(
     host_command: tuple[str, ...],
 ) -> None:
     async def scenario() -> tuple[int, ClockPlan | PolicyFailure, int]:
@@ -114,7 +114,7 @@ def test_a_policy_is_loaded_ahead_once_and_one_that_cannot_be_loaded_hurts_nobod
         ("nope", "no policy 'nope'; installed: "),
     ],
 )
-def test_a_policy_that_fails_in_order_is_a_failure_and_the_host_lives_on(
+def test_an_exception_in_a_policy_is_a_failure_and_the_host_continues(
     host_command: tuple[str, ...], policy: str, reason: str
 ) -> None:
     async def scenario() -> tuple[ClockPlan | PolicyFailure, ClockPlan | PolicyFailure, int]:
@@ -142,7 +142,7 @@ def test_a_policy_that_fails_in_order_is_a_failure_and_the_host_lives_on(
         ("mistyped", "returned an invalid result"),
     ],
 )
-def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_replaced(
+def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_restarted(
     host_command: tuple[str, ...], policy: str, reason: str
 ) -> None:
     async def scenario() -> tuple[ClockPlan | PolicyFailure, ClockPlan | PolicyFailure, int]:
@@ -162,7 +162,7 @@ def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_replaced(
 
 @pytest.mark.fault(44)
 @pytest.mark.kill
-def test_while_one_job_waits_for_its_looping_policy_another_is_served_after_it(host_command: tuple[str, ...]) -> None:
+def test_another_job_is_served_after_a_looping_policy_times_out(host_command: tuple[str, ...]) -> None:
     async def scenario() -> list[ClockPlan | PolicyFailure]:
         async with policy_link(host_command, time_limit_s=0.5) as link:
             await link.next_plan("good", "polite", view())
@@ -176,7 +176,7 @@ def test_while_one_job_waits_for_its_looping_policy_another_is_served_after_it(h
     assert isinstance(good, ClockPlan)
 
 
-def test_what_a_policy_prints_does_not_reach_the_channel(
+def test_output_of_a_policy_does_not_reach_the_channel(
     host_command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario() -> list[ClockPlan | PolicyFailure]:
@@ -190,7 +190,7 @@ def test_what_a_policy_prints_does_not_reach_the_channel(
 
 
 @pytest.mark.fault(44)
-def test_a_policy_that_leaks_meets_its_memory_limit(host_command: tuple[str, ...]) -> None:
+def test_a_leaking_policy_is_stopped_by_its_memory_limit(host_command: tuple[str, ...]) -> None:
     async def scenario() -> ClockPlan | PolicyFailure:
         async with policy_link(host_command, memory_limit_bytes=2**30) as link:
             return await link.next_plan("a", "leaks", view())
@@ -202,7 +202,7 @@ def test_a_policy_that_leaks_meets_its_memory_limit(host_command: tuple[str, ...
 
 
 @pytest.mark.kill
-def test_the_host_dies_with_its_core(host_command: tuple[str, ...]) -> None:
+def test_the_policy_host_dies_with_the_daemon(host_command: tuple[str, ...]) -> None:
     program = (
         "import subprocess, sys\n"
         f"host = subprocess.Popen({list(host_command)!r}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
@@ -229,7 +229,7 @@ def test_the_host_dies_with_its_core(host_command: tuple[str, ...]) -> None:
     assert readable
 
 
-def test_installed_policies_are_listed_with_what_is_wrong_with_them(
+def test_installed_policies_are_listed_with_their_errors(
     hostile_distribution: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(hostile_distribution))
@@ -242,14 +242,16 @@ def test_installed_policies_are_listed_with_what_is_wrong_with_them(
     assert "hostile_policies_that_are_not_there" in found["broken-import"].error
 
 
-def test_an_unknown_policy_names_those_that_are_installed() -> None:
+def test_an_unknown_policy_is_refused_with_the_installed_ones() -> None:
     with pytest.raises(
         UnknownPolicyError, match="no policy 'nope'; installed: bubble-aware, envelope, full-speed, uniform"
     ):
         check_policy_name("nope")
 
 
-def test_a_name_that_two_distributions_offer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_name_provided_by_two_distributions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = tmp_path / "impostor-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: impostor\nVersion: 1\n")

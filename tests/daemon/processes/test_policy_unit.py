@@ -67,7 +67,7 @@ def unit(tmp_path: Path, hostile_distribution: Path) -> Iterator[Unit]:
     manager.wait(10)
 
 
-def test_plans_come_over_the_connection_and_the_host_ends_with_it(unit: Unit) -> None:
+def test_a_connection_gets_plans_and_its_host_ends_with_it(unit: Unit) -> None:
     async def scenario() -> ClockPlan | PolicyFailure:
         link = unit.link()
         plan = await link.next_plan("job", "polite", view())
@@ -80,7 +80,7 @@ def test_plans_come_over_the_connection_and_the_host_ends_with_it(unit: Unit) ->
     wait_for_death(guard)
 
 
-def test_a_policy_that_never_returns_is_killed_by_hanging_up(unit: Unit) -> None:
+def test_a_policy_that_never_returns_is_killed_when_the_connection_closes(unit: Unit) -> None:
     async def scenario() -> tuple[ClockPlan | PolicyFailure, list[int]]:
         link = unit.link()
         asking = asyncio.create_task(link.next_plan("bad", "loops", view()))
@@ -101,7 +101,7 @@ def test_a_policy_that_never_returns_is_killed_by_hanging_up(unit: Unit) -> None
     assert len(unit.guards()) == 2
 
 
-def test_without_a_unit_there_is_no_plan_and_a_reason(tmp_path: Path) -> None:
+def test_without_the_policy_unit_plans_fail_with_a_reason(tmp_path: Path) -> None:
     async def scenario() -> ClockPlan | PolicyFailure:
         link = PolicyClient(lambda: connect_policy_unit(tmp_path / "nobody"), time_limit_s=5.0, first_time_limit_s=5.0)
         return await link.next_plan("job", "polite", view())

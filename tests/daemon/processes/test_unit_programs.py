@@ -39,7 +39,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return command
 
 
-def test_the_workers_unit_becomes_the_worker_that_the_settings_ask_for(
+def test_the_worker_unit_executes_the_worker_with_the_settings(
     program: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["worker_unit", "--daemon-user", "gpuenergyd"])
@@ -50,7 +50,7 @@ def test_the_workers_unit_becomes_the_worker_that_the_settings_ask_for(
     assert program == [*worker_command(load_settings()), "--daemon-user", "gpuenergyd"]
 
 
-def test_the_workers_unit_names_the_setting_it_cannot_use(
+def test_the_worker_unit_reports_an_invalid_setting(
     program: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GPUENERGYD_MODE", "fast")
@@ -63,7 +63,7 @@ def test_the_workers_unit_names_the_setting_it_cannot_use(
     assert program == []
 
 
-def test_the_fetchers_unit_becomes_the_fetcher_which_reads_its_zone_from_standard_input(
+def test_the_fetcher_unit_executes_the_fetcher_with_its_configuration_on_standard_input(
     program: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GPUENERGYD_CARBON_ZONE", "GB")
@@ -78,7 +78,7 @@ def test_the_fetchers_unit_becomes_the_fetcher_which_reads_its_zone_from_standar
     assert told["out_path"] == str(load_settings(processes=Processes.UNITS).carbon_file_path)
 
 
-def test_the_fetchers_unit_ends_in_order_where_nothing_is_to_be_fetched(
+def test_the_fetcher_unit_exits_normally_without_a_carbon_zone(
     program: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -88,7 +88,7 @@ def test_the_fetchers_unit_ends_in_order_where_nothing_is_to_be_fetched(
     assert program == []
 
 
-def test_the_fetchers_unit_names_the_setting_it_cannot_use(
+def test_the_fetcher_unit_reports_an_invalid_setting(
     program: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GPUENERGYD_CARBON_BUDGET_RATIO", "-3")

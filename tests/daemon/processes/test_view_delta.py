@@ -50,7 +50,7 @@ def travelled(difference: ViewDifference) -> ViewDifference:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_the_view_that_arrives_is_the_view_that_was_sent(seed: int) -> None:
+def test_the_decoded_view_equals_the_sent_view(seed: int) -> None:
     rng = random.Random(seed)
     sender, receiver, view = ViewSender(), ViewReceiver(), START
     for step in range(12):
@@ -68,7 +68,7 @@ def test_the_view_that_arrives_is_the_view_that_was_sent(seed: int) -> None:
         assert arrived == view
 
 
-def test_only_what_is_new_travels() -> None:
+def test_only_new_items_are_sent() -> None:
     sender = ViewSender()
     many = tuple(observation(i) for i in range(100))
     sender.difference(replace(START, observations=many))
@@ -81,7 +81,7 @@ def test_only_what_is_new_travels() -> None:
     assert len(encode(again)) < 2000
 
 
-def test_a_difference_to_what_was_never_received_is_refused() -> None:
+def test_a_difference_with_unknown_items_is_refused() -> None:
     sender = ViewSender()
     sender.difference(replace(START, observations=(observation(1),)))
     later = sender.difference(replace(START, observations=sender_view(sender)))

@@ -29,7 +29,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path, kind: socket.SocketKind) -> 
 
 @pytest.mark.fault(39)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path, kind: socket.SocketKind) -> None:
+def test_a_socket_in_use_is_not_replaced(tmp_path: Path, kind: socket.SocketKind) -> None:
     path = tmp_path / "s"
     first = listen(path, kind, group=None)
 
@@ -42,7 +42,7 @@ def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path, kind: socket
 
 
 @pytest.mark.fault(39, 43)
-def test_a_file_and_a_symbolic_link_are_left_alone(tmp_path: Path) -> None:
+def test_files_and_symbolic_links_are_not_replaced(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("data")
     link = tmp_path / "link"
@@ -56,7 +56,7 @@ def test_a_file_and_a_symbolic_link_are_left_alone(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
-def test_an_unknown_group_is_named_with_the_way_to_make_it(tmp_path: Path) -> None:
+def test_an_unknown_group_is_refused_with_the_command_that_creates_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"create it with `groupadd --system no-such-group`"):
         listen(tmp_path / "s", socket.SOCK_STREAM, group="no-such-group")
 
@@ -76,12 +76,12 @@ def test_the_socket_belongs_to_the_group_of_the_settings(tmp_path: Path) -> None
     assert (tmp_path / "s").stat().st_gid == group.gr_gid
 
 
-def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GpuEnergyError, match=r"cannot listen on .*too long"):
         listen(tmp_path / ("x" * 120), socket.SOCK_STREAM, group=None)
 
 
-def test_one_daemon_per_folder_and_the_next_one_once_it_is_gone(tmp_path: Path) -> None:
+def test_one_daemon_at_a_time_uses_a_runtime_directory(tmp_path: Path) -> None:
     first = InstanceLock(tmp_path / "run" / "lock").acquire()
 
     with pytest.raises(GpuEnergyError, match=rf"a daemon with pid {os.getpid()} already uses .*run"):
@@ -91,7 +91,7 @@ def test_one_daemon_per_folder_and_the_next_one_once_it_is_gone(tmp_path: Path) 
 
 
 @pytest.mark.fault(43)
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+def test_a_world_writable_runtime_directory_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     folder.chmod(0o777)
@@ -100,7 +100,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         InstanceLock(folder / "lock").acquire()
 
 
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("giving a folder away needs root")
     folder = tmp_path / "run"

@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.fault(51)
-def test_complaints_of_one_kind_are_counted_and_changes_of_state_always_pass() -> None:
+def test_repeated_warnings_are_counted_and_info_lines_always_pass() -> None:
     clock = VirtualTime()
     guard, log = LogRateLimit(monotonic_s=lambda: clock.mono_ns() / 1e9), logging.getLogger("gpuenergyd.flood")
     lines: list[str] = []
@@ -41,7 +41,7 @@ def test_complaints_of_one_kind_are_counted_and_changes_of_state_always_pass() -
 
 
 @pytest.mark.fault(51)
-def test_everything_at_once_does_not_flood_the_log_of_a_daemon(tmp_path: Path) -> None:
+def test_many_simultaneous_faults_do_not_flood_the_log(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         hostile = daemon.status()["clock_requests"]["num_hostile"]
         for _ in range(60):

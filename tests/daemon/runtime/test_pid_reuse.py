@@ -50,7 +50,7 @@ print(told_apart, refused_late)
 
 
 @pytest.mark.fault(38)
-def test_a_process_that_got_the_number_of_a_dead_client_is_not_taken_for_it() -> None:
+def test_a_process_with_the_reused_pid_of_a_client_is_not_mistaken_for_it() -> None:
     unshare = shutil.which("unshare")
     if unshare is None or os.geteuid() != 0:
         pytest.skip("giving a process id out again needs root and unshare(1)")

@@ -20,7 +20,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     return listener
 
 
-def test_ready_watchdog_and_stopping_are_told_in_this_order(
+def test_ready_watchdog_and_stopping_are_notified_in_this_order(
     manager: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "200000")
@@ -42,7 +42,7 @@ def test_ready_watchdog_and_stopping_are_told_in_this_order(
     assert rest[-1] == b"STOPPING=1"
 
 
-def test_an_abstract_socket_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abstract_notify_socket_works(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(f"\0gpuenergyd-test-{os.getpid()}")
         listener.settimeout(10)
@@ -53,9 +53,7 @@ def test_an_abstract_socket_is_understood(monkeypatch: pytest.MonkeyPatch) -> No
         assert listener.recv(100) == b"READY=1"
 
 
-def test_without_a_manager_or_with_one_that_is_gone_nothing_happens(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_service_manager_notifications_are_no_ops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify("READY=1")
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
@@ -66,7 +64,7 @@ def test_without_a_manager_or_with_one_that_is_gone_nothing_happens(
     ("limit_us", "pid", "period_s"),
     [(None, None, None), ("2000000", None, 1.0), ("2000000", "1", None), ("often", None, None)],
 )
-def test_the_watchdog_wants_to_hear_twice_per_limit_and_only_if_it_means_us(
+def test_the_watchdog_period_is_half_the_limit_for_this_process_only(
     monkeypatch: pytest.MonkeyPatch, limit_us: str | None, pid: str | None, period_s: float | None
 ) -> None:
     for name, value in (("WATCHDOG_USEC", limit_us), ("WATCHDOG_PID", pid)):

@@ -67,7 +67,7 @@ def is_free(daemon: DaemonProcess) -> bool:
         ("GET", LOCK_0, 405, "allows POST, not GET"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
+def test_an_invalid_parameter_is_refused_by_name_without_effect(
     daemon: DaemonProcess, method: str, path: str, status: int, reason: str
 ) -> None:
     answer = ask(daemon, method, path)
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
     assert is_free(daemon)
 
 
-def test_one_bad_gpu_is_named_and_gives_the_worst_status(daemon: DaemonProcess) -> None:
+def test_failures_are_listed_by_gpu_with_the_highest_status(daemon: DaemonProcess) -> None:
     with client_process(daemon.socket_path, uid=ME[0], gid=ME[1], groups=None) as other:
         assert other.ask("POST", LOCK_0)[0] == 200
         status, text = ask(daemon, "POST", LOCK_0.replace("gpu_ids=0", "gpu_ids= 1 ,0,1").replace(" ", "%20"))
@@ -100,7 +100,7 @@ def test_one_bad_gpu_is_named_and_gives_the_worst_status(daemon: DaemonProcess) 
 
 
 @pytest.mark.kill
-def test_what_a_process_set_goes_back_when_it_dies_though_a_child_keeps_its_socket(daemon: DaemonProcess) -> None:
+def test_changes_are_restored_when_their_process_ends_even_if_a_child_holds_the_socket(daemon: DaemonProcess) -> None:
     with client_process(daemon.socket_path, uid=ME[0], gid=ME[1], groups=None) as client:
         child = client.fork()
         assert client.ask("POST", LOCK_0)[0] == 200
@@ -115,7 +115,7 @@ def test_what_a_process_set_goes_back_when_it_dies_though_a_child_keeps_its_sock
     assert '"power_limit_mw":300000' not in ask(daemon, "GET", "/gpu/get_power_limit")[1]
 
 
-def test_a_flood_of_wishes_nobody_waits_for_sets_few_clocks_and_ends_at_the_last(daemon: DaemonProcess) -> None:
+def test_a_flood_of_unawaited_changes_sets_few_clocks_and_ends_at_the_last(daemon: DaemonProcess) -> None:
     host = SimulatedHost.open(daemon.world_path)
     gpu_uuid = host.identities()[3].gpu_uuid
     before = host.num_clock_sets(gpu_uuid)
@@ -136,7 +136,7 @@ def test_a_flood_of_wishes_nobody_waits_for_sets_few_clocks_and_ends_at_the_last
     assert num_sets < len(clocks)
 
 
-def test_a_wish_that_comes_while_the_one_before_is_carried_out_is_carried_out_too(daemon: DaemonProcess) -> None:
+def test_a_change_that_arrives_during_another_is_applied_too(daemon: DaemonProcess) -> None:
     """It is the only one that waits: nothing after it would bring the clock where it belongs."""
     with client_process(daemon.socket_path, uid=ME[0], gid=ME[1], groups=None) as client:
         for _ in range(8):
@@ -147,7 +147,7 @@ def test_a_wish_that_comes_while_the_one_before_is_carried_out_is_carried_out_to
     wait_until(lambda: is_free(daemon))
 
 
-def test_newer_wishes_replace_older_ones_of_their_kind_only() -> None:
+def test_newer_changes_replace_older_ones_of_the_same_kind_only() -> None:
     limited = ZeusdChange(power_limit_w=300.0)
 
     assert limited.merged_with(ZeusdChange(sm_clock_mhz=900)) == ZeusdChange(sm_clock_mhz=900, power_limit_w=300.0)
@@ -158,7 +158,7 @@ def test_newer_wishes_replace_older_ones_of_their_kind_only() -> None:
     assert limited.merged_with(ZeusdChange(power_limit_w=200.0)) == ZeusdChange(power_limit_w=200.0)
 
 
-def test_a_parameter_nobody_took_is_unknown() -> None:
+def test_an_unread_parameter_is_unknown() -> None:
     given = Parameters({"gpu_ids": "1, 0,1", "extra": ""})
 
     assert given.gpu_ids(is_required=True) == (1, 0)
@@ -166,7 +166,7 @@ def test_a_parameter_nobody_took_is_unknown() -> None:
         given.done()
 
 
-def test_a_user_without_the_gpu_is_refused_until_running_there(daemon: DaemonProcess) -> None:
+def test_a_user_is_refused_until_running_on_the_gpu(daemon: DaemonProcess) -> None:
     needs_root()
     with client_process(daemon.socket_path, uid=ALICE, gid=ALICE) as alice:
         before = alice.ask("POST", LOCK_0)
