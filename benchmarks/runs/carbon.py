@@ -1,12 +1,11 @@
-"""Print what forecasts are worth, per zone: skill against naive ones, and the captured share of the timing gain.
+"""Measures the skill of forecasts against naive ones, per zone, and the captured share of the timing gain.
 
     python benchmarks/runs/carbon.py [TRACES_FOLDER] [--zones GB,DE] [--frontier FILE | --instances FILE]
                                       [--cold] [--json]
 
-TRACES_FOLDER holds `ZONE_electricitymaps24_YEAR.csv`, hourly; models see up to 2023 before the first forecast of 2024,
-and each day of 2024 once it is over. With --cold they never see more than the last 8 days; the prior that ships was
-fitted on these zones' years up to 2023, so figures for a zone it does not know need `carbon_prior.py --leave-out`
-and --prior.
+TRACES_FOLDER holds `ZONE_electricitymaps24_YEAR.csv`, hourly. Models are fitted to data up to 2023 before the first
+forecast of 2024, and to each day of 2024 after it. With --cold they use the last 8 days only. The shipped pooled prior
+was fitted on these zones up to 2023, so figures for an unknown zone need `carbon_prior.py --leave-out` and --prior.
 """
 
 import argparse
@@ -61,7 +60,7 @@ def pipeline_frontier(path: Path) -> tuple[tuple[float, float], ...]:
 
 
 def a40_curve() -> tuple[tuple[float, float], ...]:
-    """Return the power-limit curve in steps of 5 W; the hull drops what is slower than least energy."""
+    """Return the power-limit curve in steps of 5 W."""
     limits = np.arange(A40_LIMITS_W[-1], A40_LIMITS_W[0] + 1, 5.0)
     times, energies = (
         PchipInterpolator(A40_LIMITS_W[::-1], column[::-1])(limits) for column in (A40_TIMES_S, A40_ENERGIES_J)
@@ -144,15 +143,19 @@ def print_cold(traces: list[HourlySeries], priors: Path | None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="?", default=SHARED / "carbon")
-    parser.add_argument("--zones", help="comma-separated; all by default")
+    parser.add_argument("--zones", help="comma-separated zones; all by default")
     parser.add_argument(
-        "--frontier", type=Path, action="append", default=[], help="besides an A40's curve and the pipeline's"
+        "--frontier",
+        type=Path,
+        action="append",
+        default=[],
+        help="frontier CSV, in addition to an A40's curve and the pipeline's",
     )
     parser.add_argument("--instances", type=Path, default=SHARED / "instances" / "bounds.json")
     parser.add_argument("--starts", type=int, default=240)
-    parser.add_argument("--cold", action="store_true", help="only 8 days of history at any moment")
-    parser.add_argument("--priors", type=Path, help="with --cold: folder of without-ZONE.npz")
-    parser.add_argument("--json", action="store_true", help="not with --cold")
+    parser.add_argument("--cold", action="store_true", help="use only 8 days of history for each forecast")
+    parser.add_argument("--priors", type=Path, help="with --cold: folder of priors without-ZONE.npz")
+    parser.add_argument("--json", action="store_true", help="print JSON; not with --cold")
     options = parser.parse_args()
     traces = zones_in(options.traces, options.zones.split(",") if options.zones else None)
     if not traces:

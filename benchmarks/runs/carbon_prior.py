@@ -1,10 +1,10 @@
-"""Fit the forecast prior that ships with the policies: a ridge and three small networks over many zones' traces.
+"""Fits the pooled prior that ships with the policies: a ridge and three small networks on traces of many zones.
 
     python benchmarks/runs/carbon_prior.py TRACES_FOLDER --out FILE.npz [--leave-out ZONE] [--until 2024-01-01]
 
-TRACES_FOLDER holds `ZONE_SOURCE_YEAR.csv` files, hourly, `timestamp_utc,carbon_intensity_g_per_kwh`. With --leave-out
-nothing of that zone is seen: this is how the prior's figures for zones it does not know are measured. A network costs
-half a minute or more; --networks-from takes over those that the same command, with the same traces, fitted before.
+TRACES_FOLDER holds `ZONE_SOURCE_YEAR.csv` files, hourly, `timestamp_utc,carbon_intensity_g_per_kwh`. --leave-out
+excludes a zone, to measure the skill of the prior for zones that it was not fitted on. A network takes half a minute or
+more; --networks-from reuses those that the same command fitted before with the same traces.
 """
 
 import argparse
@@ -33,11 +33,11 @@ BATCH = 512
 NUM_NETWORKS = 3
 RIDGE_WEIGHT = 0.35
 SKIPPED_YEARS = {("KR", "2021")}
-"""A year that is nearly flat by construction and teaches persistence."""
+"""A year of nearly constant values, which would bias the fit towards persistence."""
 
 
 class Network(torch.nn.Module):
-    """Two hidden layers beside a linear path that starts as the whole model."""
+    """Two hidden layers with a parallel linear path, which is initially the whole model."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Network(torch.nn.Module):
         torch.nn.init.zeros_(self.c.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return corrections to the naive forecast."""
+        """Return corrections of the naive forecast."""
         hidden = self.dropout(torch.nn.functional.gelu(self.a(x), approximate="tanh"))
         hidden = self.dropout(torch.nn.functional.gelu(self.b(hidden), approximate="tanh"))
         result: torch.Tensor = self.l(x) + self.c(hidden)
@@ -57,7 +57,7 @@ class Network(torch.nn.Module):
 
 
 def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list[History]:
-    """Return one history per zone and source; different sources are different quantities and stay apart."""
+    """Return one history per zone and source, since sources differ in the quantity they report."""
     rows: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
     for path in sorted(folder.glob("*_*_*.csv")):
         zone, source, year = path.stem.split("_")
@@ -77,7 +77,7 @@ def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list
 
 
 def training_data(histories: list[History]) -> tuple[Array, Array, Array, Array]:
-    """Return shape features, local features, corrections to the naive forecast, and each zone's weight per hour."""
+    """Return shape features, dynamics features, corrections of the naive forecast, and each zone's weight per hour."""
     features, local, corrections, weights = [], [], [], []
     for history in histories:
         origins = np.arange(WEEK_HOURS, len(history.values) - NUM_TARGET_HOURS + 1)
@@ -92,7 +92,7 @@ def training_data(histories: list[History]) -> tuple[Array, Array, Array, Array]
 
 
 def fit_ridge(features: Array, local: Array, corrections: Array) -> Array:
-    """Return a weighted ridge over crossed and local features; hard origins weigh less, as absolute errors ask for."""
+    """Return a weighted ridge on crossed and dynamics features; re-weighting approximates absolute errors."""
     size = np.abs(corrections[:, :24]).mean(axis=1)
     weights = 1.0 / (size + 0.5 * size.mean())
     gram: Array = np.zeros(())
@@ -108,7 +108,7 @@ def fit_ridge(features: Array, local: Array, corrections: Array) -> Array:
 
 
 def fit_network(features: Array, corrections: Array, weights: Array, seed: int) -> Network:
-    """Return a network trained on absolute errors; the near hours, where plans are made, count more."""
+    """Return a network trained on absolute errors, with more weight on near hours, which plans depend on most."""
     torch.manual_seed(seed)
     importance = torch.ones(NUM_TARGET_HOURS)
     importance[24:] = 0.4
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--leave-out")
     parser.add_argument("--until", default="2024-01-01")
     parser.add_argument("--num-networks", type=int, default=NUM_NETWORKS)
-    parser.add_argument("--networks-from", type=Path, help="a prior whose networks, the first ones, are taken over")
+    parser.add_argument("--networks-from", type=Path, help="a prior file whose first networks are reused")
     options = parser.parse_args()
     torch.set_num_threads(1)
     until = datetime.fromisoformat(options.until).replace(tzinfo=UTC)

@@ -1,16 +1,16 @@
-"""What the client costs a training process: per instruction, per clock change, per iteration.
+"""Measures the cost of the client in a training process: per instruction, per clock change, per iteration.
 
     python benchmarks/runs/client_cost.py [--rounds 400] [--instructions 64] [--json]
 
-One process plays a training thread; a scripted daemon in another answers on real sockets and gives one rank a plan that
-changes the clock at every instruction. Each round times one iteration of each kind, in turn, so that whatever else the
-machine does meets all of them alike; the empty loop beside them is the control and is subtracted. A round begins when
-the reporter has nothing left to do, as it has in training, where an iteration is far longer than its report.
+One process acts as a training thread; a scripted daemon in another one answers on real sockets and sends one rank a
+plan that changes the clock at every instruction. Each round times one iteration of each kind, so that other work on the
+machine affects all of them alike; the empty loop among them is the control and is subtracted. A round begins when the
+reporter is idle, as in training, where an iteration is far longer than its report.
 
-`instruction` is what the client's two calls cost, `wrapped` the same through the torch pipelining adapter, whose
-wrappers are around every forward and backward; `iteration` is what the training thread does at its begin and end, and
-`reporter` the CPU time that the background thread takes for its report, which the training thread may have to wait for
-when both want the interpreter at once. Needs the checkout.
+`instruction` is the cost of the client's two calls, `wrapped` the same through the torch pipelining adapter, whose
+wrappers are around every forward and backward; `iteration` is the work of the training thread at the begin and end of
+an iteration, and `reporter` the CPU time of the background thread for its report, which can delay the training thread
+when both need the interpreter. Needs the checkout.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def serve(folder: Path, pipe: Connection, num_instructions: int) -> None:
-    """Be the daemon until told otherwise."""
+    """Run the scripted daemon until it is stopped."""
     with FakeDaemon(folder) as daemon:
         changes = [(kind, m, 0, 0, 900 + 15 * (m % 20)) for m in range(num_instructions // 2) for kind in "FB"]
         daemon.plans_by_pp_rank[TUNED] = [plan_slice(1, 0, changes)]
@@ -152,7 +152,7 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
 
 
 def bare_stage() -> Any:
-    """Return a stage whose methods do nothing, with what the adapter looks at."""
+    """Return a stage with empty methods and the attributes that the adapter reads."""
 
     class Stage:
         stage_index, group_size, group_rank, is_last, has_backward, device, group = 0, 1, 0, False, True, None, None
@@ -170,7 +170,7 @@ def bare_stage() -> Any:
 
 
 def wait_until_reported(client: RankClient, socket_path: str) -> None:
-    """Return when the report that this iteration's begin has sent off has come."""
+    """Wait for the report of the previous iteration."""
     if client.iteration_index > 0:
         wait_for_report(socket_path, client.pp_rank, client.iteration_index - 1)
 

@@ -1,11 +1,10 @@
-"""What our part of a training step costs in the real Lightning, Hugging Face Trainer and DeepSpeed.
+"""Measures the time of the client within training steps of Lightning, the Hugging Face Trainer and DeepSpeed.
 
     python benchmarks/runs/framework_overhead.py [--repeats 10] [--json]
 
-Trains the tiny models of the adapters' own tests in the environments that `make frameworks` has built, joined to a
-daemon, and adds up the time that the training thread spends in the client: `client_us` of one iteration, beside how
-long the iteration takes. For models worth training the former is the same and the latter much longer. Needs the
-checkout.
+Trains the tiny models of the adapters' tests in the environments built by `make frameworks`, joined to a daemon, and
+adds up the time that the training thread spends in the client: `client_us` per iteration, beside the time of the
+iteration. For real models the former is the same and the latter much longer. Needs the checkout.
 """
 
 import argparse
@@ -34,7 +33,7 @@ LIMIT_S = 900.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=10, help="training runs of a few iterations each")
+    parser.add_argument("--repeats", type=int, default=10, help="number of training runs of a few iterations each")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--inside", choices=NAMES, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -53,13 +52,13 @@ def main() -> int:
         result[name] = json.loads(done.stdout.splitlines()[-1])
         if not options.json:
             print(f"{name:<12} {result[name]}", flush=True)
-    if options.json and result:  # last figures of others are worth more than none
+    if options.json and result:  # the results of the other frameworks are still useful
         print(json.dumps(result))
     return 0 if result else 1
 
 
 class ClientTime:
-    """Adds up the time in the client's methods that run inside a step, by iteration."""
+    """Sums the time in the client's methods within a step, by iteration."""
 
     def __init__(self) -> None:
         self.client_ns: list[int] = []
@@ -82,7 +81,7 @@ class ClientTime:
         return timed
 
     def told(self) -> dict[str, float]:
-        """Return medians of the client's time and of whole iterations."""
+        """Return the median times of the client and of iterations."""
         steps_ns = [later - earlier for earlier, later in zip(self.begins_ns, self.begins_ns[1:], strict=False)]
         client_us = statistics.median(self.client_ns) / NS_PER_US
         step_us = statistics.median(steps_ns) / NS_PER_US
@@ -90,7 +89,7 @@ class ClientTime:
 
 
 def measured(name: str, num_repeats: int) -> dict[str, float]:
-    """Train in this process, or in ranks forked from it; return what it took."""
+    """Train in this process, or in ranks forked from it; return the times."""
     tests = importlib.import_module(f"tests.trainers.test_{name}")
     with tempfile.TemporaryDirectory() as folder, FakeDaemon(Path(folder)) as daemon:
         if name == "deepspeed":
@@ -104,7 +103,7 @@ def measured(name: str, num_repeats: int) -> dict[str, float]:
         adapter = importlib.import_module(f"gpuenergyd_trainers.{name}")
         client_time = ClientTime()
         train = tests.fit if name == "lightning" else tests.train
-        # What frameworks print must not meet the figures.
+        # Output of the frameworks must not mix with the results.
         sys.stdout = sys.stderr
         for repeat in range(num_repeats):
             (own := Path(folder) / str(repeat)).mkdir()
@@ -114,7 +113,7 @@ def measured(name: str, num_repeats: int) -> dict[str, float]:
 
 
 def train_deepspeed(rank: int, train: Callable[..., Any], socket_path: str) -> dict[str, float]:
-    """Train on one rank of the test's pipeline; return what it took there."""
+    """Train one rank of the test's pipeline; return its times."""
     client_time = ClientTime()
     train(rank, socket_path)
     return client_time.told()

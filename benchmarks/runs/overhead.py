@@ -1,22 +1,23 @@
-"""What attaching costs a training run: step times with and without it, in short segments that take turns in one run.
+"""Measures the overhead of attaching: step times with and without it, in short alternating segments of one run.
 
     python benchmarks/runs/overhead.py [--pairs 40] [--steps 3] [--microbatches 8] [--compute-bound] [--json]
 
 A real torch pipeline over gloo, four ranks of the demo's GPT, under a real daemon in mode `observe`: it registers,
-records and reports as ever, and sets nothing, so the ratio is overhead and not slower clocks. Each instruction takes as
-long as a simulated GPU makes it take, so that a step is as steady as one on a GPU, and the host waits for each of them:
-whatever we add between two instructions makes the step longer, where a real GPU would still have work queued.
-With --compute-bound two ranks compute on two cores instead, which they, the daemon and whatever else runs fight for;
-such a step scatters by percents, and the null arm says by how many.
-One attachment stands for the whole run; between segments its wrappers are taken off the schedule and put on again, so
-that a plain segment runs torch's own methods and nothing else. Each pair is three segments in random order: attached,
-plain, and plain again. The third is the null arm: how far from 1 two equal segments lie is what this machine cannot
-resolve. A segment's figure is its median step on rank 0; ratios are told as their median over the pairs with a
-bootstrap 95 % interval, and `added_us` is the same of the differences, which is what a step of any length pays.
+records and reports as usual but sets no clocks, so the ratio is overhead alone. Each instruction takes as long as on a
+simulated GPU, so that steps are as regular as on a GPU, and the host waits for each of them: any time added between two
+instructions lengthens the step, whereas a real GPU would still have queued work. With --compute-bound two ranks compute
+on two cores instead, in competition with the daemon and other processes; such steps vary by percents, as the null arm
+shows.
 
-Beside that, CPU time: what all ranks' processes used in attached steps over what they used in plain ones, which other
-work on the machine changes less, and what the daemon with all its processes used for one iteration of the job. The
-daemon shares the ranks' cores here, as it would not have to on a GPU host. Needs the checkout.
+One attachment lasts for the whole run. Between segments its wrappers are removed from the schedule and added again, so
+that a plain segment runs torch's own methods only. Each pair is three segments in random order: attached, plain, and
+plain again. The third is the null arm: the ratio of two equal segments shows the resolution of this machine. A segment
+is summarised by its median step on rank 0; ratios are medians over the pairs with a bootstrap 95 % interval, and
+`added_us` is the same for differences, which are the cost of a step of any length.
+
+CPU time is measured too: that of all ranks' processes in attached steps relative to plain ones, which other work on the
+machine affects less, and that of the daemon with all its processes per iteration of the job. The daemon shares the
+ranks' cores here, which it need not on a GPU host. Needs the checkout.
 """
 
 import argparse
@@ -50,13 +51,13 @@ from tests.trainers.pipeline_processes import run_ranks
 
 ATTACHED, PLAIN, NULL = "attached", "plain", "null"
 SETTLING_STEPS = 1
-"""At the begin of each segment: the first step after wrappers are put on is no iteration, and caches are cold."""
+"""Steps left out at the start of a segment: the first after attaching is not an iteration, and caches are cold."""
 FIRST_STEPS = 30
-"""Attached, before anything is measured: the daemon's baseline and its one prediction are over by then."""
+"""Attached steps before the measurement, in which the daemon completes its baseline and its prediction."""
 DURATION_SCALE = 0.5
-"""Of the demo's instructions: steps of 0.7 s; pipelines on GPUs take one and more."""
+"""Factor on the demo's instructions: steps take 0.7 s; those of pipelines on GPUs take 1 s or more."""
 WIDTH, TOKENS, SEQUENCES, LAYERS = 256, 64, 8, 2
-"""Compute-bound: a step of about as long on one core each."""
+"""Settings of compute-bound steps, about as long on one core each."""
 NUM_RESAMPLES = 4_000
 RUN_LIMIT_S = 3_600.0
 US_PER_S = 1e6
@@ -65,7 +66,7 @@ US_PER_S = 1e6
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=3, help="in a segment, after it has settled")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps per segment")
     parser.add_argument("--compute-bound", action="store_true", help="compute on the CPU, without simulated GPUs")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--json", action="store_true")
@@ -121,7 +122,7 @@ def train(
         step, schedule = computing(rank, len(gpu_uuids), num_microbatches)
     else:
         step, schedule, timer = simulated(rank, gpu_uuids, num_microbatches, world)
-    step()  # shapes are inferred in it
+    step()  # torch infers shapes in it
     names: dict[str, Any] = {"job": "overhead", "run_key": "r", "gpu_uuid": gpu_uuids[rank], "socket_path": socket_path}
     handle = attach(schedule, **names, timer=timer)
     for _ in range(FIRST_STEPS):
@@ -156,7 +157,7 @@ def train(
 def simulated(
     rank: int, gpu_uuids: list[str], num_microbatches: int, world: str
 ) -> tuple[Callable[[], float], Any, SimulatedTimer]:
-    """Return what trains one step on a simulated GPU and how long it took, its schedule and what times instructions."""
+    """Return a function that trains one timed step on a simulated GPU, the schedule, and the timer of instructions."""
     training = GptRank("1f1b", rank, len(gpu_uuids), num_microbatches)
     training.simulate_on(SimulatedHost.open(Path(world)), gpu_uuids[rank], duration_scale=DURATION_SCALE)
     indices = itertools.count()
@@ -170,7 +171,7 @@ def simulated(
 
 
 def computing(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Callable[[], float], Schedule1F1B]:
-    """Return what trains one step on the CPU and how long it took, and the schedule that runs it."""
+    """Return a function that trains one timed step on the CPU, and the schedule."""
     torch.manual_seed(rank)
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
@@ -191,15 +192,15 @@ def computing(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Callabl
 
 
 class Switch:
-    """Takes an attachment's wrappers off and puts them on again; the rank stays in its job."""
+    """Removes an attachment's wrappers and adds them again; the rank stays in its job."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._places = [(w, w._target, w._name, w._wrapper) for w in handle._wrapped]  # noqa: SLF001  nothing else has a use for it
+        self._places = [(w, w._target, w._name, w._wrapper) for w in handle._wrapped]  # noqa: SLF001  only needed here
         self._is_on = True
 
     def turn(self, *, is_on: bool) -> None:
-        """Have the schedule run with the wrappers, or without any."""
+        """Run the schedule with or without the wrappers."""
         if is_on and not self._is_on:
             for _, target, name, wrapper in self._places:
                 setattr(target, name, wrapper)
@@ -212,7 +213,7 @@ class Switch:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and its children that live, user and system."""
+    """Return the CPU time, user and system, of a process and its running children."""
     ticks = 0
     for one in (pid, *child_pids(pid)):
         fields = Path(f"/proc/{one}/stat").read_text(encoding="ascii").rpartition(")")[2].split()

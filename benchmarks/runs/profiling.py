@@ -1,11 +1,11 @@
-"""How many iterations it takes to learn a job, and how far the plan then is from what perfect knowledge would give.
+"""Measures the iterations that profiling needs, and the energy loss of the resulting plan against perfect knowledge.
 
     python benchmarks/runs/profiling.py --jobs 50 --seed 1 --json
 
 Seeded random pipelines in virtual time (simulated: no GPU), on the parameters of six GPU models: 2 % noise on each
-GPU's energy per iteration, 0.4 % on each instruction's time, thermal drift, counters that move every 100 ms, and
-times and powers that miss the fitted formulas by up to 3 %. In one run, on the same jobs: ours, EnvPipe's procedure
-(whole iterations at one clock for all, stage sums only) and a full sweep of all clocks.
+GPU's energy per iteration, 0.4 % on each instruction's time, thermal drift, counters that are updated every 100 ms, and
+times and powers that differ from the fitted models by up to 3 %. One run compares, on the same jobs, this project's
+profiling, EnvPipe's procedure (whole iterations at one clock, sums per stage) and a full sweep of all clocks.
 """
 
 import argparse
@@ -50,7 +50,7 @@ LOWEST_RATIO = 0.55
 
 @dataclass(frozen=True)
 class TrueWork:
-    """What an instruction really is: near the formulas, never on them."""
+    """True times and powers of an instruction, close to the fitted models but never equal."""
 
     model: DeviceParameters
     memory_time_s: float
@@ -83,11 +83,11 @@ class TrueWork:
         return (self.model.static_power_w + watts * voltage_ratio(self.model, clock_mhz) ** 2) * wobble
 
     def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long it takes at a clock."""
+        """Return the time at a clock."""
         return self._time_at(self._actual_clock(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
+        """Return the power at a clock."""
         return self._power_at(self._actual_clock(sm_clock_mhz))
 
 
@@ -114,7 +114,7 @@ class TrueJob:
         return PipelineProfile(classes, blocking_power_w(self.model, self.model.max_sm_clock_mhz))
 
     def quiet_training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
-        """Return a run of this job without noise, drift or coarse counters: what is true of it."""
+        """Return a run of this job without noise, drift or coarse counters."""
         return VirtualTraining(
             self.schedule,
             self.work,
@@ -178,7 +178,7 @@ def random_job(seed: int) -> TrueJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one method did on one job."""
+    """Result of one method on one job."""
 
     iterations: int
     regret_ratio: float
@@ -198,7 +198,7 @@ def judge(job: TrueJob, plan: ClockPlan) -> tuple[float, float]:
 
 
 def perfect(job: TrueJob) -> tuple[float, float, float]:
-    """Return (energy, iteration time) of the planner that knows everything, and the time of the un-tuned run."""
+    """Return energy and iteration time of a plan with perfect knowledge, and the baseline iteration time."""
     truth = job.profile()
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
     untuned_s = baseline(graph, truth).iteration_time_s
@@ -206,8 +206,8 @@ def perfect(job: TrueJob) -> tuple[float, float, float]:
     return solved.energy_j, solved.iteration_time_s, untuned_s
 
 
-def ours(job: TrueJob, *, num_iterations: int) -> tuple[ClockPlan, int, VirtualTraining]:
-    """Return our last plan, the iterations it took to get there (after the baseline), and the run."""
+def measured_plan(job: TrueJob, *, num_iterations: int) -> tuple[ClockPlan, int, VirtualTraining]:
+    """Return the last plan, the iterations from the baseline to that plan, and the run."""
     run = job.training(BubbleAware(), JobRules())
     run.run(num_iterations)
     plans = [plan_id for _, _, plan_id in run.history]
@@ -218,9 +218,9 @@ def ours(job: TrueJob, *, num_iterations: int) -> tuple[ClockPlan, int, VirtualT
 
 
 def measure_ours(job: TrueJob, least_j: float) -> tuple[Outcome, float]:
-    """Return our outcome and the worst sustained slowdown from the first planned iteration on."""
+    """Return the outcome of this project's profiling, and the settled slowdown of its plans."""
     begin = time.process_time()
-    plan, iterations, run = ours(job, num_iterations=12 + 60)
+    plan, iterations, run = measured_plan(job, num_iterations=12 + 60)
     cpu_s = time.process_time() - begin
     energy_j, _ = judge(job, plan)
     assert run.job.baseline is not None
@@ -231,7 +231,7 @@ def measure_ours(job: TrueJob, least_j: float) -> tuple[Outcome, float]:
 
 
 def swept_profile(job: TrueJob, clocks: Sequence[int], repeats: int, draw: random.Random) -> PipelineProfile:
-    """Return what a sweep believes: every table entry with the noise of `repeats` measurements, nothing smoothed."""
+    """Return the profile of a sweep: each entry with the noise of `repeats` measurements, without smoothing."""
     truth = job.profile()
     classes = {}
     for key, profile in truth.classes.items():
@@ -249,7 +249,7 @@ def swept_profile(job: TrueJob, clocks: Sequence[int], repeats: int, draw: rando
 
 
 def measure_sweep(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
-    """Every clock, five iterations each, tables taken at face value (per-instruction energy assumed to be at hand)."""
+    """Sweep every clock, five iterations each, and plan on the raw tables (energy per instruction assumed known)."""
     begin = time.process_time()
     draw = random.Random(job.seed + 1)
     clocks = [c for c in job.clocks_mhz if c >= LOWEST_RATIO * job.clocks_mhz[0]]
@@ -316,7 +316,7 @@ def measure_envpipe(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
 
 
 class OnePlan:
-    """Issues one tuned plan, so that what is judged is the measuring and not the planning."""
+    """A policy with one fixed plan, to test the measurement apart from the planning."""
 
     def __init__(self, plan: ClockPlan) -> None:
         self._plan = plan
@@ -328,7 +328,7 @@ class OnePlan:
 
 @dataclass(frozen=True)
 class IntervalOutcome:
-    """A measured interval of the saving and what it should contain."""
+    """A measured confidence interval of the saving, and the true saving."""
 
     low: float
     high: float
@@ -336,7 +336,7 @@ class IntervalOutcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether it contains the truth."""
+        """Whether the interval contains the true saving."""
         return self.low <= self.true_ratio <= self.high
 
 
@@ -378,7 +378,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=54)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--intervals", type=int, default=100, help="runs that judge the interval of the saving")
+    parser.add_argument(
+        "--intervals", type=int, default=100, help="number of runs that test the interval of the saving"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     outcomes: dict[str, list[Outcome]] = {"ours": [], "envpipe": [], "full-sweep": []}

@@ -1,12 +1,12 @@
-"""What five clocks tell of tables that others measured on real GPUs: plans from them, and clocks that were left out.
+"""Tests profiling on published tables of real GPUs: plans from five measured clocks, and errors at held-out clocks.
 
     python benchmarks/runs/profiling_tables.py --json
 
 The tables are not part of this repository (see tests/support/measured_tables.py). GPT-3 on A100-SXM and A40: four
-stages, eight microbatches, 1F1B, deadlines T0 to 1.2 T0. The design asks for one clock after the other. A plan from the
-fit is judged on the whole table against the plan from the whole table that takes as long; that one has seen the
-table's noise, so it cannot be reached. Beside it: the same clocks without a fit, each inner clock moved by one step
-(how much is luck), and other lowest clocks. The tables' own noise stands beside the errors at held-out clocks.
+stages, eight microbatches, 1F1B, deadlines T0 to 1.2 T0. The design selects one clock after the other. A plan from the
+fit is evaluated on the whole table, against the plan from the whole table with the same time; that plan knows the
+table's noise and cannot be matched. For comparison: the same clocks without a fit, each inner clock moved by one step
+(sensitivity), and other lowest clocks. The noise of the tables is printed beside the errors at held-out clocks.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def moved(gpu: str, clocks: Sequence[int]) -> list[list[int]]:
 
 
 def of_plans(gpu: str, num_clocks: int) -> dict[str, object]:
-    """Return what plans from the design's clocks lose."""
+    """Return the losses of plans from the design's clocks."""
     clocks = chosen_clocks(gpu, num_clocks)
     losses = losses_of(gpu, fit_from(gpu, clocks).profile)
     return {
@@ -94,9 +94,9 @@ def powers_of(gpu: str, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_smooth_curves(gpu: str, num_parameters: int = 5) -> dict[str, float]:
-    """Return what the best polynomial with as many parameters as we measure clocks leaves, fitted to every clock.
+    """Return the residuals of the best polynomial with as many parameters as measured clocks, fitted to every clock.
 
-    Whoever measures five clocks knows less than this curve: it has seen all that it is judged on.
+    It is a reference that five measured clocks cannot reach: it is fitted to the data that it is tested on.
     """
     off: list[float] = []
     for rank in range(NUM_RANKS):
@@ -108,7 +108,7 @@ def of_smooth_curves(gpu: str, num_parameters: int = 5) -> dict[str, float]:
 
 
 def of_repeated_runs() -> dict[str, float]:
-    """Return how far apart the V100 table's runs at one clock are: greatest less least, over the mean."""
+    """Return the spread of the V100 table's runs at the same clock: range over mean."""
     runs: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for sweep in v100_sweeps():
         runs[sweep.workload, sweep.sm_clock_mhz].append((sweep.time_s, sweep.power_w))
@@ -125,7 +125,9 @@ def of_repeated_runs() -> dict[str, float]:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clocks", type=int, nargs="*", default=[5, 6, 7, 8], help="how many clocks to plan from")
+    parser.add_argument(
+        "--clocks", type=int, nargs="*", default=[5, 6, 7, 8], help="numbers of measured clocks to plan from"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if not path_of("profiles").exists():

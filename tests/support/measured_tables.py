@@ -1,6 +1,6 @@
-"""Tables that others measured on real GPUs, as the iterations that profiling would have seen on them.
+"""Published measurements of real GPUs, converted to the iterations that profiling would have measured.
 
-The data are not part of this repository; `path_of` says where they are looked for.
+The data are not part of this repository; `path_of` returns their expected location.
 """
 
 import csv
@@ -31,7 +31,7 @@ F, B = InstructionKind.F, InstructionKind.B
 KINDS = {"forward": F, "backward": B}
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 BLOCKING_W = {"a100-sxm": 83.64, "a40": 70.38}
-"""Power while waiting for a peer, published with the tables."""
+"""Published power while waiting for a peer."""
 SLOWDOWNS = (1.0, 1.02, 1.05, 1.1, 1.2)
 NUM_RANKS, NUM_MICROBATCHES = 4, 8
 COUNT = NUM_MICROBATCHES
@@ -41,13 +41,13 @@ Table = Mapping[InstructionKind, Mapping[int, tuple[float, float]]]
 
 
 def path_of(name: str) -> Path:
-    """Return where a table is, whether it is there or not."""
+    """Return the path of a table, whether it exists or not."""
     return DATA / name
 
 
 @cache
 def stages_of(gpu: str) -> tuple[Table, ...]:
-    """Return the last four of the eight GPT-3 stages: two stages differ, the others are one measurement."""
+    """Return the last four of the eight GPT-3 stages; the first ones repeat one measurement."""
     stages: list[dict[InstructionKind, dict[int, tuple[float, float]]]] = [{F: {}, B: {}} for _ in range(8)]
     with path_of(f"profiles/gpt3-175b_{gpu}.csv").open() as file:
         for row in csv.DictReader(file):
@@ -57,7 +57,7 @@ def stages_of(gpu: str) -> tuple[Table, ...]:
 
 
 def observations_of(stages: Sequence[Table], clocks: Sequence[int], blocking_w: float) -> list[IterationObservation]:
-    """Return what a two-block design over some clocks, descending, shows; no noise but the tables' own."""
+    """Return the iterations of a two-block design over some clocks, descending, without added noise."""
     observations = []
     for number, point in enumerate(design_points([(F, B)] * len(stages), len(clocks))[: 2 * len(clocks) + 1]):
         samples, ranks = [], []
@@ -84,7 +84,7 @@ def fit_from(gpu: str, clocks: Sequence[int]) -> FittedProfile:
 
 
 def chosen_clocks(gpu: str, num_clocks: int) -> list[int]:
-    """Return the clocks that the design asks for one after the other, each knowing the times at those before."""
+    """Return the clocks that the design selects one by one, given the times at earlier ones."""
     stages = stages_of(gpu)
     measured: list[int] = []
     while len(measured) < num_clocks:
@@ -97,7 +97,7 @@ def chosen_clocks(gpu: str, num_clocks: int) -> list[int]:
 
 
 def full_table(gpu: str, only_clocks: Sequence[int] | None = None) -> PipelineProfile:
-    """Return a GPT-3 table as it is, or some of its clocks."""
+    """Return the profile of a GPT-3 table, or of some of its clocks."""
     classes: dict[InstructionClass, InstructionProfile] = {}
     for rank, table in enumerate(stages_of(gpu)):
         for kind, own in table.items():
@@ -108,12 +108,12 @@ def full_table(gpu: str, only_clocks: Sequence[int] | None = None) -> PipelinePr
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What planning on a belief costs at one deadline."""
+    """Loss of a plan made from a fitted profile, at one deadline."""
 
     energy_ratio: float
-    """Energy on the table over that of the plan from the whole table that takes as long, less one."""
+    """Relative excess of energy over the plan from the whole table with the same time."""
     late_ratio: float
-    """By how much the plan takes longer on the table than was owed."""
+    """Relative excess of the plan's time on the table over the target."""
 
 
 def losses_of(gpu: str, believed: PipelineProfile) -> list[Loss]:
@@ -133,17 +133,17 @@ def losses_of(gpu: str, believed: PipelineProfile) -> list[Loss]:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Relative errors of predicted time and power at clocks that were not measured."""
+    """Relative errors of predicted time and power at held-out clocks."""
 
     time_errors: tuple[float, ...]
     power_errors: tuple[float, ...]
 
 
 def held_out_errors(gpu: str, clocks: Sequence[int]) -> HeldOut:
-    """Return the errors of a GPT-3 table fitted from some clocks, at all others that are offered.
+    """Return the errors of a GPT-3 table fitted from some clocks, at all other offered clocks.
 
-    Power is that of forward and backward together: every iteration runs as many of one as of the other, so how they
-    share it is not measured, and no plan depends on it.
+    Power is that of forward and backward together: every iteration runs equally many of both, so their shares are not
+    measured, and no plan depends on them.
     """
     profile = fit_from(gpu, clocks).profile
     time_errors: list[float] = []
@@ -160,7 +160,7 @@ def held_out_errors(gpu: str, clocks: Sequence[int]) -> HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What one workload took (s) and drew (W) in one run at a clock that was read back."""
+    """Time and power of one workload in one run at a clock that was read back."""
 
     workload: str
     sm_clock_mhz: int
@@ -169,7 +169,7 @@ class Sweep:
 
 
 def v100_sweeps() -> list[Sweep]:
-    """Return the V100 runs at clocks that a plan may use: locked, or held down by a power limit."""
+    """Return the V100 runs at clocks that a plan may use: locked, or limited by a power limit."""
     with path_of("gpu/gridpilot_v100sxm2_cap_x_clock.csv").open() as file:
         found = [
             Sweep(
@@ -198,7 +198,7 @@ def a100_fp32_sweeps() -> list[Sweep]:
 
 
 def sweep_errors(sweeps: Sequence[Sweep], held_out: Sequence[tuple[str, int]], *, top_mhz: int) -> HeldOut:
-    """Return the errors at (workload, clock) pairs, fitted from all other runs; each workload stands for a GPU."""
+    """Return the errors at (workload, clock) pairs, fitted from all other runs; each workload represents a GPU."""
     workloads = sorted({sweep.workload for sweep in sweeps})
     supported = tuple(sorted({top_mhz, *(sweep.sm_clock_mhz for sweep in sweeps)}, reverse=True))
     seen = []
@@ -225,8 +225,8 @@ def sweep_errors(sweeps: Sequence[Sweep], held_out: Sequence[tuple[str, int]], *
 def v100_errors() -> HeldOut:
     """Return the errors at every clock between a workload's lowest and highest, each left out in turn.
 
-    A workload ran at four clocks above 0.55 of the maximum, so that each is told from its other three and from the four
-    of the other workloads on the same GPU.
+    A workload ran at four clocks above 0.55 of the maximum, so each is predicted from its other three and the four of
+    the other workloads on the same GPU.
     """
     sweeps = v100_sweeps()
     found = []
@@ -240,7 +240,7 @@ def a100_fp32_errors() -> HeldOut:
     """Return the errors at five of the ten clocks, fitted from every other one."""
     sweeps = a100_fp32_sweeps()
     ordered = sorted(sweeps, key=lambda sweep: sweep.sm_clock_mhz)
-    # The ends are measured; the design knows nothing of such low clocks.
+    # Both ends are measured; they are below the lowest clock of the design.
     measured = {ordered[k].sm_clock_mhz for k in (0, 3, 5, 7, 9)}
     held_out = [(s.workload, s.sm_clock_mhz) for s in ordered if s.sm_clock_mhz not in measured]
     return sweep_errors(sweeps, held_out, top_mhz=max(measured))

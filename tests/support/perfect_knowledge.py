@@ -1,4 +1,4 @@
-"""The best that could be done with a virtual training: our own planner, told the truth, and what its plan costs."""
+"""Plans with perfect knowledge of a virtual training, and their energy: the optimum that policies are compared with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining, a100_wai
 
 LOWEST_CLOCK_RATIO = 0.5
 WAITING_CLOCKS_MHZ = (1410, 1110)
-"""A waiting GPU draws less at a lower clock; a planner reckons with one power, so both ends are tried."""
+"""Clocks of waiting GPUs: power depends on them, but a planner uses one value, so both ends are evaluated."""
 
 
 def true_profile(
@@ -25,7 +25,7 @@ def true_profile(
     *,
     ceiling_mhz: Callable[[int], int] = lambda _: CLOCKS_MHZ[0],
 ) -> PipelineProfile:
-    """Return what the instructions of a virtual pipeline really take and cost, each rank slower by its own ratio."""
+    """Return the true times and energies of a virtual pipeline, with a slowness factor per rank."""
     clocks_mhz = [mhz for mhz in CLOCKS_MHZ if mhz >= LOWEST_CLOCK_RATIO * CLOCKS_MHZ[0]]
     classes = {}
     for (rank, kind), work in run.work.items():
@@ -41,13 +41,13 @@ def true_profile(
 
 @dataclass
 class Informed:
-    """A policy that need not learn anything, only be told another target."""
+    """A policy with perfect knowledge, which replans when its target changes."""
 
     profile: PipelineProfile
     target: PerformanceTarget | None = None
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the plan that the truth calls for, then that one again."""
+        """Return the plan from the true profile, and keep it until the target changes."""
         if view.issued_plans and view.target == self.target:
             return view.issued_plans[-1]
         self.target = view.target
@@ -63,12 +63,12 @@ def least_energy_j(
     *,
     ceiling_mhz: Callable[[int], int] = lambda _: CLOCKS_MHZ[0],
 ) -> float:
-    """Return what an iteration costs under the plan of a planner with perfect knowledge, measured by running it.
+    """Return the energy of an iteration under a plan from perfect knowledge, measured by running it.
 
     Args:
-        make: a training of the pipeline under a policy, nothing happening to it.
-        slowness: how much longer everything takes on a rank.
-        ceiling_mhz: the clock that a rank's GPU does not exceed.
+        make: returns an undisturbed training of the pipeline under a policy.
+        slowness: factor on all times of a rank.
+        ceiling_mhz: highest clock of a rank's GPU.
     """
     found = []
     for waiting_clock_mhz in WAITING_CLOCKS_MHZ:

@@ -1,4 +1,4 @@
-"""A straggler among two replicas on two hosts: provoked, followed, gone, and counted in iterations by what GPUs did."""
+"""A straggler episode of two replicas on two hosts, measured in iterations from the simulated GPUs."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -12,38 +12,38 @@ _POLL_S = 0.2
 _SETTLED_ITERATIONS = 6
 _FOLLOWED_RATIO = 0.8
 _LEFT_RATIO = 0.2
-"""Shares of the way from the usual pace to the straggler's."""
+"""Shares of the difference between the usual pace and the straggler's."""
 _LEAST_BUSY_RATIO = 1.02
-"""GPUs that did not work so much longer had not slowed down: two windows without a straggler lie as far apart."""
+"""Smallest increase of busy time that counts as slowing down; windows without a straggler differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """How the other replica met the straggler; energies are the simulated GPUs' own, not what counters showed."""
+    """Response of the other replica to a straggler; energies are exact, from the simulated GPUs."""
 
     iterations_until_followed: int | None
-    """Those that the other replica only waited for it; None where it did until the straggler was gone."""
+    """Iterations in which the other replica only waited; None if it never followed."""
     iterations_until_recovered: int | None
-    """Those that it was slow though the straggler was not any more; None where it had never been."""
+    """Iterations in which it was still slow after the straggler had recovered; None if it never followed."""
     straggler_ratio: float
-    """How much longer an iteration took than before."""
+    """Iteration time relative to that before the straggler."""
     busy_ratio: float
-    """How much longer the other replica's GPUs worked in an iteration that followed."""
+    """Busy time of the other replica's GPUs while following, relative to that before."""
     waiting_energy_j: float
     following_energy_j: float | None
     reported_saving_ratio: float
-    """What its daemon said, from energy counters; where this straggler was not followed it is of an earlier one."""
+    """Saving reported by its daemon from energy counters; of an earlier straggler if this one was not followed."""
 
     @property
     def saving_ratio(self) -> float | None:
-        """What following saved of an iteration that waited; None where nobody followed."""
+        """Saving against waiting; None if the straggler was not followed."""
         return None if self.following_energy_j is None else 1 - self.following_energy_j / self.waiting_energy_j
 
 
 def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: int = _SETTLED_ITERATIONS) -> Episode:
-    """Make replica 1 slower until replica 0 has followed it for some iterations, then as fast as before.
+    """Make replica 1 slower until replica 0 has followed it for some iterations, then let it recover.
 
-    What an earlier straggler was measured to save is still reported: where there was one, `slow_iterations` must leave
+    The daemon still reports the saving of an earlier straggler; if there was one, `slow_iterations` must leave enough
     time to follow this one.
     """
     hosts.wait_for_progress(slow_iterations, limit_s)
@@ -60,7 +60,7 @@ def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: i
 
 
 def is_forced(hosts: TwoHosts) -> bool:
-    """Return whether a straggler sets replica 0's pace, or nobody can say."""
+    """Return whether a straggler sets replica 0's pace, or its state is unknown."""
     state = hosts.replica(0)
     return state is None or state["straggler_time_s"] is not None
 
@@ -76,9 +76,9 @@ def _saving_ratio(hosts: TwoHosts) -> float | None:
 
 
 def counted(others: list[list[Done]], stragglers: list[list[Done]], reported_saving_ratio: float) -> Episode:
-    """Return what happened around the last iterations in which a replica was slower.
+    """Return the episode of the last iterations in which a replica was slower.
 
-    How long a replica's GPUs worked tells whether it has slowed down, whatever daemons and plans say of it.
+    Whether a replica has slowed down is decided from the busy time of its GPUs, not from daemons or plans.
     """
     length = min(len(rank) for rank in others + stragglers)
     is_slow = [any(rank[i].slower > 1 for rank in stragglers) for i in range(length)]

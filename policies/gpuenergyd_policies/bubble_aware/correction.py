@@ -12,7 +12,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.planning import Figure, raise_latency_s, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.profiling.previous_run import with_memory
+from gpuenergyd_policies.profiling.previous_run import with_previous_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _keep(outcome: PlanOutcome) -> ClockPlan:
 
 def _replan(outcome: PlanOutcome, why: str, *, caution_ratio: float | None = None) -> ClockPlan:
     return tuned_plan(
-        with_memory(outcome.view),
+        with_previous_run(outcome.view),
         caution_ratio=outcome.caution_ratio if caution_ratio is None else caution_ratio,
         number=outcome.number,
         why=why,

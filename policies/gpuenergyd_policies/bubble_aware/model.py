@@ -16,7 +16,7 @@ from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.switching.requests import simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
-from gpuenergyd_policies.profiling.procedure import Knowledge
+from gpuenergyd_policies.profiling.procedure import FitQuality
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio
 from gpuenergyd_policies.profiling.rescaling import under_ceilings
 
@@ -90,16 +90,16 @@ def fit_model(view: JobView) -> PipelineModel:
     return PipelineModel.of(view, under_ceilings(profile, view))
 
 
-def profiling_knowledge(view: JobView) -> Knowledge:
+def fit_quality(view: JobView) -> FitQuality:
     """Return the expected loss of a plan made from the iterations so far, and the measurements to repeat."""
     try:
         fitted = fit_profile(_iterations_to_fit(view), view.gpus)
     except NotEnoughDataError:
-        return Knowledge(regret_ratio=math.inf, doubtful=frozenset())
+        return FitQuality(regret_ratio=math.inf, doubtful=frozenset())
     model = PipelineModel.of(view, fitted.profile)
     target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)
     regret_ratio = predicted_regret_ratio(fitted, model.graph, deadline_s=target_s - model.bias_s)
-    return Knowledge(regret_ratio, fitted.doubtful)
+    return FitQuality(regret_ratio, fitted.doubtful)
 
 
 def _iterations_to_fit(view: JobView) -> list[IterationObservation]:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd_policies.bubble_aware.correction import corrected_plan
-from gpuenergyd_policies.bubble_aware.model import fit_model, profiling_knowledge
+from gpuenergyd_policies.bubble_aware.model import fit_model, fit_quality
 from gpuenergyd_policies.bubble_aware.planning import Figure, tuned_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
-from gpuenergyd_policies.profiling.previous_run import with_memory
-from gpuenergyd_policies.profiling.procedure import Design, Ready
+from gpuenergyd_policies.profiling.previous_run import with_previous_run
+from gpuenergyd_policies.profiling.procedure import Design, NoStep
 from gpuenergyd_policies.profiling.rescaling import change_of
 
 
@@ -29,7 +29,7 @@ class BubbleAware:
 
     def frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
         """Return the fitted time-energy frontier, time outside the graph included; empty before the first plan."""
-        view = with_memory(view)
+        view = with_previous_run(view)
         if all(plan.purpose is not PlanPurpose.TUNED for plan in view.issued_plans):
             return ()
         key = (view.num_issued(PlanPurpose.PROFILE), f"{view.baseline.iteration_time_s:.3g}")
@@ -56,7 +56,7 @@ class BubbleAware:
 
 def _plan_from_previous_run(view: JobView) -> ClockPlan | None:
     """Return a first plan from what is remembered of the job; None where nothing is, or it no longer holds."""
-    known = with_memory(view)
+    known = with_previous_run(view)
     if view.previous_run is None or known is view:
         return None
     why = f"planned from job {view.previous_run.job_id}, whose times at full speed still hold"
@@ -72,11 +72,11 @@ def _plan_from_previous_run(view: JobView) -> ClockPlan | None:
 def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> ClockPlan:
     """Return the next design point, the first tuned plan once enough is known, or a plan to wait with."""
     design = Design(view, levels_mhz)
-    step = design.next_step(lambda: profiling_knowledge(view))
+    step = design.next_step(lambda: fit_quality(view))
     match step:
-        case Ready.ENOUGH:
-            return tuned_plan(with_memory(view), caution_ratio=None, number=1, why="first plan from the profile")
-        case Ready.NOT_YET:
+        case NoStep.DONE:
+            return tuned_plan(with_previous_run(view), caution_ratio=None, number=1, why="first plan from the profile")
+        case NoStep.WAIT:
             return _waiting_plan(view)
         case _:
             point = design.points[step.number]

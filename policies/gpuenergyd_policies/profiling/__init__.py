@@ -1,12 +1,12 @@
-"""Online profiling: from a running job to time and energy of each instruction at every clock.
+"""Online profiling: time and energy of each instruction at every clock, from a running job.
 
-design        which clocks to try
+design        the clocks to measure
 fit           time and energy at every clock from few samples
 power         power per kind of instruction from the energy of iterations
-previous_run  whether an earlier run's profile still holds
-procedure     what to try next, and when to stop
+previous_run  use of an earlier run's profile while it still holds
+procedure     the next clocks to measure, and the end of profiling
 regret        expected loss of a plan made from the current fit
-rescaling     a changed job's earlier iterations, rescaled to its new pace
-residual      a Gaussian process on what the power formula misses
-times         durations at every clock from a few clocks
+rescaling     a changed job's earlier iterations, rescaled to its new times
+residual      a Gaussian process on the residuals of the power model
+times         instruction times at every clock from a few clocks
 """

@@ -1,11 +1,11 @@
-"""Which clocks to try: few iterations that still tell what each kind of instruction costs at each clock.
+"""The profiling design: few iterations that determine the energy of each kind of instruction at each clock.
 
-Energy is only known per GPU and iteration, so an iteration in which all instructions share one clock says nothing about
-forward and backward apart. Each kind therefore gets its own clock. The design is a complete factorial, run in blocks
-that are balanced each by itself, because profiling may stop after any of them: with K levels, shift s runs the K pairs
-(level k, level k + s mod K), so that every level of every kind appears equally often. Ranks start at different places,
-which keeps the iterations about equally long. Order is random, by a seed, within blocks and between them; an iteration
-at full speed between two blocks shows drift.
+Energy is only known per GPU and iteration, so iterations with one clock for all instructions cannot separate forward
+from backward. Each kind therefore gets its own clock. The design is a complete factorial, run in balanced blocks,
+because profiling may stop after any of them: with K levels, shift s runs the K pairs (level k, level k + s mod K), so
+that every level of every kind appears equally often. Ranks start at different levels, which keeps iterations about
+equally long. The order within and between blocks is random, with a seed; an iteration at full speed between two blocks
+shows drift.
 """
 
 import math
@@ -19,65 +19,65 @@ from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, R
 from gpuenergyd_policies.profiling.times import TimeCurve
 
 LOWEST_RATIO = 0.55
-"""Against the maximum clock; below it no plan is worth it."""
+"""Lowest clock of a plan, as a share of the maximum clock; lower clocks cost more time than they save energy."""
 LEVEL_RATIOS = (1.0, 0.935, 0.862, 0.766, 0.66, LOWEST_RATIO)
-"""Levels against the maximum clock, dense where power caps and voltage knees sit."""
+"""Levels as shares of the maximum clock, densest near typical power caps and voltage knees."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesignPoint:
-    """One iteration's clocks: `levels[r]` gives, per kind of instruction, which level rank r runs it at."""
+    """The clocks of one iteration: `levels[r]` is the level of each kind of instruction on rank r."""
 
     levels: tuple[dict[InstructionKind, int], ...]
 
 
 def clock_levels(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int, ...]:
-    """Return the clocks to try on one GPU, descending: the supported ones nearest to `LEVEL_RATIOS` of the maximum."""
+    """Return the levels of one GPU, descending: the supported clocks nearest to `LEVEL_RATIOS` of the maximum."""
     top = max(supported_sm_clocks_mhz)
-    worth_it = [clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top]
-    nearest = {min(worth_it, key=lambda clock: abs(clock - ratio * top)) for ratio in LEVEL_RATIOS}
+    usable = [clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top]
+    nearest = {min(usable, key=lambda clock: abs(clock - ratio * top)) for ratio in LEVEL_RATIOS}
     return tuple(sorted(nearest, reverse=True))
 
 
 _AS_MEASURED_RATIO = 0.04
-"""A clock this near to a measured one need not be measured: no bend is known better."""
+"""Relative distance within which a clock counts as measured; bends are not located more precisely."""
 
 
 def next_clock(
     supported_sm_clocks_mhz: Sequence[int], measured_mhz: Collection[int], curves: Iterable[TimeCurve] = ()
 ) -> int | None:
-    """Return the clock that would tell most beside those measured, None when every gap between them is small.
+    """Return the most informative clock to measure next, None when all gaps between measured clocks are small.
 
-    First the ends of what a plan may use and their geometric mean; then the highest clock at which a power cap holds
-    nothing, as the curves of this GPU's classes show it: without a knot there both sides come out wrong. Then the
-    middle of the widest gap. Gaps count in squares of clocks, as energy moves with them; above a cap it does not.
+    First the lowest and highest clock of plans and their geometric mean; then the highest clock below a power cap, as
+    estimated from the curves of this GPU: without a knot there, interpolation is wrong on both sides. Then the middle
+    of the widest gap, measured in squares of clocks, which energy is proportional to below a cap.
     """
     top = max(supported_sm_clocks_mhz)
-    worth_it = sorted(clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top)
-    middle = min(worth_it, key=lambda clock: abs(clock - math.sqrt(worth_it[0] * top)))
-    for clock in (top, worth_it[0], middle):
+    usable = sorted(clock for clock in supported_sm_clocks_mhz if clock >= LOWEST_RATIO * top)
+    middle = min(usable, key=lambda clock: abs(clock - math.sqrt(usable[0] * top)))
+    for clock in (top, usable[0], middle):
         if clock not in measured_mhz:
             return clock
     bends = [bend for bend in (curve.cap_mhz or curve.bend_mhz for curve in curves) if bend is not None]
-    bend_mhz = max((clock for clock in worth_it if clock <= min(bends, default=math.inf)), default=top)
+    bend_mhz = max((clock for clock in usable if clock <= min(bends, default=math.inf)), default=top)
     if all(abs(clock / bend_mhz - 1) > _AS_MEASURED_RATIO for clock in measured_mhz):
         return bend_mhz
     below_mhz = bend_mhz / (1 + _AS_MEASURED_RATIO)
-    gaps = [(low, high) for low, high in pairwise(sorted(measured_mhz)) if worth_it[0] <= low < below_mhz]
+    gaps = [(low, high) for low, high in pairwise(sorted(measured_mhz)) if usable[0] <= low < below_mhz]
     low, high = max(gaps, key=lambda gap: gap[1] ** 2 - gap[0] ** 2)
     if high / low - 1 <= _AS_MEASURED_RATIO:
         return None
-    return min(worth_it, key=lambda clock: abs(clock - math.sqrt(low * high)))
+    return min(usable, key=lambda clock: abs(clock - math.sqrt(low * high)))
 
 
 def design_points(
     kinds_of_rank: Sequence[Sequence[InstructionKind]], num_levels: int, *, seed: str = ""
 ) -> tuple[DesignPoint, ...]:
-    """Return the design, per rank with the kinds it runs: the first kind walks the levels, others are shifted.
+    """Return the design: on each rank, the first kind runs through the levels, and other kinds are shifted.
 
-    The block without a shift, all kinds at one clock, tells least and comes last.
+    The block without a shift, with all kinds at one clock, is the least informative and comes last.
     """
-    draw = random.Random(seed)  # noqa: S311  an order, not a secret
+    draw = random.Random(seed)  # noqa: S311  not for cryptography
     shifts = list(range(1, num_levels))
     draw.shuffle(shifts)
     points: list[DesignPoint] = []
@@ -96,17 +96,17 @@ def design_points(
 
 
 def kinds_of_ranks(schedule: Schedule) -> tuple[tuple[InstructionKind, ...], ...]:
-    """Return the kinds of instruction that each rank runs, in the order of their first appearance."""
+    """Return the kinds of instruction of each rank, in order of first appearance."""
     return tuple(tuple(dict.fromkeys(instruction.kind for instruction in order)) for order in schedule.orders)
 
 
-def lost_ratio(
+def time_loss_ratio(
     point: DesignPoint, levels_mhz: Sequence[Sequence[int]], busy_s: Mapping[InstructionClass, float]
 ) -> float:
-    """Return by how much an iteration under a design point may be longer than one at full speed, as a ratio of it.
+    """Return the slowdown of an iteration under a design point, relative to full speed, as an upper estimate.
 
-    Pessimistic: time goes with 1 / clock, and nothing hides in bubbles. `busy_s` is what each class takes in an
-    iteration at full speed.
+    It assumes times proportional to 1 / clock and no slack. `busy_s` is the time of each class in an iteration at full
+    speed.
     """
     return max(
         sum(
@@ -131,7 +131,7 @@ def _share(
 def profile_plan(
     plan_id: str, point: DesignPoint, schedule: Schedule, levels_mhz: Sequence[Sequence[int]], *, reason: str
 ) -> ClockPlan:
-    """Return the plan of one design point; each clock is asked for when its instruction begins."""
+    """Return the plan of one design point; each clock is requested when its instruction begins."""
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
         clocks = tuple(levels_mhz[pp_rank][point.levels[pp_rank][instruction.kind]] for instruction in order)

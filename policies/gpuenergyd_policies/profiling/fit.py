@@ -1,8 +1,8 @@
-"""From a few iterations to time and energy of every kind of instruction at every clock, with how sure each is.
+"""Fitted profiles: time and energy of every kind of instruction at every clock, with uncertainties.
 
-Times come from `times`, power from `power`, what its formula misses from `residual`. Where even that does not explain
-the energies seen, only clocks that were measured are offered. Extrapolation below the lowest measured clock is always
-refused: it overshoots deadlines.
+Times come from `times`, power from `power`, and corrections of power from `residual`. If these do not explain the
+measured energies, only measured clocks are offered. Clocks below the lowest measured one are never offered, because
+extrapolated times miss deadlines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd_policies.profiling.power import NotEnoughDataError, PowerFit, PowerModel, What, fit_power, shares_of
+from gpuenergyd_policies.profiling.power import NotEnoughDataError, PowerFit, PowerModel, WorkKey, fit_power, shares_of
 from gpuenergyd_policies.profiling.residual import Residual, fit_residual
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
 
@@ -24,16 +24,16 @@ __all__ = ("FittedProfile", "NotEnoughDataError", "fit_profile")
 FloatArray = NDArray[np.float64]
 
 _DOES_NOT_FIT_RATIO = 0.08
-"""Energies of iterations off by more than this, root mean square: the formula does not describe this GPU."""
+"""Root mean square of energy errors above which the power model does not describe a GPU."""
 _BETTER_RATIO = 0.8
-"""A power cap is believed where it explains energies this much better than none."""
+"""Factor on the energy error by which a power cap must improve the fit to be accepted."""
 _DRAWS_FOR_SIGMA = 24
 _SEED = 20261121
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Standard deviations of one class at each of its options, relative, in the order of the options."""
+    """Relative standard deviations of one class, in the order of its options."""
 
     time_sigma_ratio: tuple[float, ...]
     energy_sigma_ratio: tuple[float, ...]
@@ -41,31 +41,31 @@ class Uncertainty:
 
 @dataclass(frozen=True, slots=True)
 class FittedProfile:
-    """A pipeline's profile as fitted, with how well it explains what was seen."""
+    """A fitted profile of a pipeline, with its errors and uncertainties."""
 
     profile: PipelineProfile
     energy_error_ratio: float
     """Root mean square of (fitted - measured) / measured over GPU iterations."""
     uncertainty: Mapping[InstructionClass, Uncertainty]
     doubtful: frozenset[tuple[InstructionClass, int]]
-    """Clocks of a class whose only measurement contradicts its neighbours: to be measured again."""
+    """Clocks of a class whose only measurement contradicts its neighbours; they need another one."""
     num_disturbed: int
-    """GPU iterations whose energy was not believed."""
-    is_model_believed: bool
-    """Whether the power formula explains what was seen; if not, only measured clocks are offered."""
+    """GPU iterations excluded because of an outlying energy."""
+    is_power_model_valid: bool
+    """Whether the power model explains the measured energies; if not, only measured clocks are offered."""
     _power: PowerFit
     _curves: Mapping[InstructionClass, TimeCurve]
     _residual: Residual
 
     def drawn(self, random: np.random.Generator) -> PipelineProfile:
-        """Return a profile that is as probable as the data leave it."""
+        """Return a profile drawn from the posterior distribution."""
         models = self._power.drawn_models(random)
         classes: dict[InstructionClass, InstructionProfile] = {}
         for key, own in self.profile.classes.items():
             clocks = [option.sm_clock_mhz for option in own.options]
             curve = self._curves[key]
             mean_ratio, sigma_ratio = _misfit(self._residual, key, curve, clocks)
-            # One draw for the lower and one for the higher clocks: neighbours err alike.
+            # One draw for low and one for high clocks: errors of neighbouring clocks are correlated.
             low, high = random.standard_normal(2)
             tilt = np.linspace(1.0, 0.0, len(clocks))
             error = (high * tilt + low * (1 - tilt)) / np.hypot(tilt, 1 - tilt)
@@ -80,14 +80,15 @@ class FittedProfile:
 
 
 def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[GpuView]) -> FittedProfile:
-    """Return the profile that the observations show; `gpus[r]` belongs to rank r.
+    """Return the profile fitted to observations; `gpus[r]` belongs to rank r.
 
     Raises:
-        NotEnoughDataError: a class without samples, or no energy for some rank.
+        NotEnoughDataError: a rank has no timed instructions, or no measured energy.
     """
     curves = fit_times(observations)
-    if {c.pp_rank for c in curves} != set(range(len(gpus))):
-        raise NotEnoughDataError("some rank has no timed instructions")
+    missing = sorted(set(range(len(gpus))) - {c.pp_rank for c in curves})
+    if missing:
+        raise NotEnoughDataError(f"ranks {missing} have no timed instructions")
     curves, power = _with_caps_if_better(observations, curves, fit_power(shares_of(observations, curves), gpus), gpus)
     models = power.models()
     clocks_of = {
@@ -95,8 +96,8 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         for key, curve in curves.items()
     }
     residual = fit_residual(power, _by_part(clocks_of, curves))
-    is_believed = power.energy_error_ratio <= _DOES_NOT_FIT_RATIO
-    if not is_believed:
+    is_valid = power.energy_error_ratio <= _DOES_NOT_FIT_RATIO
+    if not is_valid:
         clocks_of = {key: _measured_clocks(observations, key, clocks) for key, clocks in clocks_of.items()}
         residual = fit_residual(power, _by_part(clocks_of, curves))
     classes: dict[InstructionClass, InstructionProfile] = {}
@@ -113,7 +114,7 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         uncertainty=_uncertainty(power, curves, classes, residual),
         doubtful=frozenset((key, int(clock)) for key, curve in curves.items() for clock in curve.doubtful_mhz),
         num_disturbed=power.num_disturbed,
-        is_model_believed=is_believed,
+        is_power_model_valid=is_valid,
         _power=power,
         _curves=curves,
         _residual=residual,
@@ -126,7 +127,7 @@ def _with_caps_if_better(
     power: PowerFit,
     gpus: Sequence[GpuView],
 ) -> tuple[Mapping[InstructionClass, TimeCurve], PowerFit]:
-    """Return curves whose bends are a power cap's where the energies say so, else what was given."""
+    """Return curves with bends as power caps, and their fit, if that explains the energies clearly better."""
     if all(curve.bend_mhz is None for curve in curves.values()):
         return curves, power
     capped = {key: curve.as_capped() for key, curve in curves.items()}
@@ -136,30 +137,30 @@ def _with_caps_if_better(
     return capped, of_capped
 
 
-def _what(key: InstructionClass, part_index: int) -> What:
+def _work_key(key: InstructionClass, part_index: int) -> WorkKey:
     return (key.pp_rank, key.kind, key.chunk_index, part_index)
 
 
 def _by_part(
     clocks_of: Mapping[InstructionClass, Sequence[int]], curves: Mapping[InstructionClass, TimeCurve]
-) -> dict[What, list[int]]:
-    """Return the clocks of each part of each class's time curve, in their order."""
-    found: dict[What, list[int]] = {}
+) -> dict[WorkKey, list[int]]:
+    """Return the clocks of each part of each class's time curve, in order."""
+    found: dict[WorkKey, list[int]] = {}
     for key, clocks in clocks_of.items():
         for clock in clocks:
-            found.setdefault(_what(key, curves[key].part_index(clock)), []).append(clock)
+            found.setdefault(_work_key(key, curves[key].part_index(clock)), []).append(clock)
     return found
 
 
 def _misfit(
     residual: Residual, key: InstructionClass, curve: TimeCurve, clocks: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return what the formula misses for a class at those clocks that the residual was asked for, and its sigma."""
+    """Return the error of the power model for a class at clocks that the residual covers, and its sigma."""
     parts = np.array([curve.part_index(clock) for clock in clocks], dtype=np.int64)
     mean_ratio, sigma_ratio = np.zeros(len(clocks)), np.zeros(len(clocks))
     for part in set(parts.tolist()):
-        mean_ratio[parts == part] = residual.mean_ratio[_what(key, part)]
-        sigma_ratio[parts == part] = residual.sigma_ratio[_what(key, part)]
+        mean_ratio[parts == part] = residual.mean_ratio[_work_key(key, part)]
+        sigma_ratio[parts == part] = residual.sigma_ratio[_work_key(key, part)]
     return mean_ratio, sigma_ratio
 
 

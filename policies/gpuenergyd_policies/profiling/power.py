@@ -1,14 +1,14 @@
-"""From the energy of whole iterations to the power of every kind of instruction, with how sure that is.
+"""The power model: power of every kind of instruction, fitted to the energy of whole iterations, with uncertainties.
 
-A GPU's energy over an iteration is the sum over what it did of time times power, with
+A GPU's energy in an iteration is the sum of time times power over its instructions and waits, with
     v(f) = 1 + (v_max - 1) * max(0, f - f_knee) / (f_max - f_knee)
     power(kind, f) = P_static + a_kind * v(f)^2 / t_kind(f)
     power(waiting, f) = P_static + c * f * v(f)^2
-that is, an instruction switches the same transistors at every clock, at the voltage of that clock; where a power cap
-holds the clock down, at the voltage of the clock it is held to. The knee, v_max and P_static are shared by GPUs of
-one model, each GPU has its own a and c. All are found at once: maximum a posteriori, by least squares on relative
-residuals with priors on the shared three, and on waiting power where somebody published it. The curvature there gives
-their covariance. An iteration whose energy lies far off the others' fit was disturbed, and is left out.
+that is, an instruction switches the same transistors at every clock, at the voltage of that clock; under a power cap,
+at the voltage of the capped clock. GPUs of one model share the knee, v_max and P_static; each GPU has its own a and c.
+All are estimated together: maximum a posteriori, by least squares on relative residuals with priors on the shared three
+parameters, and on waiting power where it is published. The curvature at the optimum gives their covariance. An
+iteration whose energy is far from the fit of the others is excluded as disturbed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,28 +30,28 @@ BoolArray = NDArray[np.bool_]
 _KNEE_RATIO_PRIOR, _KNEE_RATIO_SIGMA = 0.75, 0.06
 _VOLTAGE_PRIOR, _VOLTAGE_SIGMA = 1.3, 0.15
 _STATIC_POWER_PRIOR_W, _STATIC_POWER_SIGMA_W = 50.0, 20.0
-"""Priors over data-centre GPUs: fitted knees lie at 0.70-0.78 of the maximum clock, voltages at 1.21-1.40 of the
-knee's, static power at 32-80 W (V100, A100, A40, H100 as measured or assumed in published sweeps)."""
+"""Priors for data-centre GPUs: fitted knees are at 0.70-0.78 of the maximum clock, maximum voltages at 1.21-1.40 of
+the voltage at the knee, static power is 32-80 W (V100, A100, A40, H100, from published sweeps)."""
 _BLOCKING_SIGMA_RATIO = 0.2
 _ENERGY_NOISE_RATIO = 0.01
 _MIN_ENERGY_NOISE_RATIO = 0.001
-"""The first is assumed, then replaced by what the fit leaves over: good data may speak louder than the priors."""
+"""Assumed noise, then replaced by the residual of the fit, so that precise data outweigh the priors."""
 _DISTURBED_SIGMAS = 5.0
 _MIN_DISTURBED_RATIO = 0.04
 _MAX_DISTURBED_SHARE = 0.25
-"""More than this is no disturbance but a formula that does not fit: then every iteration stays."""
+"""Above this share the model does not fit, and no iteration is excluded."""
 _ROUNDS = 3
 
 
 class NotEnoughDataError(Exception):
-    """The observations do not determine the profile; the message says what is missing."""
+    """The observations do not determine the profile; the message names what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Power of one GPU; `dynamic_j[kind, chunk, part]` is what one instruction adds to the static power below the knee.
+    """Power of one GPU; `dynamic_j[kind, chunk, part]` is the dynamic energy of one instruction below the knee.
 
-    The part is the side of its time curve's steps: other work costs another amount.
+    The part is that of its time curve, between steps: the work differs on both sides of a step.
     """
 
     static_power_w: float
@@ -62,7 +62,7 @@ class PowerModel:
     waiting_w_per_mhz: float
 
     def energy_j(self, work: tuple[InstructionKind, int, int], sm_clock_mhz: float, time_s: float) -> float:
-        """Return what one instruction (kind, chunk, part) costs that takes `time_s` at a clock."""
+        """Return the energy of one instruction (kind, chunk, part) that takes `time_s` at a clock."""
         return self.static_power_w * time_s + self.dynamic_j[work] * self._voltage_squared(sm_clock_mhz)
 
     def waiting_power_w(self, sm_clock_mhz: float) -> float:
@@ -73,34 +73,34 @@ class PowerModel:
         return float(_voltage(sm_clock_mhz, self.knee_mhz, self.max_voltage_ratio, self.max_sm_clock_mhz) ** 2)
 
 
-What = tuple[int, InstructionKind | None, int, int]
-"""Rank, kind (None: waiting), chunk and part of the time curve: what a coefficient belongs to."""
+WorkKey = tuple[int, InstructionKind | None, int, int]
+"""Key of a coefficient: rank, kind (None: waiting), chunk, and part of the time curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Every share of every GPU iteration, one row per share; `row_of` says which GPU iteration it belongs to."""
+    """Shares of time of all GPU iterations, one row per share; `row_of` is the index of its GPU iteration."""
 
     row_of: IntArray
     rank_of: IntArray
-    what_of: IntArray
+    work_of: IntArray
     clock_mhz: FloatArray
     locked_mhz: FloatArray
     amount: FloatArray
-    """Instructions done (time over time per instruction), or MHz seconds of waiting: times a coefficient, joules."""
+    """Instructions (time over time per instruction), or MHz s of waiting; multiplied by a coefficient, joules."""
     time_s: FloatArray
     energy_j: FloatArray
-    """One per GPU iteration: what the counter said."""
-    index_of: Mapping[What, int]
+    """Measured energy, one per GPU iteration."""
+    index_of: Mapping[WorkKey, int]
 
     def without(self, disturbed: BoolArray) -> "Shares":
-        """Return the shares without those of some GPU iterations."""
+        """Return the shares of all GPU iterations but the disturbed ones."""
         kept = ~disturbed[self.row_of]
         number_of = np.cumsum(~disturbed) - 1
         return Shares(
             number_of[self.row_of[kept]],
             self.rank_of[kept],
-            self.what_of[kept],
+            self.work_of[kept],
             self.clock_mhz[kept],
             self.locked_mhz[kept],
             self.amount[kept],
@@ -111,8 +111,8 @@ class Shares:
 
 
 def shares_of(observations: Sequence[IterationObservation], curves: Mapping[InstructionClass, TimeCurve]) -> Shares:
-    """Return what every GPU did in every iteration whose energy is known."""
-    index_of: dict[What, int] = {}
+    """Return the shares of all GPU iterations with a measured energy."""
+    index_of: dict[WorkKey, int] = {}
     columns: list[tuple[float, ...]] = []
     energies: list[float] = []
     time_s_at: dict[tuple[InstructionClass, int], float] = {}
@@ -136,24 +136,24 @@ def shares_of(observations: Sequence[IterationObservation], curves: Mapping[Inst
                 columns.append(row)
             energies.append(rank.energy_j)
     table = np.array(columns, dtype=float).reshape(-1, 7)
-    row_of, rank_of, what_of = (table[:, k].astype(np.int64) for k in range(3))
+    row_of, rank_of, work_of = (table[:, k].astype(np.int64) for k in range(3))
     clocks_mhz, locked_mhz, amounts, times_s = (table[:, k] for k in range(3, 7))
     joules = np.array(energies)
-    return Shares(row_of, rank_of, what_of, clocks_mhz, locked_mhz, amounts, times_s, joules, index_of)
+    return Shares(row_of, rank_of, work_of, clocks_mhz, locked_mhz, amounts, times_s, joules, index_of)
 
 
 @dataclass(frozen=True, slots=True)
 class PowerFit:
-    """The most probable parameters, their covariance, and what they leave unexplained.
+    """The most probable parameters, their covariance, and the residuals.
 
-    `parameters` holds knee ratios, voltages and static powers per GPU model, then a coefficient per `Shares.what_of`.
+    `parameters` holds knee ratios, voltages and static powers per GPU model, then a coefficient per `Shares.work_of`.
     """
 
     parameters: FloatArray
     covariance: FloatArray
     shares: Shares
     residual_ratios: FloatArray
-    """(measured - fitted) / fitted, one per GPU iteration that was believed."""
+    """(measured - fitted) / fitted, one per GPU iteration that was not excluded."""
     num_disturbed: int
     _model_of_rank: tuple[int, ...]
     _top_of_rank: tuple[float, ...]
@@ -164,7 +164,7 @@ class PowerFit:
         return float(np.sqrt(np.mean(self.residual_ratios**2)))
 
     def models(self, parameters: FloatArray | None = None) -> tuple[PowerModel, ...]:
-        """Return the power model of each rank; other parameters, such as drawn ones, may stand in."""
+        """Return the power model of each rank, for the fitted or for other parameters."""
         x = self.parameters if parameters is None else parameters
         n = 1 + max(self._model_of_rank)
         coefficients, index_of = x[3 * n :], self.shares.index_of
@@ -185,7 +185,7 @@ class PowerFit:
         )
 
     def drawn_models(self, random: np.random.Generator) -> tuple[PowerModel, ...]:
-        """Return power models that are as probable as the data leave them."""
+        """Return power models drawn from the posterior distribution."""
         n = 1 + max(self._model_of_rank)
         x = random.multivariate_normal(self.parameters, self.covariance, method="eigh")
         lower, upper = _bounds(n, len(self.parameters) - 3 * n)
@@ -193,14 +193,14 @@ class PowerFit:
 
 
 def fit_power(shares: Shares, gpus: Sequence[GpuView]) -> PowerFit:
-    """Return the most probable power of every GPU.
+    """Return the power model fitted to all GPUs.
 
     Raises:
-        NotEnoughDataError: some rank's energy was never measured.
+        NotEnoughDataError: a rank has no measured energy.
     """
     missing = sorted(set(range(len(gpus))) - set(shares.rank_of.tolist()))
     if missing:
-        raise NotEnoughDataError(f"no energy measured for ranks {missing}")
+        raise NotEnoughDataError(f"ranks {missing} have no measured energy")
     whole = _Fit(shares, gpus)
     x, noise_ratio = whole.solve(whole.start, _ENERGY_NOISE_RATIO), _ENERGY_NOISE_RATIO
     fit, disturbed = whole, np.zeros(len(shares.energy_j), dtype=np.bool_)
@@ -208,7 +208,7 @@ def fit_power(shares: Shares, gpus: Sequence[GpuView]) -> PowerFit:
         misfit = whole.misfit(x)
         spread = 1.4826 * float(np.median(np.abs(misfit - np.median(misfit))))
         disturbed = np.abs(misfit) > max(_DISTURBED_SIGMAS * spread, _MIN_DISTURBED_RATIO)
-        if disturbed.mean() > _MAX_DISTURBED_SHARE or _leaves_out_a_rank(shares, disturbed):
+        if disturbed.mean() > _MAX_DISTURBED_SHARE or _excludes_a_rank(shares, disturbed):
             disturbed[:] = False
         fit = _Fit(shares.without(disturbed), gpus) if disturbed.any() else whole
         error_ratio = float(np.sqrt(np.mean(fit.misfit(x) ** 2)))
@@ -226,7 +226,7 @@ def fit_power(shares: Shares, gpus: Sequence[GpuView]) -> PowerFit:
     )
 
 
-def _leaves_out_a_rank(shares: Shares, disturbed: BoolArray) -> bool:
+def _excludes_a_rank(shares: Shares, disturbed: BoolArray) -> bool:
     rank_of_row = np.zeros(len(disturbed), dtype=np.int64)
     rank_of_row[shares.row_of] = shares.rank_of
     return set(rank_of_row[~disturbed].tolist()) != set(rank_of_row.tolist())
@@ -250,14 +250,14 @@ class _Fit:
         prior = np.repeat([_KNEE_RATIO_PRIOR, _VOLTAGE_PRIOR, _STATIC_POWER_PRIOR_W], n)
         self._prior = np.asarray(prior, dtype=np.float64)
         self._sigma = np.repeat([_KNEE_RATIO_SIGMA, _VOLTAGE_SIGMA, _STATIC_POWER_SIGMA_W], n)
-        # Coefficients start where each would explain half of the mean power on its own.
-        num_whats = len(shares.index_of)
+        # Initially, each coefficient alone would explain half of the mean power.
+        num_works = len(shares.index_of)
         mean_power_w = float(shares.energy_j.sum() / shares.time_s.sum())
-        times_s = np.bincount(shares.what_of, weights=shares.time_s, minlength=num_whats)
-        amounts = np.bincount(shares.what_of, weights=shares.amount, minlength=num_whats)
-        pace = np.divide(times_s, amounts, out=np.zeros(num_whats), where=amounts > 0)
+        times_s = np.bincount(shares.work_of, weights=shares.time_s, minlength=num_works)
+        amounts = np.bincount(shares.work_of, weights=shares.amount, minlength=num_works)
+        pace = np.divide(times_s, amounts, out=np.zeros(num_works), where=amounts > 0)
         self.start = np.concatenate([self._prior, 0.5 * mean_power_w * pace])
-        self._bounds = _bounds(n, num_whats)
+        self._bounds = _bounds(n, num_works)
 
     def fitted_j(self, x: FloatArray) -> FloatArray:
         """Return the energy of every GPU iteration."""
@@ -265,7 +265,7 @@ class _Fit:
         knee_ratio, voltage, static_w, coefficients = x[:n], x[n : 2 * n], x[2 * n : 3 * n], x[3 * n :]
         knee_mhz = knee_ratio[self._model] * self._top
         squared = _voltage(shares.clock_mhz, knee_mhz, voltage[self._model], self._top) ** 2
-        joules = static_w[self._model] * shares.time_s + coefficients[shares.what_of] * shares.amount * squared
+        joules = static_w[self._model] * shares.time_s + coefficients[shares.work_of] * shares.amount * squared
         return np.asarray(np.bincount(shares.row_of, weights=joules, minlength=len(shares.energy_j)), dtype=np.float64)
 
     def misfit(self, x: FloatArray) -> FloatArray:
@@ -307,9 +307,9 @@ class _Fit:
         return np.array(off, dtype=np.float64)
 
 
-def _bounds(num_models: int, num_whats: int) -> tuple[FloatArray, FloatArray]:
-    lower = np.concatenate([np.repeat([0.5, 1.0, 0.0], num_models), np.zeros(num_whats)])
-    upper = np.concatenate([np.repeat([0.95, 2.0, np.inf], num_models), np.full(num_whats, np.inf)])
+def _bounds(num_models: int, num_works: int) -> tuple[FloatArray, FloatArray]:
+    lower = np.concatenate([np.repeat([0.5, 1.0, 0.0], num_models), np.zeros(num_works)])
+    upper = np.concatenate([np.repeat([0.95, 2.0, np.inf], num_models), np.full(num_works, np.inf)])
     return lower, upper
 
 
@@ -319,6 +319,6 @@ def _voltage(
     max_voltage_ratio: float | FloatArray,
     top_mhz: float | FloatArray,
 ) -> FloatArray:
-    """Return the voltage against that below the knee."""
+    """Return the voltage relative to that below the knee."""
     above = np.maximum(0.0, np.asarray(clock_mhz) - knee_mhz) / (np.asarray(top_mhz) - knee_mhz)
     return np.asarray(1.0 + (np.asarray(max_voltage_ratio) - 1.0) * above, dtype=np.float64)

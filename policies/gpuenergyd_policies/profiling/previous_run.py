@@ -1,9 +1,9 @@
-"""Whether what was learned earlier still holds, and a view in which it stands beside what is seen now.
+"""Use of a previous run's profile, as long as it still holds.
 
-An earlier run's iterations are believed when every class of instruction takes the same time at full speed as it did
-then, and every GPU draws the same power, within a few percent. What is left of the difference in time is taken out: an
-iteration that came out one percent longer everywhere says nothing else about clocks. Of a job that has changed while it
-ran, what it showed before is believed whatever the difference (`rescaling`).
+A previous run's iterations are used if, at full speed, every class of instruction takes the same time as then and every
+GPU draws the same power, within a few percent. The remaining difference in time is corrected by rescaling: it is a
+uniform factor that does not depend on clocks. For a job that has changed during its run, the iterations before the
+change are used whatever the difference (see `rescaling`).
 """
 
 from collections import defaultdict
@@ -19,16 +19,16 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd_policies.profiling.rescaling import Change, change_of, times_by_class_s
 
 SAME_TIME_RATIO = 0.04
-"""Times of a class at full speed that differ by more belong to different jobs, or to a GPU that is not the same."""
+"""Largest difference of a class's time at full speed; beyond it, the job or the GPU is a different one."""
 SAME_POWER_RATIO = 0.06
-"""The same for a GPU's mean power: ten windows of a coarse counter show it within about two percent."""
+"""Largest difference of a GPU's mean power; ten windows of a coarse counter measure it to about two percent."""
 
 
-def with_memory(view: JobView) -> JobView:
-    """Return the view with what was learned earlier beside its own observations; itself where that does not hold.
+def with_previous_run(view: JobView) -> JobView:
+    """Return the view with the previous run's iterations added; the view itself if they do not hold or exist.
 
-    Once a plan has been made from it, later iterations at full speed do not take it away again: when the job changes,
-    the core says so.
+    Once a plan has been made from them, later iterations at full speed do not revoke them: the daemon detects changes
+    of the job and then drops the previous run.
     """
     model = view.previous_run
     purposes = {plan.purpose for plan in view.issued_plans}
@@ -41,8 +41,8 @@ def with_memory(view: JobView) -> JobView:
         change = Change({key: now_s[key] / then_s[key] for key in then_s.keys() & now_s.keys()})
         if PlanPurpose.TUNED not in purposes and not _holds(model, now, change.ratios):
             return view
-    recalled = tuple(change.applied_to(o) for o in (*model.full_speed, *model.profile))
-    return replace(view, observations=(*recalled, *view.observations))
+    previous = tuple(change.applied_to(o) for o in (*model.full_speed, *model.profile))
+    return replace(view, observations=(*previous, *view.observations))
 
 
 def _holds(model: PreviousRun, now: list[IterationObservation], ratios: Mapping[InstructionClass, float]) -> bool:

@@ -1,10 +1,9 @@
-"""When enough is known: how much energy a plan from the present fit is expected to lose for what is not known yet.
+"""Expected regret: the energy that a plan from the current fit loses because the fit is uncertain.
 
-The fit leaves many profiles probable. A plan made from the most probable one is judged on draws of the others, each
-against the plan that its own draw would have asked for. Time that the plan would take beyond the deadline is charged
-at the deadline's price, since a correction will have to buy it back. Near the least time of a pipeline that price has
-no bound: single draws lost 50 % and more where the typical one lost 0.6 %, and a mean of few draws told only whether
-one of those was among them. So the median counts.
+The fit has a posterior distribution over profiles. A plan made for its mode is evaluated on draws from it, each
+compared with the optimal plan of that draw. Time beyond the deadline is charged at the deadline's energy price, since a
+later correction must recover it. Near the minimum time of a pipeline that price is unbounded: single draws lost 50 %
+and more where the typical one lost 0.6 %, which dominated a mean of few draws. Hence the median.
 """
 
 from statistics import median
@@ -18,12 +17,13 @@ from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.profiling.fit import FittedProfile
 
 NUM_DRAWS = 11
+"""Draws per estimate; the median of an odd number is one of them."""
 _THIN_TOLERANCE = 5e-3
 _SEED = 5
 
 
 def predicted_regret_ratio(fitted: FittedProfile, graph: DependencyGraph, *, deadline_s: float) -> float:
-    """Return the energy typically lost by planning on the fit now, over that of the plans of perfect knowledge."""
+    """Return the median relative energy loss of a plan from the fit, against plans with perfect knowledge."""
     profile = fitted.profile
     deadline_s = max(deadline_s, min_iteration_time_s(graph, profile))
     plan = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)

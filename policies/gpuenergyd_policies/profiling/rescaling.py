@@ -1,10 +1,10 @@
-"""What a job showed before it changed, brought to its pace of now, so that nobody has to be slow to learn it again.
+"""Rescaling of a job's iterations from before a change to its present times, which avoids profiling again.
 
-A batch that has grown, a stage that a neighbour disturbs, take longer at every clock alike: the few iterations at full
-speed that follow a change tell by how much, class by class. Where a GPU does not reach its maximum clock any more, what
-its instructions took at the clock that it does reach is what they are held against. How much of the work scales with
-the clock may have changed too. That shows in the first planned iterations, which are cautious for it: time below the
-maximum clock is then tilted, t(f) * (f_max / f)^k, with k by least squares and near zero until they say otherwise.
+A larger batch or a stage disturbed by another program is slower by the same factor at every clock; the first few
+iterations at full speed after the change give that factor for each class. If a GPU no longer reaches its maximum clock,
+the times at the clock that it does reach are compared. The share of time that scales with the clock may change too,
+which shows in the first tuned iterations: times below the maximum clock are then tilted, t(f) * (f_max / f)^k, with k
+from least squares with a prior near zero. Until then, plans keep extra caution.
 """
 
 import math
@@ -22,13 +22,13 @@ from gpuenergyd.core.policy_api.previous_run import PREVIOUS_FULL_SPEED, PREVIOU
 from gpuenergyd_policies.profiling.times import TimeCurve, fit_times
 
 _TILT_SIGMA = 0.1
-"""How much more or less of the work may scale with the clock than before: a share of the exponent of time."""
+"""Prior standard deviation of the exponent k."""
 _TIME_NOISE_RATIO = 0.003
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """By how much each class takes longer than before: at full speed, and beyond that the further below it is."""
+    """Change of each class's time: a factor at full speed, and an exponent that increases it at lower clocks."""
 
     ratios: Mapping[InstructionClass, float]
     tilts: Mapping[InstructionClass, float] = field(default_factory=dict)
@@ -36,17 +36,17 @@ class Change:
 
     @property
     def largest_ratio(self) -> float:
-        """How far the class that changed most is from what it was, as a share of that."""
+        """Largest relative change of a class's time at full speed."""
         return max((abs(ratio - 1) for ratio in self.ratios.values()), default=0.0)
 
     def ratio(self, key: InstructionClass, sm_clock_mhz: int) -> float:
-        """Return how many times as long as before a class takes at a clock."""
+        """Return the factor on a class's time at a clock."""
         tilt = self.tilts.get(key, 0.0)
         below = self.full_speed_mhz[key] / sm_clock_mhz if tilt else 1.0
         return self.ratios.get(key, 1.0) * math.exp(tilt * math.log(max(1.0, below)))
 
     def applied_to(self, observation: IterationObservation) -> IterationObservation:
-        """Return an iteration from before as it would be now; energies stay, so that power does too."""
+        """Return an earlier iteration with rescaled instruction times; its energies and windows stay."""
         samples = []
         for sample in observation.instruction_samples:
             key = sample.instruction_class
@@ -56,7 +56,7 @@ class Change:
 
 
 def change_of(view: JobView) -> Change | None:
-    """Return how a job has changed since what is remembered of this very run; None where nothing of the kind is."""
+    """Return the change of a job since its own earlier iterations; None without any of this run."""
     model = view.previous_run
     if model is None or not model.is_of_this_run:
         return None
@@ -64,7 +64,7 @@ def change_of(view: JobView) -> Change | None:
     then_s, now_s = times_by_class_s(model.full_speed), times_by_class_s(now)
     then_mhz, now_mhz = reached_clocks_mhz(model.full_speed), reached_clocks_mhz(now)
     moved = {key for key in now_mhz.keys() & then_mhz.keys() if now_mhz[key] != then_mhz[key]}
-    planned = _planned(view)
+    planned = _tuned_iterations(view)
     curves = fit_times([*model.full_speed, *model.profile]) if moved or planned else {}
     then_s |= {key: float(curves[key].times_s([now_mhz[key]])[0]) for key in moved}
     ratios = {key: now_s[key] / then_s[key] for key in then_s.keys() & now_s.keys()}
@@ -72,7 +72,7 @@ def change_of(view: JobView) -> Change | None:
 
 
 def full_speed_now(view: JobView) -> list[IterationObservation]:
-    """Return this run's regular iterations at full speed, the first of each block (clocks still rising) left out."""
+    """Return this run's undisturbed iterations at full speed, without the first of each block (clocks still rising)."""
     others = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
     others |= {PREVIOUS_FULL_SPEED, PREVIOUS_PROFILE}
     found, plan_id_before = [], None
@@ -85,9 +85,9 @@ def full_speed_now(view: JobView) -> list[IterationObservation]:
 
 
 def under_ceilings(profile: PipelineProfile, view: JobView) -> PipelineProfile:
-    """Return the profile of GPUs that reach less than when it was made: every clock above runs as the highest reached.
+    """Return the profile of GPUs that no longer reach their maximum clock: clocks above the ceiling run at the ceiling.
 
-    The maximum clock stays the one to ask for there, so that a GPU that has cooled down is as fast as ever at once.
+    Plans still request the maximum clock there, so that a GPU that has cooled down returns to full speed at once.
     """
     if view.previous_run is None or not view.previous_run.is_of_this_run:
         return profile
@@ -103,7 +103,7 @@ def under_ceilings(profile: PipelineProfile, view: JobView) -> PipelineProfile:
 
 
 def reached_clocks_mhz(observations: Iterable[IterationObservation]) -> dict[InstructionClass, int]:
-    """Return the clock at which each class of instruction mostly ran."""
+    """Return the median clock of each class of instruction."""
     clocks_mhz: dict[InstructionClass, list[int]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
@@ -112,7 +112,7 @@ def reached_clocks_mhz(observations: Iterable[IterationObservation]) -> dict[Ins
 
 
 def times_by_class_s(observations: Iterable[IterationObservation]) -> dict[InstructionClass, float]:
-    """Return what each class typically took."""
+    """Return the median time of each class."""
     times_s: dict[InstructionClass, list[float]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
@@ -120,7 +120,7 @@ def times_by_class_s(observations: Iterable[IterationObservation]) -> dict[Instr
     return {key: median(values) for key, values in times_s.items() if median(values) > 0}
 
 
-def _planned(view: JobView) -> list[IterationObservation]:
+def _tuned_iterations(view: JobView) -> list[IterationObservation]:
     tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED}
     return [o for o in view.observations if o.is_regular and o.plan_id in tuned]
 
@@ -131,7 +131,7 @@ def _tilts(
     curves: Mapping[InstructionClass, TimeCurve],
     full_speed_mhz: Mapping[InstructionClass, int],
 ) -> dict[InstructionClass, float]:
-    """Return the exponents by which planned iterations came out slower than a ratio alone makes them, by class."""
+    """Return by class the exponents that explain the times of tuned iterations beyond the factor at full speed."""
     moments: dict[InstructionClass, tuple[float, float]] = defaultdict(lambda: (0.0, 1 / _TILT_SIGMA**2))
     for sample in (sample for observation in planned for sample in observation.instruction_samples):
         key = sample.instruction_class

@@ -1,11 +1,11 @@
-"""What the power formula misses: a Gaussian process on the relative residuals of whole iterations, smooth in the clock.
+"""Residuals of the power model: a Gaussian process on relative energy errors, smooth in the clock.
 
-Each kind of instruction of each GPU has an unknown relative error g(clock), smooth and near zero. An iteration shows a
-mixture of them, weighted by what each contributed to its energy, plus noise. Both the size of g and the noise are found
-by marginal likelihood, so that where the formula fits g comes out as nothing.
+Each kind of instruction of each GPU has an unknown relative error g(clock), smooth and near zero. The error of an
+iteration is a mixture of these, weighted by their contributions to its energy, plus noise. The size of g and of the
+noise are estimated by marginal likelihood; where the power model fits, g is estimated as zero.
 
-A Gaussian process is linear in features phi with phi(f) . phi(f') = exp(-(f - f')^2 / 2 l^2), here taken at a few nodes
-(Nystroem), so a mixture's features are the mixture of its parts' and a plain dot product is the kernel.
+A Gaussian process is linear in features phi with phi(f) . phi(f') = exp(-(f - f')^2 / 2 l^2), here approximated at a
+few nodes (Nystroem). The features of a mixture are therefore the mixture of features, and the kernel is a dot product.
 """
 
 import warnings
@@ -19,34 +19,34 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, WhiteKernel
 
-from gpuenergyd_policies.profiling.power import PowerFit, What
+from gpuenergyd_policies.profiling.power import PowerFit, WorkKey
 
 FloatArray = NDArray[np.float64]
 
 _LENGTH_RATIO = 0.14
-"""How far g stays alike, in shares of the maximum clock."""
+"""Length scale of g, as a share of the maximum clock."""
 _NODES = np.linspace(0.5, 1.0, 9)
 _MISFIT_RATIO, _MISFIT_BOUNDS = 0.02, (1e-4, 0.08)
 _NOISE_RATIO, _NOISE_BOUNDS = 0.02, (3e-4, 0.1)
 _MIN_ITERATIONS = 8
-"""GPU iterations below which nothing is read into residuals."""
+"""GPU iterations below which residuals are not fitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Relative error of the formula by what it belongs to, over the clocks it was asked for."""
+    """Relative error of the power model by work, at the clocks it was evaluated for."""
 
-    mean_ratio: Mapping[What, FloatArray]
-    sigma_ratio: Mapping[What, FloatArray]
+    mean_ratio: Mapping[WorkKey, FloatArray]
+    sigma_ratio: Mapping[WorkKey, FloatArray]
 
 
-def fit_residual(fit: PowerFit, clocks_of: Mapping[What, Sequence[int]]) -> Residual:
-    """Return what the formula misses for each kind of instruction at its clocks, with its standard deviation."""
+def fit_residual(fit: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> Residual:
+    """Return the error of the power model for each work at its clocks, with its standard deviation."""
     shares = fit.shares
     num_rows = len(shares.energy_j)
     if num_rows < _MIN_ITERATIONS:
-        nothing = {what: np.zeros(len(clocks)) for what, clocks in clocks_of.items()}
-        return Residual(nothing, nothing)
+        zero = {what: np.zeros(len(clocks)) for what, clocks in clocks_of.items()}
+        return Residual(zero, zero)
     top_of_rank = np.array([model.max_sm_clock_mhz for model in fit.models()], dtype=np.float64)
     contributed_j = _contributed_j(fit)
     total_j = np.bincount(shares.row_of, weights=contributed_j, minlength=num_rows)
@@ -54,19 +54,19 @@ def fit_residual(fit: PowerFit, clocks_of: Mapping[What, Sequence[int]]) -> Resi
     size = len(_NODES)
     features = np.zeros((num_rows, size * len(shares.index_of)))
     of_shares = weight[:, None] * _features(shares.locked_mhz / top_of_rank[shares.rank_of])
-    columns = shares.what_of[:, None] * size + np.arange(size)
+    columns = shares.work_of[:, None] * size + np.arange(size)
     np.add.at(features, (shares.row_of[:, None], columns), of_shares)
     misfit = ConstantKernel(_MISFIT_RATIO**2, tuple(b**2 for b in _MISFIT_BOUNDS))
     noise = WhiteKernel(_NOISE_RATIO**2, tuple(b**2 for b in _NOISE_BOUNDS))
     optimizer: Any = _best_of_grid
     process: Any = GaussianProcessRegressor(misfit * DotProduct(0.0, "fixed") + noise, optimizer=optimizer)
     with warnings.catch_warnings():
-        # At the edge of its bounds the misfit is nothing, which is what we hope for.
+        # A misfit at its lower bound means that the power model fits.
         warnings.simplefilter("ignore", ConvergenceWarning)
         process.fit(features, fit.residual_ratios)
     noise_ratio2 = float(process.kernel_.get_params()["k2__noise_level"])
-    means: dict[What, FloatArray] = {}
-    sigmas: dict[What, FloatArray] = {}
+    means: dict[WorkKey, FloatArray] = {}
+    sigmas: dict[WorkKey, FloatArray] = {}
     for what, clocks in clocks_of.items():
         wanted = np.zeros((len(clocks), features.shape[1]))
         begin = shares.index_of[what] * size
@@ -78,7 +78,7 @@ def fit_residual(fit: PowerFit, clocks_of: Mapping[What, Sequence[int]]) -> Resi
 
 
 def _best_of_grid(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
-    """Return the best of a few sizes of misfit and noise, and its value; gradients would cost ten times as much."""
+    """Return the best of a grid of misfit and noise sizes, and its value; gradients would cost ten times as much."""
     low, high = bounds.T.tolist()
     points = [
         start,
@@ -90,21 +90,21 @@ def _best_of_grid(objective: Any, start: FloatArray, bounds: FloatArray) -> tupl
 
 
 def _features(position: FloatArray) -> FloatArray:
-    """Return phi at some clocks, given in shares of the maximum clock."""
-    root = np.linalg.cholesky(_alike(_NODES, _NODES) + 1e-6 * np.eye(len(_NODES)))
-    return np.asarray(np.linalg.solve(root, _alike(_NODES, position)).T, dtype=np.float64)
+    """Return phi at clocks given as shares of the maximum clock."""
+    root = np.linalg.cholesky(_kernel(_NODES, _NODES) + 1e-6 * np.eye(len(_NODES)))
+    return np.asarray(np.linalg.solve(root, _kernel(_NODES, position)).T, dtype=np.float64)
 
 
-def _alike(a: FloatArray, b: FloatArray) -> FloatArray:
+def _kernel(a: FloatArray, b: FloatArray) -> FloatArray:
     return np.asarray(np.exp(-0.5 * ((a[:, None] - b[None, :]) / _LENGTH_RATIO) ** 2), dtype=np.float64)
 
 
 def _contributed_j(fit: PowerFit) -> FloatArray:
-    """Return what each share adds to its iteration's energy, by the formula."""
+    """Return the contribution of each share to its iteration's energy by the power model."""
     shares, models = fit.shares, fit.models()
     of_index = {index: what for what, index in shares.index_of.items()}
     joules = np.zeros(len(shares.row_of))
-    for k, index in enumerate(shares.what_of.tolist()):
+    for k, index in enumerate(shares.work_of.tolist()):
         rank, kind, chunk, part = of_index[index]
         clock, time_s, amount = float(shares.clock_mhz[k]), float(shares.time_s[k]), float(shares.amount[k])
         if kind is None:

@@ -1,19 +1,19 @@
-"""How long each kind of instruction takes at every clock, from a few clocks and from instructions that changed clock.
+"""Time curves: instruction times at every clock, from a few clocks and from instructions that changed clock.
 
 An instruction that ran in shares of different clocks satisfies sum(share / t(clock)) = 1. The unknowns are the log
-times at the measured clocks; between them log time is interpolated monotonically over the log clock (PCHIP), never by
-a formula, because an error in time costs more than one in energy. Where a power cap holds the clock down, time stops
-falling: the bend is where the line of the uncapped clocks (time over 1 / clock) reaches the capped time, and becomes
-a knot of its own, since interpolation across it is wrong on both sides.
+times at the measured clocks; between them, log time is interpolated monotonically over the log clock (PCHIP) instead of
+by a formula, because errors in time cost more than errors in energy. Under a power cap, time no longer falls with the
+clock: the bend is where the line of the uncapped clocks (time over 1 / clock) reaches the capped time. It becomes a
+knot of its own, since interpolation across it is wrong on both sides.
 
-Something else on the machine only ever makes an instruction slower. A sample that is slower than its like at the same
-clock is left out of the fit. Where there is no other, shape must tell: time over the clock is convex, capped or not,
-and halving the clock at most doubles it. A knot above that is *doubtful*: to be measured again, and until then
-replaced by what its neighbours allow.
+Disturbances only make instructions slower. A sample that is slower than others at the same clock is left out of the
+fit. If there is no other, its shape decides: time over the clock is convex, with or without a cap, and halving the
+clock at most doubles it. A knot above that is *doubtful*: it must be measured again, and is replaced by the bound from
+its neighbours until then.
 
-A knot that is out of shape and was measured again with the same result is a fact: the work itself takes a *step*
-between two clocks (another kernel, another state of a part that is not the SM; the published A40 table has one).
-Nobody knows where inside, so between those two clocks nothing is offered, and either side is a curve of its own.
+A knot that violates these bounds but is confirmed by a second measurement shows a *step* of the work between two clocks
+(another kernel, another state of a part other than the SM; the published A40 table has one). The position of the step
+between them is unknown, so no clock in between is offered, and each side has a curve of its own.
 """
 
 from collections import defaultdict
@@ -33,32 +33,32 @@ FloatArray = NDArray[np.float64]
 
 _TIME_NOISE_RATIO = 0.003
 _MIN_SHARE_RATIO = 0.02
-"""Shares smaller than this of an instruction are rounding noise of two clocks, not a measurement."""
+"""Smallest share of an instruction that counts; below it, a share is rounding noise between two clocks."""
 _ON_THE_LINE_RATIO = 0.015
 _CAPPED_RATIO = 0.03
-"""How far above the line of the lower clocks a time must lie before a cap explains it better than curvature does."""
+"""Excess over the line of the lower clocks above which a cap explains a time better than curvature."""
 _MIN_CAPPED_KNOTS = 2
 _FLAT_RATIO = 0.01
-"""A cap makes the times of several clocks equal; one time off the line alone is a disturbed measurement."""
+"""Range of times under a cap: they must be equal at several clocks, a single one may be disturbed."""
 _DISTURBED_RATIO = 0.03
-"""A sample slower than the others at its clock by this, or a knot above what its neighbours allow: not this work."""
+"""Excess over other samples at a clock, or of a knot over the bound from its neighbours, that means a disturbance."""
 _STEP_RATIO = 0.02
-"""How far a confirmed knot lies above the line (time over 1 / clock) between its neighbours if the work has a step."""
+"""Excess of a confirmed knot over the line (time over 1 / clock) between its neighbours that means a step."""
 _SAME_RATIO = 0.01
-"""Samples of two iterations that agree within this confirm each other."""
+"""Difference within which samples of two iterations confirm each other."""
 _NEAR_RATIO = 0.02
-"""A bend this near to a measured clock is that clock's."""
+"""Relative distance within which a bend is assigned to a measured clock."""
 _BETWEEN_KNOTS_RATIO = 0.004
-"""Uncertainty that interpolation adds half way between two knots: 0.1-0.4 % on published tables and simulated GPUs."""
+"""Uncertainty of interpolation half way between two knots: 0.1-0.4 % on published tables and simulated GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeCurve:
     """Time of one class over the clock, flat above the last knot.
 
-    `cap_mhz` is the clock a power cap holds it to, None where none was seen. `sigma_ratios` are the standard errors of
-    the knots' times; `doubtful_mhz` are measured clocks whose time is not believed. `steps_mhz` are pairs of measured
-    clocks, ascending, between which the work itself changes: inside a pair nothing is known.
+    `cap_mhz` is the highest clock under a power cap, None without a cap. `sigma_ratios` are the standard errors of the
+    knots' times; `doubtful_mhz` are measured clocks whose time is doubtful. `steps_mhz` are pairs of measured clocks,
+    ascending, between which the work changes.
     """
 
     knots_mhz: tuple[float, ...]
@@ -69,23 +69,23 @@ class TimeCurve:
     steps_mhz: tuple[tuple[float, float], ...] = ()
     measured_to_mhz: float = 0.0
     bend_mhz: float | None = None
-    """The clock that the line of the lower clocks leads to at the highest clock's time, where that is well below it.
+    """The clock at which the line of the lower clocks reaches the highest clock's time, if that is well below it.
 
-    Times alone cannot tell a power cap there from work that does not scale: energies can.
+    Times alone cannot distinguish a power cap there from work that does not scale with the clock; energies can.
     """
 
     @property
     def lowest_mhz(self) -> float:
-        """The lowest measured clock: below it nothing is known, and extrapolation overshoots deadlines."""
+        """The lowest measured clock; extrapolated times below it would miss deadlines."""
         return self.knots_mhz[0]
 
     @property
     def highest_mhz(self) -> float:
-        """The highest measured clock, also where a cap holds it down."""
+        """The highest measured clock, under a cap too."""
         return max(self.knots_mhz[-1], self.measured_to_mhz)
 
     def times_s(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
-        """Return the times at some clocks; inside a step, that of its upper end."""
+        """Return the times at given clocks; inside a step, the time of its upper end."""
         clocks, knots = np.asarray(sm_clocks_mhz, dtype=np.float64), np.array(self.knots_mhz)
         if not self.steps_mhz:
             return _interpolate(clocks, knots, np.array(self.knot_times_s))
@@ -97,13 +97,13 @@ class TimeCurve:
         return times_s
 
     def part_index(self, sm_clock_mhz: float) -> int:
-        """Return on which side of the steps a clock lies, counted from the lowest; inside a step, the upper one."""
+        """Return the part of a clock, counted from the lowest; inside a step, the upper part."""
         return int(self._parts(np.array([sm_clock_mhz], dtype=np.float64))[0])
 
     def is_offered(self, sm_clock_mhz: float) -> bool:
-        """Return whether a plan may use a clock: neither below what was measured, nor inside a step.
+        """Return whether a plan may use a clock: neither below the lowest measured clock, nor inside a step.
 
-        Above a power cap only the highest is: the GPU runs all of them alike.
+        Above a power cap only the highest clock is offered: all of them have the same effect.
         """
         if any(low < sm_clock_mhz < high for low, high in self.steps_mhz):
             return False
@@ -114,7 +114,7 @@ class TimeCurve:
         return np.searchsorted([low for low, _ in self.steps_mhz], clocks_mhz, side="left").astype(np.int64)
 
     def sigmas_ratio(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
-        """Return the standard errors of those times, relative: least at a measured clock, most half way to the next."""
+        """Return the relative standard errors of the times, smallest at measured clocks, largest half way between."""
         clocks, knots = np.asarray(sm_clocks_mhz, dtype=np.float64), np.array(self.knots_mhz)
         at_knots = np.interp(clocks, knots, self.sigma_ratios or np.zeros(len(knots)))
         right = np.clip(np.searchsorted(knots, clocks), 1, max(1, len(knots) - 1))
@@ -124,7 +124,7 @@ class TimeCurve:
         return np.asarray(np.hypot(at_knots, _BETWEEN_KNOTS_RATIO * 4 * share * (1 - share)), dtype=np.float64)
 
     def as_capped(self) -> "TimeCurve":
-        """Return the curve with its bend taken for a power cap's, and as a knot where none is near."""
+        """Return the curve with its bend as a power cap, and as a knot unless one is near."""
         bend_mhz = self.bend_mhz
         if bend_mhz is None:
             return self
@@ -140,12 +140,12 @@ class TimeCurve:
         )
 
     def effective_mhz(self, sm_clock_mhz: float) -> float:
-        """Return the clock the GPU really runs this at."""
+        """Return the clock at which the GPU runs the class, power cap included."""
         return float(sm_clock_mhz) if self.cap_mhz is None else min(float(sm_clock_mhz), self.cap_mhz)
 
 
 def fit_times(observations: Sequence[IterationObservation]) -> Mapping[InstructionClass, TimeCurve]:
-    """Return the curve of every class that was timed."""
+    """Return the time curve of every timed class."""
     samples: dict[InstructionClass, list[InstructionSample]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
@@ -154,7 +154,7 @@ def fit_times(observations: Sequence[IterationObservation]) -> Mapping[Instructi
 
 
 def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:
-    # A redescending loss stays with the fast samples it starts from; what it leaves out decides, and is left out.
+    # A redescending loss follows the fast samples that it starts from; samples far above its fit are excluded.
     fit = _fit_class_times(samples, loss="cauchy")
     kept = [s for s, off in zip(samples, fit.residuals, strict=True) if off <= _DISTURBED_RATIO]
     if {s.main_share.sm_clock_mhz for s in kept} != {s.main_share.sm_clock_mhz for s in samples}:
@@ -165,11 +165,11 @@ def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:
     believed = ~doubtful
     steps = _steps(fit.knots_mhz[believed], fit.times_s[believed], is_confirmed[believed])
     curve = _with_steps(
-        fit.knots_mhz[believed], fit.times_s[believed], fit.seen[believed], fit.sigma_ratios[believed], steps
+        fit.knots_mhz[believed], fit.times_s[believed], fit.counts[believed], fit.sigma_ratios[believed], steps
     )
     lowest_mhz = float(fit.knots_mhz[0])
     if doubtful[0]:
-        # As slow as can be: until it is measured again, no plan should lean on it.
+        # The upper bound of its time: until it is measured again, no plan should use it.
         slowest_s = curve.knot_times_s[0] * curve.knots_mhz[0] / lowest_mhz
         curve = replace(
             curve,
@@ -181,7 +181,7 @@ def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:
 
 
 def _confirmed(samples: Sequence[InstructionSample], fit: "_ClassTimes") -> NDArray[np.bool_]:
-    """Return which knots two iterations or more agree on."""
+    """Return the knots that two or more iterations agree on, as a mask."""
     agreed: dict[int, int] = defaultdict(int)
     for sample, off in zip(samples, fit.residuals, strict=True):
         agreed[sample.main_share.sm_clock_mhz] += abs(float(off)) <= _SAME_RATIO
@@ -191,10 +191,10 @@ def _confirmed(samples: Sequence[InstructionSample], fit: "_ClassTimes") -> NDAr
 def _steps(
     knots_mhz: FloatArray, times_s: FloatArray, is_confirmed: NDArray[np.bool_]
 ) -> tuple[tuple[float, float], ...]:
-    """Return between which neighbouring knots the work itself changes, the plainest step first split off.
+    """Return the pairs of neighbouring knots between which the work changes, found by splitting at the largest step.
 
-    Time over 1 / clock is convex for one and the same work. Where a confirmed knot lies above the line between its
-    neighbours the step is below it, unless the knot is slower than 1 / clock makes the one above: then it is above.
+    Time over 1 / clock is convex for the same work. If a confirmed knot is above the line between its neighbours, the
+    step is below the knot, or above it if the knot is slower than its upper neighbour scaled by 1 / clock.
     """
     period = 1 / knots_mhz
     excess = np.full(len(knots_mhz), -1.0)
@@ -221,7 +221,7 @@ def _with_steps(
     sigma_ratios: FloatArray,
     steps_mhz: tuple[tuple[float, float], ...],
 ) -> TimeCurve:
-    """Return a curve that falls smoothly with the clock between steps; a power cap can only bend the highest part."""
+    """Return a curve that falls smoothly with the clock between steps; only the highest part can have a power cap."""
     parts = np.searchsorted([low for low, _ in steps_mhz], knots_mhz, side="left")
     own = [np.flatnonzero(parts == part) for part in range(len(steps_mhz) + 1)]
     smooth_s = np.concatenate([monotone_times_s(times_s[k], seen[k]) for k in own])
@@ -237,10 +237,10 @@ def _with_steps(
 
 
 def _doubtful(knots_mhz: FloatArray, times_s: FloatArray, is_confirmed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which knots are slower than convexity and proportionality to 1 / clock allow; the highest never is.
+    """Return the knots that violate convexity or proportionality to 1 / clock, as a mask; never the highest knot.
 
-    The most implausible goes first, since a bad knot makes its neighbours look odd too. The highest clock is known
-    from the whole baseline; what two iterations agree on is as it is.
+    The worst knot is removed first, since it affects the bounds of its neighbours. The highest clock is known from the
+    whole baseline, and confirmed knots are accepted as they are.
     """
     believed = np.ones(len(knots_mhz), dtype=np.bool_)
     while True:
@@ -262,7 +262,7 @@ def _doubtful(knots_mhz: FloatArray, times_s: FloatArray, is_confirmed: NDArray[
 
 
 def _with_bend(knots_mhz: FloatArray, times_s: FloatArray, sigma_ratios: FloatArray) -> TimeCurve:
-    """Return the curve through the knots, with a knot at the bend where the upper ones are capped."""
+    """Return the curve through the knots, with a knot at the bend if the upper ones are capped."""
     plain = TimeCurve(tuple(knots_mhz.tolist()), tuple(times_s.tolist()), None, tuple(sigma_ratios.tolist()))
     num_on_line = 2
     if len(knots_mhz) <= num_on_line:
@@ -278,7 +278,7 @@ def _with_bend(knots_mhz: FloatArray, times_s: FloatArray, sigma_ratios: FloatAr
     is_cap = (
         slope > 0
         and len(capped) >= _MIN_CAPPED_KNOTS
-        # A cap holds all clocks from the bend up to the highest.
+        # A cap affects all clocks from the bend up to the highest.
         and capped[-1] == len(knots_mhz) - 1
         and len(capped) == len(knots_mhz) - capped[0]
         and np.ptp(times_s[capped]) <= _FLAT_RATIO * times_s[-1]
@@ -300,7 +300,7 @@ def _with_bend(knots_mhz: FloatArray, times_s: FloatArray, sigma_ratios: FloatAr
 
 
 def _bend_mhz(knots_mhz: FloatArray, times_s: FloatArray, num_on_line: int) -> float | None:
-    """Return where the line through the two highest knots on the line reaches the highest clock's time."""
+    """Return the clock at which the line of the lower knots reaches the highest clock's time; None without a bend."""
     if num_on_line == len(knots_mhz):
         return None
     (low_mhz, mhz), (low_s, time_s) = knots_mhz[num_on_line - 2 : num_on_line], times_s[num_on_line - 2 : num_on_line]
@@ -313,12 +313,13 @@ def _bend_mhz(knots_mhz: FloatArray, times_s: FloatArray, num_on_line: int) -> f
 
 @dataclass(frozen=True, slots=True)
 class _ClassTimes:
-    """Times of one class at its measured clocks, ascending; `seen` counts instructions, `residuals` are per sample."""
+    """Fitted times of one class at its measured clocks, ascending; `residuals` are per sample."""
 
     knots_mhz: FloatArray
     times_s: FloatArray
     sigma_ratios: FloatArray
-    seen: FloatArray
+    counts: FloatArray
+    """Number of measured instructions at each clock."""
     residuals: FloatArray
 
 
@@ -327,7 +328,7 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
     for sample in samples:
         mostly[sample.main_share.sm_clock_mhz].append((sample.time_s, sample.count))
     knots = np.array(sorted(mostly), dtype=float)
-    # Disturbance only ever slows down, so of two samples that contradict each other the faster one is the start.
+    # Disturbances only slow down, so the fit starts from the faster samples.
     start = np.array([np.quantile([t for t, _ in mostly[int(k)]], 0.25, method="lower") for k in knots])
     shares, weights = [], []
     for sample in samples:
@@ -352,17 +353,17 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
         return excess(log_times) * weight
 
     fit = least_squares(residuals, np.log(start), loss=loss)
-    seen = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
+    counts = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
     misfit = max(1.0, float(np.median(np.abs(residuals(fit.x)))) / 0.6745)
     variance = np.diag(np.linalg.pinv(fit.jac.T @ fit.jac))
-    return _ClassTimes(knots, np.exp(fit.x), misfit * np.sqrt(np.maximum(variance, 0.0)), seen, excess(fit.x))
+    return _ClassTimes(knots, np.exp(fit.x), misfit * np.sqrt(np.maximum(variance, 0.0)), counts, excess(fit.x))
 
 
 def monotone_times_s(times_s: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the nearest times that never rise with the clock (clocks ascending), by isotonic regression of log time.
+    """Return the nearest times that do not rise with the clock (clocks ascending), by isotonic regression of log time.
 
-    For samples only: of two clocks that were measured the wrong way round neither is trusted alone, so that a planner
-    cannot pick the lucky one. A table that somebody gives to the planner is the truth and is never smoothed.
+    It is for measured samples: a planner would otherwise select clocks whose errors are in their favour. Tables given
+    to the offline planner are never smoothed.
     """
     smooth = isotonic_regression(np.log(times_s), sample_weight=weights, increasing=False)
     return np.asarray(np.exp(smooth), dtype=np.float64)

@@ -130,7 +130,7 @@ def test_a_gpu_that_the_power_model_does_not_fit_is_planned_from_measured_clocks
 
     fitted = fit_profile(seen, [GPU])
 
-    assert not fitted.is_model_believed
+    assert not fitted.is_power_model_valid
     for key, own in fitted.profile.classes.items():
         assert {option.sm_clock_mhz for option in own.options} <= set(LEVELS), key
 

@@ -9,12 +9,12 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, on
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, Knowledge, Ready, Step
+from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, FitQuality, NoStep, Step
 
 F = InstructionKind.F
 LEVELS = (1410, 1290, 1140, 1005, 900, 780)
-NOTHING_YET = Knowledge(math.inf, frozenset())
-ENOUGH = Knowledge(0.0, frozenset())
+POOR_FIT = FitQuality(math.inf, frozenset())
+GOOD_FIT = FitQuality(0.0, frozenset())
 
 
 def view_of(issued: list[ClockPlan], seen: list[IterationObservation]) -> JobView:
@@ -53,9 +53,9 @@ class Run:
                 )
         return self
 
-    def next_step(self, knowledge: Knowledge = NOTHING_YET) -> Step | Ready:
+    def next_step(self, quality: FitQuality = POOR_FIT) -> Step | NoStep:
         """Return the next step."""
-        return self.design.next_step(lambda: knowledge)
+        return self.design.next_step(lambda: quality)
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ def block() -> Run:
     return Run().take(*(Step(number, 0) for number in range(len(LEVELS))))
 
 
-def doubt(block: Run) -> tuple[Knowledge, int]:
+def doubt(block: Run) -> tuple[FitQuality, int]:
     """Return knowledge with a doubtful clock of rank 0's forwards, and the point that ran it."""
     level = block.design.points[2].levels[0][F]
     number = next(n for n in range(len(LEVELS)) if block.design.points[n].levels[0].get(F) == level)
-    return Knowledge(0.0, frozenset({(InstructionClass(0, F), LEVELS[level])})), number
+    return FitQuality(0.0, frozenset({(InstructionClass(0, F), LEVELS[level])})), number
 
 
 def test_points_run_in_order_and_are_evaluated_after_a_complete_block() -> None:
@@ -79,8 +79,8 @@ def test_points_run_in_order_and_are_evaluated_after_a_complete_block() -> None:
 
 
 def test_profiling_ends_when_the_expected_loss_is_small(block: Run) -> None:
-    assert block.next_step(ENOUGH) is Ready.ENOUGH
-    assert isinstance(block.next_step(NOTHING_YET), Step)
+    assert block.next_step(GOOD_FIT) is NoStep.DONE
+    assert isinstance(block.next_step(POOR_FIT), Step)
 
 
 def test_a_doubtful_clock_is_measured_again_a_limited_number_of_times(block: Run) -> None:
@@ -95,13 +95,13 @@ def test_a_doubtful_clock_is_measured_again_a_limited_number_of_times(block: Run
     assert all(block.design.points[step.number].levels[0][F] == level for step in tried)
     assert sorted(tried, key=str) == sorted(set(tried), key=str)
     assert max(step.attempt for step in tried) == MAX_ATTEMPTS - 1
-    assert block.next_step(doubtful) is Ready.ENOUGH
+    assert block.next_step(doubtful) is NoStep.DONE
 
 
 def test_a_doubtful_clock_that_is_no_level_is_ignored(block: Run) -> None:
-    unknown = Knowledge(0.0, frozenset({(InstructionClass(0, F), 1333)}))
+    unknown = FitQuality(0.0, frozenset({(InstructionClass(0, F), 1333)}))
 
-    assert block.next_step(unknown) is Ready.ENOUGH
+    assert block.next_step(unknown) is NoStep.DONE
 
 
 def test_a_disturbed_point_is_retried_a_limited_number_of_times() -> None:
@@ -113,7 +113,7 @@ def test_a_disturbed_point_is_retried_a_limited_number_of_times() -> None:
         assert run.next_step() == Step(0, attempt)
         run.take(Step(0, attempt), is_regular=False)
 
-    assert run.next_step() is Ready.ENOUGH
+    assert run.next_step() is NoStep.DONE
 
 
 def test_profiling_waits_for_the_measurement_of_the_last_point() -> None:
@@ -121,4 +121,4 @@ def test_profiling_waits_for_the_measurement_of_the_last_point() -> None:
     last = len(run.design.points) - 1
     run.take(*(Step(number, 0) for number in range(last))).take(Step(last, 0), is_seen=False)
 
-    assert run.next_step() is Ready.NOT_YET
+    assert run.next_step() is NoStep.WAIT

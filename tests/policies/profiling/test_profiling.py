@@ -22,8 +22,8 @@ from gpuenergyd_policies.profiling.design import (
     clock_levels,
     design_points,
     kinds_of_ranks,
-    lost_ratio,
     profile_plan,
+    time_loss_ratio,
 )
 from gpuenergyd_policies.profiling.fit import FittedProfile, NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.times import fit_times, monotone_times_s
@@ -111,8 +111,8 @@ def test_a_design_point_costs_the_time_of_its_slowest_rank() -> None:
     point = DesignPoint(({F: 0, B: 1}, {F: 1, B: 1}))
     busy_s = {InstructionClass(r, kind): time_s for r in (0, 1) for kind, time_s in ((F, 1.0), (B, 2.0))}
 
-    assert lost_ratio(point, [(1400, 700)] * 2, busy_s) == pytest.approx(1.0)
-    assert lost_ratio(DesignPoint((point.levels[0],)), [(1400, 700)], busy_s) == pytest.approx(2 / 3)
+    assert time_loss_ratio(point, [(1400, 700)] * 2, busy_s) == pytest.approx(1.0)
+    assert time_loss_ratio(DesignPoint((point.levels[0],)), [(1400, 700)], busy_s) == pytest.approx(2 / 3)
 
 
 def test_a_profile_plan_fits_its_pipeline() -> None:
