@@ -9,7 +9,7 @@ import pytest
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.daemon.registration import checked_length, checked_tags
 from gpuenergyd.errors import ProtocolError
-from tests.daemon.jobs.test_registry import registration
+from tests.support.job_stage import registration
 
 
 def test_a_job_length_is_accepted_and_its_deadline_converted_to_utc() -> None:

@@ -11,7 +11,7 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
-from tests.daemon.jobs.test_registry import FakeWorker, settle
+from tests.support.job_stage import FakeWorker, settle
 from tests.support.virtual_daemon import (
     LATENCY_S,
     CountingMemory,

@@ -12,7 +12,7 @@ from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.store.records import Record, RollupRecord
-from tests.daemon.jobs.test_registry import Stage, plan, play, settle
+from tests.support.job_stage import Stage, plan, play, settle
 from tests.support.virtual_time import VirtualTime
 
 NS_PER_S = 1_000_000_000

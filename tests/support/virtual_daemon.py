@@ -24,7 +24,7 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import HistoryPort, JobServices, WorkerPort
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
-from tests.daemon.jobs.test_registry import ME, settle
+from tests.support.job_stage import ME, settle
 from tests.support.virtual_training import CLOCKS_MHZ, VirtualTraining
 
 LATENCY_S = 0.006

@@ -9,7 +9,7 @@ from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.wire.daemon_codec import decode, encode
-from tests.core.job.test_job import SCHEDULE, WORK
+from tests.support.job_run import SCHEDULE, WORK
 from tests.support.virtual_training import VirtualTraining
 
 MAX_REMEMBERED = JobRules().max_observations

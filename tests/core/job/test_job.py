@@ -4,53 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.job.description import JobDescription
-from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     ControlLost,
     JobPhase,
     PlanDecided,
     PolicyFailed,
-    RankJoined,
     RankLost,
     RecordPhase,
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules, member_rules
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.pipeline.switching import SwitchLatency
-from gpuenergyd.core.policy_api.policy import GpuView, JobView
-from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import JobError
-from tests.support.virtual_training import A100Work, VirtualTraining
-
-SCHEDULE = one_forward_one_backward(2, 4)
-CLOCKS = tuple(range(1410, 209, -15))
-
-
-def new_job(**overrides: object) -> Job:
-    fields: dict[str, object] = {
-        "job_id": "j",
-        "job_name": "gpt",
-        "num_pp_ranks": 2,
-        "schedule_name": "1f1b",
-        "num_microbatches": 4,
-        "num_chunks": 1,
-        "policy": "p",
-        "target": PerformanceTarget(),
-    }
-    return Job(JobDescription(**{**fields, **overrides}))  # type: ignore[arg-type]
-
-
-def joined(rank: int, **overrides: object) -> RankJoined:
-    fields: dict[str, object] = {
-        "pp_rank": rank,
-        "order": SCHEDULE.orders[min(rank, 1)],
-        "gpu": GpuView(f"GPU-{rank}", "A100", CLOCKS, 0.01),
-    }
-    return RankJoined(**{**fields, **overrides})  # type: ignore[arg-type]
+from tests.support.job_run import SCHEDULE, WORK, joined, new_job
+from tests.support.virtual_training import VirtualTraining
 
 
 def test_a_job_warms_up_once_all_ranks_have_joined() -> None:
@@ -102,11 +72,6 @@ class _Asked:
             PlanPurpose.TUNED,
             tuple(RankClocks(r, (1200,) * len(o), (ClockChange(o[0], 0.0, 1200),)) for r, o in enumerate(order)),
         )
-
-
-WORK = {
-    (rank, kind): A100Work(0.01, 0.04, 0.25) for rank in range(2) for kind in (InstructionKind.F, InstructionKind.B)
-}
 
 
 def trained(policy: _Asked, thinking_iterations: int = 0) -> VirtualTraining:

@@ -13,8 +13,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from tests.core.job.job_run import APPLIED, PROFILING, JobRun, kinds, plan
-from tests.core.job.test_job import SCHEDULE, joined, new_job
+from tests.support.job_run import APPLIED, PROFILING, SCHEDULE, JobRun, joined, kinds, new_job, plan
 
 
 def report(rank: int, index: int, *, in_order: bool = True, gap_ns: int = 10**7, epoch: int = 0) -> RankIteration:

@@ -18,7 +18,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
-from tests.core.job.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
+from tests.support.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
 
 
 def test_a_slow_plan_is_taken_back_at_its_second_iteration_and_the_policy_asked_again_five_after() -> None:

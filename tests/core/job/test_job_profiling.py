@@ -13,7 +13,7 @@ from gpuenergyd.core.job.messages import (
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
-from tests.core.job.job_run import APPLIED, PROFILING, JobRun, asked_view, kinds, plan
+from tests.support.job_run import APPLIED, PROFILING, JobRun, asked_view, kinds, plan
 
 # --- profiling ---
 

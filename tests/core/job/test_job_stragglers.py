@@ -7,7 +7,7 @@ from gpuenergyd.core.job.messages import (
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from tests.core.job.job_run import JobRun, asked_view, kinds, plan
+from tests.support.job_run import JobRun, asked_view, kinds, plan
 
 
 def test_a_plan_that_is_kept_for_another_target_is_judged_by_it_from_the_next_iteration_on() -> None:

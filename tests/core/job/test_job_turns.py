@@ -27,8 +27,20 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from tests.core.job.job_run import APPLIED, FIRST_ASKED, PROFILING, UUIDS, JobRun, asked_view, kinds, plan
-from tests.core.job.test_job import CLOCKS, SCHEDULE, joined, new_job
+from tests.support.job_run import (
+    APPLIED,
+    CLOCKS,
+    FIRST_ASKED,
+    PROFILING,
+    SCHEDULE,
+    UUIDS,
+    JobRun,
+    asked_view,
+    joined,
+    kinds,
+    new_job,
+    plan,
+)
 
 # --- until the first plan ---
 

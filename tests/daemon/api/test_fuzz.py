@@ -21,7 +21,7 @@ from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
 from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request, encode_clock_request
 from gpuenergyd.wire.daemon_codec import decode
 from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRelease
-from tests.daemon.jobs.test_registry import ME, Stage, plan, registration, report, settle
+from tests.support.job_stage import ME, Stage, plan, registration, report, settle
 from tests.support.mutations import mutated
 
 NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "40000"))

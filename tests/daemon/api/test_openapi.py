@@ -20,7 +20,7 @@ from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuSnapshot, LeaseOwner
 from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
-from tests.daemon.jobs.test_registry import FakeWorker, Stage, registration, report
+from tests.support.job_stage import FakeWorker, Stage, registration, report
 
 
 class UnusedWorker(FakeWorker):

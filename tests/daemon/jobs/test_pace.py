@@ -8,7 +8,7 @@ from gpuenergyd.core.job.messages import TargetChanged
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReport
-from tests.daemon.jobs.test_registry import ME, Stage, plan, play
+from tests.support.job_stage import ME, Stage, plan, play
 
 
 def test_a_slow_replica_elsewhere_sets_the_pace_and_the_policy_is_asked_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
     AskPolicy,
@@ -9,15 +10,48 @@ from gpuenergyd.core.job.messages import (
     Event,
     MergedIterationObserved,
     PlanDecided,
+    RankJoined,
     RecordIteration,
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from tests.core.job.test_job import SCHEDULE, joined, new_job
+from tests.support.virtual_training import A100Work
 
+SCHEDULE = one_forward_one_backward(2, 4)
+CLOCKS = tuple(range(1410, 209, -15))
+
+
+def new_job(**overrides: object) -> Job:
+    fields: dict[str, object] = {
+        "job_id": "j",
+        "job_name": "gpt",
+        "num_pp_ranks": 2,
+        "schedule_name": "1f1b",
+        "num_microbatches": 4,
+        "num_chunks": 1,
+        "policy": "p",
+        "target": PerformanceTarget(),
+    }
+    return Job(JobDescription(**{**fields, **overrides}))  # type: ignore[arg-type]
+
+
+def joined(rank: int, **overrides: object) -> RankJoined:
+    fields: dict[str, object] = {
+        "pp_rank": rank,
+        "order": SCHEDULE.orders[min(rank, 1)],
+        "gpu": GpuView(f"GPU-{rank}", "A100", CLOCKS, 0.01),
+    }
+    return RankJoined(**{**fields, **overrides})  # type: ignore[arg-type]
+
+
+WORK = {
+    (rank, kind): A100Work(0.01, 0.04, 0.25) for rank in range(2) for kind in (InstructionKind.F, InstructionKind.B)
+}
 UUIDS = ("GPU-0", "GPU-1")
 FIRST_ASKED = 11
 """Two iterations warm the job up, ten are the baseline."""

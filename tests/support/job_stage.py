@@ -1,0 +1,234 @@
+"""A job of two ranks in this process, with fakes of everything around it: GPU worker, policy host, history."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpuenergyd.core.clock_request import ClockRequest
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.jobs.clock_requests import Admission
+from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.errors import GpuError
+from gpuenergyd.gpu.device import GpuIdentity
+from gpuenergyd.gpu.link.messages import LeaseOwner
+from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult
+from gpuenergyd.gpu.restore.journal import Control
+from gpuenergyd.store.records import (
+    ControlEventRecord,
+    Record,
+)
+from gpuenergyd.wire.clock_request import RankClockRequest
+from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
+
+CLOCKS_MHZ = (1410, 1200, 900)
+SCHEDULE = one_forward_one_backward(2, 2)
+ME = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
+
+
+@dataclass
+class FakeWorker:
+    """Notes what is asked of it; `refusal` makes it refuse leases."""
+
+    calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    requested_clocks: list[tuple[str, int, int]] = field(default_factory=list)
+    refusal: str | None = None
+    owner: LeaseOwner | None = None
+
+    async def lease(
+        self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
+    ) -> None:
+        """Record it, or refuse."""
+        del pidfds
+        self.calls.append(("lease", tuple(gpu_uuids)))
+        self.owner = owner
+        assert lease_id == owner.job_id
+        if self.refusal is not None:
+            raise GpuError(self.refusal)
+
+    async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
+        """Note it."""
+        assert reason
+        self.calls.append(("restore", tuple(gpu_uuids)))
+        return tuple(
+            RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.RESTORED, "clock lock removed")
+            for uuid in gpu_uuids
+        )
+
+    def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
+        """Record it."""
+        assert request.later_at_mono_ns >= 0
+        assert request.sent_mono_ns
+        self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, request.later_sm_clock_mhz))
+
+
+@dataclass
+class FakePolicy:
+    """Answers what it is told to, once per question; then repeats the plan in force."""
+
+    answers: list[ClockPlan | PolicyFailure] = field(default_factory=list)
+    views: list[JobView] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
+        """Return the next scripted answer."""
+        assert job_id == view.job_id
+        assert policy == "scripted"
+        self.views.append(view)
+        return self.answers.pop(0) if self.answers else view.issued_plans[-1]
+
+    async def preload(self, policy: str) -> None:
+        """Know it already."""
+        assert policy == "scripted"
+
+    async def drop_job(self, job_id: str) -> None:
+        """Note it."""
+        self.forgotten.append(job_id)
+
+
+@dataclass
+class FakeHistory:
+    """Keeps what is recorded."""
+
+    records: list[Record] = field(default_factory=list)
+
+    def write(self, record: Record) -> None:
+        """Keep it."""
+        self.records.append(record)
+
+
+def plan(plan_id: str, clock_mhz: int, purpose: PlanPurpose = PlanPurpose.TUNED) -> ClockPlan:
+    return ClockPlan(
+        plan_id,
+        purpose,
+        tuple(
+            RankClocks(r, (clock_mhz,) * len(order), constant_clock_changes(order, clock_mhz))
+            for r, order in enumerate(SCHEDULE.orders)
+        ),
+        reason="as scripted",
+    )
+
+
+class Stage:
+    """Two ranks of one job in this very process, on two GPUs, and everything around them faked."""
+
+    def __init__(self, *answers: ClockPlan | PolicyFailure, is_observing: bool = False) -> None:
+        self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
+        self.gpus = Gpus()
+        self.gpus.update(
+            GpuIdentity(f"GPU-{r}", r, "A100", CLOCKS_MHZ, is_simulated=True, blocking_power_w=80.0) for r in range(3)
+        )
+        self.jobs = Jobs(
+            services=JobServices(
+                worker=self.worker,
+                policy=self.policy,
+                history=self.history,
+                gpus=self.gpus,
+                observation_limit_s=0.0,
+                is_observing=is_observing,
+            ),
+            rules=JobRules(warmup_iterations=0, baseline_iterations=2, fallback_iterations=3),
+            default_policy="scripted",
+            default_max_slowdown_ratio=0.0,
+            installed_policies=("scripted",),
+            clock_socket_path="/clock",
+            max_ranks_per_user=8,
+            silence_limit_s=0.001,
+        )
+        self.tokens: list[str] = []
+        self.next_index = 0
+        self.sequence = 0
+
+    def join(self) -> str:
+        """Register both ranks; return the job's id."""
+        for pp_rank in range(2):
+            registered = self.jobs.register(registration(pp_rank), ME, os.pidfd_open(os.getpid()))
+            self.tokens.append(registered.rank_token)
+        return registered.job_id
+
+    async def iterate(self, *, plan_epoch: int = 0, times: int = 1) -> list[tuple[PlanSlice, ...]]:
+        """Report iterations of all ranks; return the plans that each rank was given."""
+        given: list[tuple[PlanSlice, ...]] = [() for _ in self.tokens]
+        for _ in range(times):
+            for r, token in enumerate(self.tokens):
+                reply = self.jobs.handle_report(report(token, r, self.next_index, plan_epoch), ME)
+                assert reply is not None
+                given[r] += reply.plans
+            self.next_index += 1
+            await settle()
+        return given
+
+    def send(self, *, pp_rank: int = 0, clock_mhz: int = 1200, plan_epoch: int) -> Admission:
+        """Send a clock request as one rank."""
+        self.sequence += 1
+        request = ClockRequest(clock_mhz, time.monotonic_ns(), plan_epoch=plan_epoch)
+        token = bytes.fromhex(self.tokens[pp_rank])
+        return self.jobs.clock_requests.admit(RankClockRequest(token, self.sequence, request), ME)
+
+    def events(self, action: str) -> list[ControlEventRecord]:
+        """Return what was recorded of one kind."""
+        return [r for r in self.history.records if isinstance(r, ControlEventRecord) and r.action == action]
+
+    @property
+    def phase(self) -> str:
+        """Where the only job stands."""
+        (runner,) = self.jobs
+        return runner.job.phase
+
+
+def registration(pp_rank: int) -> RankRegistration:
+    return RankRegistration(
+        protocol_version=1,
+        job_name="job",
+        run_key="1",
+        pp_rank=pp_rank,
+        num_pp_ranks=2,
+        dp_rank=0,
+        schedule_name="1f1b",
+        num_microbatches=2,
+        num_chunks=1,
+        order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in SCHEDULE.orders[pp_rank]),
+        gpu_uuid=f"GPU-{pp_rank}",
+    )
+
+
+def report(token: str, pp_rank: int, index: int, plan_epoch: int) -> IterationReport:
+    end_ns = time.monotonic_ns()
+    step_ns = 1_000_000
+    order = SCHEDULE.orders[pp_rank]
+    begin_ns = end_ns - step_ns * len(order)
+    return IterationReport(
+        rank_token=token,
+        iteration_index=index,
+        plan_epoch=plan_epoch,
+        begin_mono_ns=begin_ns,
+        end_mono_ns=end_ns,
+        next_begin_mono_ns=end_ns,
+        instructions=tuple(
+            (str(i.kind), i.microbatch_index, 0, begin_ns + k * step_ns, begin_ns + (k + 1) * step_ns)
+            for k, i in enumerate(order)
+        ),
+    )
+
+
+async def settle() -> None:
+    """Let everything that can run now run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run a scenario on an event loop of its own."""
+
+    async def run() -> None:
+        await scenario()
+
+    asyncio.run(run())
