@@ -82,13 +82,16 @@ class JobRun:
         if rules is not None:
             self.job = Job(self.job.description, rules)
         self.sent: list[SendPlan] = []
+        self.records: list[RecordIteration] = []
         self.index = 0
         for rank in range(2):
             self.tell(joined(rank))
 
     def tell(self, event: Event) -> tuple[Command, ...]:
         """Give the job an event, note which plans are sent, and leave out that the iteration is recorded."""
-        said = tuple(command for command in self.job.handle(event) if not isinstance(command, RecordIteration))
+        commands = self.job.handle(event)
+        self.records += [command for command in commands if isinstance(command, RecordIteration)]
+        said = tuple(command for command in commands if not isinstance(command, RecordIteration))
         self.sent += [command for command in said if isinstance(command, SendPlan)]
         return said
 

@@ -58,7 +58,7 @@ def test_a_plan_is_stopped_for_a_little_over_many_iterations_or_much_over_two(
     assert (finding(times_s) is Finding.TOO_SLOW) is stopped
 
 
-def test_noise_is_forgiven_less_the_longer_it_lasts() -> None:
+def test_the_allowance_for_noise_shrinks_with_the_number_of_iterations() -> None:
     """Two standard errors of a median over n iterations: 0.02 at n = 4, 0.01 at n = 16 for a spread of 0.02."""
     assert finding([1.029] * 4, sigma_s=0.02) is None
     assert finding([1.031] * 4, sigma_s=0.02) is Finding.TOO_SLOW
@@ -66,24 +66,24 @@ def test_noise_is_forgiven_less_the_longer_it_lasts() -> None:
     assert finding([1.021] * 16, sigma_s=0.02) is Finding.TOO_SLOW
 
 
-def test_what_is_owed_is_what_slowness_is_held_against() -> None:
+def test_the_guard_compares_with_the_target() -> None:
     assert finding([1.1] * 16, slowdown=0.1) is None
     assert finding([1.12] * 16, slowdown=0.1) is Finding.TOO_SLOW
 
 
-def test_waiting_for_another_replica_is_not_the_plans_slowness() -> None:
+def test_a_wait_for_another_replica_is_not_slowness_of_the_plan() -> None:
     recent = [iteration(k, 1.3, waited_s=0.3) for k in range(8)]
 
     assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
-def test_a_stopped_plan_is_named_with_what_it_takes_and_what_is_allowed() -> None:
+def test_a_finding_names_the_plan_its_time_and_the_allowed_time() -> None:
     found = judge(iterations([1.5] * 4), PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
 
     assert found == (Finding.TOO_SLOW, "plan 'p' takes 1.5 s per iteration, 1.05 s are allowed")
 
 
-def test_a_job_much_faster_than_expected_is_another_job() -> None:
+def test_a_job_much_faster_than_predicted_has_changed() -> None:
     predicted = ClockPlan("p", PlanPurpose.TUNED, predicted=PlanPrediction(1.0, 100.0))
 
     assert finding([0.94] * 4, plan=predicted) is Finding.JOB_IS_FASTER
@@ -103,7 +103,7 @@ def test_a_job_much_faster_than_expected_is_another_job() -> None:
         (12, 0.10, [0.097] * 4, True),
     ],
 )
-def test_an_instruction_that_got_faster_under_a_plan_is_another_job(
+def test_a_job_whose_instruction_became_faster_has_changed(
     num_before: int, then_s: float, last_s: list[float], *, is_faster: bool
 ) -> None:
     recent = [iteration(k, 1.0, sample(then_s), sample(0.2, B)) for k in range(num_before)]
@@ -116,7 +116,7 @@ def test_an_instruction_that_got_faster_under_a_plan_is_another_job(
     assert found == ((Finding.JOB_IS_FASTER, line) if is_faster else None)
 
 
-def test_only_the_begin_of_a_plan_is_held_against_its_end() -> None:
+def test_the_end_of_a_plan_is_compared_with_its_begin_only() -> None:
     """Eight iterations, the very first left out; what came later has no say."""
     recent = iterations([1.0], sample(0.1)) + [iteration(k, 1.0, sample(0.1)) for k in range(1, 9)]
     recent += [iteration(k, 1.0, sample(0.05)) for k in range(9, 30)]
@@ -132,7 +132,7 @@ def at_two_clocks(index: int, num_fast: int, fast_s: float = 0.1) -> IterationOb
     return iteration(index, 1.0, fast, sample(0.2, count=4 - num_fast, clock=900))
 
 
-def test_an_instructions_mean_counts_each_as_often_as_it_ran() -> None:
+def test_the_mean_of_an_instruction_is_weighted_by_its_count() -> None:
     """One at 0.1 s and three at 0.2 s are 0.175 s each; three at 0.09 s and one at 0.2 s are 0.1175 s."""
     slow = [at_two_clocks(k, 1) for k in range(6)]
     fast = [at_two_clocks(9 + k, 3, 0.09) for k in range(4)]
@@ -145,19 +145,19 @@ def test_an_instructions_mean_counts_each_as_often_as_it_ran() -> None:
     assert slower is None
 
 
-def test_an_instruction_that_only_ran_more_at_a_higher_clock_is_no_faster_one() -> None:
+def test_more_time_at_a_higher_clock_is_not_a_faster_instruction() -> None:
     recent = [at_two_clocks(k, 1) for k in range(6)] + [at_two_clocks(9 + k, 3) for k in range(4)]
 
     assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
-def test_an_instruction_missing_from_an_iteration_is_no_faster_one() -> None:
+def test_a_missing_instruction_is_not_a_faster_one() -> None:
     recent = [iteration(k, 1.0, sample(0.1)) for k in range(6)] + [iteration(9 + k, 1.0) for k in range(4)]
 
     assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
-def test_what_changed_most_between_two_full_speed_runs_is_named() -> None:
+def test_the_largest_change_between_two_full_speed_runs_is_named() -> None:
     before = iterations([1.0, 1.0, 1.1], sample(0.1), sample(0.2, B, 1, chunk=2))
     now = iterations([1.02] * 3, sample(0.104), sample(0.186, B, 1, chunk=2))
 
@@ -170,7 +170,7 @@ def test_what_changed_most_between_two_full_speed_runs_is_named() -> None:
     )
 
 
-def test_an_instruction_whose_clock_changed_in_mid_flight_tells_nothing_of_full_speed() -> None:
+def test_an_instruction_with_a_clock_change_does_not_count_at_full_speed() -> None:
     split = InstructionSample(0, F, (ClockShare(1200, 0.1), ClockShare(900, 0.1)), 1)
 
     assert what_changed(iterations([1.0], sample(0.1)), iterations([1.0], split), at_least_ratio=0.03) is None

@@ -29,7 +29,7 @@ def indices(observations: list[IterationObservation]) -> list[int]:
     return [o.iteration_index for o in observations]
 
 
-def test_as_many_are_kept_as_may_be_and_the_oldest_tuned_one_goes_first() -> None:
+def test_the_oldest_tuned_iteration_is_dropped_first() -> None:
     full = remembered("baseline", "tuned", "probe", "tuned", "tuned", "tuned", max_kept=6)
     assert indices(full.kept) == [0, 1, 2, 3, 4, 5]
 
@@ -39,7 +39,7 @@ def test_as_many_are_kept_as_may_be_and_the_oldest_tuned_one_goes_first() -> Non
         assert len(full.kept) == 6
 
 
-def test_without_a_tuned_one_in_the_older_half_one_at_full_speed_goes_and_else_the_oldest() -> None:
+def test_without_tuned_iterations_in_the_older_half_full_speed_is_dropped_then_the_oldest() -> None:
     full = remembered("probe", "baseline", "probe", "tuned", "tuned", "tuned", max_kept=6)
     full.add(iteration(6, "tuned"), PURPOSES)
     assert indices(full.kept) == [0, 2, 3, 4, 5, 6]
@@ -49,7 +49,7 @@ def test_without_a_tuned_one_in_the_older_half_one_at_full_speed_goes_and_else_t
     assert indices(probes.kept) == [1, 2, 3, 4]
 
 
-def test_iterations_under_plans_that_nobody_knows_go_like_tuned_ones() -> None:
+def test_iterations_under_unknown_plans_are_dropped_like_tuned_ones() -> None:
     full = remembered("baseline", None, "probe", "probe", max_kept=4)
 
     full.add(iteration(4, "probe"), PURPOSES)
@@ -57,7 +57,7 @@ def test_iterations_under_plans_that_nobody_knows_go_like_tuned_ones() -> None:
     assert indices(full.kept) == [0, 2, 3, 4]
 
 
-def test_room_for_one_keeps_the_newest() -> None:
+def test_with_room_for_one_the_newest_iteration_is_kept() -> None:
     assert indices(remembered("baseline", "tuned", "probe", max_kept=1).kept) == [2]
 
 
@@ -69,7 +69,7 @@ def test_the_first_iteration_of_a_full_speed_block_is_left_out_and_the_first_of_
     assert indices(run.at_full_speed(PURPOSES, since=5)) == [5, 8]
 
 
-def test_an_irregular_iteration_is_of_no_kind() -> None:
+def test_an_irregular_iteration_is_not_selected() -> None:
     run = remembered("baseline", "baseline")
     run.add(iteration(2, "baseline", regular=False), PURPOSES)
     run.add(iteration(3, "tuned", regular=False, gap_s=9.0), PURPOSES)
@@ -80,7 +80,7 @@ def test_an_irregular_iteration_is_of_no_kind() -> None:
     assert run.typical(lambda o: o.launch_gap_s) == 1.0
 
 
-def test_the_iterations_of_one_plan_since_an_iteration() -> None:
+def test_iterations_of_one_plan_are_selected_since_an_index() -> None:
     run = remembered("tuned", "baseline", "tuned", "tuned", "probe")
 
     assert indices(run.regular_under("tuned", since=2)) == [2, 3]
@@ -89,11 +89,11 @@ def test_the_iterations_of_one_plan_since_an_iteration() -> None:
     assert indices(run.that_profiled(PURPOSES)) == [4]
 
 
-def test_a_figure_that_no_iteration_has_is_nothing() -> None:
+def test_a_figure_that_no_iteration_has_is_zero() -> None:
     assert remembered("baseline").typical(lambda o: o.launch_gap_s) == 0.0
 
 
-def test_a_saving_is_told_from_iterations_whose_time_is_the_jobs_own() -> None:
+def test_a_saving_is_measured_from_iterations_at_the_jobs_own_pace() -> None:
     run = KeptIterations(100)
     for index in range(16):
         plan_id = "baseline" if index < 8 else "tuned"

@@ -20,7 +20,7 @@ def tuned(number: int) -> ClockPlan:
     return ClockPlan(f"tuned-{number}", PlanPurpose.TUNED)
 
 
-def test_what_is_kept_of_any_number_of_plans_is_bounded_and_all_that_is_needed() -> None:
+def test_the_number_of_kept_plans_is_bounded_and_needed_plans_are_kept() -> None:
     rng = random.Random(0)
     plans = IssuedPlans()
     issued: list[ClockPlan] = []
@@ -47,7 +47,7 @@ def test_what_is_kept_of_any_number_of_plans_is_bounded_and_all_that_is_needed()
         assert len(plans._for_straggler) <= MAX_PLANS_KEPT
 
 
-def test_a_plan_that_profiled_stays_as_long_as_another_can_go() -> None:
+def test_profiling_plans_are_dropped_last() -> None:
     plans = IssuedPlans()
     tried = [ClockPlan(f"profile-{number}", PlanPurpose.PROFILE) for number in range(40)]
     for plan in [*tried, *(tuned(number) for number in range(2000))]:
@@ -56,7 +56,7 @@ def test_a_plan_that_profiled_stays_as_long_as_another_can_go() -> None:
     assert plans.kept[:41] == [*tried, tuned(0)]
 
 
-def test_endless_profiling_is_bounded_too() -> None:
+def test_the_number_of_kept_profiling_plans_is_bounded() -> None:
     plans = IssuedPlans()
     for number in range(2000):
         plans.add(ClockPlan(f"profile-{number}", PlanPurpose.PROFILE), ())
@@ -64,7 +64,7 @@ def test_endless_profiling_is_bounded_too() -> None:
     assert len(plans.kept) == MAX_PLANS_KEPT
 
 
-def test_beginning_anew_keeps_what_ran_at_full_speed() -> None:
+def test_profiling_from_the_beginning_keeps_full_speed_plans() -> None:
     plans = IssuedPlans()
     plans.add(ClockPlan("full-speed-1", PlanPurpose.BASELINE), ())
     plans.add(tuned(1), ())
@@ -87,7 +87,7 @@ class _NeverContent:
         return ClockPlan(view.plan_id(f"tuned-{view.num_issued(PlanPurpose.TUNED) + 1}"), PlanPurpose.TUNED)
 
 
-def test_plans_are_numbered_on_when_old_ones_are_left_out_and_after_a_restart() -> None:
+def test_plan_numbers_continue_after_dropped_plans_and_after_a_restart() -> None:
     policy = _NeverContent()
     run = VirtualTraining(SCHEDULE, WORK, policy, rules=JobRules(max_observations=24))
     run.run(MAX_PLANS_KEPT + 60)
@@ -101,7 +101,7 @@ def test_plans_are_numbered_on_when_old_ones_are_left_out_and_after_a_restart() 
     assert again.snapshot() == job.snapshot()
 
 
-def test_no_plan_goes_while_iterations_of_each_still_count() -> None:
+def test_no_plan_of_a_kept_iteration_is_dropped() -> None:
     plans = IssuedPlans()
     all_of_them = [tuned(number) for number in range(MAX_PLANS_KEPT + 5)]
     for plan in all_of_them:
@@ -111,7 +111,7 @@ def test_no_plan_goes_while_iterations_of_each_still_count() -> None:
     assert not plans.num_dropped
 
 
-def test_before_any_plan_the_untuned_one_is_in_force_under_epoch_0() -> None:
+def test_before_the_first_plan_full_speed_is_in_force_under_epoch_0() -> None:
     plans = IssuedPlans()
 
     assert (plans.current.plan_id, plans.last_apply_at, plans.proven_or_first_tuned()) == ("baseline", 0, None)
@@ -170,7 +170,7 @@ def test_the_newest_tuned_plan_that_is_fast_enough_is_found() -> None:
     ]
 
 
-def test_the_proven_plan_speaks_for_the_job_and_else_the_first_tuned_one() -> None:
+def test_the_proven_plan_represents_the_job_or_else_the_first_tuned_one() -> None:
     plans = IssuedPlans()
     plans.add(ClockPlan("probe", PlanPurpose.PROFILE), ())
     plans.proven_id = "probe"
@@ -183,7 +183,7 @@ def test_the_proven_plan_speaks_for_the_job_and_else_the_first_tuned_one() -> No
     assert plans.proven_or_first_tuned() == tuned(2)
 
 
-def test_beginning_anew_counts_what_was_dropped_at_full_speed_only() -> None:
+def test_profiling_from_the_beginning_keeps_the_count_of_dropped_full_speed_plans_only() -> None:
     plans = IssuedPlans(num_dropped={PlanPurpose.BASELINE: 2, PlanPurpose.TUNED: 5})
     plans.record_target("tuned-1", 1.0, is_forced=True)
 
@@ -197,7 +197,7 @@ def test_beginning_anew_counts_what_was_dropped_at_full_speed_only() -> None:
     assert untouched.num_dropped == {}
 
 
-def test_the_oldest_that_nobody_needs_goes_first() -> None:
+def test_the_oldest_unneeded_plan_is_dropped_first() -> None:
     plans = IssuedPlans()
     for number in range(MAX_PLANS_KEPT):
         plans.add(tuned(number), ())
@@ -213,7 +213,7 @@ def test_the_oldest_that_nobody_needs_goes_first() -> None:
     assert plans.num_dropped == {PlanPurpose.TUNED: 2}
 
 
-def test_a_plan_that_was_issued_again_goes_before_one_that_was_not_and_is_still_known() -> None:
+def test_a_repeated_plan_is_dropped_first_and_stays_known() -> None:
     plans = IssuedPlans()
     for number in (*range(300), *[299] * 84):
         plans.add(tuned(number), ())

@@ -31,7 +31,7 @@ def test_a_job_warms_up_once_all_ranks_have_joined() -> None:
 
 
 @pytest.mark.parametrize(("rank", "line"), [(2, "has 2 ranks"), (0, "already registered")])
-def test_a_rank_that_cannot_be_is_refused_and_changes_nothing(rank: int, line: str) -> None:
+def test_an_invalid_rank_is_refused_and_changes_nothing(rank: int, line: str) -> None:
     job = new_job()
     job.handle(joined(0))
 
@@ -40,7 +40,7 @@ def test_a_rank_that_cannot_be_is_refused_and_changes_nothing(rank: int, line: s
     assert job.handle(joined(1)) == (RecordPhase(JobPhase.WARMUP, "all ranks joined"),)
 
 
-def test_orders_that_wait_for_each_other_are_refused() -> None:
+def test_orders_that_deadlock_are_refused() -> None:
     job = new_job()
     job.handle(joined(0))
 
@@ -49,7 +49,7 @@ def test_orders_that_wait_for_each_other_are_refused() -> None:
     assert job.phase is JobPhase.JOINING
 
 
-def test_nothing_happens_to_a_job_that_has_ended() -> None:
+def test_an_ended_job_handles_no_events() -> None:
     job = new_job()
     job.handle(joined(0))
     job.handle(RankLost(0, "killed"))
@@ -105,7 +105,7 @@ def _observed_after(run: VirtualTraining, send: SendPlan) -> int:
 
 
 @pytest.mark.parametrize("answer", [PolicyFailed("late"), PlanDecided(ClockPlan("late", PlanPurpose.TUNED))])
-def test_an_answer_that_was_awaited_before_a_fall_back_is_ignored(answer: PolicyFailed | PlanDecided) -> None:
+def test_an_answer_to_a_question_from_before_a_fall_back_is_ignored(answer: PolicyFailed | PlanDecided) -> None:
     run = trained(_Asked(), thinking_iterations=10)
     job = run.job
     job.handle(ControlLost("the GPU worker died"))
@@ -117,7 +117,7 @@ def test_an_answer_that_was_awaited_before_a_fall_back_is_ignored(answer: Policy
     assert job.phase is JobPhase.FALLBACK
 
 
-def test_a_job_of_many_plans_remembers_the_last_ones_and_knows_every_iteration_of_them() -> None:
+def test_a_job_of_many_plans_keeps_the_last_epochs_and_their_iterations() -> None:
     always_proving = JobRules(proof_budget_ratio=1.0)
     run = VirtualTraining(SCHEDULE, WORK, _Asked(), max_slowdown_ratio=0.5, rules=always_proving)
     run.run(350)
@@ -129,7 +129,7 @@ def test_a_job_of_many_plans_remembers_the_last_ones_and_knows_every_iteration_o
     assert {plan_id for _, _, plan_id in run.history[-50:]} == {"slow", "proof"}
 
 
-def test_a_slow_plan_is_noticed_however_long_the_job_ran_at_full_speed_before() -> None:
+def test_a_slow_plan_is_found_after_any_time_at_full_speed() -> None:
     run = VirtualTraining(SCHEDULE, WORK, _Asked(), thinking_iterations=JobRules().max_observations + 20)
     run.run(JobRules().max_observations + 80)
 
@@ -137,7 +137,7 @@ def test_a_slow_plan_is_noticed_however_long_the_job_ran_at_full_speed_before() 
     assert any(isinstance(c, RecordPhase) and c.phase is JobPhase.FALLBACK for c in run.commands)
 
 
-def test_a_part_of_a_pipeline_proves_nothing_and_profiles_as_long_as_the_whole_is_planned_for() -> None:
+def test_a_member_runs_no_proof_blocks_and_profiles_without_limit() -> None:
     own = JobRules()
     part = member_rules(own)
 
@@ -148,7 +148,7 @@ def test_a_part_of_a_pipeline_proves_nothing_and_profiles_as_long_as_the_whole_i
     )
 
 
-def test_a_gpu_of_one_known_latency_has_it_for_every_change() -> None:
+def test_a_gpu_with_one_known_latency_has_it_for_every_change() -> None:
     gpu = joined(0).gpu
 
     assert gpu.switch_latency.late_s(900, 1410) == gpu.switch_latency.late_s(1410, 900) == 0.01

@@ -72,7 +72,7 @@ def test_a_pause_and_another_order_are_different_disturbances() -> None:
 
 
 @pytest.mark.parametrize("purpose", [PlanPurpose.TUNED, PROFILING])
-def test_clocks_planned_for_another_order_are_given_back_at_its_third_iteration_in_a_row(purpose: PlanPurpose) -> None:
+def test_three_consecutive_iterations_in_another_order_end_the_plan(purpose: PlanPurpose) -> None:
     run = JobRun().asked()
     run.decide(plan("made", purpose))
     run.pass_until(APPLIED)
@@ -85,7 +85,7 @@ def test_clocks_planned_for_another_order_are_given_back_at_its_third_iteration_
     assert run.job.faults.num_faults == 0
 
 
-def test_where_no_clock_is_planned_another_order_is_only_noticed() -> None:
+def test_without_planned_clocks_another_order_is_only_recorded() -> None:
     run = JobRun().following(ClockPlan("un", PlanPurpose.BASELINE))
 
     said = [kinds(both_report(run, in_order=False)) for _ in range(8)]
@@ -94,7 +94,7 @@ def test_where_no_clock_is_planned_another_order_is_only_noticed() -> None:
     assert run.job.phase is JobPhase.TUNED
 
 
-def test_reports_before_all_ranks_have_joined_are_of_no_iteration() -> None:
+def test_reports_before_all_ranks_have_joined_are_ignored() -> None:
     job = new_job()
     job.handle(joined(0))
 
@@ -102,7 +102,7 @@ def test_reports_before_all_ranks_have_joined_are_of_no_iteration() -> None:
     assert (job.num_iterations, job.reports.last_index) == (0, -1)
 
 
-def test_a_disturbance_is_recorded_again_however_long_after() -> None:
+def test_a_disturbance_is_recorded_again_after_a_long_time() -> None:
     run = JobRun()
     for _ in range(4):
         both_report(run)
@@ -113,7 +113,7 @@ def test_a_disturbance_is_recorded_again_however_long_after() -> None:
     assert kinds(both_report(run, in_order=False))[:1] == ["RecordNotice"]
 
 
-def test_a_job_that_long_ran_in_another_order_gets_its_clocks_back_at_once() -> None:
+def test_a_plan_ends_at_once_if_the_other_order_ran_for_long_before() -> None:
     run = JobRun().asked()
     for _ in range(6):
         both_report(run, in_order=False)

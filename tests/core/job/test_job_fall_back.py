@@ -21,7 +21,7 @@ from gpuenergyd.core.policy_api.previous_run import PreviousRun
 from tests.support.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
 
 
-def test_a_slow_plan_is_taken_back_at_its_second_iteration_and_the_policy_asked_again_five_after() -> None:
+def test_a_slow_plan_ends_at_its_second_iteration_and_the_policy_is_asked_five_later() -> None:
     run = JobRun().following(plan())
 
     said = run.fall()
@@ -35,7 +35,7 @@ def test_a_slow_plan_is_taken_back_at_its_second_iteration_and_the_policy_asked_
     assert kinds(run.pass_one()) == []  # the question asked before is still open
 
 
-def test_an_answer_from_before_the_fall_counts_for_nothing_and_the_next_one_does() -> None:
+def test_an_answer_from_before_a_fall_back_is_discarded_and_the_next_one_counts() -> None:
     run = JobRun().following(plan())
     run.fall()
     run.answered_late()
@@ -48,7 +48,7 @@ def test_an_answer_from_before_the_fall_counts_for_nothing_and_the_next_one_does
     assert not run.job.is_given_up
 
 
-def test_a_plan_that_is_tried_again_is_judged_by_what_it_does_then() -> None:
+def test_a_plan_that_is_tried_again_is_guarded_by_its_new_iterations() -> None:
     run = JobRun().following(plan())
     run.fall()
     run.answered_late()
@@ -102,7 +102,7 @@ def test_a_faster_job_is_not_the_plans_fault() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whose_fault_it_is_and_how_long_is_waited(event: Event, line: str, num_faults: int, wait: int) -> None:
+def test_faults_and_waits_by_cause(event: Event, line: str, num_faults: int, wait: int) -> None:
     run = JobRun().asked()
     run.decide(plan("p", PROFILING))
     run.pass_one()
@@ -134,7 +134,7 @@ def test_control_lost_before_there_is_a_baseline_waits_for_it() -> None:
     assert run.first(AskPolicy) == FIRST_ASKED
 
 
-def test_full_speed_that_has_moved_is_another_job_and_what_was_known_is_forgotten() -> None:
+def test_changed_full_speed_is_a_changed_job_and_drops_its_measurements() -> None:
     run = JobRun().following(plan())
     run.fall()
     run.answered_late()
@@ -166,7 +166,7 @@ def test_a_job_that_changed_proves_its_saving_after_eight_tuned_iterations_again
     assert run.first(SendPlan, time_s=1.2) == at + 3 + 7
 
 
-def test_two_slow_plans_in_a_row_are_learned_anew() -> None:
+def test_after_two_slow_plans_in_a_row_the_profile_is_measured_again() -> None:
     run = JobRun(JobRules(proof_iterations=0)).following(plan("tuned-1"))
     run.fall()
     run.answered_late()
@@ -187,7 +187,7 @@ def test_two_slow_plans_in_a_row_are_learned_anew() -> None:
     assert (asked_view(said).view.generation, run.job.faults.num_faults) == (1, 2)
 
 
-def test_what_an_earlier_run_left_is_forgotten_where_it_does_not_hold() -> None:
+def test_a_previous_run_that_does_not_hold_is_deleted() -> None:
     run = JobRun(JobRules(proof_iterations=0, relearn_after_slow_plans=1))
     run.tell(PreviousRunFound(PreviousRun("earlier", (), ())))
     run.following(plan("tuned-1"))
@@ -204,7 +204,7 @@ def test_what_an_earlier_run_left_is_forgotten_where_it_does_not_hold() -> None:
     assert run.job.knowledge.previous_run is None
 
 
-def test_many_good_iterations_of_one_plan_make_up_for_a_fault() -> None:
+def test_many_good_iterations_of_one_plan_clear_a_fault() -> None:
     run = JobRun(JobRules(proof_iterations=0, redeeming_iterations=10)).following(plan("tuned-1"))
     run.fall()
     run.answered_late()
@@ -226,7 +226,7 @@ def test_a_fault_without_a_plan_counts_full_speed_from_the_next_iteration_on() -
     assert run.job.faults.fell_back_at == FIRST_ASKED + 1
 
 
-def test_what_ran_since_the_fall_is_no_part_of_what_the_job_was_before() -> None:
+def test_iterations_since_a_fall_back_do_not_describe_the_job_before_it() -> None:
     """Few iterations before and many after: taken together they would look like the new ones alone."""
     run = JobRun(JobRules(baseline_iterations=3, fallback_iterations=30, proof_iterations=0))
     at = run.first(AskPolicy)
@@ -251,7 +251,7 @@ def profiled_then_tuned() -> JobRun:
     return run
 
 
-def test_a_changed_job_keeps_the_shape_of_what_it_showed_before() -> None:
+def test_a_changed_job_keeps_its_profile_for_its_shape() -> None:
     run = profiled_then_tuned()
     run.fall()
     run.answered_late()
@@ -264,7 +264,7 @@ def test_a_changed_job_keeps_the_shape_of_what_it_showed_before() -> None:
     assert (known.figures, len(known.profile)) == ((("own", 7.0),), 1)
 
 
-def test_a_changed_job_that_never_profiled_keeps_what_it_was_recalled_with_under_its_own_figures() -> None:
+def test_a_changed_job_that_never_profiled_keeps_its_previous_run_with_its_own_figures() -> None:
     run = JobRun(JobRules(proof_iterations=0))
     run.tell(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())

@@ -14,7 +14,7 @@ def fell(faults: Faults, wait_from: int = 100, *, is_fault: bool = True, least_w
     return faults.fell_back(at_iteration=90, wait_from=wait_from, is_fault=is_fault, least_wait=least_wait)
 
 
-def test_each_fault_doubles_the_wait_and_one_too_many_ends_it() -> None:
+def test_each_fault_doubles_the_wait_until_there_are_too_many() -> None:
     faults = Faults(RULES)
 
     assert [fell(faults) for _ in range(4)] == [105, 110, 120, None]
@@ -22,21 +22,21 @@ def test_each_fault_doubles_the_wait_and_one_too_many_ends_it() -> None:
     assert not faults.is_retry_due(10**6)
 
 
-def test_what_is_no_fault_waits_and_is_held_against_nobody() -> None:
+def test_a_fall_back_without_fault_waits_and_is_not_counted() -> None:
     faults = Faults(RULES)
 
     assert [fell(faults, is_fault=False) for _ in range(5)] == [105] * 5
     assert faults.num_faults == 0
 
 
-def test_a_longer_least_wait_counts_and_doubles_too() -> None:
+def test_a_longer_minimum_wait_is_doubled_too() -> None:
     faults = Faults(RULES)
 
     assert [fell(faults, least_wait=8) for _ in range(2)] == [108, 116]
     assert fell(Faults(RULES), least_wait=3) == 105
 
 
-def test_the_policy_is_asked_again_from_the_iteration_on_that_was_named() -> None:
+def test_a_retry_is_due_from_the_returned_iteration_on() -> None:
     faults = Faults(RULES)
 
     assert not faults.is_retry_due(10**6)
@@ -44,7 +44,7 @@ def test_the_policy_is_asked_again_from_the_iteration_on_that_was_named() -> Non
     assert [faults.is_retry_due(index) for index in (104, 105, 106)] == [False, True, True]
 
 
-def test_a_plan_that_holds_makes_up_for_all_faults() -> None:
+def test_a_plan_that_holds_clears_all_faults() -> None:
     faults = Faults(RULES, num_faults=3, num_slow_plans=2)
 
     faults.redeem()
@@ -53,7 +53,7 @@ def test_a_plan_that_holds_makes_up_for_all_faults() -> None:
     assert fell(faults) == 105
 
 
-def test_slow_plans_in_a_row_and_endless_profiling_put_what_was_learned_in_doubt() -> None:
+def test_consecutive_slow_plans_and_endless_profiling_put_the_profile_in_doubt() -> None:
     slow, endless = Faults(RULES, num_slow_plans=2), Faults(RULES, is_profile_endless=True)
 
     assert not Faults(RULES, num_slow_plans=1).is_profile_in_doubt
@@ -83,13 +83,13 @@ def run(*times_s: float) -> list[IterationObservation]:
         ([1.0 + 0.1 * k for k in range(13)], True),  # in the end it is
     ],
 )
-def test_a_changed_job_has_settled_once_its_newest_iterations_agree_or_in_the_end(
+def test_a_changed_job_has_settled_once_its_newest_iterations_agree_or_after_the_limit(
     times_s: list[float], *, settled: bool
 ) -> None:
     assert is_settled(run(*times_s), RULES) is settled
 
 
-def test_by_the_usual_rules_a_changed_job_settles_within_a_hundredth_or_after_twenty_iterations() -> None:
+def test_by_default_a_changed_job_settles_within_1_percent_or_after_20_iterations() -> None:
     usual = JobRules()
     restless = [1.0 + 0.1 * k for k in range(21)]
 
@@ -100,7 +100,7 @@ def test_by_the_usual_rules_a_changed_job_settles_within_a_hundredth_or_after_tw
     assert not is_settled(run(1.0, 1.0, 1.0, 1.0), usual)
 
 
-def test_by_the_usual_rules_the_seventh_fault_is_the_last_and_two_slow_plans_are_doubted() -> None:
+def test_by_default_the_seventh_fault_is_the_last_and_two_slow_plans_raise_doubt() -> None:
     faults = Faults(JobRules())
 
     assert [fell(faults) for _ in range(7)] == [105, 110, 120, 140, 180, 260, None]

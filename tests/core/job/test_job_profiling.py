@@ -18,7 +18,7 @@ from tests.support.job_run import APPLIED, PROFILING, JobRun, asked_view, kinds,
 # --- profiling ---
 
 
-def test_profiling_that_does_not_end_is_a_fault_and_begins_anew_after_as_many_at_full_speed() -> None:
+def test_endless_profiling_is_a_fault_and_restarts_after_as_many_full_speed_iterations() -> None:
     run = JobRun(JobRules(max_profile_iterations=8)).asked()
     run.decide(plan("p-1", PROFILING))
     run.pass_until(APPLIED)
@@ -38,7 +38,7 @@ def test_profiling_that_does_not_end_is_a_fault_and_begins_anew_after_as_many_at
     assert asked_view(said).view.generation == 1
 
 
-def test_while_the_policy_thinks_a_profiling_plan_is_relieved_after_three_iterations() -> None:
+def test_a_profiling_plan_is_relieved_after_three_iterations_without_an_answer() -> None:
     run = JobRun().asked()
     probe = plan("p-1", PROFILING)
     run.decide(probe)
@@ -56,13 +56,13 @@ def test_while_the_policy_thinks_a_profiling_plan_is_relieved_after_three_iterat
     assert run.decide(probe) == ()
 
 
-def test_a_tuned_plan_stays_however_long_the_policy_thinks() -> None:
+def test_a_tuned_plan_stays_while_the_policy_takes_long() -> None:
     run = JobRun(JobRules(proof_iterations=0)).following(plan())
 
     run.pass_until(60)
 
 
-def test_profiling_refused_before_it_began_is_refused_when_the_policy_asks_for_it() -> None:
+def test_an_earlier_refusal_of_profiling_applies_when_the_policy_wants_to_profile() -> None:
     run = JobRun().asked()
     assert run.tell(ProfilingPermissionChanged("no budget")) == ()
 
@@ -73,7 +73,7 @@ def test_profiling_refused_before_it_began_is_refused_when_the_policy_asks_for_i
     assert kinds(run.decide(plan("p-1", PROFILING))) == ["LeaseGpus", "SendPlan", "RecordPhase"]
 
 
-def test_a_refusal_stops_profiling_only() -> None:
+def test_a_refusal_of_profiling_does_not_stop_a_tuned_plan() -> None:
     run = JobRun().following(plan())
 
     assert run.tell(ProfilingPermissionChanged("no budget")) == ()
@@ -83,7 +83,7 @@ def test_a_refusal_stops_profiling_only() -> None:
 # --- what is kept ---
 
 
-def test_what_a_plan_was_made_from_is_kept_once_it_has_run_eight_iterations() -> None:
+def test_the_profile_of_a_plan_is_stored_after_eight_iterations() -> None:
     run = JobRun(JobRules(proof_iterations=0))
     run.tell(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())
@@ -96,7 +96,7 @@ def test_what_a_plan_was_made_from_is_kept_once_it_has_run_eight_iterations() ->
         run.first(StoreRun, limit=30)
 
 
-def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() -> None:
+def test_a_stored_run_holds_its_profile_and_the_figures_of_its_plan() -> None:
     run = JobRun(JobRules(proof_iterations=0)).asked()
     run.decide(plan("p-1", PROFILING))
     run.pass_until(APPLIED)
@@ -112,7 +112,7 @@ def test_a_run_that_profiled_keeps_what_it_saw_with_the_figures_of_its_plan() ->
     assert {o.plan_id for o in kept[0].run.full_speed} == {"previous-full-speed"}
 
 
-def test_profiling_that_goes_on_while_the_policy_thinks_is_counted_too() -> None:
+def test_profiling_iterations_without_an_answer_count_towards_the_limit() -> None:
     run = JobRun(JobRules(max_profile_iterations=2, relief_iterations=99)).asked()
     probe = plan("p-1", PROFILING)
     run.decide(probe)

@@ -10,7 +10,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import JobRun, asked_view, kinds, plan
 
 
-def test_a_plan_that_is_kept_for_another_target_is_judged_by_it_from_the_next_iteration_on() -> None:
+def test_a_plan_kept_for_a_new_target_is_guarded_by_it_from_the_next_iteration() -> None:
     run = JobRun(JobRules(proof_iterations=0), PerformanceTarget(0.2)).following(plan())
     for _ in range(4):
         assert kinds(run.pass_one(1.15)) in ([], ["AskPolicy"])
@@ -25,7 +25,7 @@ def test_a_plan_that_is_kept_for_another_target_is_judged_by_it_from_the_next_it
     assert "RestoreGpus" in said[1]
 
 
-def test_another_target_leaves_what_a_straggler_imposes() -> None:
+def test_a_new_target_keeps_the_straggler_pace() -> None:
     run = JobRun(target=PerformanceTarget(0.1, straggler_time_s=1.5))
 
     run.tell(TargetChanged(PerformanceTarget(0.2)))
@@ -33,7 +33,7 @@ def test_another_target_leaves_what_a_straggler_imposes() -> None:
     assert run.job.target == PerformanceTarget(0.2, straggler_time_s=1.5)
 
 
-def test_a_straggler_is_noticed_and_the_policy_asked_at_once() -> None:
+def test_a_straggler_is_recorded_and_the_policy_is_asked_at_once() -> None:
     run = JobRun().following(plan())
     run.pass_one()
     run.decide(plan())
@@ -44,7 +44,7 @@ def test_a_straggler_is_noticed_and_the_policy_asked_at_once() -> None:
     assert (run.job.notices.last, run.job.notices.last_at) == ("replica b is slow", 15)
 
 
-def test_before_a_plan_runs_a_straggler_is_only_noted() -> None:
+def test_before_the_first_plan_a_straggler_is_only_recorded() -> None:
     run = JobRun().asked()
 
     assert run.tell(StragglerChanged(1.4, "slow")) == ()
@@ -63,7 +63,7 @@ def straggled() -> JobRun:
     return run
 
 
-def test_a_straggler_that_recovers_brings_back_the_newest_plan_that_is_fast_enough() -> None:
+def test_when_a_straggler_recovers_the_newest_plan_that_is_fast_enough_returns() -> None:
     run = straggled()
     run.tell(StragglerChanged(1.3, "less slow"))
     run.decide(plan("for-1.3"))
@@ -74,7 +74,7 @@ def test_a_straggler_that_recovers_brings_back_the_newest_plan_that_is_fast_enou
     assert run.job.current_plan.plan_id == "tuned-1"
 
 
-def test_a_plan_for_the_same_time_stays_when_a_straggler_changes_little() -> None:
+def test_a_plan_stays_when_the_straggler_pace_changes_little() -> None:
     run = straggled()
 
     assert run.tell(StragglerChanged(1.3995, "hardly less")) != ()
@@ -83,7 +83,7 @@ def test_a_plan_for_the_same_time_stays_when_a_straggler_changes_little() -> Non
     assert run.sent[-1].plan.plan_id == "tuned-1"
 
 
-def test_without_a_plan_that_is_fast_enough_a_recovered_straggler_means_full_speed_at_once() -> None:
+def test_without_a_fast_enough_plan_a_recovered_straggler_leads_to_full_speed() -> None:
     run = JobRun(JobRules(proof_iterations=0), PerformanceTarget(straggler_time_s=1.4)).following(plan("for-1.4"))
     run.pass_one()
     run.decide(plan("for-1.4"))
@@ -96,7 +96,7 @@ def test_without_a_plan_that_is_fast_enough_a_recovered_straggler_means_full_spe
     assert kinds(run.decide(plan("for-1.4"))) == ["SendPlan"]
 
 
-def test_iterations_that_a_straggler_imposed_are_marked() -> None:
+def test_iterations_at_a_straggler_pace_are_marked() -> None:
     run = straggled()
     run.pass_until(25)
 
@@ -105,7 +105,7 @@ def test_iterations_that_a_straggler_imposed_are_marked() -> None:
     assert imposed == {"baseline": False, "tuned-1": False, "for-1.4": True}
 
 
-def test_a_straggler_that_keeps_its_pace_makes_no_answer_outdated() -> None:
+def test_an_unchanged_straggler_pace_keeps_the_open_question_valid() -> None:
     run = straggled()
     assert kinds(run.pass_one()) == ["AskPolicy"]
 
@@ -113,7 +113,7 @@ def test_a_straggler_that_keeps_its_pace_makes_no_answer_outdated() -> None:
     assert kinds(run.decide(plan("better"))) == ["SendPlan"]
 
 
-def test_a_straggler_that_has_recovered_makes_the_open_answer_outdated() -> None:
+def test_a_recovered_straggler_outdates_the_open_question() -> None:
     run = straggled()
     assert kinds(run.pass_one()) == ["AskPolicy"]
 

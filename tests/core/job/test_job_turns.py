@@ -45,7 +45,7 @@ from tests.support.job_run import (
 # --- until the first plan ---
 
 
-def test_two_iterations_warm_the_job_up_ten_are_its_baseline_then_the_policy_is_asked() -> None:
+def test_after_two_warm_up_and_ten_baseline_iterations_the_policy_is_asked() -> None:
     run = JobRun()
 
     said = [run.pass_one() for _ in range(12)]
@@ -56,7 +56,7 @@ def test_two_iterations_warm_the_job_up_ten_are_its_baseline_then_the_policy_is_
     assert (view.baseline.num_iterations, view.generation, view.issued_plans) == (10, 0, ())
 
 
-def test_an_irregular_iteration_neither_warms_up_nor_counts_for_the_baseline() -> None:
+def test_an_irregular_iteration_counts_neither_for_warm_up_nor_for_the_baseline() -> None:
     run = JobRun()
     run.pass_until(2)
 
@@ -66,7 +66,7 @@ def test_an_irregular_iteration_neither_warms_up_nor_counts_for_the_baseline() -
     assert run.first(AskPolicy) == FIRST_ASKED + 2
 
 
-def test_iterations_of_an_unknown_epoch_count_for_nothing() -> None:
+def test_iterations_of_an_unknown_epoch_are_not_regular() -> None:
     run = JobRun()
     run.pass_until(2)
 
@@ -91,7 +91,7 @@ def test_a_rank_outside_the_pipeline_is_refused(rank: int) -> None:
         new_job().handle(RankJoined(rank, SCHEDULE.orders[0], GpuView("GPU-9", "A100", CLOCKS, 0.01)))
 
 
-def test_what_is_learned_of_a_gpu_is_told_to_the_policy_and_what_is_of_no_rank_is_not() -> None:
+def test_the_policy_sees_new_gpu_measurements_of_joined_ranks_only() -> None:
     run = JobRun()
     better = replace(run.job.ranks.gpus[1], switch_latency_s=0.5)
     run.tell(GpuViewChanged(1, better))
@@ -104,7 +104,7 @@ def test_what_is_learned_of_a_gpu_is_told_to_the_policy_and_what_is_of_no_rank_i
 
 
 @pytest.mark.parametrize(("index", "is_taken"), [(0, True), (5, True), (11, True), (13, False)])
-def test_an_earlier_run_is_recalled_only_until_the_policy_has_begun(index: int, *, is_taken: bool) -> None:
+def test_a_previous_run_is_used_only_until_the_policy_has_begun(index: int, *, is_taken: bool) -> None:
     run, model = JobRun(), PreviousRun("earlier", (), ())
     for _ in range(index):
         run.pass_one()
@@ -115,7 +115,7 @@ def test_an_earlier_run_is_recalled_only_until_the_policy_has_begun(index: int, 
     assert (run.job.knowledge.previous_run is model) is is_taken
 
 
-def test_one_question_at_a_time() -> None:
+def test_at_most_one_question_is_open() -> None:
     run = JobRun().asked()
 
     assert [run.pass_one() for _ in range(5)] == [()] * 5
@@ -136,7 +136,7 @@ def test_the_first_plan_takes_the_lease_and_is_followed_three_iterations_later()
     )
 
 
-def test_a_plan_that_stays_is_not_sent_again_and_another_one_needs_no_other_lease() -> None:
+def test_an_unchanged_plan_is_not_sent_again_and_a_new_one_needs_no_new_lease() -> None:
     run = JobRun().following(plan())
 
     run.pass_one()
@@ -146,7 +146,7 @@ def test_a_plan_that_stays_is_not_sent_again_and_another_one_needs_no_other_leas
     assert run.job.phase_reason == "why better"
 
 
-def test_an_untuned_answer_gives_the_clocks_back_and_what_runs_meanwhile_counts_for_nothing() -> None:
+def test_a_plan_without_clocks_restores_the_gpus_and_iterations_until_then_are_not_regular() -> None:
     run = JobRun().following(plan())
     run.pass_one()
     untuned = ClockPlan("un", PlanPurpose.BASELINE, reason="enough")
@@ -162,7 +162,7 @@ def test_an_untuned_answer_gives_the_clocks_back_and_what_runs_meanwhile_counts_
     )
 
 
-def test_an_untuned_answer_before_any_lease_restores_nothing() -> None:
+def test_a_plan_without_clocks_before_any_lease_restores_nothing() -> None:
     run = JobRun().asked()
 
     assert kinds(run.decide(ClockPlan("un", PlanPurpose.BASELINE))) == ["SendPlan", "RecordPhase"]
@@ -194,7 +194,7 @@ def test_a_plan_runs_at_full_speed_inside_profiling_without_leaving_it() -> None
 # --- proof of savings ---
 
 
-def test_after_eight_tuned_iterations_four_at_full_speed_prove_the_saving() -> None:
+def test_after_eight_tuned_iterations_a_proof_block_of_four_runs_at_full_speed() -> None:
     run = JobRun().following(plan())
     run.pass_until(APPLIED + 7)
 
@@ -207,7 +207,7 @@ def test_after_eight_tuned_iterations_four_at_full_speed_prove_the_saving() -> N
     assert kinds(said) == ["SendPlan", "SendPlan"]
 
 
-def test_later_proofs_take_their_share_of_all_iterations_and_no_more() -> None:
+def test_later_proof_blocks_keep_within_their_share_of_all_iterations() -> None:
     """Eight iterations of proof are a tenth of eighty: the second block is sent after the eightieth."""
     run = JobRun(JobRules(proof_budget_ratio=0.1)).following(plan())
 
@@ -224,26 +224,24 @@ def test_later_proofs_take_their_share_of_all_iterations_and_no_more() -> None:
         (JobRules(), PerformanceTarget(straggler_time_s=1.5)),
     ],
 )
-def test_nothing_is_proven_where_others_prove_it_or_a_straggler_sets_the_pace(
-    rules: JobRules, target: PerformanceTarget
-) -> None:
+def test_no_proof_block_runs_in_a_member_or_at_a_straggler_pace(rules: JobRules, target: PerformanceTarget) -> None:
     run = JobRun(rules, target).following(plan())
 
     run.pass_until(60)
 
 
-def test_whoever_plans_the_whole_decides_how_long_a_part_profiles() -> None:
+def test_a_member_has_no_profiling_limit_of_its_own() -> None:
     assert member_rules(JobRules(warmup_iterations=7)).max_profile_iterations > 10**9
     assert member_rules(JobRules(warmup_iterations=7)).warmup_iterations == 7
 
 
-def test_a_plan_that_holds_no_clock_proves_nothing() -> None:
+def test_a_plan_without_clocks_has_no_proof_block() -> None:
     run = JobRun().following(ClockPlan("tuned", PlanPurpose.TUNED))
 
     run.pass_until(60)
 
 
-def test_a_proof_that_is_due_while_another_plan_is_on_its_way_waits_for_it() -> None:
+def test_a_due_proof_block_waits_until_a_new_plan_is_in_force() -> None:
     run = JobRun().following(plan())
     run.pass_until(APPLIED + 7)
     run.decide(plan("better"))
@@ -252,7 +250,7 @@ def test_a_proof_that_is_due_while_another_plan_is_on_its_way_waits_for_it() -> 
     assert run.first(SendPlan) == 23
 
 
-def test_each_iteration_of_a_proof_after_its_first_sharpens_the_baseline_at_once() -> None:
+def test_each_iteration_of_a_proof_block_but_the_first_updates_the_baseline() -> None:
     run = JobRun().following(plan())
     assert run.first(SendPlan) == 21
     sizes = []
@@ -265,7 +263,7 @@ def test_each_iteration_of_a_proof_after_its_first_sharpens_the_baseline_at_once
     assert sizes == [before, before, before, before + 1, before + 2, before + 3, before + 3, before + 3]
 
 
-def test_a_policy_that_is_content_with_the_untuned_job_sends_nothing() -> None:
+def test_an_answer_of_the_present_baseline_sends_no_plan() -> None:
     run = JobRun().asked()
 
     assert kinds(run.decide(baseline_plan())) == ["RecordPhase"]

@@ -16,22 +16,22 @@ def view(generation: int = 0) -> JobView:
     )  # fmt: skip
 
 
-def test_plans_are_counted_with_those_left_out() -> None:
+def test_the_view_counts_dropped_plans_too() -> None:
     assert view().num_issued() == 9
     assert view().num_issued(PlanPurpose.TUNED) == 7
     assert view().num_issued(PlanPurpose.PROFILE) == 1
     assert view().num_issued(PlanPurpose.BASELINE) == 1
 
 
-def test_a_plans_name_carries_how_often_the_job_has_begun_anew() -> None:
+def test_a_plan_id_carries_the_generation() -> None:
     assert [view(generation).plan_id("tuned-1") for generation in (0, 1, 2)] == ["tuned-1", "tuned-1@2", "tuned-1@3"]
 
 
-def test_a_job_may_set_clocks_and_knows_no_latency_unless_it_is_told() -> None:
+def test_by_default_a_view_permits_clocks_and_has_no_latencies() -> None:
     assert view().can_set_clocks
     assert (view().communication_latency_s, view().launch_gap_s) == (0.0, 0.0)
     assert GpuView("GPU-0", "A100", (1410,), 0.25).switch_latency == constant_latency(0.25)
 
 
-def test_a_baseline_whose_spread_nobody_measured_forgives_no_chance() -> None:
+def test_by_default_a_baseline_has_no_spread() -> None:
     assert BaselineView(1.0, None, 10).iteration_sigma_s == 0.0

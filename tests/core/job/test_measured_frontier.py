@@ -23,14 +23,14 @@ def points(*observations: IterationObservation, baseline_j: float | None = 100.0
     return [value for point in measured_frontier(view) for value in (point.iteration_time_s, point.energy_j)]
 
 
-def test_each_plan_is_a_point_its_first_iteration_left_out_and_full_speed_is_one() -> None:
+def test_each_plan_without_its_first_iteration_and_full_speed_are_frontier_points() -> None:
     slow = [iteration("slow", time_s, energy_j) for time_s, energy_j in ((9.0, 9.0), (1.2, 80.0), (1.4, 84.0))]
     quick = [iteration("quick", 0.8, 120.0), iteration("quick", 0.9, 130.0)]
 
     assert points(*slow, *quick) == pytest.approx([0.85, 125.0, 1.0, 100.0, 1.3, 82.0])
 
 
-def test_one_iteration_is_no_point() -> None:
+def test_one_iteration_makes_no_frontier_point() -> None:
     assert points(iteration("p", 1.2, 80.0)) == [1.0, 100.0]
 
 
@@ -39,9 +39,9 @@ def test_one_iteration_is_no_point() -> None:
     [iteration(None, 1.2, 80.0), iteration("p", 1.2, None), iteration("p", 1.2, 80.0, is_regular=False)],
     ids=["no plan", "no energy", "disturbed"],
 )
-def test_what_is_disturbed_or_not_measured_makes_no_point(left_out: IterationObservation) -> None:
+def test_disturbed_or_unmeasured_iterations_make_no_frontier_point(left_out: IterationObservation) -> None:
     assert points(left_out, left_out, left_out) == [1.0, 100.0]
 
 
-def test_without_its_energy_full_speed_is_no_point() -> None:
+def test_full_speed_without_energy_makes_no_frontier_point() -> None:
     assert points(baseline_j=None) == []

@@ -44,7 +44,7 @@ def warm() -> RankReports:
     return reports
 
 
-def test_an_iteration_is_whole_once_all_ranks_have_reported_it_in_whatever_order() -> None:
+def test_an_iteration_is_whole_once_all_ranks_have_reported_it_in_any_order() -> None:
     reports = RankReports(JobRules())
 
     assert whole(reports, report(1, 0), report(1, 1)) is None
@@ -57,13 +57,13 @@ def test_an_iteration_is_whole_once_all_ranks_have_reported_it_in_whatever_order
 
 
 @pytest.mark.parametrize("first", [0, 500])
-def test_the_first_two_iterations_that_are_seen_count_for_nothing(first: int) -> None:
+def test_the_first_two_iterations_are_warm_up(first: int) -> None:
     reports = RankReports(JobRules(warmup_iterations=2))
 
     assert [both(reports, first + k).is_regular for k in range(4)] == [False, False, True, True]
 
 
-def test_iterations_reported_elsewhere_warm_the_job_up_too() -> None:
+def test_merged_iterations_count_towards_the_warm_up() -> None:
     reports = RankReports(JobRules(warmup_iterations=2))
 
     assert [reports.count(k) for k in range(4)] == [False, False, True, True]
@@ -71,7 +71,7 @@ def test_iterations_reported_elsewhere_warm_the_job_up_too() -> None:
     assert both(reports, 4).is_regular
 
 
-def test_nothing_counts_before_the_iteration_from_which_it_is_told_to() -> None:
+def test_iterations_before_the_first_counted_one_are_not_regular() -> None:
     reports = warm()
 
     early = whole(reports, report(0, 4), report(1, 4), counts_from=5)
@@ -82,7 +82,7 @@ def test_nothing_counts_before_the_iteration_from_which_it_is_told_to() -> None:
     assert (early.is_regular, due.is_regular) == (False, True)
 
 
-def test_ranks_that_followed_different_plans_followed_none() -> None:
+def test_an_iteration_under_different_plans_has_no_plan() -> None:
     done = whole(warm(), report(0, 4, epoch=1), report(1, 4, epoch=2))
 
     assert done is not None
@@ -90,7 +90,7 @@ def test_ranks_that_followed_different_plans_followed_none() -> None:
     assert not done.is_regular
 
 
-def test_iterations_in_another_order_than_registered_are_counted_in_a_row() -> None:
+def test_consecutive_iterations_in_another_order_are_counted() -> None:
     reports = warm()
     seen = []
     for index, in_order in enumerate((False, False, True, False), start=4):
@@ -101,7 +101,7 @@ def test_iterations_in_another_order_than_registered_are_counted_in_a_row() -> N
     assert seen == [(1, False, False), (2, False, False), (0, True, True), (1, False, False)]
 
 
-def test_a_wait_to_the_next_step_longer_than_usual_by_a_twentieth_of_a_step_was_a_pause() -> None:
+def test_a_gap_longer_than_usual_by_5_percent_of_an_iteration_is_a_pause() -> None:
     chance, pause = both(warm(), 4, gap_ns=GAP_NS + 5 * MS), both(warm(), 4, gap_ns=GAP_NS + 6 * MS)
 
     assert (chance.pause_s, chance.is_regular) == (None, True)
@@ -109,7 +109,7 @@ def test_a_wait_to_the_next_step_longer_than_usual_by_a_twentieth_of_a_step_was_
     assert not pause.is_regular
 
 
-def test_the_last_iteration_of_a_job_counts_for_nothing() -> None:
+def test_the_last_iteration_of_a_job_is_not_regular() -> None:
     last = replace(report(0, 4), next_begin_ns=0)
 
     done = whole(warm(), last, report(1, 4))
@@ -118,7 +118,7 @@ def test_the_last_iteration_of_a_job_counts_for_nothing() -> None:
     assert (done.is_regular, done.pause_s) == (False, None)
 
 
-def test_what_a_rank_never_completes_is_forgotten_after_three_more() -> None:
+def test_an_incomplete_iteration_is_dropped_after_three_more() -> None:
     kept, lost = RankReports(JobRules()), RankReports(JobRules())
     whole(kept, report(0, 0), report(0, 3))
     whole(lost, report(0, 0), report(0, 4))
@@ -127,13 +127,13 @@ def test_what_a_rank_never_completes_is_forgotten_after_three_more() -> None:
     assert whole(lost, report(1, 0)) is None
 
 
-def test_before_any_report_no_iteration_is_known() -> None:
+def test_without_reports_there_is_no_iteration() -> None:
     fresh = RankReports(JobRules())
 
     assert (fresh.last_index, fresh.num_iterations, fresh.num_foreign_orders) == (-1, 0, 0)
 
 
-def test_a_pipeline_of_one_rank_is_whole_with_its_report() -> None:
+def test_an_iteration_of_one_rank_is_whole_with_its_report() -> None:
     order = {0: one_forward_one_backward(1, 2).orders[0]}
 
     done = RankReports(JobRules()).add(report(0, 3), order, str, counts_from=0)
@@ -144,7 +144,7 @@ def test_a_pipeline_of_one_rank_is_whole_with_its_report() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("swapped", [(0, 1), (2, 3)])
-def test_any_other_order_than_registered_is_foreign_whichever_comes_first(rank: int, swapped: tuple[int, int]) -> None:
+def test_any_order_other_than_the_registered_one_is_foreign(rank: int, swapped: tuple[int, int]) -> None:
     reports = warm()
     ran = list(report(rank, 4).instructions)
     a, b = swapped
@@ -165,7 +165,7 @@ def test_instructions_may_be_reported_in_any_order_as_long_as_they_ran_in_the_re
     assert done.is_in_order
 
 
-def test_the_usual_wait_is_the_median_of_the_last_thirty_two() -> None:
+def test_the_usual_gap_is_the_median_of_the_last_32() -> None:
     """Sixteen long ones and sixteen short ones: their mean. One more or less of the long ones would be seen."""
     reports = RankReports(JobRules(warmup_iterations=0))
     long_ns, short_ns = 40 * MS, 10 * MS
@@ -177,7 +177,7 @@ def test_the_usual_wait_is_the_median_of_the_last_thirty_two() -> None:
     assert pause.pause_s == pytest.approx(0.1, rel=1e-12)
 
 
-def test_iterations_that_do_not_count_say_nothing_of_the_usual_wait() -> None:
+def test_uncounted_iterations_do_not_change_the_usual_gap() -> None:
     reports = warm()
     for index in range(4, 30):
         whole(reports, report(0, index, gap_ns=90 * MS), report(1, index), counts_from=99)

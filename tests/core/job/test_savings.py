@@ -16,7 +16,7 @@ def iteration(index: int, time_s: float, energy_j: float | None) -> IterationObs
     return IterationObservation(index, "p", time_s, (), (RankEnergy(0, time_s, energy_j, ()),))
 
 
-def test_a_block_within_the_noise_only_sharpens_the_baseline() -> None:
+def test_a_full_speed_block_within_the_noise_refines_the_baseline() -> None:
     times_s = [1.0, 1.01, 0.99, 1.0, 1.005, 0.995]
     first = [iteration(k, t, 100.0) for k, t in enumerate(times_s)]
     block = [iteration(50 + k, t, 100.0) for k, t in enumerate([1.004, 0.998, 1.001])]
@@ -25,14 +25,14 @@ def test_a_block_within_the_noise_only_sharpens_the_baseline() -> None:
     assert baseline_view(first + block).num_iterations == 9
 
 
-def test_a_block_beyond_the_noise_becomes_the_baseline() -> None:
+def test_a_full_speed_block_beyond_the_noise_replaces_the_baseline() -> None:
     first = [iteration(k, t, 100.0) for k, t in enumerate([1.0, 1.001, 0.999, 1.0, 1.001, 0.999])]
     block = [iteration(50 + k, t, 100.0) for k, t in enumerate([1.03, 1.031, 1.029])]
 
     assert baseline_view(first + block).iteration_time_s == pytest.approx(1.03)
 
 
-def test_a_baseline_without_energy_has_none() -> None:
+def test_a_baseline_of_iterations_without_energy_has_no_energy() -> None:
     assert baseline_view([iteration(0, 1.0, None)]).energy_j is None
 
 
@@ -51,14 +51,14 @@ def test_student_quantile_agrees_with_the_tables(degrees: int, expected: float) 
         (0.025, 30, -2.0422724563012373, 3e-8),
     ],
 )
-def test_student_quantile_is_as_exact_as_its_expansion(
+def test_student_quantile_has_the_accuracy_of_its_expansion(
     probability: float, degrees: int, expected: float, within: float
 ) -> None:
     """Against exact values: each of its four terms counts."""
     assert student_quantile(probability, degrees) == pytest.approx(expected, rel=within)
 
 
-def test_the_interval_contains_the_true_saving_nineteen_times_in_twenty() -> None:
+def test_the_interval_contains_the_true_saving_in_95_percent_of_runs() -> None:
     covered = 0
     for seed in range(300):
         draw = random.Random(seed)
@@ -76,7 +76,7 @@ def test_the_interval_contains_the_true_saving_nineteen_times_in_twenty() -> Non
     assert covered >= 0.92 * 300
 
 
-def test_too_few_iterations_prove_nothing() -> None:
+def test_too_few_iterations_give_no_measured_saving() -> None:
     full = [iteration(k, 1.0, 100.0) for k in range(10)]
 
     assert measured_saving(full, [iteration(20, 1.0, 90.0), iteration(21, 1.0, 90.0)]) is None
@@ -93,7 +93,7 @@ def test_a_saving_without_energy_is_missing_and_not_zero() -> None:
     assert saving.slowdown_ratio.low <= 0 <= saving.slowdown_ratio.high
 
 
-def test_the_saving_is_the_regressions_and_so_is_its_interval() -> None:
+def test_saving_and_interval_come_from_the_regression() -> None:
     """A job that drifts by 1 % an iteration, tuned in blocks; numpy's least squares gives the same figures."""
     draw = random.Random(5)
     is_tuned = [k % 8 >= 4 for k in range(24)]
@@ -115,7 +115,7 @@ def test_the_saving_is_the_regressions_and_so_is_its_interval() -> None:
     assert (found.num_full_speed, found.num_tuned) == (12, 12)
 
 
-def test_a_drift_that_cannot_be_told_from_the_plan_is_not_taken_out() -> None:
+def test_drift_collinear_with_the_plan_is_not_corrected() -> None:
     """First all at full speed, then all tuned: the difference of means, with Student's interval of two samples."""
     full, tuned = [100.0, 102.0, 101.0, 99.0], [90.0, 88.0, 91.0, 89.0]
     a, b = ([math.log(value) for value in side] for side in (full, tuned))
@@ -131,7 +131,7 @@ def test_a_drift_that_cannot_be_told_from_the_plan_is_not_taken_out() -> None:
     assert [slowdown.estimate, slowdown.low, slowdown.high] == pytest.approx(expected)
 
 
-def test_the_baselines_spread_is_a_standard_deviation_that_outliers_do_not_move() -> None:
+def test_the_baseline_spread_is_a_robust_standard_deviation() -> None:
     times_s = [0.99, 1.0, 1.01, 1.0, 1.5]
 
     view = baseline_view([iteration(k, t, None) for k, t in enumerate(times_s)])
@@ -140,7 +140,7 @@ def test_the_baselines_spread_is_a_standard_deviation_that_outliers_do_not_move(
     assert view.iteration_sigma_s == pytest.approx(1.4826 * 0.01)
 
 
-def test_a_gap_of_one_iteration_does_not_part_a_block() -> None:
+def test_a_gap_of_one_iteration_does_not_split_a_block() -> None:
     slow = [iteration(k, 1.05 + 0.001 * (k % 2), None) for k in range(6)]
     apart = [iteration(k, 1.0 + 0.001 * (k % 2), None) for k in (8, 9, 11, 12)]
     joined = [iteration(k - 1, o.iteration_time_s, None) for k, o in zip((8, 9, 11, 12), apart, strict=True)]
@@ -149,7 +149,7 @@ def test_a_gap_of_one_iteration_does_not_part_a_block() -> None:
     assert baseline_view(slow + joined).iteration_time_s == pytest.approx(1.05, abs=2e-3)
 
 
-def test_a_saving_is_what_energy_falls_by_and_its_interval_lies_around_it() -> None:
+def test_a_saving_is_the_reduction_of_energy_inside_its_interval() -> None:
     full = [(k, 1.0, 100.0 + k % 3) for k in range(8)]
     tuned = [(8 + k, 1.0, 80.0 + k % 3) for k in range(8)]
 
@@ -174,7 +174,7 @@ def differing(distance: float) -> float:
     return baseline_view(observed).iteration_time_s - (1.0 + apart)
 
 
-def test_a_newer_block_counts_alone_from_two_and_a_half_standard_errors_on() -> None:
+def test_a_newer_block_replaces_older_ones_beyond_two_and_a_half_standard_errors() -> None:
     assert differing(1.01) == pytest.approx(0.0, abs=1e-12)
     assert differing(-1.01) == pytest.approx(0.0, abs=1e-12)
     assert abs(differing(0.99)) > 0.003
@@ -192,7 +192,7 @@ def test_one_iteration_alone_never_differs_from_the_older_ones() -> None:
     assert baseline_view(apart).iteration_time_s == 3.0
 
 
-def test_a_gap_of_two_iterations_parts_a_block() -> None:
+def test_a_gap_of_two_iterations_splits_a_block() -> None:
     slow = [iteration(k, 1.05 + 0.001 * (k % 2), None) for k in range(6)]
     near = [iteration(7 + k, 1.0 + 0.001 * (k % 2), None) for k in range(3)]
     far = [iteration(8 + k, 1.0 + 0.001 * (k % 2), None) for k in range(3)]
@@ -201,7 +201,7 @@ def test_a_gap_of_two_iterations_parts_a_block() -> None:
     assert baseline_view(slow + far).iteration_time_s == pytest.approx(1.0, abs=2e-3)
 
 
-def test_energy_of_iterations_that_a_straggler_imposed_counts_only_where_there_is_no_other() -> None:
+def test_energy_at_a_straggler_pace_counts_only_without_other_iterations() -> None:
     own = [iteration(k, 1.0, 100.0) for k in range(3)]
     imposed = [replace(iteration(3 + k, 1.0, 50.0), is_at_straggler_pace=True) for k in range(5)]
 
@@ -210,7 +210,7 @@ def test_energy_of_iterations_that_a_straggler_imposed_counts_only_where_there_i
     assert baseline_view([*own, iteration(3, 1.0, None)]).energy_j == 100.0
 
 
-def test_three_iterations_of_each_are_enough_and_two_of_either_are_not() -> None:
+def test_a_saving_needs_three_iterations_of_each_kind() -> None:
     three = [(k, 1.0 + 0.01 * (k % 2), None) for k in range(3)]
     later = [(3 + k, 1.1 + 0.01 * (k % 2), None) for k in range(3)]
 
@@ -219,7 +219,7 @@ def test_three_iterations_of_each_are_enough_and_two_of_either_are_not() -> None
     assert saving_between(three, later[:2]) is None
 
 
-def test_energy_that_was_measured_too_seldom_says_nothing_and_times_still_do() -> None:
+def test_with_too_few_energies_only_the_slowdown_is_measured() -> None:
     full = [(k, 1.0, 100.0 if k < 2 else None) for k in range(6)]
     tuned = [(6 + k, 1.0, 90.0) for k in range(6)]
 
@@ -233,7 +233,7 @@ def test_energy_that_was_measured_too_seldom_says_nothing_and_times_still_do() -
     assert enough.saving_ratio.estimate == pytest.approx(0.1)
 
 
-def test_a_drift_is_taken_out_only_while_it_can_be_told_from_the_plan() -> None:
+def test_drift_is_corrected_only_if_it_is_not_collinear_with_the_plan() -> None:
     """A share of 0.3 of the products must remain: four and four in a row leave less, two by two more."""
     rising = [math.exp(0.01 * k) for k in range(12)]
     in_a_row = saving_between([(k, rising[k], None) for k in range(6)], [(k, rising[k], None) for k in range(6, 12)])
@@ -255,7 +255,7 @@ def test_a_drift_is_taken_out_only_while_it_can_be_told_from_the_plan() -> None:
         (2.0, (10 / 4, 294 / 96, 1098 / 384, 169950 / 92160)),
     ],
 )
-def test_students_quantile_is_the_published_expansion(z: float, terms: tuple[float, ...]) -> None:
+def test_student_quantile_is_the_published_expansion(z: float, terms: tuple[float, ...]) -> None:
     """Abramowitz and Stegun, 26.7.5, worked out by hand: g1 to g4 over the powers of the degrees of freedom."""
     for degrees in (1, 3, 10):
         expected = z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))

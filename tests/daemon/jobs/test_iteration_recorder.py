@@ -19,7 +19,7 @@ def test_a_dozen_timelines_of_each_plan_are_stored_and_one_in_a_hundred_of_all()
     assert timelines.select(iteration(352, "tuned-2"))
 
 
-def test_the_newest_plans_are_counted_and_the_one_in_force_is_among_them() -> None:
+def test_timelines_are_counted_for_the_newest_plans_and_the_one_in_force() -> None:
     timelines = TimelineSelection()
 
     for number in range(3 * MAX_PLANS_KEPT):

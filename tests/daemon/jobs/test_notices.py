@@ -36,7 +36,7 @@ def recorded(daemon: DaemonProcess, job_id: str) -> list[str]:
         return [event.reason for event in history.control_events(job_id)]
 
 
-def test_a_pause_a_foreign_order_and_a_larger_batch_are_said_and_recorded(tmp_path: Path) -> None:
+def test_a_pause_another_order_and_a_larger_batch_are_shown_and_recorded(tmp_path: Path) -> None:
     causes = {name: tmp_path / name for name in ("pause", "swap", "slow")}
     arguments = (*UNIFORM, *(part for name, path in causes.items() for part in (f"--{name}-while", str(path))))
     found: list[tuple[str, str, dict[str, Any]]] = []

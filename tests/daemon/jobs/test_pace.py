@@ -41,7 +41,7 @@ def test_a_slow_replica_elsewhere_sets_the_pace_and_the_policy_is_asked_at_once(
     play(scenario)
 
 
-def test_the_same_reading_told_again_is_no_second_one() -> None:
+def test_a_repeated_pace_is_not_a_second_reading() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -57,7 +57,7 @@ def test_the_same_reading_told_again_is_no_second_one() -> None:
     play(scenario)
 
 
-def test_a_replica_says_by_how_many_readings_its_pace_is_known_and_what_passes_outside_its_instructions() -> None:
+def test_a_pace_reply_holds_the_number_of_readings_and_the_overhead() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -78,7 +78,7 @@ def test_a_replica_says_by_how_many_readings_its_pace_is_known_and_what_passes_o
     play(scenario)
 
 
-def test_what_a_straggler_imposes_outlives_another_target_and_the_other_way_round() -> None:
+def test_straggler_pace_and_target_change_independently() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -100,7 +100,7 @@ def test_what_a_straggler_imposes_outlives_another_target_and_the_other_way_roun
 
 
 @pytest.mark.parametrize("time_s", [-1.0, math.nan, math.inf, 1e9])
-def test_a_time_that_cannot_be_one_is_refused_with_its_value(time_s: float) -> None:
+def test_an_invalid_time_is_refused_with_its_value(time_s: float) -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -114,7 +114,7 @@ def test_a_time_that_cannot_be_one_is_refused_with_its_value(time_s: float) -> N
     play(scenario)
 
 
-def test_nobody_sets_the_pace_of_a_job_without_its_token() -> None:
+def test_a_pace_report_needs_the_job_token() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:

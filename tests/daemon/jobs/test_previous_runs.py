@@ -30,7 +30,7 @@ def job(description: JobDescription = DESCRIPTION, gpu: GpuView = GPU) -> Job:
     return made
 
 
-def test_a_signature_is_of_the_job_its_user_and_its_models_of_gpu_not_of_the_run() -> None:
+def test_a_signature_depends_on_job_user_and_gpu_models_and_not_on_the_run() -> None:
     same = signature_of(job(), 1000)
     assert signature_of(job(replace(DESCRIPTION, job_id="gpt-2"), replace(GPU, gpu_uuid="GPU-7")), 1000) == same
     others = [
@@ -44,19 +44,19 @@ def test_a_signature_is_of_the_job_its_user_and_its_models_of_gpu_not_of_the_run
 
 
 @pytest.mark.parametrize("blob", [b"no zlib", zlib.compress(b"{}"), zlib.compress(b"[1, 2")])
-def test_a_damaged_model_is_refused_in_one_line(blob: bytes) -> None:
+def test_a_damaged_stored_run_is_refused_in_one_line(blob: bytes) -> None:
     with pytest.raises(GpuEnergyError) as caught:
         unpacked(blob)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_comes_back_as_it_was_kept() -> None:
+def test_a_stored_run_is_read_back_unchanged() -> None:
     model = PreviousRun("gpt-1", (), (), (("caution_ratio", 0.01),))
     assert unpacked(packed(model)) == model
     assert packed(None) == b""
 
 
-def test_without_a_history_nothing_is_remembered(tmp_path: Path) -> None:
+def test_without_a_history_there_is_no_previous_run(tmp_path: Path) -> None:
     assert asyncio.run(PreviousRunStore(tmp_path / "none.sqlite3").recall("abc")) is None
 
 
@@ -70,7 +70,7 @@ def num_models(daemon: DaemonProcess) -> int:
         return int(connection.execute("SELECT count(*) FROM models WHERE length(model) > 0").fetchone()[0])
 
 
-def test_the_second_run_of_a_job_is_told_what_the_first_one_showed(tmp_path: Path) -> None:
+def test_the_second_run_of_a_job_receives_the_profile_of_the_first(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         with training(daemon, arguments=UNIFORM) as run:
             first = daemon.wait_for_phase("tuned", timeout_s=120)["job_id"]

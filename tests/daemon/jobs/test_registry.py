@@ -24,7 +24,7 @@ from gpuenergyd.wire.clock_request import RankClockRequest
 from tests.support.job_stage import ME, Stage, plan, play, registration, report, settle
 
 
-def test_a_plan_is_leased_for_before_it_is_sent_and_followed_by_what_the_ranks_wish() -> None:
+def test_gpus_are_leased_before_a_plan_is_sent_and_clock_requests_follow() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -44,7 +44,7 @@ def test_a_plan_is_leased_for_before_it_is_sent_and_followed_by_what_the_ranks_w
     play(scenario)
 
 
-def test_a_plan_is_given_again_while_a_rank_runs_its_iterations_by_an_older_one() -> None:
+def test_a_plan_is_sent_again_while_a_rank_runs_its_iterations_under_an_older_one() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -64,7 +64,7 @@ def test_a_plan_is_given_again_while_a_rank_runs_its_iterations_by_an_older_one(
     play(scenario)
 
 
-def test_a_job_that_ends_has_its_gpus_restored_before_another_may_claim_them() -> None:
+def test_the_gpus_of_an_ended_job_are_restored_before_another_may_claim_them() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -86,7 +86,7 @@ def test_a_job_that_ends_has_its_gpus_restored_before_another_may_claim_them() -
     play(scenario)
 
 
-def test_the_other_ranks_of_an_ended_job_are_told_to_run_untuned_and_their_wishes_are_stale() -> None:
+def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_requests_are_stale() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -106,7 +106,7 @@ def test_the_other_ranks_of_an_ended_job_are_told_to_run_untuned_and_their_wishe
     play(scenario)
 
 
-def test_after_a_policy_failure_everything_runs_at_full_speed_and_old_wishes_are_stale() -> None:
+def test_after_a_policy_failure_the_job_runs_at_full_speed_and_old_requests_are_stale() -> None:
     stage = Stage(plan("tuned-1", 1200), PolicyFailure("RuntimeError: no idea"))
 
     async def scenario() -> None:
@@ -125,7 +125,7 @@ def test_after_a_policy_failure_everything_runs_at_full_speed_and_old_wishes_are
     play(scenario)
 
 
-def test_a_refused_lease_sends_the_job_to_full_speed_and_says_why() -> None:
+def test_a_refused_lease_leads_to_full_speed_with_its_reason() -> None:
     stage = Stage(plan("tuned-1", 1200))
     stage.worker.refusal = "GPU-0 is leased to somebody"
 
@@ -161,7 +161,7 @@ def test_a_gpu_that_cannot_be_controlled_takes_its_whole_job_to_full_speed(healt
     play(scenario)
 
 
-def test_a_lost_worker_and_a_failed_set_take_a_tuned_job_to_full_speed_and_leave_others_alone() -> None:
+def test_a_lost_worker_or_a_failed_change_leads_only_tuned_jobs_to_full_speed() -> None:
     async def scenario() -> None:
         ways: list[Callable[[Jobs], None]] = [
             lambda jobs: jobs.handle_worker_lost("the GPU worker went away"),
@@ -188,7 +188,7 @@ def failed_set(gpu_uuid: str) -> ClockChange:
     return ClockChange(gpu_uuid, 1200, 1, 0, 0, None, None, "the journal holds no entry for this GPU")
 
 
-def test_a_silent_job_gives_its_clocks_back_and_leases_again_when_it_speaks() -> None:
+def test_an_idle_job_is_restored_and_leases_again_at_its_next_report() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -221,7 +221,7 @@ def would_be_plan() -> ClockPlan:
     )
 
 
-def test_an_observing_daemon_asks_what_would_be_saved_records_it_and_never_leases() -> None:
+def test_an_observing_daemon_records_a_prediction_and_never_leases() -> None:
     stage = Stage(would_be_plan(), is_observing=True)
 
     async def scenario() -> None:
@@ -242,7 +242,7 @@ def test_an_observing_daemon_asks_what_would_be_saved_records_it_and_never_lease
     play(scenario)
 
 
-def test_what_would_be_saved_is_asked_again_as_the_job_goes_on() -> None:
+def test_a_prediction_is_repeated_as_the_job_goes_on() -> None:
     stage = Stage(would_be_plan(), would_be_plan(), is_observing=True)
 
     async def scenario() -> None:
@@ -255,7 +255,7 @@ def test_what_would_be_saved_is_asked_again_as_the_job_goes_on() -> None:
     play(scenario)
 
 
-def test_a_policy_that_would_have_to_try_clocks_is_quoted_and_nothing_is_made_up() -> None:
+def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_prediction() -> None:
     stage = Stage(plan("profile-1", 1200, PlanPurpose.PROFILE), is_observing=True)
 
     async def scenario() -> None:
@@ -272,7 +272,7 @@ def test_a_policy_that_would_have_to_try_clocks_is_quoted_and_nothing_is_made_up
     play(scenario)
 
 
-def test_a_gpu_that_may_only_be_observed_keeps_its_job_from_asking_for_a_lease_until_it_may_be_controlled() -> None:
+def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled() -> None:
     stage = Stage(would_be_plan(), plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -291,7 +291,7 @@ def test_a_gpu_that_may_only_be_observed_keeps_its_job_from_asking_for_a_lease_u
     play(scenario)
 
 
-def test_each_change_is_recorded_with_who_and_why() -> None:
+def test_each_change_is_recorded_with_actor_and_reason() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -314,7 +314,7 @@ def test_each_change_is_recorded_with_who_and_why() -> None:
     play(scenario)
 
 
-def test_an_iteration_whose_energy_never_shows_is_observed_without_it() -> None:
+def test_an_iteration_without_energy_readings_is_observed_after_the_time_limit() -> None:
     stage = Stage()
 
     async def scenario() -> None:
@@ -347,7 +347,7 @@ def test_energy_comes_from_the_counters_of_all_gpus_of_the_job() -> None:
     play(scenario)
 
 
-def test_the_wish_of_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> None:
+def test_a_request_for_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> None:
     stage = Stage(plan("tuned-1", 1200))
 
     async def scenario() -> None:
@@ -367,7 +367,7 @@ def test_the_wish_of_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> Non
     play(scenario)
 
 
-def test_a_user_holds_only_so_many_ranks() -> None:
+def test_the_number_of_ranks_per_user_is_limited() -> None:
     stage = Stage()
     stage.jobs.max_ranks_per_user = 1
 
@@ -413,7 +413,7 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
     play(scenario)
 
 
-def test_a_peer_cannot_speak_for_another_uid() -> None:
+def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
     stage = Stage(plan("tuned-1", 1200))
     stranger = PeerCredentials(ME.pid, ME.uid + 1, ME.gid)
 
