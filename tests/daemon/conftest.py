@@ -1,4 +1,4 @@
-"""Shared by the daemon's tests: an installed distribution of hostile policies."""
+"""Fixtures of the daemon's tests: an installed distribution of hostile policies."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 HOSTILE_POLICIES = '''
-"""Policies that misbehave in every way a plugin can."""
+"""Policies that fail in every way a plugin can."""
 
 import os
 import sys
@@ -93,7 +93,7 @@ broken-import = hostile_policies_that_are_not_there:Nothing
 
 @pytest.fixture(scope="session")
 def hostile_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that, on sys.path, is an installed distribution of hostile policies."""
+    """Return a directory that is an installed distribution of hostile policies when on sys.path."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "hostile_policies.py").write_text(HOSTILE_POLICIES)
     info = folder / "hostile_policies-6.6.6.dist-info"
@@ -105,7 +105,7 @@ def hostile_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def host_command(hostile_distribution: Path) -> tuple[str, ...]:
-    """Return a policy host's command that finds the hostile policies too."""
+    """Return a policy host command that also finds the hostile policies."""
     program = (
         f"import sys; sys.path.insert(0, {str(hostile_distribution)!r});"
         " from gpuenergyd.daemon.processes.policy_host import main; main()"

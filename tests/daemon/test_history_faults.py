@@ -1,6 +1,6 @@
-"""What happens to the history never reaches the GPUs: clocks are set and put back, and what was done is recorded later.
+"""Database faults do not affect GPUs: clocks are set and restored, and the changes are recorded later.
 
-One daemon on a small disk of its own; each test spoils something, and the daemon must be well again when it ends.
+One daemon on a small disk of its own; each test causes a fault and ends when the daemon has recovered.
 """
 
 import os
@@ -42,7 +42,7 @@ def daemon(shared: DaemonProcess) -> Iterator[DaemonProcess]:
 
 
 def change_a_clock(daemon: DaemonProcess) -> str:
-    """Lock a clock and give it back, as an administrator; return the id of the lease."""
+    """Lock a clock and release it as an administrator; return the lease id."""
     client = daemon.client()
     try:
         granted = client.post("/v1/leases", {"gpu": GPU, "sm_clock_mhz": 900})
@@ -66,7 +66,7 @@ def is_well(daemon: DaemonProcess) -> bool:
 
 
 def wait_for_trouble(daemon: DaemonProcess, *words: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Wait until the status is degraded with one of these words, whatever it takes to have something to write."""
+    """Wait until the status is degraded with one of these words, while changes keep producing records."""
 
     def has_it() -> bool:
         meanwhile()
@@ -77,12 +77,12 @@ def wait_for_trouble(daemon: DaemonProcess, *words: str, meanwhile: Callable[[],
 
 
 def leases_on_record(path: Path) -> list[str]:
-    """Return the leases whose restore is in the history."""
+    """Return the leases whose restore is in the database."""
     try:
         with open_history(path) as history:
             return [e.reason.removeprefix("lease ") for e in history.control_events() if e.action == "restore"]
     except StoreError:
-        return []  # the daemon is about to make it
+        return []  # not created yet
 
 
 def is_on_record(path: Path, lease_ids: list[str]) -> Callable[[], bool]:
@@ -141,7 +141,7 @@ def test_a_corrupt_database_is_moved_aside_and_clocks_are_set_and_restored(tmp_p
         with daemon.database_path.open("r+b") as file:
 
             def damage() -> None:
-                # All of it, and again: what lies in the write-ahead log when it is next emptied heals itself.
+                # Repeatedly and completely, since a checkpoint of the write-ahead log would repair the file.
                 file.seek(0)
                 file.write(DAMAGE * (os.fstat(file.fileno()).st_size // len(DAMAGE)))
                 file.flush()

@@ -1,4 +1,4 @@
-"""A second run of a known job under the default policy is planned from what the first one showed, at once."""
+"""A second run of a known job is planned at once from the measurements of the first run."""
 
 import asyncio
 import sqlite3
@@ -40,7 +40,7 @@ def num_models(database: Path) -> int:
 
 
 def has_answered(memory: CountingMemory, num_answers: int) -> bool:
-    """Return whether so many jobs were told what is known of them."""
+    """Return whether this number of jobs has loaded a previous run."""
     return memory.num_answers >= num_answers
 
 
@@ -81,7 +81,7 @@ def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp
     assert any((plan_id or "").startswith("profile") for plan_id in first)
     assert not any((plan_id or "").startswith("profile") for plan_id in second)
     num_baseline = next(k for k, plan_id in enumerate(second) if plan_id == "tuned-1")
-    rules = 2 + 10  # warm-up and baseline
+    rules = 2 + 10  # iterations of warm-up and baseline
     assert num_baseline <= rules + 6
     assert set(second[:num_baseline]) <= {None, BASELINE_PLAN_ID}
     with open_history(database) as read:

@@ -1,4 +1,4 @@
-"""Settings come in layers, later ones win, and whatever is wrong is named with its place."""
+"""Settings: defaults, file, environment and flags; errors are reported with their place."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""Whose run it was and from which source: from the environment of a training process to the groups of a report."""
+"""Tags from the environment of a training process to the groups of a report."""
 
 import json
 import os
@@ -19,7 +19,7 @@ sys.exit(main())
 
 
 def checked_out_program(folder: Path) -> Path:
-    """Write a training program into a git work tree, as git lays one out."""
+    """Write a training program into a git work tree."""
     (folder / ".git" / "refs" / "heads").mkdir(parents=True)
     (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n", encoding="utf-8")
     (folder / ".git" / "refs" / "heads" / "main").write_text(f"{COMMIT}\n", encoding="utf-8")
@@ -29,14 +29,14 @@ def checked_out_program(folder: Path) -> Path:
 
 
 def grouped(database: Path, tag: str) -> dict[str, float | None]:
-    """Return what the real command adds up: measured energy by the values of a tag."""
+    """Return the report command's measured energy by the values of a tag."""
     command = [sys.executable, "-m", "gpuenergyd.cli.main", "report", "--group-by", "tag", "--tag", tag, "--json"]
     done = subprocess.run([*command, "--database", str(database)], capture_output=True, text=True, check=True)
     return {group["group"]: group["energy_j"] for group in json.loads(done.stdout)["groups"]}
 
 
 def test_tags_from_a_training_environment_reach_the_groups_of_a_report(tmp_path: Path) -> None:
-    """User, Slurm job, a tag of the user's own and the commit of the program; each group has the job's energy."""
+    """User, Slurm job, a user-defined tag and the program's commit: each group has the job's energy."""
     program = checked_out_program(tmp_path / "code")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     environment |= {

@@ -1,4 +1,4 @@
-"""Clocks that jump, a host that sleeps, and months that pass: control goes by the monotonic clock, and stays small."""
+"""Wall-clock jumps, suspended hosts and months of uptime: control uses the monotonic clock, memory stays bounded."""
 
 import time
 import tracemalloc

@@ -1,6 +1,6 @@
-"""The whole daemon with real processes: a job from registration to report, and every way in which a process can die.
+"""The whole daemon with real processes: a job from registration to report, and the death of each process.
 
-Whatever is killed, no simulated GPU stays slowed down.
+No simulated GPU stays at a lowered clock, whichever process is killed.
 """
 
 import os
@@ -45,7 +45,7 @@ def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:
     assert (summary.job_name, summary.is_simulated, summary.num_ranks) == ("fake", True, 4)
     assert summary.end_reason is not None
     assert "released" in summary.end_reason
-    assert summary.num_iterations == len(iterations) >= 13  # three for the baseline and ten that profiled, at least
+    assert summary.num_iterations == len(iterations) >= 13  # at least three for the baseline and ten for profiling
     assert summary.num_baseline_iterations >= 3
     assert summary.baseline_energy_j is not None
     assert summary.energy_j is not None

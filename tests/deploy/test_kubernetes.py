@@ -1,4 +1,4 @@
-"""The DaemonSet and the container recipe name only what exists: settings, files, commands, and the group's number."""
+"""The DaemonSet and the Containerfile refer only to existing settings, files, commands and group ids."""
 
 import json
 import re

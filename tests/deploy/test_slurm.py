@@ -1,4 +1,4 @@
-"""Slurm's prolog and epilog put back what a journal lists, leave a living daemon its work, and say when they cannot."""
+"""Slurm's prolog and epilog restore GPUs from the journal if no daemon runs, and report failures."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ SCRIPTS = sorted(SLURM.glob("*.sh"))
 
 
 def prefix_of(folder: Path, daemon: DaemonProcess | None = None) -> Path:
-    """Make an installation whose commands are this environment's."""
+    """Create an installation prefix with the commands of this environment."""
     bin_folder = folder / "prefix" / "bin"
     bin_folder.mkdir(parents=True)
     socket_path = daemon.socket_path if daemon is not None else folder / "nobody.sock"
@@ -58,7 +58,7 @@ def test_the_epilog_restores_only_without_a_running_daemon(tmp_path: Path) -> No
             assert run("epilog.sh", prefix, daemon.journal_path) == 0
             wait_until(daemon.is_lowered, 60)
 
-            # Everything at once, the keeper before the worker: nobody is left to restore.
+            # Kill all processes, the restore sentinel before the worker, so that none is left to restore.
             worker = daemon.status()["worker"]
             os.kill(daemon.pid, signal.SIGSTOP)
             wait_until(daemon.is_lowered, 60)

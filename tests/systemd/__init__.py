@@ -1,1 +1,1 @@
-"""Units and installation: checked by systemd itself."""
+"""Tests of the systemd units and the installation."""

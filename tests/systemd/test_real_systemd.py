@@ -1,4 +1,4 @@
-"""The installed units under a real systemd, process 1 of namespaces of its own: simulated GPUs, real everything else.
+"""The installed units under a real systemd in its own namespaces, with simulated GPUs.
 
 Time limits here are generous; `benchmarks/runs/systemd_faults.py` measures them.
 """
@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
-    # One host for all of them: booting one for each would cost minutes.
+    # One host for all tests: booting one per test would take minutes.
     pytest.mark.xdist_group("real-systemd"),
 ]
 ALL_CAPABILITIES_GONE = "0000000000000000"
@@ -81,7 +81,7 @@ def test_the_carbon_fetcher_unit_starts_with_the_daemon(daemon: InstalledDaemon)
 
 @pytest.mark.fault(4)
 def test_clocks_are_restored_when_the_daemon_is_killed(daemon: InstalledDaemon) -> None:
-    """The worker restores by itself, at once: systemd, which stops it when the core has failed, comes after."""
+    """The worker restores at once by itself, before systemd stops it because the daemon failed."""
     with daemon.lowered():
         num_said = len(daemon.log)
 
@@ -134,7 +134,7 @@ def test_no_client_is_refused_while_the_daemon_restarts(daemon: InstalledDaemon)
     num_answers = 0
     with subprocess.Popen(daemon.host.command("systemctl", "restart", CORE)) as restart:
         while restart.poll() is None or num_answers == 0:
-            daemon.status()  # raises when it is refused
+            daemon.status()  # raises if the connection is refused
             num_answers += 1
 
     assert restart.returncode == 0
@@ -146,14 +146,16 @@ def test_a_connection_starts_the_daemon(daemon: InstalledDaemon) -> None:
 
     status: list[dict[str, Any]] = []
 
-    def is_answered() -> bool:  # whoever waits longer than a request may take asks again
+    def is_answered() -> bool:  # retries after the request's time limit
         with contextlib.suppress(DaemonNotRunningError):
             status.append(daemon.status())
         return bool(status)
 
     wait_until(is_answered, 60)
     assert status[0]["mode"] == "control"
-    wait_until(lambda: daemon.host.property_of(CORE, "ActiveState") == "active", 30)  # it answers before it is READY
+    wait_until(
+        lambda: daemon.host.property_of(CORE, "ActiveState") == "active", 30
+    )  # the daemon answers before READY=1
 
 
 def test_a_stop_restores_clocks_and_ends_daemon_and_worker(daemon: InstalledDaemon) -> None:

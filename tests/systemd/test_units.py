@@ -1,4 +1,4 @@
-"""What systemd itself says of the units: nothing unknown in them, and hardly anything left that they could harm."""
+"""systemd's own checks of the units: no unknown settings, low exposure."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ needs_systemd = pytest.mark.skipif(
 
 
 def settings_of(name: str) -> dict[str, list[str]]:
-    """Return the settings of a unit file, each with its values in order."""
+    """Return the settings of a unit file with their values in order."""
     found: dict[str, list[str]] = {}
     for line in (UNITS / name).read_text(encoding="utf-8").splitlines():
         if line and line[0] not in "#[":

@@ -58,7 +58,7 @@ class AccountFile:
         self._is_read = True
         try:
             with self._path.open("rb") as file:
-                kept = decode(file.read(_MAX_BYTES + 1), _FileContent, max_bytes=_MAX_BYTES)
+                saved = decode(file.read(_MAX_BYTES + 1), _FileContent, max_bytes=_MAX_BYTES)
         except FileNotFoundError:
             return
         except (OSError, ProtocolError) as error:
@@ -68,18 +68,18 @@ class AccountFile:
                 error,
             )
             return
-        if kept.version == _VERSION and kept.boot_id == read_boot_id():
-            self._unclaimed = kept.jobs
+        if saved.version == _VERSION and saved.boot_id == read_boot_id():
+            self._unclaimed = saved.jobs
 
     def take_over(self, job_name: str, pids: Mapping[int, int]) -> SavedAccount | None:
         """Return and remove the saved account of the job that these processes (pid by rank) were in."""
         if not self._is_read:
             self._read()
         processes = set(running_processes(pids))
-        for kept in self._unclaimed:
-            if kept.job_name == job_name and processes & set(kept.processes):
-                self._unclaimed = tuple(other for other in self._unclaimed if other is not kept)
-                return kept
+        for saved in self._unclaimed:
+            if saved.job_name == job_name and processes & set(saved.processes):
+                self._unclaimed = tuple(other for other in self._unclaimed if other is not saved)
+                return saved
         return None
 
     def save(self, jobs: Iterable[SavedAccount]) -> None:
@@ -89,8 +89,8 @@ class AccountFile:
         """
         if not self._is_read:
             self._read()
-        waiting = tuple(kept for kept in self._unclaimed if any(is_alive(process) for process in kept.processes))
-        body = encode(_FileContent(_VERSION, read_boot_id(), (*waiting, *jobs)))
+        unclaimed = tuple(saved for saved in self._unclaimed if any(is_alive(process) for process in saved.processes))
+        body = encode(_FileContent(_VERSION, read_boot_id(), (*unclaimed, *jobs)))
         if body == self._written:
             return
         unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")

@@ -78,8 +78,8 @@ def job_budget(
         done = f"all {total} registered iterations are done: constant slowdown from here on"
         return budget(Allowance(ratio, min(until_s, full_s)), done, is_overtime=True)
     if left is not None:
-        what = f"{total} iterations" if length.num_iterations is not None else f"{length.hours:g} h, {total} iterations"
-        return budget(Allowance(ratio, until_s, left * full_s), f"registered length: {what}{by}")
+        hours = "" if length.num_iterations is not None else f"{length.hours:g} h, "
+        return budget(Allowance(ratio, until_s, left * full_s), f"registered length: {hours}{total} iterations{by}")
     window_s = settings.carbon_window_h * grid.hour_s
     left_s = min(window_s - account.active_s % window_s, until_s)
     return budget(

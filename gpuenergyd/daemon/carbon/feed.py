@@ -31,8 +31,8 @@ from gpuenergyd.store import open_history
 from gpuenergyd.store.records import IntensityRecord
 
 CSV_SOURCE = "csv"
-KEPT = timedelta(days=2 * 366)
-_WRITTEN_KEPT = timedelta(days=9)
+RETENTION = timedelta(days=2 * 366)
+_WRITTEN_RETENTION = timedelta(days=9)
 _MIN_FORECAST_HOURS = 12
 """A provider's forecast with fewer hours is not used; our own model reaches further."""
 
@@ -54,7 +54,7 @@ class HourlyValues:
                 self._hours[hour_at] = value
                 has_changed = True
         if has_changed:
-            oldest = max(self._hours) - KEPT
+            oldest = max(self._hours) - RETENTION
             for hour_at in [hour_at for hour_at in self._hours if hour_at < oldest]:
                 del self._hours[hour_at]
         return has_changed
@@ -132,7 +132,7 @@ class CarbonFeed:
 
     def _stored(self) -> list[HourlySeries]:
         with open_history(self._settings.database_url) as history:
-            stored = history.intensities(zone=self.zone, since=self._now() - KEPT)
+            stored = history.intensities(zone=self.zone, since=self._now() - RETENTION)
         by_signal: dict[CarbonSignal, list[IntensitySample]] = {}
         for row in stored:
             length = row.host.valid_to_at - row.host.valid_from_at
@@ -210,7 +210,7 @@ class CarbonFeed:
         if self._written.get(key) == sample.carbon_intensity_g_per_kwh:
             return
         self._written[key] = sample.carbon_intensity_g_per_kwh
-        for old in [old for old in self._written if old[0] < sample.valid_from_at - _WRITTEN_KEPT]:
+        for old in [old for old in self._written if old[0] < sample.valid_from_at - _WRITTEN_RETENTION]:
             del self._written[old]
         self._history.write(
             IntensityRecord(

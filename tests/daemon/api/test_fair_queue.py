@@ -1,4 +1,4 @@
-"""A flood of one user waits behind itself: another user's request begins in the turn in which it comes."""
+"""Fair queueing: a flood of one user does not delay the requests of another."""
 
 import asyncio
 

@@ -1,7 +1,7 @@
-"""Mutated messages by the thousand, given to the jobs: each is taken or refused in one line, and no clock changes.
+"""Thousands of mutated messages to the jobs: each is accepted or refused in one line, and no clock changes.
 
-`make fuzz` offers more of them than the suite does: FUZZ_MESSAGES each of message bodies and of clock records. The same
-over a real daemon's sockets: test_socket_fuzz.py.
+`make fuzz` sends more of them than the suite: FUZZ_MESSAGES message bodies and as many clock requests.
+test_socket_fuzz.py does the same over a real daemon's sockets.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ NUM_MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "40000"))
 
 
 def offer(jobs: Jobs, kind: int, body: bytes) -> str | None:
-    """Do with a body what the server would; return why it was refused."""
+    """Handle a body like the server does; return the error of a refusal."""
     try:
         hand_over(jobs, kind, body)
     except GpuEnergyError as error:
@@ -37,7 +37,7 @@ def offer(jobs: Jobs, kind: int, body: bytes) -> str | None:
 
 
 def hand_over(jobs: Jobs, kind: int, body: bytes) -> None:
-    """Decode a body and give it to the jobs."""
+    """Decode a body and pass it to the jobs."""
     match kind:
         case 0:
             registered = decode(body, RankRegistration, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
@@ -121,5 +121,5 @@ def test_mutated_clock_request_reaches_the_worker_only_with_supported_clocks_of_
 
 
 def num_open_descriptors() -> int:
-    """Return how many files this process has open."""
+    """Return the number of open file descriptors of this process."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for nothing but what the daemon exports, and shows what people came for."""
+"""The Grafana dashboard uses only exported metrics and shows energy, power, carbon and savings."""
 
 import json
 import re
@@ -21,7 +21,7 @@ PROMISED = (
 
 
 def exported() -> set[str]:
-    """Return every name that a daemon exports of which everything is known."""
+    """Return the names of all metrics of a daemon without unknown values."""
     status: dict[str, Any] = deepcopy(STATUS)
     for gpu in status["gpus"]:
         gpu.update({name: 1.0 for name, value in gpu.items() if value is None})

@@ -1,4 +1,4 @@
-"""Clients that take everything and give nothing: each is let go, and everybody else is served."""
+"""Clients that exhaust connections, memory or descriptors: each is disconnected, and other clients are served."""
 
 import resource
 import socket
@@ -36,7 +36,7 @@ def test_a_client_that_never_reads_is_disconnected_without_using_memory(daemon: 
             try:
                 deaf.send(request * 100)
             except BlockingIOError:
-                is_refused = True  # the daemon takes no more: what it has not answered waits on our side
+                is_refused = True  # the daemon reads no more; unanswered requests queue on the client's side
             except (BrokenPipeError, ConnectionResetError):
                 return True
             return False

@@ -1,4 +1,4 @@
-"""A reply cut off between the daemon and a rank: the plan in it reaches the rank with a later one."""
+"""A reply lost between daemon and rank: its plan reaches the rank with a later reply."""
 
 import contextlib
 import socket
@@ -29,7 +29,7 @@ class CuttingProxy:
         self._threads[0].start()
 
     def close(self) -> None:
-        """Listen no more and wait until both sides of every connection are gone."""
+        """Stop listening and wait until both sides of every connection are closed."""
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(60)
@@ -78,7 +78,7 @@ def test_a_plan_whose_reply_was_lost_still_reaches_every_rank(tmp_path: Path) ->
     with running_daemon(tmp_path) as daemon, cutting_proxy(tmp_path, daemon.socket_path) as proxy:
         arguments = ("--policy", "uniform", "--socket", str(proxy.socket_path))
         with training(daemon, arguments=arguments) as run:
-            # Profiling goes from plan to plan only when every rank has run iterations of the one before.
+            # Profiling continues with the next plan only after every rank has run iterations of the previous one.
             wait_until(daemon.is_lowered, 60)
             job = daemon.wait_for_phase("tuned")
             assert run.process.poll() is None

@@ -1,4 +1,4 @@
-"""Metrics are the status in base units and conventional names, and leave out what is not known."""
+"""Metrics: the status in base units and conventional names, without unknown values."""
 
 import shutil
 import subprocess
@@ -65,7 +65,7 @@ STATUS: dict[str, Any] = {
 
 
 def samples(status: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """Return every sample by name and by its most telling label."""
+    """Return every sample by name and identifying label."""
     found = {}
     for family in text_string_to_metric_families(metrics_text(status).decode()):
         for sample in family.samples:

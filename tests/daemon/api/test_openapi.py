@@ -1,4 +1,4 @@
-"""The API's description names what is served, no more and no less, and its schemas fit what is decoded."""
+"""The OpenAPI description matches the routes and the message types."""
 
 import asyncio
 import re
@@ -24,21 +24,21 @@ from tests.support.job_stage import FakeWorker, Stage, registration, report
 
 
 class UnusedWorker(FakeWorker):
-    """A worker that could limit power; nobody asks it to."""
+    """A worker that records its calls; no test calls it."""
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Note it."""
+        """Record the call."""
         assert lease_id == owner.job_id
         self.calls.append(("limit", (gpu_uuid,)))
         return power_limit_w
 
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Note it."""
+        """Record the call."""
         self.calls.append(("users", (gpu_uuid,)))
         return ()
 
     async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        """Note it."""
+        """Record the call."""
         self.calls.append(("look", (gpu_uuid,)))
         return GpuSnapshot(None, None, GpuDetails())
 
@@ -76,7 +76,7 @@ def test_openapi_describes_exactly_the_routes(tmp_path: Path) -> None:
 
 
 def references(value: Any) -> set[str]:
-    """Return every reference in a document."""
+    """Return all schema references in a document."""
     if isinstance(value, dict):
         own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
         return own.union(*(references(v) for v in value.values()))

@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document, right and wrong: each answer is well-formed and documented."""
+"""Valid and invalid requests generated from the OpenAPI document: each response is documented."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,7 @@ def test_every_answer_to_generated_requests_is_documented(daemon: DaemonProcess,
                 *(programs / "schemathesis", "run", description, "--url", f"http://127.0.0.1:{port}"),
                 *("--checks", CHECKS, "--phases", "coverage,fuzzing", "--max-examples", str(NUM_EXAMPLES)),
                 *("--seed", "1", "--no-color", "--suppress-health-check", "all"),
-                # A stream does not end, which no checker waits for; tests/daemon/zeusd/test_routes.py reads one.
+                # A stream never ends; tests/daemon/zeusd/test_routes.py covers it.
                 *("--exclude-path", "/gpu/stream_power"),
             ],
             cwd=tmp_path,

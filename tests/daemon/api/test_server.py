@@ -1,4 +1,4 @@
-"""The socket answers everything in one clear line: rubbish, half messages, strangers, and claims that cannot be."""
+"""The HTTP API: status, registration, and one-line errors for malformed, incomplete and conflicting requests."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def report(token: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def token(daemon: DaemonProcess, connection: DaemonConnection) -> Iterator[str]:
-    """Return the token of a registered rank, and let it go afterwards."""
+    """Return the token of a registered rank, and release it afterwards."""
     status, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0]))
     assert status == 200, answer
     yield answer["rank_token"]

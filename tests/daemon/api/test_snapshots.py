@@ -1,4 +1,4 @@
-"""Costly answers under a flood: fresh for those who ask seldom, shared within a moment by those who do not stop."""
+"""Snapshots: fresh at low request rates, reused within their lifetime under load."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from gpuenergyd.daemon.api.snapshots import BURST_S, CPU_SHARE, LIFETIME_S, Snap
 
 @dataclass
 class Counted:
-    """A snapshot whose answer is its number, and which takes a given time of a core to build."""
+    """A snapshot whose value is its number and whose build takes a given CPU time."""
 
     cost_s: float
     now_s: float = 0.0

@@ -1,7 +1,7 @@
-"""Mutated messages by the thousand over a real daemon's sockets: each is answered well-formed, and nothing is left.
+"""Thousands of mutated messages to a real daemon's sockets: each response is valid, and no resource leaks.
 
-`make fuzz` sends FUZZ_MESSAGES of them, the suite fewer: one half to a daemon as a user who may change nothing and asks
-for everything, the other to a second one as somebody whose jobs take part, but at full speed.
+`make fuzz` sends FUZZ_MESSAGES of them, the suite fewer: one half to a daemon as a user without any rights, the other
+half to a second daemon as a user whose jobs run at full speed.
 """
 
 import json
@@ -36,7 +36,7 @@ MAX_GROWTH_KIB = 20_000
 
 
 def fuzz(daemon: DaemonProcess, *, seed: int, uid: int | None = None, asks_for_changes: bool = False) -> dict[str, Any]:
-    """Run the fuzzer; return what it saw."""
+    """Run the fuzzer; return its results."""
     settings = Settings(
         socket_path=str(daemon.socket_path),
         clock_socket_path=str(daemon.clock_socket_path),
@@ -55,7 +55,7 @@ def fuzz(daemon: DaemonProcess, *, seed: int, uid: int | None = None, asks_for_c
 
 
 def num_tasks(daemon: DaemonProcess) -> int:
-    """Return how many tasks the daemon's event loop has."""
+    """Return the number of tasks of the daemon's event loop."""
     num_before = daemon.log.count("tasks: ")
     os.kill(daemon.pid, signal.SIGUSR2)
     wait_until(lambda: daemon.log.count("tasks: ") > num_before)
@@ -63,7 +63,7 @@ def num_tasks(daemon: DaemonProcess) -> int:
 
 
 def num_descriptors(daemon: DaemonProcess) -> int:
-    """Return how many files the daemon has open."""
+    """Return the number of open file descriptors of the daemon."""
     return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
 
 

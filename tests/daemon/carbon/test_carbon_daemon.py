@@ -1,4 +1,4 @@
-"""The daemon on a grid with real processes: fetched, stored, followed, priced, reported; and a killed fetcher."""
+"""Carbon in a daemon with real processes: fetching, storing, targets, reports, and a killed fetcher."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ZONE = "GB"
 
 
 def half_hours(_asked: Asked) -> Reply:
-    """Return what NESO documents: two days of half-hours; those to come hold a forecast only."""
+    """Return a reply as NESO documents it: two days of half-hours, future ones with a forecast only."""
     now_at = datetime.now(tz=UTC)
     slot_at = now_at.replace(minute=now_at.minute // 30 * 30, second=0, microsecond=0)
     rows = []
@@ -161,7 +161,7 @@ def _saved_account(accounts: Path) -> dict[str, float]:
 
 
 def _has_shifted(path: Path) -> bool:
-    """Return whether the job was permitted more time in dirty hours than in clean ones, on average over some."""
+    """Return whether the job's mean permitted time is longer in dirty hours than in clean ones."""
     with open_history(path) as history:
         targets = [row for job in history.job_summaries() for row in history.targets(job.job_id)]
     dirty_s, clean_s = (

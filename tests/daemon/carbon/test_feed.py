@@ -1,4 +1,4 @@
-"""What the core takes from outside: complete hours, nothing of the future, revised values anew, and never a crash."""
+"""The carbon feed: complete hours, no future values, revised values stored again, errors reported."""
 
 import asyncio
 import math
@@ -31,16 +31,16 @@ THIS_HOUR_AT = datetime(2026, 3, 2, 12, tzinfo=UTC)
 
 @dataclass
 class Kept:
-    """A history that keeps what it is given."""
+    """A history that keeps its records in memory."""
 
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep it."""
+        """Keep the record."""
         self.records.append(record)
 
     def intensities(self) -> list[IntensityRecord]:
-        """Return the intensities."""
+        """Return the intensity records."""
         return [record for record in self.records if isinstance(record, IntensityRecord)]
 
 
@@ -58,7 +58,7 @@ def feed_of(
 
 
 def samples(num_half_hours: int, value: float = 200.0) -> tuple[IntensitySample, ...]:
-    """Return half-hours that end with this hour's begin."""
+    """Return half-hours that end at the start of this hour."""
     first = THIS_HOUR_AT - num_half_hours * HOUR / 2
     return tuple(
         IntensitySample(first + k * HOUR / 2, first + (k + 1) * HOUR / 2, value + k % 2 * 10.0)
@@ -164,7 +164,7 @@ def test_stored_intensities_are_loaded_after_a_restart(tmp_path: Path) -> None:
 
 
 def trace(folder: Path, column: str = "carbon_intensity_g_per_kwh", num_hours: int = 72) -> Path:
-    """Write a trace that begins a day before this hour; each value is its position."""
+    """Write a trace that starts a day before this hour; each value is its index."""
     path = folder / "XX_test_2026.csv"
     rows = [f"{THIS_HOUR_AT + (k - 24) * HOUR:%Y-%m-%dT%H:%M:%SZ},{k}" for k in range(num_hours)]
     path.write_text(f"timestamp_utc,{column}\n" + "\n".join(rows) + "\n")

@@ -1,4 +1,4 @@
-"""Jobs that follow the grid: what they are told, that no answer can overdraw their budget, and what they saved."""
+"""Carbon targets: decisions, budgets that no reply can exceed, and savings."""
 
 import asyncio
 import math
@@ -48,16 +48,16 @@ INTENSITY = IntensityRecord(
 
 @dataclass
 class Kept:
-    """A history that keeps what it is given."""
+    """A history that keeps its records in memory."""
 
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep it."""
+        """Keep the record."""
         self.records.append(record)
 
     def targets(self) -> list[TargetRecord]:
-        """Return the targets."""
+        """Return the target records."""
         return [record for record in self.records if isinstance(record, TargetRecord)]
 
 
@@ -70,7 +70,7 @@ class Following:
     lies: Sequence[PerformanceTarget | None] | None = None
     num_asked: int = 0
     reasons: list[str] = field(default_factory=list)
-    """Why profiling was refused."""
+    """The reason why profiling was refused."""
 
     @property
     def job(self) -> Job:
@@ -84,7 +84,7 @@ class Following:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Return the one process that takes part: this one."""
+        """Return this process as the only rank."""
         return {0: os.getpid()}
 
     def handle(self, event: Event) -> None:
@@ -94,7 +94,7 @@ class Following:
         self.run.tell(event)
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
-        """Answer as a policy host does."""
+        """Return a scripted reply, or that of the real target policy."""
         del job_id
         self.num_asked += 1
         if self.lies is None:
@@ -117,7 +117,7 @@ class Site:
     _num_seen: int = 0
 
     def run_hours(self, num_hours: float) -> None:
-        """Train on; after each iteration the core looks whether a target is due."""
+        """Continue training; decide targets after each iteration."""
         run = self.following.run
         until_s = run.now_s + num_hours * self.hour_s
         while run.now_s < until_s:
@@ -136,7 +136,7 @@ class Site:
 
 
 def at(now_s: float) -> datetime:
-    """Return the host's time at a virtual instant."""
+    """Return the host time of a virtual instant."""
     return FIRST_AT + timedelta(seconds=now_s)
 
 
@@ -182,7 +182,7 @@ def site(
 
 
 def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean iteration time in the dirtiest and in the cleanest third of the hours."""
+    """Return the mean iteration times in the dirtiest and the cleanest third of the hours."""
     job = here.targets.accounts.get_or_create(here.following)
     hours = sorted(
         (values[round((hour_at - FIRST_AT) / HOUR)], slot.time_s / slot.num_iterations)
@@ -221,8 +221,8 @@ def test_a_job_is_slower_in_dirty_hours_within_its_budget_and_shows_both_savings
     "pipeline",
     [
         {"noise_ratio": 0.01},
-        {"slow_factor_when_tuned": 1.015},  # every plan runs slower than it says
-        {"slowdown_of": lambda _rank, iteration: 1.012 if iteration > 60 else 1.0},  # full speed itself has become slow
+        {"slow_factor_when_tuned": 1.015},  # every plan is slower than predicted
+        {"slowdown_of": lambda _rank, iteration: 1.012 if iteration > 60 else 1.0},  # full speed itself becomes slower
     ],
     ids=["noise", "lying plans", "drift"],
 )
@@ -255,7 +255,7 @@ def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> Non
 
     here.run_hours(4)
     while not here.targets.status(here.following)["target"]["is_length_reached"]:
-        if job.phase is JobPhase.TUNED:  # the job has changed, say
+        if job.phase is JobPhase.TUNED:  # simulates a changed job
             job.knowledge.begin_anew(
                 None, lambda seen: job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.BASELINE
             )
@@ -398,7 +398,7 @@ def test_a_job_too_short_for_profiling_is_refused_it_with_the_reason(
 
 
 def run_until(here: Site, phase: JobPhase) -> None:
-    """Train on until the job is in a phase."""
+    """Continue training until the job is in a phase."""
     while here.following.job.phase is not phase:
         here.run_hours(0.002)
 
@@ -424,17 +424,17 @@ def test_report_and_account_agree_for_a_job_with_disturbed_iterations(tmp_path: 
     ]
 
     class Disturbed(CarbonTargets):
-        """Some iterations are not the job's own; all of them are written down as the daemon does."""
+        """Marks some iterations as disturbed, and records all of them like the daemon does."""
 
         def iteration_done(
             self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
         ) -> None:
             seen, own_s = observation, observation.iteration_time_s
-            if seen.iteration_index % 9 == 2:  # a checkpoint fell into it
+            if seen.iteration_index % 9 == 2:  # contains a checkpoint
                 seen = replace(seen, is_regular=False, iteration_time_s=3.0 * own_s)
-            elif seen.iteration_index % 9 == 5:  # a straggler set its pace
+            elif seen.iteration_index % 9 == 5:  # at a straggler's pace
                 seen = replace(seen, is_at_straggler_pace=True, iteration_time_s=1.5 * own_s)
-            elif seen.iteration_index % 9 == 7:  # disturbed, yet no slower
+            elif seen.iteration_index % 9 == 7:  # disturbed but not slower
                 seen = replace(seen, is_regular=False)
             super().iteration_done(runner, seen, purpose, begun_at)
             records.append(

@@ -1,4 +1,4 @@
-"""Who may what, with the kernel's word for who asks: groups, users, container root; and how much of it."""
+"""Access rules and limits by kernel credentials: groups, users, container root, request rates, connections."""
 
 import grp
 import http.client

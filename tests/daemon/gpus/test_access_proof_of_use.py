@@ -1,4 +1,4 @@
-"""Whose GPU it is: real users, sessions and namespaces ask for GPUs that they, their jobs, others or nobody run on."""
+"""Proof of use with real users, sessions and namespaces."""
 
 import grp
 import os
@@ -25,13 +25,13 @@ from tests.support.waiting import wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 ALICE, BOB = NOBODY - 1, NOBODY - 2
-"""Users need no name to be users."""
+"""Uids without an entry in the user database."""
 TRAINERS, ADMINS = [g for g in grp.getgrall() if g.gr_gid not in {0, NOBODY, ALICE, BOB}][:2]
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
-    """A daemon that everybody can connect to, that trainers may ask, and that admins may command."""
+    """A daemon with a control group (trainers) and an administrators' group (admins)."""
     needs_root()
     with daemon_for_everybody(control_groups=[TRAINERS.gr_name], admin_groups=[ADMINS.gr_name]) as daemon:
         yield daemon
@@ -45,7 +45,7 @@ def world(daemon: DaemonProcess) -> Iterator[SimulatedHost]:
 
 
 def claim(client: ClientProcess, gpu_uuid: str) -> tuple[int, str]:
-    """Ask for a GPU; return the status and what was wrong."""
+    """Register on a GPU; return the status and the error message."""
     status, answer = client.ask("POST", "/v1/ranks", one_stage_registration(gpu_uuid))
     return status, answer.get("error", "")
 
@@ -154,7 +154,7 @@ def test_an_unprivileged_user_is_refused_every_change_with_the_remedy(
 @pytest.mark.parametrize("namespaces", [("--pid", "--fork"), ("--user", "--map-root-user")], ids=["pid", "user"])
 def test_container_root_has_no_rights_whatever_its_groups(daemon: DaemonProcess, namespaces: tuple[str, ...]) -> None:
     needs_namespaces(*namespaces)
-    # Inside a user namespace groups cannot be set; there root keeps its own.
+    # Groups cannot be set inside a user namespace; root keeps its own.
     groups = None if "--user" in namespaces else [TRAINERS.gr_gid, ADMINS.gr_gid]
     with client_process(daemon.socket_path, uid=0, gid=0, groups=groups, unshare=namespaces) as root:
         answers = [

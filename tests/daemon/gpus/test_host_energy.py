@@ -1,4 +1,4 @@
-"""Processors and memory are counted beside the GPUs: through wraps, each joule once, and what is missing is said."""
+"""Energy of CPU packages and memory: counter wraps, no double counting, missing readings."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ RANGE_UJ = 262_143_328_850
 
 
 def powercap(root: Path, counters: dict[str, tuple[str, int]]) -> Path:
-    """Write a tree as the kernel lays it out: one folder for each counter, children named after their parent."""
+    """Write a powercap tree like the kernel's: one directory per counter, children named after their parent."""
     for folder, (name, energy_uj) in counters.items():
         path = root / folder
         path.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def test_cpu_packages_and_memory_are_counted_without_their_subdomains(root: Path
     assert look(host, 0) == []
     set_counter(root, "intel-rapl:0", 501_000_000)
     set_counter(root, "intel-rapl:0:1", 22_000_000)
-    set_counter(root, "intel-rapl:1", 2_000_000)  # it has gone round
+    set_counter(root, "intel-rapl:1", 2_000_000)  # it has wrapped
 
     used = minutes(look(host, 10))
 

@@ -1,4 +1,4 @@
-"""An administrator's locks and limits on the real daemon: leased, journalled, put back, and never beside a job."""
+"""Clock locks and power limits of administrators on a real daemon: leased, journaled, restored, never during a job."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 @pytest.fixture
 def daemon(shared: DaemonProcess) -> Iterator[DaemonProcess]:
-    """A daemon whose GPUs must be as they were found when the test ends."""
+    """A daemon whose GPUs must be restored at the end of the test."""
     limits_w = power_limits_w(shared)
     yield shared
     assert shared.is_as_found()

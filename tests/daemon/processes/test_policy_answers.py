@@ -1,4 +1,4 @@
-"""What the policy host answers to each request, asked without its process."""
+"""Answers of the policy host to each kind of request, without its process."""
 
 import io
 from pathlib import Path

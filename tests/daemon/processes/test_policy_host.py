@@ -1,4 +1,4 @@
-"""A policy may raise, loop, print, leak or die: its job hears why, others are served, and the core is never hurt."""
+"""Policies that raise, loop, print, leak or die: a one-line failure for their job, no effect on others."""
 
 import asyncio
 import os
@@ -223,7 +223,7 @@ def test_the_policy_host_dies_with_the_daemon(host_command: tuple[str, ...]) -> 
     core.kill()
     core.communicate(timeout=10)
 
-    # It may still be starting, and looks at its pipe only then.
+    # It may still be starting; it reads its pipe only after that.
     readable, _, _ = select.select([host], [], [], 60)
     os.close(host)
     assert readable

@@ -1,4 +1,4 @@
-"""A policy host that is a unit of its own: reached by connecting, ended by hanging up, whatever its policy does."""
+"""The policy host as a systemd unit: started by a connection, killed when it closes."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A socket, and what starts a guard for each connection to it, as a socket unit does."""
+    """A socket, and a manager that starts a guard process per connection, like a socket unit."""
 
     path: Path
     guard_pids: Path
@@ -43,7 +43,7 @@ class Unit:
         return [int(line) for line in self.guard_pids.read_text().splitlines()]
 
     def link(self, *, time_limit_s: float = 60.0) -> PolicyClient:
-        """Return a link that asks this unit."""
+        """Return a client of this unit."""
         return PolicyClient(
             lambda: connect_policy_unit(self.path), time_limit_s=time_limit_s, first_time_limit_s=time_limit_s
         )
@@ -51,7 +51,7 @@ class Unit:
 
 @pytest.fixture
 def unit(tmp_path: Path, hostile_distribution: Path) -> Iterator[Unit]:
-    """A policy host's unit that finds the hostile policies too."""
+    """A policy host unit that also finds the hostile policies."""
     program = (
         f"import sys; sys.path.insert(0, {str(hostile_distribution)!r});"
         " from gpuenergyd.daemon.processes.policy_unit import main; sys.exit(main())"

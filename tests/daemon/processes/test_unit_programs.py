@@ -1,4 +1,4 @@
-"""The programs that units start: they become what they start, or say in one line which setting makes no sense."""
+"""Main programs of the units: they execute the worker or fetcher, or report an invalid setting in one line."""
 
 import json
 import logging
@@ -17,12 +17,12 @@ from gpuenergyd.errors import UsageError
 
 
 class Replaced(Exception):  # noqa: N818  what execv does to a process is no error
-    """This process would be another program now."""
+    """Raised instead of replacing this process by another program."""
 
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Return the command line that takes over, once it does; the settings are those of the environment alone."""
+    """Return a list that receives the executed command line; settings come from the environment only."""
     command: list[str] = []
 
     def execv(path: str, arguments: Sequence[str]) -> None:

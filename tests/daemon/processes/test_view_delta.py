@@ -1,4 +1,4 @@
-"""A policy sees the whole view although only what is new travels, whatever the job drops, repeats or changes."""
+"""Incremental views: the decoded view is complete, whatever the job drops, repeats or changes."""
 
 import random
 from dataclasses import replace
@@ -45,7 +45,7 @@ def observation(index: int) -> IterationObservation:
 
 
 def travelled(difference: ViewDifference) -> ViewDifference:
-    """Return a difference as it comes out of the channel."""
+    """Encode and decode a difference."""
     return decode(encode(difference), ViewDifference, max_bytes=2**20)
 
 
@@ -91,5 +91,5 @@ def test_a_difference_with_unknown_items_is_refused() -> None:
 
 
 def sender_view(sender: ViewSender) -> tuple[IterationObservation, ...]:
-    """Return what a sender has sent."""
+    """Return the items that a sender has sent."""
     return tuple(entry[0] for entry in sender._observations.known.values())

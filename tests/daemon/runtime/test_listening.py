@@ -1,4 +1,4 @@
-"""Sockets are made only where they are ours to make: stale ones replaced, everything else left alone."""
+"""Listening sockets and the instance lock: stale sockets are replaced, other files are refused."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A log that anybody can make grow is a full disk in waiting: complaints of one kind are counted, not repeated."""
+"""The log rate limit: repeated warnings are counted instead of written."""
 
 import logging
 import socket

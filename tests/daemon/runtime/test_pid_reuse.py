@@ -1,4 +1,4 @@
-"""A process id that is used again: the kernel's handle names who connected, its number anybody who follows."""
+"""Reuse of a client's pid: the pidfd still refers to the process that connected."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What the service manager hears: ready once the socket is served, alive while we are, stopping when we stop."""
+"""systemd notifications: ready once the socket is served, watchdog while running, stopping at the end."""
 
 import os
 import socket

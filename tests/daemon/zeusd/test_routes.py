@@ -1,4 +1,4 @@
-"""The routes that programs written for zeusd ask: strict words, our access rules, leases that end with a process."""
+"""The zeusd routes: strict parameters, our access rules, leases that end with their process."""
 
 import http.client
 import os
@@ -30,7 +30,7 @@ def daemon() -> Iterator[DaemonProcess]:
 
 
 def ask(daemon: DaemonProcess, method: str, path: str) -> tuple[int, str]:
-    """Ask as this process."""
+    """Send a request from this process."""
     connection = http.client.HTTPConnection("localhost")
     with closing(connection):
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -91,7 +91,7 @@ def test_failures_are_listed_by_gpu_with_the_highest_status(daemon: DaemonProces
     assert '"0":' in text
     assert '"1":' not in text
     assert locks == [1200, 1200, None, None]
-    # What this process itself was given lasts as long as it does; an administrator may end that.
+    # The lease of this process lasts until it ends or an administrator releases it.
     client = daemon.client()
     released = client.post("/v1/leases/release", {"gpu": "1"})
     client.close()
@@ -137,7 +137,7 @@ def test_a_flood_of_unawaited_changes_sets_few_clocks_and_ends_at_the_last(daemo
 
 
 def test_a_change_that_arrives_during_another_is_applied_too(daemon: DaemonProcess) -> None:
-    """It is the only one that waits: nothing after it would bring the clock where it belongs."""
+    """The last change must not be lost: no later one would correct the clock."""
     with client_process(daemon.socket_path, uid=ME[0], gid=ME[1], groups=None) as client:
         for _ in range(8):
             for mhz in (1005, 1200):
