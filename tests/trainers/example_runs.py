@@ -1,4 +1,4 @@
-"""Runs an example as it stands, against a daemon, and returns its losses and what the daemon heard."""
+"""Runs of an unmodified example against a daemon, with its losses and the daemon's records."""
 
 import os
 import re
@@ -18,7 +18,7 @@ NUM_STEPS = 12
 def run_example(
     folder: Path, name: str, *, launcher: Sequence[str] = (), num_ranks: int = 1
 ) -> tuple[list[float], list[dict[str, Any]], int]:
-    """Return each step's loss, the ranks' registrations, and how many reports came."""
+    """Return each step's loss, the ranks' registrations, and the number of reports."""
     with FakeDaemon(folder) as daemon:
         variables = {
             "GPUENERGYD_SOCKET": daemon.socket_path,
@@ -57,7 +57,7 @@ def run_program(
 def check_example(
     folder: Path, name: str, *, schedule_name: str = "loop", launcher: Sequence[str] = (), num_ranks: int = 1
 ) -> None:
-    """Check that an example learns, and that each of its ranks joins with its own GPU and reports."""
+    """Assert that an example learns, and that each rank joins with its own GPU and reports."""
     losses, registrations, num_reports = run_example(folder, name, launcher=launcher, num_ranks=num_ranks)
 
     assert len(losses) == NUM_STEPS

@@ -1,4 +1,4 @@
-"""What a torch pipeline really runs and holds, seen from below our wrappers: in the stage's own class."""
+"""Instructions and memory of a torch pipeline, traced in the stage's own class, independently of the adapter."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from gpuenergyd.wire.messages import OrderRow
 
 
 class TracedStage(PipelineStage):
-    """A stage that writes down what it computes, in `trace`, which the stages of one rank may share."""
+    """A stage that appends its instructions to `trace`, which the stages of one rank may share."""
 
     chunk_index = 0
     trace: list[OrderRow]
     peak_inflight = 0
-    """The most microbatches whose activations were held at once."""
+    """Maximum number of microbatches whose activations were held at once."""
     saved: "SavedActivations | None" = None
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ class TracedStage(PipelineStage):
 
 
 def share_trace(stages: Iterable[TracedStage]) -> list[OrderRow]:
-    """Have all stages of a rank write into one list, by chunk; return it."""
+    """Let all stages of a rank append to one list, by chunk; return it."""
     trace: list[OrderRow] = []
     for chunk_index, stage in enumerate(stages):
         stage.trace, stage.chunk_index = trace, chunk_index
@@ -56,7 +56,7 @@ def share_trace(stages: Iterable[TracedStage]) -> list[OrderRow]:
 
 
 class SavedActivations:
-    """Counts the bytes that autograd keeps for backwards: each storage once, the model's parameters not at all."""
+    """Counts the bytes that autograd keeps for backwards: each storage once, without the model's parameters."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._parameters = {parameter.untyped_storage().data_ptr() for parameter in parameters}
@@ -69,7 +69,7 @@ class SavedActivations:
         return _Saved(tensor, self)
 
     def hold(self, storage: Any) -> None:
-        """One more holder of this storage."""
+        """Count a reference to a storage."""
         if storage.data_ptr() in self._parameters:
             return
         self._num_held[storage.data_ptr()] += 1
@@ -78,7 +78,7 @@ class SavedActivations:
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def let_go(self, storage: Any) -> None:
-        """One holder fewer."""
+        """Drop a reference to a storage."""
         if storage.data_ptr() in self._parameters:
             return
         self._num_held[storage.data_ptr()] -= 1
@@ -87,7 +87,7 @@ class SavedActivations:
 
 
 class _Saved:
-    """What autograd holds in place of a tensor; the tensor lives as long as this."""
+    """Autograd's substitute for a saved tensor, with the same lifetime."""
 
     def __init__(self, tensor: torch.Tensor, count: SavedActivations) -> None:
         self._tensor, self._count = tensor, count

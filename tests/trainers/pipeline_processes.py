@@ -1,4 +1,4 @@
-"""Real torch pipelines in forked gloo processes, for tests: each rank runs a function and returns what it found."""
+"""Torch pipelines in forked gloo processes for tests: each rank runs a function and returns its result."""
 
 import multiprocessing
 import os
@@ -16,13 +16,13 @@ from tests.client.fake_daemon import wait_for_report
 
 RUN_LIMIT_S = 400.0
 END_LIMIT_S = 20.0
-"""What a rank that has said its result may take to end, before it is killed."""
+"""Time limit for a rank to exit after its result, before it is killed."""
 
 
 def run_ranks(
     num_ranks: int, folder: Path, body: Callable[..., Any], *args: Any, limit_s: float = RUN_LIMIT_S
 ) -> list[Any]:
-    """Run `body(rank, *args)` in one process per rank inside a gloo process group; return what each returned."""
+    """Run `body(rank, *args)` in one process per rank in a gloo process group; return the results by rank."""
     context = multiprocessing.get_context("fork")
     receivers, processes = [], []
     for rank in range(num_ranks):
@@ -52,7 +52,7 @@ def run_ranks(
 
 
 class Pace:
-    """Lets a joined rank go on only when the daemon has its report of the iteration before, so that none is dropped."""
+    """Delays each iteration of a rank until the daemon has the previous report, so that no report is dropped."""
 
     def __init__(self, handle: Handle, rank: int, socket_path: str | None, *, first_iteration: int = 0) -> None:
         self._handle = handle
@@ -61,11 +61,11 @@ class Pace:
         self._first_iteration = first_iteration
 
     def keep(self) -> None:
-        """Wait after a step for the report that its begin has sent off."""
+        """Wait for the report that the begin of the present step has sent."""
         self._wait_for(self._iteration_index() - 1)
 
     def finish(self) -> None:
-        """Wait after detaching for the last report."""
+        """Wait for the last report after detaching."""
         self._wait_for(self._iteration_index())
 
     def _iteration_index(self) -> int:

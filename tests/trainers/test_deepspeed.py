@@ -1,4 +1,4 @@
-"""A real DeepSpeed PipelineEngine on two CPU processes; runs where DeepSpeed is installed."""
+"""A DeepSpeed PipelineEngine on two CPU processes; requires DeepSpeed."""
 
 import os
 from pathlib import Path
@@ -60,7 +60,7 @@ def train(rank: int, socket_path: str | None) -> Any:
     return losses, was_attached, num_errors, [name for name in added if name in {"_INSTRUCTION_MAP", "train_batch"}]
 
 
-def test_engine_runs_and_reports_plain_1f1b_and_losses_are_untouched(tmp_path: Path) -> None:
+def test_the_engine_reports_1f1b_iterations_and_losses_are_unchanged(tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     plain = run_ranks(NUM_RANKS, alone, train, None)
@@ -103,7 +103,7 @@ os._exit(0)
 """
 
 
-def test_unchanged_program_joins_under_gpuenergyd_run_and_trains_as_without_us(tmp_path: Path) -> None:
+def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
     joined = run_unchanged(
         tmp_path, UNCHANGED, num_joining=NUM_RANKS, launcher=torchrun, LOSSES=str(tmp_path / "losses-")

@@ -1,4 +1,4 @@
-"""The examples run unchanged, learn and join; those for a framework are run by that framework's tests."""
+"""The examples run unmodified, learn and join; those of a framework are run by its own tests."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.torch
 
 NUM_RANKS = 2
 MANY_STEPS = 60
-"""Enough for some steps after both ranks have joined, however slowly they join."""
+"""Steps that leave some after both ranks have joined, even on a slow machine."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS))
 
 
-def test_a_data_parallel_example_runs_learns_and_joins(tmp_path: Path) -> None:
+def test_the_data_parallel_example_learns_and_joins(tmp_path: Path) -> None:
     check_example(tmp_path, "ddp_images", schedule_name="loop", launcher=TORCHRUN, num_ranks=NUM_RANKS)
 
 

@@ -1,4 +1,4 @@
-"""Each adapter's own tests, run with the real framework in the environment that `make frameworks` has built for it."""
+"""Tests of each adapter with the real framework, in the environments built by `make frameworks`."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ RUN_LIMIT_S = 500.0
 
 
 @pytest.mark.parametrize("name", sorted(PACKAGES))
-def test_adapter_works_with_the_real_framework(name: str) -> None:
+def test_adapter_works_with_the_installed_framework(name: str) -> None:
     if not is_built(name):
         pytest.skip(f"no environment for {name} here; `make frameworks` builds one")
     tests = f"tests/trainers/test_{name}.py"

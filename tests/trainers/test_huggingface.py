@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with our callback, and a loop under Accelerate; runs where they are installed."""
+"""The Hugging Face Trainer with the callback, and a loop under Accelerate; requires both packages."""
 
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,13 @@ def train(folder: Path, callbacks: list[Any]) -> list[str]:
 
 
 def pacing_callback(daemon: FakeDaemon, reports: list[dict[str, Any]]) -> Any:
-    """Let a step begin only when the daemon has the report of the one before, so that none is dropped."""
+    """Delay each step until the daemon has the previous report, so that none is dropped."""
 
     class Pacing(transformers.TrainerCallback):  # type: ignore[misc, name-defined]  # its types are known only where it is installed
         num_begun = 0
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            """Wait for the report of the step before."""
+            """Wait for the report of the previous step."""
             if self.num_begun > 0:
                 reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
             self.num_begun += 1
@@ -59,7 +59,7 @@ def pacing_callback(daemon: FakeDaemon, reports: list[dict[str, Any]]) -> Any:
     return Pacing()
 
 
-def test_optimizer_steps_are_iterations_and_evaluation_ends_the_one_before(tmp_path: Path) -> None:
+def test_optimizer_steps_are_iterations_and_evaluations_are_not(tmp_path: Path) -> None:
     plain = train(tmp_path, [])
     reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
@@ -96,7 +96,7 @@ def train_under_accelerate(daemon: FakeDaemon | None, reports: list[dict[str, An
     return losses
 
 
-def test_loop_under_accelerate_is_a_plain_loop(tmp_path: Path) -> None:
+def test_a_loop_under_accelerate_is_a_plain_loop(tmp_path: Path) -> None:
     reports: list[dict[str, Any]] = []
     plain = train_under_accelerate(None, reports)
     with FakeDaemon(tmp_path) as daemon:
@@ -136,9 +136,9 @@ print(*(float(entry["loss"]).hex() for entry in trainer.state.log_history if "lo
 """
 
 
-def test_unchanged_program_joins_under_gpuenergyd_run_and_trains_as_without_us(tmp_path: Path) -> None:
+def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_path: Path) -> None:
     check_one_process_joined(tmp_path, UNCHANGED, num_losses=24)
 
 
-def test_example_runs_as_it_stands_learns_and_joins(tmp_path: Path) -> None:
+def test_the_example_learns_and_joins_unmodified(tmp_path: Path) -> None:
     check_example(tmp_path, "huggingface_gpt2")

@@ -1,4 +1,4 @@
-"""Lightning's own Trainer with our callback; runs where Lightning is installed."""
+"""Lightning's Trainer with the callback; requires Lightning."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def make_module() -> Any:
             self.seen: list[str] = []
 
         def training_step(self, batch: Any, _index: int) -> Any:
-            """Return the loss and keep it, exactly."""
+            """Return the loss and record its exact value."""
             loss = self.layer(batch[0]).square().mean()
             self.seen.append(float(loss.detach()).hex())
             return loss
@@ -61,7 +61,7 @@ def fit(folder: Path, callbacks: list[Any]) -> list[str]:
 
 
 class Pace:
-    """Lets a batch begin only when the daemon has the report of the one before, so that none is dropped."""
+    """Delays each batch until the daemon has the previous report, so that none is dropped."""
 
     def __init__(self, daemon: FakeDaemon) -> None:
         self.daemon = daemon
@@ -69,12 +69,12 @@ class Pace:
         self.num_begun = 0
 
     def callback(self) -> Any:
-        """Return the callback that keeps the pace."""
+        """Return the callback that delays batches."""
         pace = self
 
         class Pacing(lightning.Callback):  # type: ignore[misc, name-defined]  # as above
             def on_train_batch_start(self, *_: Any) -> None:
-                """Wait for the report of the batch before."""
+                """Wait for the report of the previous batch."""
                 if pace.num_begun > 0:
                     pace.reports.append(pace.daemon.reports.get(timeout=WAIT_LIMIT_S))
                 pace.num_begun += 1
@@ -120,9 +120,9 @@ trainer.fit(Module(), data)
 """
 
 
-def test_unchanged_program_joins_under_gpuenergyd_run_and_trains_as_without_us(tmp_path: Path) -> None:
+def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_path: Path) -> None:
     check_one_process_joined(tmp_path, UNCHANGED, num_losses=24)
 
 
-def test_example_runs_as_it_stands_learns_and_joins(tmp_path: Path) -> None:
+def test_the_example_learns_and_joins_unmodified(tmp_path: Path) -> None:
     check_example(tmp_path, "lightning_images")

@@ -1,4 +1,4 @@
-"""A plain loop joined in one line."""
+"""A plain loop attached with one line."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_leaving_the_loop_early_leaves_the_job(tmp_path: Path) -> None:
         assert daemon.releases.get(timeout=WAIT_LIMIT_S)["rank_token"]
 
 
-def test_failure_in_the_body_passes_through(tmp_path: Path) -> None:
+def test_an_exception_in_the_loop_body_passes_through(tmp_path: Path) -> None:
     def train() -> None:
         for _ in iterations(range(5), job="resnet", gpu_uuid="GPU-1", socket_path=str(tmp_path / "nobody")):
             raise ArithmeticError

@@ -1,4 +1,4 @@
-"""Megatron-core's own 1F1B on two CPU processes, CUDA calls replaced; runs where megatron-core is installed."""
+"""Megatron-core's 1F1B on two CPU processes with CUDA calls replaced; requires megatron-core."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +21,13 @@ SEQUENCE = 4
 
 
 class CountingTimers:
-    """Stands for the timers that a training script has already."""
+    """Timers that a training script has set before attaching."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
 
     def __call__(self, name: str, log_level: int | None = None) -> Any:
-        """Return a timer, as Megatron asks for it."""
+        """Return the timer of a name."""
         del log_level
         return SimpleNamespace(
             start=lambda barrier=False: self.calls.append(("start", name)),  # noqa: ARG005  Megatron's signature
@@ -69,7 +69,7 @@ def train(rank: int, socket_path: str | None) -> Any:
             self.received: Any = None
 
         def set_input_tensor(self, tensors: list[Any]) -> None:
-            """Take the activations of the stage before."""
+            """Set the activations of the previous stage."""
             self.received = tensors[0]
 
         def forward(self, x: Any) -> Any:
@@ -122,7 +122,7 @@ def train(rank: int, socket_path: str | None) -> Any:
     return *result, config.timers is timers
 
 
-def test_megatron_runs_and_reports_plain_1f1b_and_evaluation_is_none(tmp_path: Path) -> None:
+def test_megatron_reports_1f1b_iterations_and_no_evaluations(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -142,7 +142,7 @@ def test_megatron_runs_and_reports_plain_1f1b_and_evaluation_is_none(tmp_path: P
         assert [report["next_begin_mono_ns"] == 0 for report in mine] == [False, False, False, False, True]
 
 
-def test_interleaved_configuration_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interleaved_configuration_is_not_attached(caplog: pytest.LogCaptureFixture) -> None:
     config = SimpleNamespace(timers=None, virtual_pipeline_model_parallel_size=2)
 
     handle = attach(config, job="test", num_microbatches=4, pp_rank=0, num_pp_ranks=2, dp_rank=0)
@@ -152,7 +152,7 @@ def test_interleaved_configuration_is_left_alone(caplog: pytest.LogCaptureFixtur
     assert "interleaved" in caplog.text
 
 
-def test_step_that_raised_is_forgotten_when_the_next_begins() -> None:
+def test_a_step_that_raised_is_discarded_when_the_next_begins() -> None:
     config = SimpleNamespace(timers=None)
     handle = attach(
         config, job="test", num_microbatches=1, pp_rank=0, num_pp_ranks=1, dp_rank=0, gpu_uuid="G", socket_path="/none"

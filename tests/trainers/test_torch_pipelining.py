@@ -1,4 +1,4 @@
-"""A joined torch pipeline on four real gloo processes: order, losses, plans, detaching, failures."""
+"""An attached torch pipeline on four gloo processes: order, losses, plans, detaching, failures."""
 
 import queue
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 
 
 class Training:
-    """One rank of the demo's model under a schedule, and an independent trace of what ran."""
+    """One rank of the demo's model under a schedule, with an independent trace of its instructions."""
 
     def __init__(self, rank: int, schedule_name: str, extra_inflight: tuple[int, ...] = ()) -> None:
         self.rank = rank
@@ -76,7 +76,7 @@ class Training:
         return [float(loss.detach()).hex() for loss in losses]
 
     def step(self) -> list[str]:
-        """Train one iteration; return the microbatches' losses, exactly."""
+        """Train one iteration; return the exact losses of the microbatches."""
         self.trace.clear()
         losses = self._call(self.schedule.step)
         self.optimizer.step()
@@ -85,7 +85,7 @@ class Training:
         return losses
 
     def evaluate(self) -> list[str]:
-        """Run the forwards alone; return the microbatches' losses, exactly."""
+        """Run the forwards; return the exact losses of the microbatches."""
         peak_in_training = self.peak_inflight
         with torch.no_grad():
             losses = self._call(self.schedule.eval)
@@ -135,7 +135,7 @@ def train_joined(rank: int, schedule_name: str, socket_path: str, num_steps: int
 
 
 @pytest.mark.parametrize("schedule_name", ["1f1b", "gpipe"])
-def test_reported_order_is_the_executed_one_and_losses_are_untouched(
+def test_the_reported_order_is_the_executed_one_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str
 ) -> None:
     alone_folder, absent_folder = tmp_path / "alone", tmp_path / "absent"
@@ -234,7 +234,7 @@ def evaluate_between(rank: int, socket_path: str | None) -> Any:
     return losses
 
 
-def test_evaluation_is_no_iteration_and_ends_the_one_before(tmp_path: Path, daemon: FakeDaemon) -> None:
+def test_an_evaluation_is_not_an_iteration(tmp_path: Path, daemon: FakeDaemon) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     plain = run_ranks(NUM_RANKS, alone, evaluate_between, None)
@@ -264,7 +264,7 @@ def fail_in_the_model(rank: int, socket_path: str) -> Any:
     return handle.num_errors
 
 
-def test_failure_in_the_model_passes_through_unchanged(tmp_path: Path, daemon: FakeDaemon) -> None:
+def test_an_exception_of_the_model_passes_through(tmp_path: Path, daemon: FakeDaemon) -> None:
     assert run_ranks(NUM_RANKS, tmp_path, fail_in_the_model, daemon.socket_path) == [0] * NUM_RANKS
 
 
@@ -277,7 +277,7 @@ def run_another_order(rank: int, socket_path: str) -> Any:
     return losses, handle.is_attached
 
 
-def test_wrong_order_ends_the_following_and_nothing_else(tmp_path: Path, daemon: FakeDaemon) -> None:
+def test_a_deviation_from_the_registered_order_only_stops_following_plans(tmp_path: Path, daemon: FakeDaemon) -> None:
     results = run_ranks(NUM_RANKS, tmp_path, run_another_order, daemon.socket_path)
 
     assert all(len(losses) == 4 for losses, _ in results)
@@ -307,7 +307,7 @@ def hold_on_simulated_gpu(rank: int, socket_path: str, world: Path) -> Any:
     return losses, spent_j, restored, works["F"].memory_time_s + works["F"].compute_time_s
 
 
-def test_simulated_stage_holds_for_its_time_inside_the_recorded_instruction(tmp_path: Path, daemon: FakeDaemon) -> None:
+def test_a_recorded_instruction_includes_the_simulated_duration(tmp_path: Path, daemon: FakeDaemon) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     world = tmp_path / "world"
@@ -325,7 +325,7 @@ def test_simulated_stage_holds_for_its_time_inside_the_recorded_instruction(tmp_
         assert all(end - begin >= 0.97 * forward_s * 1e9 for *_, begin, end in forwards)
 
 
-def test_unknown_object_is_left_alone_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_object_is_not_attached_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Foreign:
         pass
 
@@ -351,7 +351,9 @@ def train_with_extra_inflight(rank: int, extra_inflight: tuple[int, ...], socket
     return losses, order, training.peak_inflight, is_attached
 
 
-def test_extra_inflight_changes_order_and_memory_as_planned_and_no_loss(tmp_path: Path, daemon: FakeDaemon) -> None:
+def test_extra_inflight_changes_order_and_memory_as_planned_and_losses_are_unchanged(
+    tmp_path: Path, daemon: FakeDaemon
+) -> None:
     plain_folder = tmp_path / "plain"
     plain_folder.mkdir()
     nobody = str(tmp_path / "nobody.sock")

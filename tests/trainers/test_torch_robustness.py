@@ -1,4 +1,4 @@
-"""What a training run lives through beside plain steps: recomputation, accumulation, evaluation, failure, detaching."""
+"""Events in a training run: recomputation, gradient accumulation, evaluation, failure, detaching."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ LIFE = (STEP, STEP, STEP, STEP, ACCUMULATE, STEP, EVALUATE, STEP, STEP, FAIL, ST
 # The first of a row is no iteration: torch infers shapes in it. The one that fails begins, and is never reported.
 REPORTED = {"1f1b": [0, 1, 2, 3, 4, 5, 7, 8], "interleaved": [1, 2, 3, 4, 5, 7, 8]}
 AFTER_FAILURE = LIFE.index(FAIL) + 2
-"""The first iteration after the failed one: no report is sent off at its begin."""
+"""The first iteration after the failed one; no report is sent at its begin."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def recompute_in_backward(stage: Any) -> None:
 
 
 def fail_once(training: GptRank) -> None:
-    """Fail on every rank alike, inside the step and before anything is sent."""
+    """Raise on every rank, within the step and before anything is sent."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise ArithmeticError("the model's own failure")
@@ -89,7 +89,7 @@ def live(rank: int, schedule_name: str, socket_path: str | None) -> Any:
 
 
 @pytest.mark.parametrize("schedule_name", list(REPORTED))
-def test_only_whole_training_steps_are_reported_and_no_loss_changes(
+def test_only_complete_training_steps_are_reported_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str
 ) -> None:
     alone = tmp_path / "alone"

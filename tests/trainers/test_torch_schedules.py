@@ -1,4 +1,4 @@
-"""Every torch.distributed.pipelining schedule with several stages per rank: order learned and right, losses equal."""
+"""Each torch.distributed.pipelining schedule with several stages per rank: correct learned order, equal losses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +55,7 @@ def train(rank: int, schedule_name: str, socket_path: str | None) -> Any:
 
 
 @pytest.mark.parametrize("schedule_name", SCHEDULES)
-def test_learned_order_is_the_executed_one_and_losses_are_untouched(
+def test_the_learned_order_is_the_executed_one_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str
 ) -> None:
     alone = tmp_path / "alone"

@@ -1,4 +1,4 @@
-"""Runs a program that knows nothing of us: with what `gpuenergyd run` does to it, and then without."""
+"""Runs of an unmodified program, with and without `gpuenergyd run`."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ RUN_LIMIT_S = 400.0
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What two runs of one program wrote, and what the daemon heard of the first."""
+    """Outputs of two runs of one program, and the daemon's records of the first."""
 
     output: str
     output_without: str
@@ -27,9 +27,9 @@ class Joined:
 def run_unchanged(
     folder: Path, program: str, *, num_joining: int = 1, launcher: Sequence[str] = (), **variables: str
 ) -> Joined:
-    """Run a program joined, then without us: what remained of us would show.
+    """Run a program joined, then without joining, to show that nothing of the first run remains.
 
-    A word of ours on standard error fails here: joining is silent.
+    Any message of this project on standard error is a failure: joining is silent.
     """
     script = folder / "train.py"
     script.write_text(program, encoding="utf-8")
@@ -50,7 +50,7 @@ def run_unchanged(
 
 
 def check_one_process_joined(folder: Path, program: str, *, num_losses: int) -> None:
-    """Run a plain loop that prints its losses: it joins as such, and every loss is the same to the last bit."""
+    """Assert that a plain loop that prints its losses joins as one process, with losses equal bit for bit."""
     joined = run_unchanged(folder, program)
 
     assert joined.output == joined.output_without

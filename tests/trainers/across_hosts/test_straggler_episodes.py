@@ -1,4 +1,4 @@
-"""What is told of a straggler: when the other replica slowed down for it and what that saved, or that it never did."""
+"""Straggler episodes: when the other replica slowed down and what that saved, or that it never did."""
 
 import importlib.util
 from pathlib import Path
@@ -16,7 +16,7 @@ NUM_USUAL, NUM_SLOW, NUM_WAITED, NUM_LATE = 8, 12, 3, 2
 
 
 def iterations(*, is_followed: bool) -> tuple[list[list[Done]], list[list[Done]]]:
-    """Return what two ranks of each replica wrote down of a straggler that came and went."""
+    """Return the iterations of two ranks of each replica around a straggler."""
     others, stragglers = [], []
     for index in range(2 * NUM_USUAL + NUM_SLOW):
         is_slow = NUM_USUAL <= index < NUM_USUAL + NUM_SLOW
@@ -42,7 +42,7 @@ def benchmark() -> ModuleType:
     return module
 
 
-def test_a_straggler_that_is_followed_is_told_in_iterations_and_energy() -> None:
+def test_an_episode_reports_iterations_and_energy_of_following() -> None:
     seen = episode(is_followed=True)
 
     assert (seen.iterations_until_followed, seen.iterations_until_recovered) == (NUM_WAITED, NUM_LATE)
@@ -51,7 +51,7 @@ def test_a_straggler_that_is_followed_is_told_in_iterations_and_energy() -> None
     assert seen.saving_ratio == pytest.approx(1 - FOLLOWING_J / WAITING_J)
 
 
-def test_a_straggler_that_nobody_slowed_down_for_has_saved_nothing_and_does_not_count_as_followed_at_once() -> None:
+def test_a_straggler_that_was_not_followed_has_no_saving() -> None:
     seen = episode(is_followed=False)
 
     assert (seen.iterations_until_followed, seen.iterations_until_recovered) == (None, None)
@@ -60,7 +60,7 @@ def test_a_straggler_that_nobody_slowed_down_for_has_saved_nothing_and_does_not_
     assert (seen.following_energy_j, seen.saving_ratio) == (None, None)
 
 
-def test_figures_are_of_stragglers_that_were_followed_and_the_others_are_counted() -> None:
+def test_figures_cover_followed_stragglers_and_count_the_others() -> None:
     told: Any = benchmark().told
 
     found = told([episode(is_followed=True), episode(is_followed=False, reported=0.5), episode(is_followed=True)])

@@ -1,4 +1,4 @@
-"""A real torch pipeline over gloo between two hosts, attached with one line: one plan on both, and the same losses."""
+"""A torch pipeline over gloo on two hosts, attached with one line: one plan on both, and equal losses."""
 
 import multiprocessing
 import os
@@ -44,7 +44,7 @@ def train_alone(rank: int, num_steps: int) -> list[list[str]]:
 
 
 def train_attached(rank: int, world_path: Path, socket_path: str) -> tuple[list[list[str]], list[int], int]:
-    """Train until both ranks have followed a plan; return losses, the plan of each iteration, and errors of ours."""
+    """Train until both ranks have followed a plan; return losses, the plan of each iteration, and internal errors."""
     host = SimulatedHost.open(world_path)
     gpu_uuid = host.identities()[0].gpu_uuid
     training = make_rank(rank)
@@ -88,7 +88,7 @@ def be_rank(rank: int, hosts: TwoHosts, sender: Any) -> None:
 
 
 def run_on(hosts: TwoHosts) -> list[tuple[list[list[str]], list[int], int]]:
-    """Run one rank on each host; return what each found."""
+    """Run one rank on each host; return their results."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(NUM_RANKS)]
     ranks = [context.Process(target=be_rank, args=(rank, hosts, pipes[rank][1])) for rank in range(NUM_RANKS)]
@@ -109,7 +109,7 @@ def run_on(hosts: TwoHosts) -> list[tuple[list[list[str]], list[int], int]]:
                 end.close()
 
 
-def test_a_torch_pipeline_across_hosts_follows_one_plan_and_learns_what_it_learns_alone(tmp_path: Path) -> None:
+def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_path: Path) -> None:
     settings = {"policy": "uniform", "warmup_iterations": 0, "baseline_iterations": 2, "max_slowdown_ratio": 0.5}
     try:
         with two_hosts(tmp_path, **settings) as hosts:

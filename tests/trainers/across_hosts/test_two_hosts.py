@@ -1,7 +1,7 @@
-"""PP 4 x DP 2 over two hosts, each with its own daemon: one plan for both, and training that nothing of ours can stop.
+"""PP 4 x DP 2 on two hosts, each with its own daemon: one plan for both, and training survives every failure.
 
-Eight processes with the real client and the job's real store train on simulated GPUs in two network namespaces. What
-each fault did to the clocks is read from the GPUs themselves.
+Eight processes with the real client and the job's real store train on simulated GPUs in two network namespaces. The
+effect of each fault on clocks is read from the simulated GPUs.
 """
 
 import os
@@ -27,13 +27,13 @@ VICTIM = rank_index(1, 2)
 STOPPED = rank_index(0, 3)
 SILENCE_LIMIT_S = 1.5
 POLL_S = 0.2
-"""Two daemons, eight ranks and the test share the machine's cores: each status request costs training time."""
+"""Polling interval; two daemons, eight ranks and the test share the machine's cores."""
 STRAGGLER_RATIO = 1.3
 
 
 @contextmanager
 def hosts_or_skip(folder: Path, **overrides: Any) -> Iterator[TwoHosts]:
-    """Run two hosts; skip where nobody may make network namespaces."""
+    """Run two hosts; skip where network namespaces are not permitted."""
     try:
         with two_hosts(folder, silence_limit_s=SILENCE_LIMIT_S, **overrides) as hosts:
             yield hosts
@@ -42,23 +42,23 @@ def hosts_or_skip(folder: Path, **overrides: Any) -> Iterator[TwoHosts]:
 
 
 def end_by_a_dead_rank(hosts: TwoHosts) -> list[int]:
-    """Kill one rank; return how both hosts' shares of the run ended."""
+    """Kill one rank; return the exit states of both hosts."""
     os.kill(hosts.pids()[VICTIM], signal.SIGKILL)
     return hosts.wait_for_end(LIMIT_S)
 
 
 def wait_until_followed(hosts: TwoHosts) -> None:
-    """Return once GPUs of both hosts are slowed down."""
+    """Wait until GPUs of both hosts are slowed down."""
     wait_until(lambda: all(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
 
 
 def wait_until_as_found(hosts: TwoHosts) -> None:
-    """Return once no GPU of any host is locked."""
+    """Wait until no GPU of any host is locked."""
     wait_until(hosts.is_as_found, LIMIT_S, poll_s=POLL_S)
 
 
 def replace_daemon(hosts: TwoHosts, host: int, rule: str) -> None:
-    """Kill a host's daemon, look that no clock stays lowered anywhere while training goes on, and start it again."""
+    """Kill a host's daemon, assert that training continues and all clocks are restored, and restart it."""
     hosts.kill_daemon(host)
     wait_until(hosts.daemons[host].is_as_found, LIMIT_S, poll_s=POLL_S)
     wait_until(lambda: is_at_full_speed(hosts), LIMIT_S, poll_s=POLL_S)
@@ -72,7 +72,7 @@ def is_at_full_speed(hosts: TwoHosts) -> bool:
 
 
 def check(episode: Episode) -> None:
-    """The other replica slowed down for the straggler, saved energy by it, as its daemon says, and is back."""
+    """Assert that the other replica followed the straggler, saved the reported energy, and recovered."""
     assert episode.straggler_ratio > 1.1
     assert episode.busy_ratio > 1.03
     assert episode.saving_ratio is not None
@@ -81,8 +81,8 @@ def check(episode: Episode) -> None:
 
 
 @pytest.mark.fault(46)
-def test_a_straggler_is_followed_across_hosts_and_a_cut_link_ends_the_plan_on_both(tmp_path: Path) -> None:
-    """Under bubble-aware; how many iterations it takes is measured by benchmarks/runs/two_hosts.py."""
+def test_a_straggler_is_followed_across_hosts_and_a_cut_link_ends_plans_on_both(tmp_path: Path) -> None:
+    """Policy bubble-aware; benchmarks/runs/two_hosts.py measures the numbers of iterations."""
     with hosts_or_skip(tmp_path, policy="bubble-aware") as hosts:
         hosts.start_training()
         hosts.wait_for_plan(LIMIT_S)
@@ -95,7 +95,7 @@ def test_a_straggler_is_followed_across_hosts_and_a_cut_link_ends_the_plan_on_bo
 
 
 @pytest.mark.fault(46)
-def test_replicas_that_sit_whole_on_a_host_each_follow_a_straggler_on_the_other_host(tmp_path: Path) -> None:
+def test_replicas_on_one_host_each_follow_a_straggler_on_the_other_host(tmp_path: Path) -> None:
     with hosts_or_skip(tmp_path, policy="bubble-aware") as hosts:
         hosts.start_training(are_replicas_whole=True, duration_scale=1.5)
         hosts.wait_for_plan(LIMIT_S)
@@ -107,8 +107,8 @@ def test_replicas_that_sit_whole_on_a_host_each_follow_a_straggler_on_the_other_
 
 
 @pytest.mark.fault(29)
-def test_whatever_dies_training_goes_on_and_no_clock_stays_lowered_on_any_host(tmp_path: Path) -> None:
-    """Under a policy that plans after few iterations: what is held here does not depend on what was planned."""
+def test_after_any_failure_training_continues_and_no_clock_stays_lowered(tmp_path: Path) -> None:
+    """A policy that plans after few iterations: the rule does not depend on the plan."""
     with hosts_or_skip(tmp_path, policy="uniform") as hosts:
         hosts.start_training(is_managed=False)
         hosts.wait_for_progress(1, LIMIT_S)

@@ -1,4 +1,4 @@
-"""`gpuenergyd run`: programs that know nothing of us join, and without a daemon nothing about them changes."""
+"""`gpuenergyd run`: unmodified programs join; without a daemon they run unchanged."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 
 RUN_LIMIT_S = 400.0
 NUM_RANKS = 2
-"""Each rank imports torch, twice: that is most of what these tests cost."""
+"""Time limit; each rank imports torch twice, which takes most of it."""
 NUM_MICROBATCHES = 6
 NUM_STEPS = 12
 UNMODIFIED = f"""
@@ -53,7 +53,7 @@ dist.destroy_process_group()
 
 
 def environment(*folders: Path, **overrides: str) -> dict[str, str]:
-    """Return this process's environment without wishes of its own; modules are looked for in the folders first."""
+    """Return this process's environment without settings of the job, with folders first in PYTHONPATH."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
     path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     return {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **overrides}
@@ -83,7 +83,7 @@ def losses_of(folder: Path, name: str) -> list[str]:
 
 
 @pytest.mark.torch
-def test_unmodified_pipeline_under_torchrun_joins_with_its_order_and_keeps_its_losses(tmp_path: Path) -> None:
+def test_an_unmodified_pipeline_under_torchrun_joins_with_equal_losses(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text(UNMODIFIED)
@@ -117,7 +117,7 @@ def test_unmodified_pipeline_under_torchrun_joins_with_its_order_and_keeps_its_l
         assert all([row[:3] for row in report["instructions"]] == order for report in mine)
 
 
-SAYS_WHAT_IS_THERE = """
+PRINTS_ENVIRONMENT = """
 import json, sys
 import torch.distributed.pipelining.schedules as schedules
 print(json.dumps({
@@ -130,7 +130,7 @@ print(json.dumps({
 
 
 def look(environ: dict[str, str], folder: Path) -> dict[str, Any]:
-    done = run([sys.executable, "-c", SAYS_WHAT_IS_THERE], environ, folder)
+    done = run([sys.executable, "-c", PRINTS_ENVIRONMENT], environ, folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     said: dict[str, Any] = json.loads(done.stdout)
@@ -138,7 +138,7 @@ def look(environ: dict[str, str], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.torch
-def test_without_a_daemon_the_framework_is_left_as_it_is(tmp_path: Path) -> None:
+def test_without_a_daemon_no_framework_is_patched(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     there = tmp_path / "there.sock"
     there.touch()
@@ -156,7 +156,7 @@ def test_without_a_daemon_the_framework_is_left_as_it_is(tmp_path: Path) -> None
     assert absent["path"] == present["path"] == []
 
 
-def test_hook_finds_our_packages_where_the_command_was_installed_and_nothing_else(tmp_path: Path) -> None:
+def test_the_hook_finds_only_this_projects_packages(tmp_path: Path) -> None:
     environ = {**launch_environment(environment()), "PYTHONPATH": ""}
     find = "import importlib.util as u; print(*(u.find_spec(n) is not None for n in {names!r}))"
     bare = [sys.executable, "-S", "-c"]
@@ -170,7 +170,7 @@ def test_hook_finds_our_packages_where_the_command_was_installed_and_nothing_els
     assert (broken.stdout.split(), broken.stderr) == (["False"] * 5, "")
 
 
-def test_hook_imports_next_to_nothing(tmp_path: Path) -> None:
+def test_the_hook_imports_next_to_nothing(tmp_path: Path) -> None:
     program = "import json, sys; print(json.dumps(sorted(sys.modules)))"
     plain = json.loads(run([sys.executable, "-c", program], environment(), tmp_path).stdout)
     hooked = json.loads(run([sys.executable, "-c", program], launch_environment(environment()), tmp_path).stdout)
@@ -180,7 +180,7 @@ def test_hook_imports_next_to_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["torch.distributed.pipelining.schedules", "lightning.pytorch.trainer.trainer"])
-def test_framework_that_is_not_as_expected_is_left_with_one_line(tmp_path: Path, module: str) -> None:
+def test_an_unknown_framework_version_is_not_patched_and_logged_once(tmp_path: Path, module: str) -> None:
     there = tmp_path / "there.sock"
     there.touch()
     *parents, name = module.split(".")

@@ -1,4 +1,4 @@
-"""The demo's training program: the same losses with and without a daemon, all ranks stop together, none is left."""
+"""The demo's training program: equal losses with and without a daemon; all ranks stop together and none is left."""
 
 import multiprocessing
 import os
@@ -42,7 +42,7 @@ def started() -> Iterator[list[Any]]:
 
 
 def start(started: list[Any], *arguments: str) -> Any:
-    """Start the demo's launcher in a forked process: torch is loaded already."""
+    """Start the demo's launcher in a forked process, in which torch is loaded already."""
     process = multiprocessing.get_context("fork").Process(target=_main, args=(arguments,))
     process.start()
     started.append(process)
@@ -103,7 +103,7 @@ def test_termination_lets_the_ranks_finish_their_iteration(tmp_path: Path, world
             daemon.releases.get(timeout=WAIT_LIMIT_S)
 
 
-def test_ranks_die_with_their_parent_and_leave_no_files(
+def test_ranks_end_with_their_parent_and_leave_no_files(
     tmp_path: Path, world: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()
@@ -131,7 +131,7 @@ def test_one_dead_rank_ends_the_others(tmp_path: Path, world: Path, started: lis
     assert process.exitcode == 1
 
 
-def test_stages_are_as_uneven_as_whole_layers_and_a_head_make_them() -> None:
+def test_stages_are_as_even_as_whole_layers_and_the_head_allow() -> None:
     cut = layers_per_stage(4)
     works = [simulated_works(stage, 4)["F"] for stage in range(4)]
     times_s = [work.memory_time_s + work.compute_time_s for work in works]

@@ -1,4 +1,4 @@
-"""Instruction times from CUDA events, on fake events: no machine of this project's tests has a GPU."""
+"""Instruction times from CUDA events, tested on fake events without a GPU."""
 
 import queue
 from typing import Any
@@ -14,7 +14,7 @@ NS_PER_MS = 1_000_000
 
 
 class FakeGpu:
-    """A device whose stream passes events only when `run_until_ms` is moved; the host's clock moves with `sleep`."""
+    """A device whose stream completes events up to `run_until_ms`; `sleep` advances the host's clock."""
 
     def __init__(self) -> None:
         self.launched_ms = 0.0
@@ -29,13 +29,13 @@ class FakeGpu:
         self.launched_ms += time_ms
 
     def sleep(self, time_s: float) -> None:
-        """Let the host's time pass, and the GPU's with it."""
+        """Advance the time of the host and of the GPU."""
         self.host_ns += round(time_s * 1e9)
         self.run_until_ms = (self.host_ns - self.gpu_zero_host_ns) / NS_PER_MS
 
 
 class FakeEvent:
-    """What the recorder uses of torch.cuda.Event."""
+    """The methods of torch.cuda.Event that the recorder uses."""
 
     gpu: FakeGpu
 
@@ -43,19 +43,19 @@ class FakeEvent:
         self.at_ms = -1.0
 
     def record(self, _stream: object) -> None:
-        """Take the place after all that was launched."""
+        """Record the event after all launched work."""
         self.at_ms = self.gpu.launched_ms
 
     def query(self) -> bool:
-        """Whether the GPU has passed it."""
+        """Return whether the GPU has completed the event."""
         return self.at_ms <= self.gpu.run_until_ms
 
     def synchronize(self) -> None:
-        """Wait for it, which no step may do."""
+        """Count a synchronisation, which no step may do."""
         self.gpu.num_synchronized += 1
 
     def elapsed_time(self, other: "FakeEvent") -> float:
-        """Return milliseconds, as torch does, of events that are complete."""
+        """Return the milliseconds between two completed events."""
         assert self.query()
         assert other.query()
         return other.at_ms - self.at_ms
@@ -84,7 +84,7 @@ def rows_of(recorded: Any) -> Any:
     return recorded.rows()
 
 
-def test_times_are_the_gpus_and_lie_on_the_hosts_clock(gpu: FakeGpu) -> None:
+def test_gpu_durations_are_placed_on_the_hosts_clock(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
     gpu.work(2.0)  # a wait for the neighbour
@@ -97,7 +97,7 @@ def test_times_are_the_gpus_and_lie_on_the_hosts_clock(gpu: FakeGpu) -> None:
     assert begins_ms == pytest.approx([0.0, 7.0], abs=0.25)  # one polling gap
 
 
-def test_only_the_start_synchronises(gpu: FakeGpu) -> None:
+def test_only_construction_synchronises_the_device(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     assert gpu.num_synchronized == 1
     run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
@@ -106,7 +106,7 @@ def test_only_the_start_synchronises(gpu: FakeGpu) -> None:
     assert gpu.num_synchronized == 1
 
 
-def test_unfinished_iteration_is_asked_for_again_later(gpu: FakeGpu) -> None:
+def test_an_unfinished_iteration_is_read_later(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     run_instruction(recorder, gpu, ("F", 0, 0), 400.0)
     recorded = recorder.finish_iteration()
@@ -116,7 +116,7 @@ def test_unfinished_iteration_is_asked_for_again_later(gpu: FakeGpu) -> None:
     assert len(rows_of(recorded)) == 1
 
 
-def test_iteration_complete_before_the_first_look_is_placed_by_an_earlier_one(gpu: FakeGpu) -> None:
+def test_an_iteration_complete_before_the_first_poll_is_placed_by_an_earlier_one(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     run_instruction(recorder, gpu, ("F", 0, 0), 3.0)
     rows_of(recorder.finish_iteration())
@@ -129,7 +129,7 @@ def test_iteration_complete_before_the_first_look_is_placed_by_an_earlier_one(gp
     assert (end - begin) / NS_PER_MS == pytest.approx(4.0)
 
 
-def test_later_end_moves_the_first_one(gpu: FakeGpu) -> None:
+def test_a_later_end_replaces_the_first_one(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     slot = recorder.begin(("F", 0, 0))
     gpu.work(5.0)
@@ -141,7 +141,7 @@ def test_later_end_moves_the_first_one(gpu: FakeGpu) -> None:
     assert (end - begin) / NS_PER_MS == pytest.approx(6.0)
 
 
-def test_nothing_is_recorded_while_a_graph_is_captured(gpu: FakeGpu) -> None:
+def test_nothing_is_recorded_during_graph_capture(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 8)
     gpu.is_capturing = True
     run_instruction(recorder, gpu, ("F", 0, 0), 5.0)
@@ -149,7 +149,7 @@ def test_nothing_is_recorded_while_a_graph_is_captured(gpu: FakeGpu) -> None:
     assert recorder.order() == ()
 
 
-def test_memory_comes_back_when_freed_and_never_runs_over(gpu: FakeGpu) -> None:
+def test_event_buffers_are_reused_and_never_overrun(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 1, num_buffers=2)
     for microbatch in range(2):
         run_instruction(recorder, gpu, ("F", microbatch, 0), 1.0)
@@ -162,7 +162,7 @@ def test_memory_comes_back_when_freed_and_never_runs_over(gpu: FakeGpu) -> None:
     assert recorder.finish_iteration() is not None
 
 
-def test_clock_is_asked_for_when_the_gpu_comes_to_the_instruction(gpu: FakeGpu) -> None:
+def test_a_clock_is_requested_when_the_gpu_reaches_the_instruction(gpu: FakeGpu) -> None:
     recorder = CudaRecorder("cuda:0", 4)
     asked_at_ms: queue.Queue[float] = queue.Queue()
     run_instruction(recorder, gpu, ("F", 0, 0), 50.0)
