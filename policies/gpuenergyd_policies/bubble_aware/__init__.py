@@ -1,4 +1,4 @@
-"""The default policy: profiles each stage online, then slows down what is off the critical path.
+"""The default policy: profiles each stage online, then slows down instructions off the critical path.
 
 correction  corrections of a tuned plan from its measured iterations
 model       the fitted model of a job's pipeline

@@ -1,4 +1,4 @@
-"""Corrections of a tuned plan: what to run next, given the iterations measured under it.
+"""Corrections of a tuned plan, from the iterations measured under it.
 
 `CORRECTIONS` is an ordered table of conditions and actions; the first condition that holds decides.
 """
@@ -17,7 +17,7 @@ from gpuenergyd_policies.profiling.previous_run import with_previous_run
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """A tuned plan and what its iterations measured."""
+    """A tuned plan and its measured iterations."""
 
     view: JobView
     plan: ClockPlan
@@ -49,7 +49,7 @@ class PlanOutcome:
 
     @property
     def has_new_target(self) -> bool:
-        """Whether the target has moved since the plan was made: its times then say nothing about caution."""
+        """Whether the target has moved since the plan was made: its times then do not show whether caution is right."""
         planned_ratio = self.plan.figure(Figure.TARGET)
         ratio = self.target_s / self.view.baseline.iteration_time_s
         return planned_ratio is not None and abs(ratio - planned_ratio) > TUNING.target_moved_ratio
@@ -160,12 +160,12 @@ def _adjust_caution(outcome: PlanOutcome) -> ClockPlan:
     return _replan(outcome, f"replanned: {outcome.deviation}", caution_ratio=outcome.caution_ratio + extra_ratio)
 
 
-def _loosen_if_worthwhile(outcome: PlanOutcome) -> ClockPlan:
+def _loosen_if_beneficial(outcome: PlanOutcome) -> ClockPlan:
     candidate = _adjust_caution(outcome)
     assert outcome.plan.predicted is not None
     max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * outcome.plan.predicted.energy_j
-    is_worthwhile = candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j
-    return candidate if is_worthwhile else outcome.plan
+    is_beneficial = candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j
+    return candidate if is_beneficial else outcome.plan
 
 
 CORRECTIONS: tuple[tuple[Callable[[PlanOutcome], bool], Callable[[PlanOutcome], ClockPlan]], ...] = (
@@ -176,7 +176,7 @@ CORRECTIONS: tuple[tuple[Callable[[PlanOutcome], bool], Callable[[PlanOutcome], 
     (lambda outcome: outcome.is_as_planned, _keep),
     (lambda outcome: outcome.has_new_latency, _replan_for_latency),
     (lambda outcome: outcome.must_change, _adjust_caution),
-    (lambda outcome: outcome.is_fast, _loosen_if_worthwhile),
+    (lambda outcome: outcome.is_fast, _loosen_if_beneficial),
 )
 """Conditions and actions, in order of precedence. One always holds: a plan in force without any of the causes for
 change is as planned."""

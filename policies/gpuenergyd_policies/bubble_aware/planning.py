@@ -1,7 +1,7 @@
 """Tuned plans: clocks on the exact frontier at the target, switched early and seldom, with a margin for model errors.
 
 Caution is that margin: the planner assumes that every instruction below its maximum clock takes a little longer than
-its profile says, and so leaves that much slack.
+in its profile, which leaves that much slack.
 """
 
 from dataclasses import dataclass, replace

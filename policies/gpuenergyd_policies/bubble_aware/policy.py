@@ -55,7 +55,7 @@ class BubbleAware:
 
 
 def _plan_from_previous_run(view: JobView) -> ClockPlan | None:
-    """Return a first plan from what is remembered of the job; None where nothing is, or it no longer holds."""
+    """Return a first plan from the profile of a previous run; None without one, or if it no longer holds."""
     known = with_previous_run(view)
     if view.previous_run is None or known is view:
         return None

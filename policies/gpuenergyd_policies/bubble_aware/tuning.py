@@ -15,11 +15,11 @@ class Tuning:
     """More than a complete profiling run needs, repetitions of disturbed points included."""
 
     max_segments: tuple[int, ...] = (4, 8, 12)
-    """Clock segments per rank and iteration: limits that are tried beside a plan without a limit."""
+    """Clock segments per rank and iteration: limits to evaluate, in addition to a plan without a limit."""
     segment_search_steps: int = 30_000 if IS_COMPILED else 800
     """Steps of the local search for segments; without numba, as many as fit into the same time."""
     fewer_switches_ratio: float = 0.002
-    """Energy worth paying for fewer clock changes: each may be late, and changes on one host queue up."""
+    """Extra energy accepted for fewer clock changes: each may be late, and changes on one host queue up."""
 
     caution_of_noise: float = 0.5
     """Share of the standard deviation of one iteration time that a first plan keeps as margin."""

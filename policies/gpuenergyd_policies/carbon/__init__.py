@@ -1,7 +1,7 @@
 """Carbon decisions: forecasts of intensities, and where to spend a slowdown budget.
 
 budget            optimal spending of a slowdown budget over hours
-chase             chase's rule, for comparison
+chase             the rule of Chase, for comparison
 error_correction  correction of a forecast by its last error
 features          features of histories that are comparable between zones
 forecast          forecasts of the next 72 hours, with quantiles and skill

@@ -213,17 +213,17 @@ def naive_forecasts(values: Array, origins: Origins, num_hours: int = 24) -> dic
 def skill_against_naive(values: Array, origins: Origins, predicted: Array) -> ForecastSkill:
     """Return the skill of forecasts against the best naive one, selected in hindsight for each horizon."""
     truth = targets(values, origins, 24)
-    ours = np.abs(predicted[:, :24] - truth).mean(axis=0)
+    errors_by_hour = np.abs(predicted[:, :24] - truth).mean(axis=0)
     naive = [np.abs(table - truth).mean(axis=0) for table in naive_forecasts(values, origins).values()]
     best_mean = min(float(errors.mean()) for errors in naive)
 
-    def ratio(ours_error: float, naive_error: float) -> float:
-        return 1.0 - ours_error / naive_error if naive_error > 0 else 0.0
+    def ratio(error: float, naive_error: float) -> float:
+        return 1.0 - error / naive_error if naive_error > 0 else 0.0
 
     return ForecastSkill(
-        skill_1h_ratio=ratio(float(ours[0]), min(float(errors[0]) for errors in naive)),
-        skill_6h_ratio=ratio(float(ours[5]), min(float(errors[5]) for errors in naive)),
-        skill_24h_mean_ratio=ratio(float(ours.mean()), best_mean),
+        skill_1h_ratio=ratio(float(errors_by_hour[0]), min(float(errors[0]) for errors in naive)),
+        skill_6h_ratio=ratio(float(errors_by_hour[5]), min(float(errors[5]) for errors in naive)),
+        skill_24h_mean_ratio=ratio(float(errors_by_hour.mean()), best_mean),
         num_origins=len(origins),
     )
 

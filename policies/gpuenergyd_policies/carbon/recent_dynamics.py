@@ -1,7 +1,7 @@
 """Recent dynamics of a zone: an autoregression fitted to the last 168 hours, separately for each origin.
 
 Theory of operation. Grids differ in the persistence of changes: where wind dominates, the trend of the last hours
-predicts the next one well, elsewhere hardly. A model pooled over zones cannot know that, but one week of data shows it:
+predicts the next one well, elsewhere hardly. A model pooled over zones cannot represent that, but one week of data can:
 least squares on the last hours and the same hours of the day before gives six coefficients, shrunk towards "the present
 value plus half of yesterday's change". The sums of products are sliding sums over the history, so an origin costs one
 solve of six equations.

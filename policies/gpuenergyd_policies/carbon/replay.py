@@ -145,7 +145,7 @@ def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -
         _method(name, [job.runs[name] for job in compared], full_g, gain, request.job_hours * SLOT_S, permitted_s)
         for name in compared[0].runs
     )
-    ours = methods[0]
+    forecast_method = methods[0]
     times_s = sorted({time_s for time_s, _ in request.frontier})
     return ZoneReplay(
         zone=trace.zone,
@@ -153,9 +153,9 @@ def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -
         constant_saving_ratio=constant,
         oracle_saving_ratio=oracle,
         timing_gain_ratio=gain,
-        achieved_saving_ratio=ours.saving_ratio,
-        captured_ratio=(ours.saving_ratio - constant) / gain if gain > 0 else 0.0,
-        time_used_ratio_max=ours.time_used_ratio_max,
+        achieved_saving_ratio=forecast_method.saving_ratio,
+        captured_ratio=(forecast_method.saving_ratio - constant) / gain if gain > 0 else 0.0,
+        time_used_ratio_max=forecast_method.time_used_ratio_max,
         skill=_skill(history, issued),
         methods=methods,
         refit_s_max=issued.refit_s_max,

@@ -131,8 +131,8 @@ def shares_of(observations: Sequence[IterationObservation], curves: Mapping[Inst
                     if (key, share.sm_clock_mhz) not in time_s_at:
                         time_s_at[key, share.sm_clock_mhz] = float(curves[key].times_s([share.sm_clock_mhz])[0])
                     amount = share.time_s / time_s_at[key, share.sm_clock_mhz]
-                what = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index, part), len(index_of))
-                row = (len(energies), rank.pp_rank, what, clock_mhz, share.sm_clock_mhz, amount, share.time_s)
+                work = index_of.setdefault((rank.pp_rank, share.kind, share.chunk_index, part), len(index_of))
+                row = (len(energies), rank.pp_rank, work, clock_mhz, share.sm_clock_mhz, amount, share.time_s)
                 columns.append(row)
             energies.append(rank.energy_j)
     table = np.array(columns, dtype=float).reshape(-1, 7)

@@ -45,7 +45,7 @@ def fit_residual(fit: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> R
     shares = fit.shares
     num_rows = len(shares.energy_j)
     if num_rows < _MIN_ITERATIONS:
-        zero = {what: np.zeros(len(clocks)) for what, clocks in clocks_of.items()}
+        zero = {work: np.zeros(len(clocks)) for work, clocks in clocks_of.items()}
         return Residual(zero, zero)
     top_of_rank = np.array([model.max_sm_clock_mhz for model in fit.models()], dtype=np.float64)
     contributed_j = _contributed_j(fit)
@@ -67,13 +67,13 @@ def fit_residual(fit: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> R
     noise_ratio2 = float(process.kernel_.get_params()["k2__noise_level"])
     means: dict[WorkKey, FloatArray] = {}
     sigmas: dict[WorkKey, FloatArray] = {}
-    for what, clocks in clocks_of.items():
+    for work, clocks in clocks_of.items():
         wanted = np.zeros((len(clocks), features.shape[1]))
-        begin = shares.index_of[what] * size
-        wanted[:, begin : begin + size] = _features(np.asarray(clocks, dtype=np.float64) / top_of_rank[what[0]])
+        begin = shares.index_of[work] * size
+        wanted[:, begin : begin + size] = _features(np.asarray(clocks, dtype=np.float64) / top_of_rank[work[0]])
         mean, sigma = process.predict(wanted, return_std=True)
-        means[what] = np.asarray(mean, dtype=np.float64)
-        sigmas[what] = np.sqrt(np.maximum(0.0, np.asarray(sigma, dtype=np.float64) ** 2 - noise_ratio2))
+        means[work] = np.asarray(mean, dtype=np.float64)
+        sigmas[work] = np.sqrt(np.maximum(0.0, np.asarray(sigma, dtype=np.float64) ** 2 - noise_ratio2))
     return Residual(means, sigmas)
 
 
@@ -102,7 +102,7 @@ def _kernel(a: FloatArray, b: FloatArray) -> FloatArray:
 def _contributed_j(fit: PowerFit) -> FloatArray:
     """Return the contribution of each share to its iteration's energy by the power model."""
     shares, models = fit.shares, fit.models()
-    of_index = {index: what for what, index in shares.index_of.items()}
+    of_index = {index: work for work, index in shares.index_of.items()}
     joules = np.zeros(len(shares.row_of))
     for k, index in enumerate(shares.work_of.tolist()):
         rank, kind, chunk, part = of_index[index]

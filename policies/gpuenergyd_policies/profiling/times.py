@@ -162,10 +162,10 @@ def _curve(samples: Sequence[InstructionSample]) -> TimeCurve:
     fit = _fit_class_times(kept, loss="soft_l1")
     is_confirmed = _confirmed(kept, fit)
     doubtful = _doubtful(fit.knots_mhz, fit.times_s, is_confirmed)
-    believed = ~doubtful
-    steps = _steps(fit.knots_mhz[believed], fit.times_s[believed], is_confirmed[believed])
+    accepted = ~doubtful
+    steps = _steps(fit.knots_mhz[accepted], fit.times_s[accepted], is_confirmed[accepted])
     curve = _with_steps(
-        fit.knots_mhz[believed], fit.times_s[believed], fit.counts[believed], fit.sigma_ratios[believed], steps
+        fit.knots_mhz[accepted], fit.times_s[accepted], fit.counts[accepted], fit.sigma_ratios[accepted], steps
     )
     lowest_mhz = float(fit.knots_mhz[0])
     if doubtful[0]:
@@ -242,11 +242,11 @@ def _doubtful(knots_mhz: FloatArray, times_s: FloatArray, is_confirmed: NDArray[
     The worst knot is removed first, since it affects the bounds of its neighbours. The highest clock is known from the
     whole baseline, and confirmed knots are accepted as they are.
     """
-    believed = np.ones(len(knots_mhz), dtype=np.bool_)
+    accepted = np.ones(len(knots_mhz), dtype=np.bool_)
     while True:
-        index = np.flatnonzero(believed)
+        index = np.flatnonzero(accepted)
         if len(index) <= 2:
-            return ~believed
+            return ~accepted
         excess = np.full(len(knots_mhz), -1.0)
         for left, k, right in zip([None, *index[:-2]], index[:-1], index[1:], strict=True):
             allowed_s = times_s[right] * knots_mhz[right] / knots_mhz[k]
@@ -257,8 +257,8 @@ def _doubtful(knots_mhz: FloatArray, times_s: FloatArray, is_confirmed: NDArray[
         excess[is_confirmed] = -1.0
         worst = int(np.argmax(excess))
         if excess[worst] <= _DISTURBED_RATIO:
-            return ~believed
-        believed[worst] = False
+            return ~accepted
+        accepted[worst] = False
 
 
 def _with_bend(knots_mhz: FloatArray, times_s: FloatArray, sigma_ratios: FloatArray) -> TimeCurve:

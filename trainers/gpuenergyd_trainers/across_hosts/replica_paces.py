@@ -3,7 +3,7 @@
 Each replica publishes its own iteration time, without waits for other replicas. Of a replica that spans hosts, the
 leader does so; of a replica on one host, the first pipeline rank does, in a thread of its own: it publishes the pace
 that its daemon measured, and passes the slowest other pace to its daemon, which decides whether to slow down to it.
-Nobody waits for anybody, a replica that publishes nothing has no effect, and a value read again is no new reading.
+No replica waits for another, one that publishes nothing has no effect, and a value read again is not a new reading.
 """
 
 import json

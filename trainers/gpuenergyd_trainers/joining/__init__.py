@@ -1,4 +1,4 @@
-"""How adapters attach to a framework.
+"""Registration, wrapping and handles, shared by all adapters.
 
 handle        the handle that `attach` returns, and wrapped methods
 membership    joining a pipeline rank, on one host or across hosts

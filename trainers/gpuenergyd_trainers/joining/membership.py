@@ -181,8 +181,13 @@ def join(
                 handle.on_detach.append(stop)
 
         handle.shielded(start_exchange)
-    except Exception as error:  # noqa: BLE001  a framework this version does not know must train on as it is
-        logger.warning("gpuenergyd: job %s: %s cannot be joined: %r", options.job, target_name, error)
+    except Exception as error:  # noqa: BLE001  unsupported frameworks must train on unchanged
+        logger.warning(
+            "gpuenergyd: job %s: %s cannot be joined, training continues at full speed: %r",
+            options.job,
+            target_name,
+            error,
+        )
         return Handle()
     return handle
 
