@@ -1,4 +1,4 @@
-"""Whatever goes wrong, a user sees one line and the right exit code, never a traceback."""
+"""Every error is one line on stderr with the right exit code, never a traceback."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_and_all_that_do_not_serve_speak_json(
+def test_every_command_has_help_and_all_but_servers_have_a_json_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, "--help"]) == 0
@@ -42,7 +42,7 @@ def test_every_command_explains_itself_and_all_that_do_not_serve_speak_json(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "says"),
+    ("arguments", "exit_code", "expected"),
     [
         (["nope"], 2, "No such command 'nope'"),
         (["status", "--nope"], 2, "No such option: --nope"),
@@ -69,7 +69,7 @@ def test_every_command_explains_itself_and_all_that_do_not_serve_speak_json(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_gets_one_clear_line(
-    arguments: list[str], exit_code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], exit_code: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run([argument.replace("{tmp}", str(tmp_path)) for argument in arguments])
 
@@ -78,7 +78,7 @@ def test_bad_input_gets_one_clear_line(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert captured.err.startswith("gpuenergyd: ")
-    assert says.replace("{tmp}", str(tmp_path)) in captured.err
+    assert expected.replace("{tmp}", str(tmp_path)) in captured.err
 
 
 def test_a_damaged_history_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_a_plain_install_says_what_the_command_line_needs() -> None:
 
 
 @pytest.mark.parametrize("command", [["restore", "--journal", "/nonexistent/journal.json"], ["status"]])
-def test_what_runs_in_an_emergency_loads_nothing_heavy(command: list[str]) -> None:
+def test_restore_and_status_load_nothing_heavy(command: list[str]) -> None:
     program = (
         "import sys; from gpuenergyd.cli.main import run; run(sys.argv[1:]);"
         "print(sorted({'aiohttp', 'jinja2', 'numpy', 'pydantic_settings', 'sqlalchemy', 'torch'} & set(sys.modules)))"

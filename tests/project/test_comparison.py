@@ -1,4 +1,4 @@
-"""docs/comparison.md claims nothing of ours that no test or benchmark shows, and nothing of others without a source."""
+"""Every claim in docs/comparison.md has evidence: a test or benchmark for gpuenergyd, a source for other tools."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_every_piece_of_evidence_exists() -> None:
         assert not path.startswith("tests/") or f"def {test}(" in text, f"{path} has no {test}"
 
 
-def test_every_cell_of_ours_names_evidence_and_all_evidence_is_used() -> None:
+def test_every_claim_about_gpuenergyd_has_evidence_and_all_evidence_is_used() -> None:
     numbers = {number for number, *_ in EVIDENCE}
     named: set[str] = set()
     for feature, ours, *_ in ROWS:
@@ -32,7 +32,7 @@ def test_every_cell_of_ours_names_evidence_and_all_evidence_is_used() -> None:
     assert [int(number) for number, *_ in EVIDENCE] == list(range(1, len(EVIDENCE) + 1))
 
 
-def test_every_claim_about_others_has_its_source() -> None:
+def test_every_claim_about_other_tools_has_a_source() -> None:
     sources = set(re.findall(r"^- (\[[A-Z]\])", PAGE, re.MULTILINE))
 
     for feature, _, *others in ROWS:

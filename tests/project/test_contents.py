@@ -1,4 +1,4 @@
-"""A package's docstring is its table of contents: it names every file beside it."""
+"""The docstring of a package is its table of contents: it lists every file."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ PACKAGES = [
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.relative_to(ROOT)))
-def test_a_package_says_what_each_of_its_files_is_for(package: Path) -> None:
+def test_the_docstring_of_a_package_lists_all_of_its_files(package: Path) -> None:
     contents = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     named = set(re.findall(r"\w+", contents))
     there = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}

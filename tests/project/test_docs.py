@@ -1,4 +1,4 @@
-"""What the documents show works as shown."""
+"""Examples, links and indexes of the documentation are correct."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
-def test_the_policy_in_the_document_plans_a_pipeline() -> None:
+def test_the_policy_of_the_documentation_plans_a_pipeline() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing-a-policy.md").read_text(), flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
@@ -44,7 +44,7 @@ def leads_somewhere(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_documents_lead_somewhere(document: Path) -> None:
+def test_links_between_documents_have_targets(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
 
     missing = [target for target in targets if "://" not in target and not leads_somewhere(document.parent / target)]
@@ -52,7 +52,7 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     assert missing == []
 
 
-def test_every_command_stands_in_the_readme() -> None:
+def test_the_readme_lists_every_command() -> None:
     app = command_line()
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
     commands |= {group.name for group in app.registered_groups if group.name}
@@ -61,7 +61,7 @@ def test_every_command_stands_in_the_readme() -> None:
     assert {command for command in commands if f"gpuenergyd {command}" not in readme} == set()
 
 
-def test_every_decision_record_stands_in_their_index() -> None:
+def test_the_index_lists_every_decision_record() -> None:
     index = (ROOT / "docs" / "adr" / "README.md").read_text(encoding="utf-8")
 
     assert [r.name for r in (ROOT / "docs" / "adr").glob("0*.md") if f"({r.name})" not in index] == []

@@ -1,4 +1,4 @@
-"""Everything that the documents tell a reader to type works as written, and nothing public is undocumented."""
+"""Code blocks of the documentation run as written, and everything public is documented."""
 
 import importlib
 import importlib.util
@@ -46,7 +46,7 @@ loader, train_step, loss_fn = [1, 2, 3], print, nn.functional.mse_loss
 stage = PipelineStage(nn.Linear(2, 2), 0, 2, torch.device("cpu"))
 schedule = Schedule1F1B(stage, 8, loss_fn=loss_fn)
 """
-"""What the reader of a Python block has already: a pipeline of two stages whose other rank is not there."""
+"""Names that Python blocks assume: a pipeline of two stages whose other rank does not exist."""
 
 
 def with_blocks(language: str) -> list[Path]:
@@ -154,7 +154,7 @@ def test_toml_blocks_are_read_as_settings_or_as_a_package(document: Path, tmp_pa
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_every_block_says_what_it_is(document: Path) -> None:
+def test_every_code_block_has_a_language(document: Path) -> None:
     fences = re.findall(r"^```(.*)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
     opening = fences[::2]
 
@@ -163,7 +163,7 @@ def test_every_block_says_what_it_is(document: Path) -> None:
     assert {block.words for block in blocks(document) if block.language == "sh"} <= {(), ("slow",), ("host",)}
 
 
-def test_the_example_in_the_document_is_the_one_in_the_package() -> None:
+def test_the_documented_example_is_the_packaged_one() -> None:
     by_language = {block.language: block.text for block in blocks(ROOT / "docs" / "writing-a-policy.md")}
     package = ROOT / "examples" / "one_step_down"
 
@@ -171,7 +171,7 @@ def test_the_example_in_the_document_is_the_one_in_the_package() -> None:
     assert by_language["toml"] == (package / "pyproject.toml").read_text(encoding="utf-8")
 
 
-# --- nothing public is undocumented ---
+# --- everything public is documented ---
 
 
 def test_every_public_name_has_a_docstring() -> None:
@@ -189,13 +189,13 @@ def test_every_public_name_has_a_docstring() -> None:
     assert [module.name for module in modules if not module.docstring] == []
 
 
-def test_every_setting_stands_in_the_reference() -> None:
+def test_the_reference_lists_every_setting() -> None:
     page = reference_pages()["settings.md"]
 
     assert [key for key in Settings.model_fields if f"| `{key}` |" not in page] == []
 
 
-def test_every_resource_and_message_stands_in_the_reference() -> None:
+def test_the_reference_lists_every_resource_and_message() -> None:
     page, document = reference_pages()["http-api.md"], api_description()
 
     assert [path for path in document["paths"] if f"| `{path}` |" not in page] == []
@@ -203,7 +203,7 @@ def test_every_resource_and_message_stands_in_the_reference() -> None:
     assert [path for path, methods in document["paths"].items() for m in methods.values() if not m["summary"]] == []
 
 
-def test_every_exported_metric_stands_in_the_reference(daemon: DaemonProcess) -> None:
+def test_the_reference_lists_every_exported_metric(daemon: DaemonProcess) -> None:
     connection = DaemonConnection(str(daemon.socket_path))
     try:
         _, body = connection.request("GET", "/v1/metrics", limit_s=30)
@@ -217,7 +217,7 @@ def test_every_exported_metric_stands_in_the_reference(daemon: DaemonProcess) ->
     assert [name for name in documented if f"| `{name}` |" not in reference_pages()["metrics.md"]] == []
 
 
-def test_every_entry_point_group_is_explained() -> None:
+def test_every_entry_point_group_is_documented() -> None:
     offered, page = offered_entry_points(), reference_pages()["entry-points.md"]
 
     assert set(offered) == set(GROUPS)
@@ -251,7 +251,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_the_site_loads_nothing_from_outside_and_fits_a_phone(site: Path) -> None:
+def test_the_site_loads_nothing_from_other_hosts_and_fits_a_phone(site: Path) -> None:
     for page in site.rglob("*.html"):
         found = _Resources()
         found.feed(page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The policy package that the documents show: installed into an environment of its own, it decides clocks there."""
+"""The documented policy package decides clocks when it is installed into an environment."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def test_the_installed_package_is_listed_by_name(environment: Path) -> None:
     assert (row["package"], row["version"]) == ("one-step-down", "1.0")
 
 
-def test_a_daemon_runs_its_jobs_as_the_package_decides(environment: Path, tmp_path: Path) -> None:
+def test_a_daemon_applies_the_policy_of_the_package(environment: Path, tmp_path: Path) -> None:
     daemon = DaemonProcess(tmp_path, overrides={"policy": "one-step-down"}, python=str(environment)).start()
     try:
         with training(daemon):

@@ -1,4 +1,4 @@
-"""The architecture is held by a tool: the arrows are kept, and breaking one fails the check."""
+"""import-linter enforces the architecture: forbidden imports fail the check."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_import_follows_the_arrows() -> None:
+def test_all_imports_keep_the_contracts() -> None:
     result = lint_imports(ROOT)
 
     assert result.returncode == 0, result.stdout
@@ -73,9 +73,7 @@ def test_every_import_follows_the_arrows() -> None:
     ],
     ids=lambda value: value if value.endswith(".py") else "",
 )
-def test_an_import_against_the_arrows_or_an_unnamed_file_fails(
-    checkout: Path, path: str, line: str, broken: str
-) -> None:
+def test_a_forbidden_import_or_an_unnamed_file_fails(checkout: Path, path: str, line: str, broken: str) -> None:
     (checkout / path).write_text(line + "\n", encoding="utf-8")
 
     result = lint_imports(checkout)

@@ -1,4 +1,4 @@
-"""The wheel works outside the checkout, and importing the package costs a training process nothing."""
+"""The wheel works outside the checkout, and importing the package loads the standard library only."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def files(source: Path) -> set[str]:
     }
 
 
-def test_the_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_exactly_the_files_of_the_three_packages(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = (ROOT / "gpuenergyd", ROOT / "policies/gpuenergyd_policies", ROOT / "trainers/gpuenergyd_trainers")
 
@@ -89,7 +89,7 @@ def test_the_wheel_works_outside_the_checkout(installed: Path) -> None:
     assert all(row["is_usable"] for row in json.loads(listed.stdout)["policies"]), listed.stdout
 
 
-def test_the_pages_are_drawn_from_the_wheel_alone(installed: Path) -> None:
+def test_the_wheel_contains_the_page_templates(installed: Path) -> None:
     program = "from jinja2 import PackageLoader; print(*PackageLoader('gpuenergyd.report').list_templates())"
 
     result = run_installed(installed, "-c", program)
@@ -110,7 +110,7 @@ def test_importing_the_client_loads_the_standard_library_only(module: str) -> No
     assert result.stdout.strip() == "[]"
 
 
-def test_a_plain_install_brings_no_dependency() -> None:
+def test_a_plain_install_has_no_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert project["dependencies"] == []

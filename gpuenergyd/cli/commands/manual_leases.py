@@ -94,8 +94,8 @@ def _granted_text(reply: dict[str, Any]) -> str:
     settings = [f"clock locked at {reply['sm_clock_mhz']} MHz"] if reply["sm_clock_mhz"] is not None else []
     settings += [f"power limited to {reply['power_limit_w']:g} W"] if reply["power_limit_w"] is not None else []
     until = "until released" if reply["remaining_s"] is None else f"for {reply['remaining_s']:g} s"
-    would_be = "would be: " if reply["is_dry_run"] else ""
-    return f"{reply['gpu_uuid']}: {would_be}{', '.join(settings)}, {until} or the daemon stops"
+    prefix = "would be: " if reply["is_dry_run"] else ""
+    return f"{reply['gpu_uuid']}: {prefix}{', '.join(settings)}, {until} or the daemon stops"
 
 
 def _released_text(reply: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`gpuenergyd carbon`: documented files in, documented files out, and one clear line for each mistake."""
+"""`gpuenergyd carbon` reads and writes the documented files; every error is one line."""
 
 import csv
 import json
@@ -82,7 +82,7 @@ def test_a_backtest_prints_the_documented_figures_and_writes_the_documented_file
             assert set(times_s) <= {1.0, 1.05, 1.1}
 
 
-def test_nothing_of_the_future_reaches_a_forecast_or_a_choice_that_is_written(frontier: Path, tmp_path: Path) -> None:
+def test_forecasts_and_choices_use_no_future_values(frontier: Path, tmp_path: Path) -> None:
     values, changed_from = made_up_values(40).round(2), 34 * 24 + 7
     other = values.copy()
     other[changed_from:] = values[changed_from:][::-1] * 3.0 + 100.0
@@ -122,9 +122,7 @@ def test_starts_come_from_a_file_and_several_zones_give_a_list(
     assert [(zone["zone"], zone["num_jobs"]) for zone in printed] == [("XX", 1), ("YY", 1)]
 
 
-def test_a_backtest_for_people_names_every_look_ahead(
-    trace: Path, frontier: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_backtest_table_lists_every_forecast(trace: Path, frontier: Path, capsys: pytest.CaptureFixture[str]) -> None:
     carbon_command(*backtest(trace, "--frontier", frontier))
     shown = capsys.readouterr().out
 
@@ -176,7 +174,7 @@ def test_years_of_a_zone_are_joined_in_any_order_and_gaps_stay_gaps(tmp_path: Pa
         ),
     ],
 )
-def test_a_trace_that_makes_no_sense_says_where(tmp_path: Path, content: str, words: str) -> None:
+def test_an_invalid_trace_is_an_error_with_its_line(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "XX_bad.csv"
     path.write_text(content)
 
@@ -195,7 +193,7 @@ def test_a_trace_that_makes_no_sense_says_where(tmp_path: Path, content: str, wo
         (("--frontier", "frontier.json", "--choices-out", "no/such/folder"), "No such file"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_a_usage_error(
+def test_an_invalid_option_is_a_usage_error(
     trace: Path,
     frontier: Path,
     tmp_path: Path,
@@ -237,7 +235,7 @@ def test_a_forecast_as_json_holds_hours_with_bounds(trace: Path, capsys: pytest.
     assert all(h["low_g_per_kwh"] <= h["carbon_intensity_g_per_kwh"] <= h["high_g_per_kwh"] for h in printed["hours"])
 
 
-def test_now_asks_the_source_and_says_what_the_value_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_now_queries_the_source_and_prints_the_kind_of_value(capsys: pytest.CaptureFixture[str]) -> None:
     begin = datetime.now(tz=UTC).replace(minute=0, second=0, microsecond=0) - HOUR
     row = {
         "from": f"{begin:%Y-%m-%dT%H:%MZ}",
@@ -254,7 +252,7 @@ def test_now_asks_the_source_and_says_what_the_value_is(capsys: pytest.CaptureFi
     assert (printed["kind"], printed["factor"]) == ("average", "operational")
 
 
-def test_now_says_when_a_source_gives_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_now_reports_a_source_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     with (
         serving(lambda _: Reply(b"<html>", 200)) as server,
         pytest.raises(GpuEnergyError, match="neso: reply is no JSON") as caught,
@@ -265,7 +263,7 @@ def test_now_says_when_a_source_gives_nothing(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == ""
 
 
-def test_a_file_of_long_ago_is_degraded(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_file_is_degraded(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = carbon_command("now", "--csv", trace)
 
     assert code == 4

@@ -1,4 +1,4 @@
-"""The live page shows the daemon and the history, on this host alone, to GET alone, and in a real browser."""
+"""The dashboard shows the daemon and the history on this host only, read-only, also in a real browser."""
 
 import http.client
 import json
@@ -49,7 +49,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
-def test_a_request_that_names_another_host_gets_nothing(host: str, database: str) -> None:
+def test_a_request_with_another_host_header_is_refused(host: str, database: str) -> None:
     with serving(database) as server:
         status, _, body = ask(server, host=host.format(port=server.server_port))
 
@@ -58,7 +58,7 @@ def test_a_request_that_names_another_host_gets_nothing(host: str, database: str
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_this_hosts_own_names_are_served_and_no_other_origin_may_read_it(name: str, database: str) -> None:
+def test_loopback_host_headers_are_served_without_cross_origin_access(name: str, database: str) -> None:
     with serving(database) as server:
         status, headers, body = ask(server, host=f"{name}:{server.server_port}")
 
@@ -70,14 +70,14 @@ def test_this_hosts_own_names_are_served_and_no_other_origin_may_read_it(name: s
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
-def test_nothing_but_get_is_answered(method: str, database: str) -> None:
+def test_only_get_is_allowed(method: str, database: str) -> None:
     with serving(database) as server:
         status, headers, _ = ask(server, method=method)
 
     assert (status, headers["Allow"]) == (405, "GET")
 
 
-def test_without_a_daemon_and_without_a_history_the_page_says_so(tmp_path: Path) -> None:
+def test_a_missing_daemon_and_a_missing_history_are_shown_on_the_page(tmp_path: Path) -> None:
     with serving(str(tmp_path / "none.sqlite3"), has_metrics=True) as server:
         assert "No history: no history at" in ask(server)[2]
         status, _, body = ask(server, "/status.json")
@@ -88,7 +88,7 @@ def test_without_a_daemon_and_without_a_history_the_page_says_so(tmp_path: Path)
     assert metrics.startswith("cannot reach the daemon at /nowhere.sock")
 
 
-def test_metrics_are_there_only_if_asked_for(database: str) -> None:
+def test_metrics_are_served_only_with_the_option(database: str) -> None:
     with serving(database) as server:
         status, _, body = ask(server, "/metrics")
 
@@ -104,8 +104,8 @@ def test_a_port_that_is_taken_is_one_clear_line(
         port = str(server.server_port)
         assert run(["dashboard", "--port", port, "--database", database]) == 2
 
-    says = f"gpuenergyd: cannot serve on 127.0.0.1:{port}: Address already in use; --port 0 selects a free port\n"
-    assert capsys.readouterr().err == says
+    expected = f"gpuenergyd: cannot serve on 127.0.0.1:{port}: Address already in use; --port 0 selects a free port\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")

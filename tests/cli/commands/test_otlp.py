@@ -1,4 +1,4 @@
-"""Metrics reach an OpenTelemetry collector as Prometheus sees them, and only when asked for."""
+"""`gpuenergyd otlp` exports the same metrics as Prometheus reads, and only on request."""
 
 import json
 import threading
@@ -70,7 +70,7 @@ def metrics_of(daemon: DaemonProcess) -> str:
     return text.decode()
 
 
-def test_a_collector_gets_what_prometheus_gets(daemon: DaemonProcess, collector: Collector) -> None:
+def test_a_collector_receives_the_metrics_of_prometheus(daemon: DaemonProcess, collector: Collector) -> None:
     """The same names and labels; counters are cumulative sums, joules are joules, and what is unknown is absent."""
     assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 0
     text = metrics_of(daemon)
@@ -96,7 +96,7 @@ def test_a_collector_gets_what_prometheus_gets(daemon: DaemonProcess, collector:
 
 
 @pytest.mark.parametrize("collector", [503], indirect=True)
-def test_a_collector_that_refuses_is_one_line_and_a_failure(
+def test_a_rejecting_collector_is_one_line_and_a_failure(
     daemon: DaemonProcess, collector: Collector, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["otlp", "--once", "--endpoint", collector.url, "--socket", str(daemon.socket_path)]) == 1
@@ -116,7 +116,7 @@ def test_no_collector_and_no_daemon_are_one_line_with_its_exit_code(
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "ftp://host/x", "http://", "http://host:notaport/"])
-def test_an_endpoint_that_is_no_url_is_a_usage_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_endpoint_is_a_usage_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["otlp", "--once", "--endpoint", url]) == 2
     assert capsys.readouterr().err.startswith(
         f"gpuenergyd: --endpoint {url!r}: must be a URL such as http://127.0.0.1:4318"

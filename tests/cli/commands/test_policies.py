@@ -1,4 +1,4 @@
-"""`gpuenergyd policies` lists what entry points offer, and says what is broken and why."""
+"""`gpuenergyd policies` lists installed plugins and why broken ones cannot be loaded."""
 
 import json
 from pathlib import Path

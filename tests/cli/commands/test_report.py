@@ -1,4 +1,4 @@
-"""`gpuenergyd report` reads the history with the daemon stopped, and says the same in every format."""
+"""`gpuenergyd report` reads the history without the daemon, with the same figures in every format."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ def database(tmp_path: Path) -> str:
     return str(write_sample_history(tmp_path / "history.sqlite3"))
 
 
-def test_json_holds_the_figures_under_their_names(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_the_figures_under_their_names(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--json", "--database", database]) == 0
 
     (job,) = json.loads(capsys.readouterr().out)["jobs"]
@@ -41,7 +41,7 @@ def test_csv_and_json_agree(database: str, capsys: pytest.CaptureFixture[str]) -
     assert row["gpu_uuids"] == "GPU-0 GPU-1 GPU-2 GPU-3"
 
 
-def test_the_table_fits_eighty_columns_and_says_what_was_simulated(
+def test_the_table_fits_eighty_columns_and_marks_simulated_jobs(
     database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["report", "--database", database]) == 0
@@ -65,7 +65,7 @@ def test_what_was_not_measured_is_missing_and_never_zero(tmp_path: Path, capsys:
     assert energy_row.split() == ["energy", "per", "iteration", "-", "-", "-"]
 
 
-def test_an_unknown_job_names_the_known_ones(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_job_lists_the_jobs(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--job", "nope", "--database", database]) == 2
     assert capsys.readouterr().err == "gpuenergyd: no job 'nope' in this period; jobs: gpt\n"
 
@@ -80,7 +80,7 @@ def test_an_empty_history_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "no jobs in this period\n"
 
 
-def test_a_span_of_time_leaves_other_jobs_out(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_period_excludes_other_jobs(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "--json", "--since", "2026-03-02", "--database", database]) == 0
     later = json.loads(capsys.readouterr().out)
     assert run(["report", "--json", "--until", "2026-03-02T00:00+00:00", "--database", database]) == 0
@@ -90,7 +90,7 @@ def test_a_span_of_time_leaves_other_jobs_out(database: str, capsys: pytest.Capt
     assert len(earlier["jobs"]) == 1
 
 
-def test_html_is_written_where_asked(database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_is_written_to_the_given_file(database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.html"
 
     assert run(["report", "--format", "html", "--out", str(out), "--database", database]) == 0
@@ -99,9 +99,7 @@ def test_html_is_written_where_asked(database: str, tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == ""
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(
-    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_folder_is_one_line(database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "none" / "report.html"
 
     assert run(["report", "--format", "html", "--out", str(out), "--database", database]) == 2
@@ -124,7 +122,7 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--group-by", "day", "--format", "html"], "--group-by needs --format table, json or csv"),
         (["--group-by", "gpu", "--job", "gpt"], "cannot be combined with --job"),
@@ -143,10 +141,10 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_options_that_contradict_each_other_are_usage_errors(
-    arguments: list[str], says: str, database: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["report", *arguments, "--database", database]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_csv_names_the_columns_that_join_with_sacct(database: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +172,7 @@ def test_a_tariff_of_one_price_costs_what_the_price_costs(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("price_per_kwh = -1", "invalid price_per_kwh -1; valid: a number >= 0"),
         ("price = 1", "unknown key 'price'; valid: periods, price_per_kwh"),
@@ -190,13 +188,13 @@ def test_a_tariff_of_one_price_costs_what_the_price_costs(
     ],
     ids=["negative", "key", "hour", "weekday", "toml"],
 )
-def test_a_tariff_that_makes_no_sense_is_one_line_that_names_the_key(
-    text: str, says: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_tariff_is_one_line_that_names_the_key(
+    text: str, message: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tariff = tmp_path / "tariff.toml"
     tariff.write_text(text, encoding="utf-8")
 
     assert run(["report", "--tariff", str(tariff), "--database", database]) == 2
     err = capsys.readouterr().err
-    assert says in err
+    assert message in err
     assert len(err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The real `gpuenergyd report` on histories that hold little, or impossible times: one clear line, the right code."""
+"""`gpuenergyd report` on empty histories and impossible times prints one line with the right exit code."""
 
 import csv
 import io
@@ -47,7 +47,7 @@ def job(job_id: str, started_at: datetime) -> JobRecord:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         ("", "no jobs in this period"),
         ("--group-by user", "no jobs in this period"),
@@ -57,13 +57,13 @@ def job(job_id: str, started_at: datetime) -> JobRecord:
         ("--group-by day --json", '{"groups":[]}'),
     ],
 )
-def test_an_empty_history_is_said_to_be_empty(arguments: str, says: str, tmp_path: Path) -> None:
+def test_an_empty_history_is_reported_as_empty(arguments: str, expected: str, tmp_path: Path) -> None:
     done = report(*arguments.split(), database=written(tmp_path / "history.sqlite3"))
 
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, says, "")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, expected, "")
 
 
-def test_an_empty_history_has_an_html_page_that_says_so(tmp_path: Path) -> None:
+def test_an_empty_history_has_an_html_report(tmp_path: Path) -> None:
     done = report("--format", "html", database=written(tmp_path / "history.sqlite3"))
 
     assert done.returncode == 0
@@ -71,7 +71,7 @@ def test_an_empty_history_has_an_html_page_that_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         ("--job nope", "no job 'nope' in this period; jobs: gpt"),
         ("--job nope --json", "no job 'nope' in this period; jobs: gpt"),
@@ -81,24 +81,22 @@ def test_an_empty_history_has_an_html_page_that_says_so(tmp_path: Path) -> None:
         ("--since 2026-03-02 --until 2026-03-01", "--since 2026-03-02T00:00:00+00:00 is not before --until"),
     ],
 )
-def test_an_unknown_job_and_a_time_that_cannot_be_are_one_line_and_a_usage_error(
-    arguments: str, says: str, tmp_path: Path
-) -> None:
+def test_an_unknown_job_and_an_impossible_time_are_usage_errors(arguments: str, expected: str, tmp_path: Path) -> None:
     done = report(*arguments.split(), database=write_sample_history(tmp_path / "history.sqlite3"))
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"gpuenergyd: {says}")
+    assert done.stderr.startswith(f"gpuenergyd: {expected}")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_history_that_is_not_there_is_one_line_and_a_failure(tmp_path: Path) -> None:
+def test_a_missing_history_is_one_line_and_a_failure(tmp_path: Path) -> None:
     done = report(database=tmp_path / "none.sqlite3")
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"gpuenergyd: no history at {tmp_path / 'none.sqlite3'}\n"
 
 
-def test_a_job_during_which_the_clock_jumped_back_is_reported_whole_and_its_times_are_doubted(tmp_path: Path) -> None:
+def test_a_clock_set_back_during_a_job_loses_no_energy_and_prints_a_warning(tmp_path: Path) -> None:
     """Ten iterations at noon, then the clock shows eleven: nothing is lost or doubled, no duration is zero."""
     iterations = [
         IterationRecord(
@@ -129,7 +127,7 @@ def test_a_job_during_which_the_clock_jumped_back_is_reported_whole_and_its_time
     assert [group["energy_j"] for group in json.loads(by_day.stdout)["groups"]] == [2000.0]
 
 
-def test_records_from_after_now_are_said_to_be_doubtful(tmp_path: Path) -> None:
+def test_records_from_the_future_print_a_warning(tmp_path: Path) -> None:
     later = datetime.now(tz=UTC) + timedelta(days=3)
     event = ControlEventRecord(later, "phase", "core", "j1", None, "began")
     database = written(tmp_path / "history.sqlite3", job("j1", later), event)

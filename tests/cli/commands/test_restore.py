@@ -1,4 +1,4 @@
-"""`gpuenergyd restore` needs no daemon: it puts back what the journal lists, and says what it could not."""
+"""`gpuenergyd restore` restores journaled GPUs without a daemon and reports the GPUs that it could not restore."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def locks(world: Path) -> list[int | None]:
         host.close()
 
 
-def test_journalled_gpus_come_back_and_others_are_left_alone(
+def test_journaled_gpus_are_restored_and_others_left_alone(
     world: Path, journal: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["restore", "--journal", str(journal), "--json"]) == 0
@@ -80,14 +80,14 @@ def test_a_second_restore_finds_nothing(journal: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "nothing to restore\n"
 
 
-def test_a_dry_run_tells_and_changes_nothing(world: Path, journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_lists_changes_and_makes_none(world: Path, journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["restore", "--journal", str(journal), "--dry-run"]) == 0
 
     assert locks(world) == [900, 900]
     assert "would restore: remove the clock lock that job job-1 (pid 1) changed" in capsys.readouterr().out
 
 
-def test_a_gpu_that_cannot_be_restored_stays_journalled_and_exits_with_4(
+def test_a_gpu_that_cannot_be_restored_stays_journaled_and_exits_with_4(
     world: Path, journal: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.unlink()

@@ -1,4 +1,4 @@
-"""`gpuenergyd run`: becomes the program, with the wishes in its environment."""
+"""`gpuenergyd run` replaces itself with the program, with the options in its environment."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def gpuenergyd_run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_program_is_run_with_its_own_arguments_and_exit_code_and_the_wishes_in_its_environment(tmp_path: Path) -> None:
+def test_the_program_runs_with_its_arguments_and_exit_code_and_the_options_in_its_environment(tmp_path: Path) -> None:
     there = tmp_path / "there.sock"
     there.touch()
     options = ["--job", "gpt", "--policy", "uniform", "--max-slowdown", "0.05", "--socket", str(there)]
@@ -29,7 +29,7 @@ def test_program_is_run_with_its_own_arguments_and_exit_code_and_the_wishes_in_i
     assert (done.returncode, done.stderr) == (7, "")
 
 
-def test_without_a_daemon_the_program_runs_and_one_line_says_so(tmp_path: Path) -> None:
+def test_without_a_daemon_the_program_runs_and_one_warning_is_printed(tmp_path: Path) -> None:
     done = gpuenergyd_run("--socket", str(tmp_path / "nobody.sock"), "--", sys.executable, "-c", "print('trained')")
 
     assert (done.returncode, done.stdout) == (0, "trained\n")
@@ -37,7 +37,7 @@ def test_without_a_daemon_the_program_runs_and_one_line_says_so(tmp_path: Path) 
     assert "nobody.sock" in done.stderr
 
 
-def test_program_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_program_is_one_line_and_a_usage_error(tmp_path: Path) -> None:
     there = tmp_path / "there.sock"
     there.touch()
 
@@ -49,7 +49,7 @@ def test_program_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_jobs_length_goes_along_with_its_deadline_in_utc_and_a_wrong_one_is_named() -> None:
+def test_length_and_deadline_are_passed_in_utc_and_an_invalid_deadline_is_an_error() -> None:
     shows = "import os; print(*(os.environ.get('GPUENERGYD_JOB_' + n) for n in ('ITERATIONS', 'HOURS', 'DEADLINE')))"
     options = ["--iterations", "500", "--hours", "2.5", "--deadline", "2030-01-31T10:00+02:00"]
 

@@ -1,4 +1,4 @@
-"""`gpuenergyd status` shows what the daemon says, and its exit code tells whether all is well."""
+"""`gpuenergyd status` shows the daemon's status; its exit code reports health."""
 
 import copy
 import io
@@ -110,7 +110,7 @@ def test_a_host_without_gpus_and_jobs_is_shown() -> None:
 
 
 @pytest.mark.parametrize(("is_degraded", "exit_code"), [(False, 0), (True, 4)])
-def test_the_exit_code_tells_whether_the_daemon_is_degraded(
+def test_the_exit_code_is_4_when_the_daemon_is_degraded(
     *, is_degraded: bool, exit_code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = STATUS | {"is_degraded": is_degraded, "degraded_reasons": ["the worker is gone"] * is_degraded}
@@ -120,7 +120,7 @@ def test_the_exit_code_tells_whether_the_daemon_is_degraded(
     assert ("degraded: the worker is gone" in capsys.readouterr().out) is is_degraded
 
 
-def test_watching_prints_a_line_per_look_until_ctrl_c(
+def test_watching_with_json_prints_a_line_per_refresh_until_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = iter([STATUS, STATUS | {"pid": 77}])
@@ -156,7 +156,7 @@ def test_a_daemon_that_goes_away_ends_the_watch(
     assert capsys.readouterr().err == "gpuenergyd: no daemon answers\n"
 
 
-def test_watching_into_a_pipe_prints_a_table_for_every_state(
+def test_watching_into_a_pipe_prints_a_table_per_refresh(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states = iter((STATUS, STATUS | {"uptime_s": 76.2}))
@@ -175,7 +175,7 @@ def test_watching_into_a_pipe_prints_a_table_for_every_state(
     assert [up for up in ("up 75 s", "up 76 s") if up in shown] == ["up 75 s", "up 76 s"]
 
 
-def test_status_says_how_long_clock_changes_take_and_where_that_comes_from() -> None:
+def test_status_shows_switch_latency_and_its_source() -> None:
     quick, slow = ({"basis": b, "raise_s": r, "lower_s": 0.005} for b, r in (("measured", 0.006), ("assumed", 0.03)))
     gpu = STATUS["gpus"][0]
 
@@ -185,19 +185,19 @@ def test_status_says_how_long_clock_changes_take_and_where_that_comes_from() -> 
     assert line in " ".join(text.split())
 
 
-def test_status_says_what_would_be_saved_as_a_prediction_with_its_basis() -> None:
-    told = {
+def test_status_shows_predicted_savings_with_their_basis() -> None:
+    reported = {
         "is_observing": True,
         "predicted_saving_ratio": 0.12,
         "predicted_saving_low_ratio": 0.08,
         "predicted_saving_high_ratio": 0.19,
         "predicted_saving_basis": "assumed curves",
     }
-    unknown = told | dict.fromkeys(
+    unknown = reported | dict.fromkeys(
         ("predicted_saving_ratio", "predicted_saving_low_ratio", "predicted_saving_high_ratio")
     )
 
-    text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (told, unknown))
+    text, blank = (drawn(STATUS | {"jobs": [STATUS["jobs"][0] | job]}) for job in (reported, unknown))
 
     assert "predicted saving: +12.0 % (+8.0 % to +19.0 %); assumed curves" in " ".join(text.split())
     assert "predicted saving: unknown; assumed curves" in blank
@@ -218,7 +218,7 @@ NOTICES = {
 
 
 @pytest.mark.parametrize("what", NOTICES)
-def test_status_says_why_a_job_goes_on_differently_in_words_and_as_json(
+def test_status_shows_why_a_job_changed_its_plan(
     what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = copy.deepcopy(STATUS)
@@ -234,7 +234,7 @@ def test_status_says_why_a_job_goes_on_differently_in_words_and_as_json(
     assert as_json["jobs"][0]["last_notice"] == NOTICES[what]
 
 
-def test_status_says_who_sets_the_pace_of_a_job_and_since_when() -> None:
+def test_status_shows_the_straggler_of_a_job_and_since_when() -> None:
     status = copy.deepcopy(STATUS)
     reason = NOTICES["straggler"]
     status["jobs"][0] |= {"straggler_time_s": 2.036, "straggler_since_s": 41.0, "straggler_reason": reason}
@@ -248,11 +248,11 @@ def test_status_says_who_sets_the_pace_of_a_job_and_since_when() -> None:
 
 
 @pytest.mark.parametrize(
-    ("retry", "is_given_up", "said"),
+    ("retry", "is_given_up", "output"),
     [(12, False, "next attempt in 12 iterations"), (None, True, "too slow; no further attempts")],
 )
-def test_status_says_when_a_job_that_fell_back_is_planned_for_again(
-    *, retry: int | None, is_given_up: bool, said: str
+def test_status_shows_when_a_job_at_full_speed_is_planned_again(
+    *, retry: int | None, is_given_up: bool, output: str
 ) -> None:
     status = copy.deepcopy(STATUS)
     status["jobs"][0] |= {"phase": "fallback", "phase_reason": "a plan was too slow"}
@@ -260,4 +260,4 @@ def test_status_says_when_a_job_that_fell_back_is_planned_for_again(
 
     text = " ".join(drawn(status).split())
     assert "fallback: a plan was too slow" in text
-    assert said in text
+    assert output in text

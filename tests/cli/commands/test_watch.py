@@ -1,4 +1,4 @@
-"""`gpuenergyd status --watch` on a real terminal: a full screen that fits it, follows its size, and is given back."""
+"""`gpuenergyd status --watch` on a real terminal fills the screen, follows resizes and restores it at the end."""
 
 import fcntl
 import os
@@ -39,9 +39,9 @@ class Terminal:
         )
         self._slave = slave  # stays open: where the last one closes, what was not read yet may be lost
 
-    def read_until(self, said: bytes) -> None:
+    def read_until(self, output: bytes) -> None:
         """Read until something was said: what a command says last may reach us a moment after it has gone."""
-        wait_until(lambda: bool(self.text()) and said in self.raw, LIMIT_S)
+        wait_until(lambda: bool(self.text()) and output in self.raw, LIMIT_S)
 
     def text(self) -> str:
         """Return what stands on the screen after all that has been drawn so far."""
@@ -86,7 +86,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50)])
-def test_a_watched_status_fills_its_screen_and_gives_it_back_on_ctrl_c(
+def test_a_watched_status_fills_the_screen_and_restores_it_on_ctrl_c(
     columns: int, lines: int, daemon: DaemonProcess
 ) -> None:
     """Health, a line for each GPU and the jobs are there; Ctrl-C is an orderly end."""
@@ -104,7 +104,7 @@ def test_a_watched_status_fills_its_screen_and_gives_it_back_on_ctrl_c(
     assert b"\x1b[?25h" in terminal.raw  # and the cursor too
 
 
-def test_a_watched_status_ends_with_one_line_when_its_daemon_does(tmp_path: Path) -> None:
+def test_a_watched_status_ends_with_one_line_when_the_daemon_stops(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, watching(daemon, 80, 24) as terminal:
         terminal.wait_for(lambda text: "no jobs" in text)
         assert daemon.stop() == 0

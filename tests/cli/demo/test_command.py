@@ -1,4 +1,4 @@
-"""`gpuenergyd demo` shows the whole loop, and whatever ends it, nothing is left behind."""
+"""`gpuenergyd demo` trains, reports and leaves nothing behind, even if it is killed."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
 
 
 @pytest.mark.torch
-def test_the_demo_ends_with_its_figures_on_the_last_line_and_a_page(folder: Path, tmp_path: Path) -> None:
+def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     demo = start(
         folder, "--json", "--out", str(out), "--gpus", "2", "--microbatches", "2", "--policy", "uniform",
@@ -142,7 +142,7 @@ def test_a_training_that_fails_is_one_line_with_the_end_of_its_log(folder: Path,
 
 
 @pytest.mark.torch
-def test_a_policy_that_plans_nothing_is_said_to(folder: Path, tmp_path: Path) -> None:
+def test_a_policy_without_a_plan_is_an_error(folder: Path, tmp_path: Path) -> None:
     demo = start(
         folder, "--out", str(tmp_path / "report.html"), "--gpus", "2", "--microbatches", "2", "--policy", "full-speed",
         "--baseline-iterations", "2", "--tuned-iterations", "1",

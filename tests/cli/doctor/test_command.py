@@ -1,4 +1,4 @@
-"""`gpuenergyd doctor` on hosts that are well and hosts that are not: it finds what is wrong, and touches nothing."""
+"""`gpuenergyd doctor` finds problems on a host and changes nothing."""
 
 import json
 import os
@@ -87,9 +87,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_host_without_trouble_is_fine_and_nothing_is_touched(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_healthy_host_is_fine_and_nothing_is_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = HistoryWriter(folder / "state" / "history.sqlite3")
     writer.start()
     writer.close(30)
@@ -104,7 +102,7 @@ def test_a_host_without_trouble_is_fine_and_nothing_is_touched(
     assert contents(folder) == before
 
 
-def test_people_read_one_line_for_each_and_the_fix_below(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_has_one_line_per_finding_and_the_fix_below(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
 
@@ -113,7 +111,7 @@ def test_people_read_one_line_for_each_and_the_fix_below(folder: Path, capsys: p
     assert "gpuenergyd serve" in lines[where + 1]
 
 
-def test_what_a_dead_daemon_left_is_found_with_the_command_that_mends_it(
+def test_gpus_left_changed_by_a_dead_daemon_are_found_with_the_command_to_restore_them(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = SimulatedHost.open(folder / "world")
@@ -153,7 +151,7 @@ def test_what_a_dead_daemon_left_is_found_with_the_command_that_mends_it(
     assert degraded(after) == ["socket", "database"]
 
 
-def test_wrong_settings_are_a_finding_and_the_rest_is_still_looked_at(
+def test_invalid_settings_are_a_finding_and_other_checks_continue(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "config.toml").write_text('mode = "fast"\n')
@@ -165,9 +163,7 @@ def test_wrong_settings_are_a_finding_and_the_rest_is_still_looked_at(
     assert {"driver", "socket", "units"} <= set(found)
 
 
-def test_a_running_daemon_is_asked_and_what_it_complains_of_is_passed_on(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_degraded_reasons_of_a_running_daemon_are_findings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running_daemon(folder) as daemon:
         wait_until(lambda: daemon.status()["store"]["num_rows_written"] > 0, 60)
         code, found = doctor(capsys)
@@ -181,9 +177,7 @@ def test_a_running_daemon_is_asked_and_what_it_complains_of_is_passed_on(
     assert "set aside" in damaged["daemon"][0]["detail"]
 
 
-def test_a_user_who_may_not_connect_is_told_which_group_to_join(
-    public_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_permission_gets_the_group_to_join(public_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     folder = simulated_host(public_folder, monkeypatch)
@@ -220,7 +214,7 @@ def test_a_host_behind_nvml_shows_mig_persistence_and_versions_that_do_not_match
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_driver_that_hangs_does_not_hang_the_doctor(
+def test_a_hanging_driver_does_not_block_the_diagnosis(
     nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GPUENERGYD_DRIVER", "nvml")

@@ -1,4 +1,4 @@
-"""Manual pages, completions and `--version` say what the installed program has."""
+"""Manual pages, completions and `--version` match the installed program."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ def test_every_command_has_a_manual_page_that_names_all_its_options() -> None:
     }
 
 
-def test_every_setting_stands_in_its_manual_page() -> None:
+def test_the_manual_page_lists_every_setting() -> None:
     page = manual_pages()["gpuenergyd.toml.5"]
 
     assert [key for key in Settings.model_fields if f"\\fB{key} = " not in page] == []
@@ -59,7 +59,7 @@ def test_every_setting_is_explained() -> None:
 
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not here")
-def test_manual_pages_are_good_roff(tmp_path: Path) -> None:
+def test_manual_pages_are_valid_roff(tmp_path: Path) -> None:
     for name, text in manual_pages().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
 
@@ -117,7 +117,7 @@ def test_the_version_names_what_is_installed(capsys: pytest.CaptureFixture[str])
     assert any(line.startswith("daemon: ") and "aiohttp " in line for line in lines)
 
 
-def test_what_is_not_installed_is_said_and_is_no_error(
+def test_missing_dependencies_are_listed_without_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("gpuenergyd.cli.versions._DEPENDENCIES", {"trainers": ("no-such-package",)})

@@ -1,4 +1,4 @@
-"""Installing and removing: what it would do, what it did, and never against an edit by hand."""
+"""`gpuenergyd install` and `uninstall` write and remove files, and keep edited ones."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_everything_a_host_needs_is_written_with_its_own_interpreter(
 ) -> None:
     assert install(tmp_path) == 0
 
-    files, said = installed(tmp_path), capsys.readouterr().out
+    files, output = installed(tmp_path), capsys.readouterr().out
     services = [name for name in files if name.endswith(".service")]
     assert len(services) == 5
     assert {name for name in files if not name.startswith(UNITS)} == {
@@ -42,10 +42,10 @@ def test_everything_a_host_needs_is_written_with_its_own_interpreter(
         "etc/gpuenergyd/config.toml",
     }
     assert all(f"ExecStart={PYTHON} -I -m gpuenergyd" in files[name] for name in services)
-    assert all(f"write: {tmp_path / name}" in said for name in files)
+    assert all(f"write: {tmp_path / name}" in output for name in files)
 
 
-def test_the_configuration_that_is_written_changes_nothing(tmp_path: Path) -> None:
+def test_the_installed_configuration_equals_the_defaults(tmp_path: Path) -> None:
     install(tmp_path)
 
     assert load_settings(tmp_path / "etc/gpuenergyd/config.toml") == load_settings()
@@ -62,7 +62,7 @@ def test_a_second_run_changes_nothing_and_says_so(tmp_path: Path, capsys: pytest
     assert "nothing to change" in capsys.readouterr().out
 
 
-def test_another_interpreter_replaces_units_that_are_still_ours(tmp_path: Path) -> None:
+def test_another_interpreter_replaces_unedited_units(tmp_path: Path) -> None:
     install(tmp_path)
 
     assert run(["install", "--root", str(tmp_path), "--python", "/opt/new/bin/python"]) == 0
@@ -70,9 +70,7 @@ def test_another_interpreter_replaces_units_that_are_still_ours(tmp_path: Path) 
     assert "/opt/new/bin/python" in installed(tmp_path)[f"{UNITS}/gpuenergyd.service"]
 
 
-def test_what_was_changed_by_hand_is_kept_until_its_replacement_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_edited_units_are_kept_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path)
     unit, config = tmp_path / UNITS / "gpuenergyd.service", tmp_path / "etc/gpuenergyd/config.toml"
     for path in (unit, config):
@@ -98,7 +96,7 @@ def test_a_dry_run_writes_and_removes_nothing(tmp_path: Path, capsys: pytest.Cap
     assert installed(tmp_path) == before
 
 
-def test_uninstalling_leaves_nothing_but_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_uninstalling_leaves_only_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path)
     history = tmp_path / "var/lib/gpuenergyd/history.sqlite3"
     history.parent.mkdir(parents=True)
@@ -112,7 +110,7 @@ def test_uninstalling_leaves_nothing_but_the_history(tmp_path: Path, capsys: pyt
     assert installed(tmp_path) == {}
 
 
-def test_a_changed_configuration_goes_only_when_that_is_said(tmp_path: Path) -> None:
+def test_an_edited_configuration_is_removed_only_on_request(tmp_path: Path) -> None:
     install(tmp_path)
     config = tmp_path / "etc/gpuenergyd/config.toml"
     config.write_text('mode = "observe"\n')
@@ -124,7 +122,7 @@ def test_a_changed_configuration_goes_only_when_that_is_said(tmp_path: Path) -> 
     assert not config.parent.exists()
 
 
-def test_a_link_in_the_place_of_a_unit_is_left_alone(tmp_path: Path) -> None:
+def test_a_link_at_the_path_of_a_unit_is_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("data")
     root = tmp_path / "root"
@@ -137,12 +135,12 @@ def test_a_link_in_the_place_of_a_unit_is_left_alone(tmp_path: Path) -> None:
     assert precious.read_text() == "data"
 
 
-def test_scripts_are_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_files_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path, "--json")
 
-    told = json.loads(capsys.readouterr().out)
-    assert {file["action"] for file in told["files"]} == {"write"}
-    assert (told["commands"], told["next_command"], told["is_dry_run"]) == ([], None, False)
+    reported = json.loads(capsys.readouterr().out)
+    assert {file["action"] for file in reported["files"]} == {"write"}
+    assert (reported["commands"], reported["next_command"], reported["is_dry_run"]) == ([], None, False)
 
 
 @pytest.mark.parametrize(
@@ -156,18 +154,18 @@ def test_scripts_are_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[
         ),
     ],
 )
-def test_what_cannot_work_is_one_line_and_a_usage_error(
+def test_invalid_options_are_one_line_and_a_usage_error(
     options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["install", *options]) == 2
 
-    said = capsys.readouterr().err
-    assert complaint in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert complaint in output
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["install", "uninstall"])
-def test_without_root_the_host_is_not_touched_and_the_way_is_named(
+def test_without_root_nothing_changes_and_the_error_names_sudo(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Becoming another user for real would take the interpreter away where it lies in root's home.
@@ -176,13 +174,13 @@ def test_without_root_the_host_is_not_touched_and_the_way_is_named(
 
     assert run([command, *options]) == 1
 
-    said = capsys.readouterr().err
-    assert f"{command} needs root: `sudo gpuenergyd {command}`" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert f"{command} needs root: `sudo gpuenergyd {command}`" in output
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "output"),
     [
         ("", "no source configured"),
         ('carbon_zone = "GB"\n', "zone GB"),
@@ -190,8 +188,8 @@ def test_without_root_the_host_is_not_touched_and_the_way_is_named(
         ("carbon_zone = 7\n", "the configuration is invalid"),
     ],
 )
-def test_installing_says_whether_the_carbon_fetcher_will_have_a_source(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, said: str
+def test_install_reports_whether_a_carbon_source_is_configured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, output: str
 ) -> None:
     assert install(tmp_path) == 0
     with (tmp_path / "etc/gpuenergyd/config.toml").open("a") as config:
@@ -201,4 +199,4 @@ def test_installing_says_whether_the_carbon_fetcher_will_have_a_source(
     assert install(tmp_path) == 0
 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("carbon: ")]
-    assert said in line
+    assert output in line

@@ -68,8 +68,8 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def _judged(figures: dict[str, Any], table: Path, blocking_power_w: float) -> tuple[float, float]:
-    """Return time and energy of the printed order and clocks, worked out again from the table."""
+def _evaluated(figures: dict[str, Any], table: Path, blocking_power_w: float) -> tuple[float, float]:
+    """Return time and energy of the printed order and clocks, computed again from the table."""
     profile = read_pipeline_file(table)
     assert isinstance(profile, ProfileTable)
     orders = tuple(
@@ -95,7 +95,7 @@ def _judged(figures: dict[str, Any], table: Path, blocking_power_w: float) -> tu
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("policy", ["full-speed", "uniform", "envelope", "bubble-aware"])
-def test_printed_plan_takes_and_costs_what_it_says(table: Path, schedule: str, policy: str) -> None:
+def test_time_and_energy_of_the_printed_plan_are_correct(table: Path, schedule: str, policy: str) -> None:
     figures = _plan(
         table, "--schedule", schedule, "--microbatches", "6", "--blocking-power-w", "60", "--policy", policy
     )
@@ -103,7 +103,7 @@ def test_printed_plan_takes_and_costs_what_it_says(table: Path, schedule: str, p
     assert list(figures) == KEYS
     assert figures["throttling"] == []
     assert (figures["schedule"], figures["num_stages"], figures["num_microbatches"]) == (schedule, 4, 6)
-    iteration_time_s, energy_j = _judged(figures, table, 60.0)
+    iteration_time_s, energy_j = _evaluated(figures, table, 60.0)
     assert figures["iteration_time_s"] == pytest.approx(iteration_time_s, rel=1e-9)
     assert figures["energy_j"] == pytest.approx(energy_j, rel=1e-9)
     assert figures["iteration_time_s"] <= figures["baseline_time_s"]
@@ -148,7 +148,7 @@ def test_extra_microbatches_stay_within_memory_in_bytes_and_save_more(table: Pat
     assert all(k <= room for k, room in zip(roomy["extra_inflight"], (5, 2, 1, 0), strict=True))
     assert roomy["energy_j"] < plain["energy_j"]
     assert roomy["baseline_energy_j"] == plain["baseline_energy_j"]
-    assert (roomy["iteration_time_s"], roomy["energy_j"]) == pytest.approx(_judged(roomy, table, 60.0))
+    assert (roomy["iteration_time_s"], roomy["energy_j"]) == pytest.approx(_evaluated(roomy, table, 60.0))
 
 
 def test_absolute_target_is_kept(table: Path) -> None:
@@ -159,7 +159,7 @@ def test_absolute_target_is_kept(table: Path) -> None:
     assert figures["iteration_time_s"] <= 1.05 * baseline_time_s
 
 
-def test_forced_wait_charges_both_sides_until_the_straggler_arrives(table: Path) -> None:
+def test_with_a_straggler_both_energies_include_waiting_for_it(table: Path) -> None:
     options = (table, "--microbatches", "6", "--blocking-power-w", "60")
     plain = _plan(*options, "--policy", "full-speed")
     straggler_s = 1.5 * plain["baseline_time_s"]
@@ -184,7 +184,7 @@ def test_frontier_is_convexly_falling_and_above_its_bounds(table: Path) -> None:
         assert fast["iteration_time_s"] < slow["iteration_time_s"]
 
 
-def test_few_switches_are_kept_to_and_judged_with_their_latency(table: Path) -> None:
+def test_a_limit_on_switches_is_kept_and_their_latency_evaluated(table: Path) -> None:
     figures = _plan(
         table,
         *("--microbatches", "8", "--blocking-power-w", "60", "--max-switches", "3", "--switch-latency-s", "0.002"),
@@ -202,7 +202,7 @@ def test_few_switches_are_kept_to_and_judged_with_their_latency(table: Path) -> 
     assert switching["free_with_lead"]["slowdown_ratio"] <= 1e-12 < switching["free_naive"]["slowdown_ratio"]
 
 
-def test_people_get_a_table_of_at_most_80_columns_without_colour(table: Path) -> None:
+def test_tables_have_at_most_80_columns_and_no_colour(table: Path) -> None:
     printed = _run(table, "--microbatches", "6", "--blocking-power-w", "60")
 
     assert "energy" in printed
@@ -211,7 +211,7 @@ def test_people_get_a_table_of_at_most_80_columns_without_colour(table: Path) ->
     assert max(len(line) for line in printed.splitlines()) <= 80
 
 
-def test_people_are_told_what_was_assumed(table: Path) -> None:
+def test_assumptions_are_printed_as_notes(table: Path) -> None:
     printed = _run(table, "--microbatches", "8", "--schedule", "zb-h1")
 
     assert "assumed to draw 0 W" in printed
@@ -277,18 +277,18 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @needs_shared
-def test_gpt3_on_a100_saves_what_is_known_to_be_possible_at_no_slowdown() -> None:
+def test_gpt3_on_a100_reaches_the_known_saving_at_no_slowdown() -> None:
     figures = _plan(GPT3_A100, "--schedule", "1f1b", "--microbatches", "32", "--blocking-power-w", "83.64")
 
     assert figures["saving_ratio"] >= 0.1435
     assert figures["iteration_time_s"] <= figures["baseline_time_s"]
     assert figures["lower_bound_j"] <= figures["energy_j"] <= 1.005 * figures["lower_bound_j"]
-    assert (figures["iteration_time_s"], figures["energy_j"]) == pytest.approx(_judged(figures, GPT3_A100, 83.64))
+    assert (figures["iteration_time_s"], figures["energy_j"]) == pytest.approx(_evaluated(figures, GPT3_A100, 83.64))
 
 
 @needs_shared
 @pytest.mark.parametrize("name", ["s4m8_1f1b_a100", "s4m8_zbh1_h200", "s4m32_1f1b_a40noisy"])
-def test_an_instance_is_planned_as_it_is_and_contradictions_are_refused(name: str) -> None:
+def test_an_instance_is_planned_unchanged_and_contradicting_options_are_refused(name: str) -> None:
     path = SHARED / "instances" / f"{name}.json"
     instance = read_pipeline_file(path)
     assert isinstance(instance, PlannerInstance)

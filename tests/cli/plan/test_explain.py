@@ -1,4 +1,4 @@
-"""`gpuenergyd explain`: what it says about a plan, and what it refuses."""
+"""`gpuenergyd explain` explains the clocks of a plan and rejects invalid options."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_json_explains_every_instruction_with_slack_and_price(table: Path) -> No
     assert any(roomier["extra_inflight"])
 
 
-def test_named_instructions_are_explained_in_words(table: Path) -> None:
+def test_named_instructions_are_explained_in_a_sentence(table: Path) -> None:
     printed = " ".join(_run(table, "F0@0", "B5@1", "--microbatches", "6", "--blocking-power-w", "60").split())
 
     assert "F0@0: 1400 MHz from 0.0000 s for 10 ms, critical" in printed
@@ -60,7 +60,7 @@ def test_named_instructions_are_explained_in_words(table: Path) -> None:
     assert "on the critical path: 1350 MHz would save" in printed
 
 
-def test_summary_counts_reasons_and_says_what_more_in_flight_is_worth(table: Path) -> None:
+def test_summary_counts_reasons_and_shows_the_saving_of_extra_inflight(table: Path) -> None:
     printed = _run(table, "--microbatches", "6", "--blocking-power-w", "60")
 
     assert "critical" in printed
@@ -68,6 +68,6 @@ def test_summary_counts_reasons_and_says_what_more_in_flight_is_worth(table: Pat
     assert max(len(line) for line in printed.splitlines()) <= 80
 
 
-def test_instruction_that_does_not_exist_is_named(table: Path) -> None:
+def test_an_unknown_instruction_is_a_usage_error(table: Path) -> None:
     with pytest.raises(UsageError, match="no instruction 'F9@9' in this plan; instructions are F0@0 to B5@2"):
         _run(table, "F9@9", "--microbatches", "6")
