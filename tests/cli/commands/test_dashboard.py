@@ -126,7 +126,9 @@ def test_a_browser_shows_the_daemon_live_and_the_history_on_a_phone_and_in_the_d
                         "(document.querySelector('#power path').getAttribute('d') || '').includes('L')"
                     )
                     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
-                    assert str(await page.evaluate("document.getElementById('state').textContent")).startswith("All is")
+                    assert str(await page.evaluate("document.getElementById('state').textContent")).startswith(
+                        "Healthy"
+                    )
                     small = "[...document.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().height < 50)"
                     assert await page.evaluate(f"{small}.length") == 0
                     assert (

@@ -84,7 +84,7 @@ def test_a_dry_run_lists_changes_and_makes_none(world: Path, journal: Path, caps
     assert run(["restore", "--journal", str(journal), "--dry-run"]) == 0
 
     assert locks(world) == [900, 900]
-    assert "would restore: remove the clock lock that job job-1 (pid 1) changed" in capsys.readouterr().out
+    assert "would restore: remove the clock lock; changed by job job-1 (pid 1)" in capsys.readouterr().out
 
 
 def test_a_gpu_that_cannot_be_restored_stays_journaled_and_exits_with_4(
