@@ -1,7 +1,7 @@
 """Runs the benchmarks, stores their results and renders docs/benchmarks.md (`python -m benchmarks.report --help`).
 
-runs     which benchmarks there are, with their arguments and time limits
-running  runs one within its time limit
-results  what is stored of a run
+runs     the benchmarks with their arguments and time limits
+running  runs a benchmark within its time limit
+results  stores and reads results
 page     renders the page
 """

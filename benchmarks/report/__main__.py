@@ -1,11 +1,11 @@
-"""Run benchmarks and write docs/benchmarks.md.
+"""Run benchmarks and render docs/benchmarks.md.
 
     python -m benchmarks.report [--only NAME ...] [--render] [--short] [--minutes 58]
 
-Each has its own time limit, and none begins that takes longer on a quiet machine than is left of the minutes for all.
-What fails, lacks its data or finds no time keeps its last figures, with their date. Computed figures come first, two at
-a time and the longest first; what is timed runs alone, the longest last: on a slow machine it is what finds no time.
-With --short everything is tried in minutes and written to build/bench/, and the page stays as it is.
+Each benchmark has its own time limit and is skipped if it takes longer on an idle machine than the remaining time. If
+it fails, lacks its data or is skipped, its last figures are kept with their date. Benchmarks of CPU time run first, two
+at a time and the longest first; benchmarks of wall time run alone, the longest last. With --short all of them run in
+minutes with results in build/bench/, and the page is not changed.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from gpuenergyd.errors import UsageError
 
 SHORT = ROOT / "build" / "bench"
 LEAST_USEFUL_S = 10.0
-"""For a short run."""
+"""The minimum remaining time to start a short run."""
 
 
 class Bench:
-    """One call of `make bench`."""
+    """One execution of `make bench`."""
 
     def __init__(self, folder: Path, minutes: float, *, is_short: bool) -> None:
         self._folder, self._is_short = folder, is_short
@@ -37,7 +37,7 @@ class Bench:
         self.failed: list[str] = []
 
     def run_all(self, runs: Sequence[Run]) -> None:
-        """Run what is computed two at a time, then the rest one after the other."""
+        """Run benchmarks of CPU time two at a time, then the others one after the other."""
         lanes = 2 if (os.cpu_count() or 1) > 1 else 1
         with ThreadPoolExecutor(lanes) as pool:
             list(pool.map(self.run, [run for run in runs if run.kind is Kind.COMPUTED]))
@@ -46,40 +46,42 @@ class Bench:
                 self.run(run)
 
     def run(self, run: Run) -> None:
-        """Run one and keep what came of it."""
+        """Run one benchmark and store its result."""
         last = read_result(run.name, self._folder)
         left_s = self._until_s - time.monotonic()
         needed_s = LEAST_USEFUL_S if self._is_short else run.quiet_s
         if left_s < needed_s:
-            reason = f"no time was left for it: {max(0.0, left_s):.0f} s, and it takes {needed_s:.0f}"
+            reason = f"not enough time: it takes {needed_s:.0f} s, {max(0.0, left_s):.0f} s were left"
             result = with_failure(last, Attempt(utc_text(datetime.now(tz=UTC)), reason))
         else:
             try:
                 result = measured(run, last, is_short=self._is_short, limit_s=min(run.limit_s, left_s))
-            except OSError as error:  # no memory or disk for it: the others may still find some
-                result = with_failure(last, Attempt(utc_text(datetime.now(tz=UTC)), f"it cannot be run: {error}"))
+            except OSError as error:  # no memory or disk space; the other benchmarks may still run
+                result = with_failure(last, Attempt(utc_text(datetime.now(tz=UTC)), f"cannot be run: {error}"))
         write_result(result, self._folder)
-        say(result)
+        print_result(result)
         if result.failed is not None:
             self.failed.append(run.name)
 
 
-def say(result: Result) -> None:
-    """Print one line about a run that has ended."""
+def print_result(result: Result) -> None:
+    """Print one line on a finished run."""
     if result.failed is not None:
-        print(f"{result.name:<20} no figures: {result.failed.reason}", flush=True)
+        print(f"{result.name:<20} failed: {result.failed.reason}", flush=True)
     elif result.circumstances is not None:
         verdict = "" if result.is_met else ", a target was missed"
         print(f"{result.name:<20} {result.circumstances.duration_s:6.0f} s{verdict}", flush=True)
 
 
 def main() -> int:
-    """Run, render, and say what gave no figures; that alone is no error."""
+    """Run the benchmarks and render the page; a failed benchmark is reported but is not an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], help=f"of: {', '.join(run.name for run in RUNS)}")
-    parser.add_argument("--render", action="store_true", help="run nothing: write the page from the results kept")
-    parser.add_argument("--short", action="store_true", help="try everything, into build/bench/")
-    parser.add_argument("--minutes", type=float, help="for all together; 58, or no limit with --only")
+    parser.add_argument("--only", nargs="*", default=[], help=f"run only these: {', '.join(run.name for run in RUNS)}")
+    parser.add_argument("--render", action="store_true", help="only render the page from the stored results")
+    parser.add_argument("--short", action="store_true", help="run everything briefly, with results in build/bench/")
+    parser.add_argument(
+        "--minutes", type=float, help="time limit for all benchmarks; default: 58, unlimited with --only"
+    )
     options = parser.parse_args()
     folder = SHORT / "results" if options.short else RESULTS
     page = SHORT / "benchmarks.md" if options.short else PAGE
@@ -92,7 +94,7 @@ def main() -> int:
         bench = Bench(folder, options.minutes or (24 * 60 if options.only else 58), is_short=options.short)
         bench.run_all(runs)
         if bench.failed:
-            print(f"without new figures: {', '.join(bench.failed)}", file=sys.stderr)
+            print(f"failed: {', '.join(bench.failed)}", file=sys.stderr)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(rendered_page(folder), encoding="utf-8")
     print("wrote", page)

@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md: prose from sections/, figures from results/, nothing else."""
+"""Renders docs/benchmarks.md from the prose in sections/ and the figures in results/."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ SECTION_ORDER = (
 
 
 def rendered_page(results: Path = RESULTS) -> str:
-    """Return the page that these results give."""
-    kept = {run.name: read_result(run.name, results) for run in RUNS}
+    """Return the rendered page."""
+    results_by_name = {run.name: read_result(run.name, results) for run in RUNS}
     environment = Environment(
         loader=FileSystemLoader(SECTIONS),
         undefined=StrictUndefined,
@@ -31,26 +31,19 @@ def rendered_page(results: Path = RESULTS) -> str:
     )
     environment.filters.update(FILTERS)
     environment.globals.update(
-        figures={name: result.figures for name, result in kept.items()},
+        figures={name: result.figures for name, result in results_by_name.items()},
         runs=RUNS,
-        kept=kept,
-        stamp=lambda name: stamp(kept[name]),
+        kept=results_by_name,
+        stamp=lambda name: stamp(results_by_name[name]),
         table=table,
-        tables=lambda name, *headings: tables(kept[name].figures, headings),
-        earlier=earlier,
+        tables=lambda name, *headings: tables(results_by_name[name].figures, headings),
     )
     sections = [environment.get_template(f"{name}.md.j2").render().strip() for name in SECTION_ORDER]
     return "\n\n".join(sections) + "\n"
 
 
-def earlier(name: str) -> str:
-    """Return what this section said before `make bench` wrote it."""
-    text = (SECTIONS / "earlier" / f"{name}.md").read_text(encoding="utf-8").strip()
-    return f"*From before `make bench` wrote this page:*\n\n{text}"
-
-
 def stamp(result: Result) -> str:
-    """Return one paragraph: when, on what and how figures were taken, and whether the last attempt failed."""
+    """Return a paragraph on when, where and how the figures were measured, and whether the last attempt failed."""
     sentences = []
     if (given := result.circumstances) is not None:
         versions = ", ".join(f"{name} {number}" for name, number in sorted(given.versions.items()))
@@ -60,12 +53,12 @@ def stamp(result: Result) -> str:
             f" `{given.command}`."
         )
         if not result.is_met:
-            sentences.append("**By its own exit status a target was missed.**")
+            sentences.append("**A target was missed.**")
     if result.failed is not None:
-        since = "these are the last figures" if given else "there are no figures yet"
-        sentences.append(f"Tried {result.failed.at} without figures ({_quoted(result.failed.reason)}): {since}.")
+        shown = "the figures are from the run before" if given else "there are no figures yet"
+        sentences.append(f"The attempt at {result.failed.at} failed ({_quoted(result.failed.reason)}); {shown}.")
     elif given is None:
-        sentences.append(f"Not measured yet; `make bench ONLY={result.name}` does.")
+        sentences.append(f"Not measured yet: run `make bench ONLY={result.name}`.")
     return " ".join(sentences)
 
 
@@ -80,7 +73,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def tables(figures: Mapping[str, Any], headings: Sequence[str]) -> str:
-    """Return tables that a benchmark printed, under its headings; all of them where none is named."""
+    """Return the tables that a benchmark printed under these headings, or all of them without headings."""
     chosen = [name for name in figures if not headings or any(name.startswith(h) for h in headings)]
     return "\n\n".join(
         (f"### {name}\n\n" if name else "") + table(figures[name]["columns"], figures[name]["rows"]) for name in chosen
@@ -88,10 +81,10 @@ def tables(figures: Mapping[str, Any], headings: Sequence[str]) -> str:
 
 
 def _fixed(scale: float) -> Callable[..., str]:
-    def told(value: float | None, digits: int = 1) -> str:
+    def text(value: float | None, digits: int = 1) -> str:
         return "-" if value is None else f"{scale * value:.{digits}f}"
 
-    return told
+    return text
 
 
 def _signed(ratio: float | None, digits: int = 1) -> str:

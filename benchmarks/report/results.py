@@ -1,4 +1,4 @@
-"""What is kept of a benchmark: its figures, where and when they were taken, and why the last attempt gave none."""
+"""Stored results of benchmarks: figures, circumstances and the reason of a failed attempt."""
 
 import json
 import os
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """When and on what figures were taken."""
+    """When, where and how figures were measured."""
 
     measured_at: str
     """UTC, to the minute."""
@@ -29,12 +29,12 @@ class Circumstances:
     versions: Mapping[str, str]
     load_before: float
     load_after: float
-    """Averages of one minute; the benchmark's own work is in the second."""
+    """One-minute averages; the second includes the benchmark itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A run that gave no figures."""
+    """A run that failed."""
 
     at: str
     reason: str
@@ -42,19 +42,19 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The last figures of a benchmark, if any, and the attempt since then that failed, if any."""
+    """The last figures of a benchmark and the attempt that failed since then, each None without."""
 
     name: str
     figures: Any = None
-    """What the benchmark printed as JSON; for one that prints tables, {heading: {columns, rows}}."""
+    """The JSON that the benchmark printed; for a benchmark that prints tables: {heading: {columns, rows}}."""
     circumstances: Circumstances | None = None
     is_met: bool = True
-    """False when the benchmark itself says, by its exit status, that a target was missed."""
+    """Whether all targets were met, according to the exit status of the benchmark."""
     failed: Attempt | None = None
 
 
 def circumstances(command: str, begun_at: datetime, duration_s: float, load_before: float) -> Circumstances:
-    """Return those of a run that has just ended."""
+    """Return the circumstances of a run that has just ended."""
     return Circumstances(
         measured_at=utc_text(begun_at),
         duration_s=round(duration_s, 1),
@@ -69,7 +69,7 @@ def circumstances(command: str, begun_at: datetime, duration_s: float, load_befo
 
 
 def installed_versions() -> list[tuple[str, str]]:
-    """Return the versions of what the figures are of."""
+    """Return the versions of the benchmarked packages."""
     found = []
     for name in PACKAGES:
         try:
@@ -80,12 +80,12 @@ def installed_versions() -> list[tuple[str, str]]:
 
 
 def utc_text(at: datetime) -> str:
-    """Return an instant as results and the page write it."""
+    """Return an instant in the format of results and page."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def read_result(name: str, folder: Path = RESULTS) -> Result:
-    """Return what is kept of a benchmark; without figures where it never gave any."""
+    """Return the stored result of a benchmark; without figures if it has never succeeded."""
     path = folder / f"{name}.json"
     if not path.exists():
         return Result(name)
@@ -101,12 +101,12 @@ def read_result(name: str, folder: Path = RESULTS) -> Result:
 
 
 def with_failure(result: Result, attempt: Attempt) -> Result:
-    """Return a result whose figures stay as they were."""
+    """Return a result with the same figures and a failed attempt."""
     return replace(result, failed=attempt)
 
 
 def write_result(result: Result, folder: Path = RESULTS) -> None:
-    """Keep a result; a reader sees the old file or the new one."""
+    """Store a result atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(result), indent=1) + "\n"
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as file:

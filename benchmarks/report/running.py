@@ -1,4 +1,4 @@
-"""Lets a benchmark run within its time and reads what it printed."""
+"""Runs a benchmark within its time limit and parses its output."""
 
 import json
 import os
@@ -21,34 +21,36 @@ from benchmarks.report.runs import Run
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
 GRACE_S = 20.0
-"""For a benchmark that is told to end: its daemons give their clocks back."""
+"""How long an interrupted benchmark may take to stop its daemons, which restore clocks."""
 _ROW = re.compile(r"^\|(.*)\|\s*$")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a benchmark left behind."""
+    """The exit status and output of a benchmark."""
 
     status: int
-    """Negative when it was killed."""
+    """The exit status, negative after a signal."""
     stdout: str
     stderr: str
     is_out_of_time: bool
 
 
 def measured(run: Run, last: Result, *, is_short: bool, limit_s: float) -> Result:
-    """Run a benchmark; return its figures, or the last ones with the reason why there are no new ones."""
+    """Run a benchmark; return its figures, or the last ones with the reason for the failure."""
     begun_at = datetime.now(tz=UTC)
     missing = [name for name in run.data if not (DATA / name).is_dir()]
     if missing:
-        return with_failure(last, Attempt(utc_text(begun_at), f"no shared/data/{missing[0]} beside the checkout"))
+        return with_failure(
+            last, Attempt(utc_text(begun_at), f"shared/data/{missing[0]} is missing beside the checkout")
+        )
     command = run.command(is_short=is_short)
     load_before, begun_s = round(os.getloadavg()[0], 1), time.monotonic()
     output = run_program([sys.executable, *command], limit_s)
     duration_s = time.monotonic() - begun_s
     figures = None if output.is_out_of_time else figures_in(output.stdout)
     if figures is None:
-        reason = f"not done within {limit_s:.0f} s" if output.is_out_of_time else last_words(output)
+        reason = f"not finished within {limit_s:.0f} s" if output.is_out_of_time else failure_reason(output)
         return with_failure(last, Attempt(utc_text(begun_at), reason))
     given = circumstances(f"python {' '.join(command)}", begun_at, duration_s, load_before)
     return Result(run.name, figures, given, is_met=output.status == 0)
@@ -62,10 +64,10 @@ def run_program(
     environ: Mapping[str, str] | None = None,
     grace_s: float = GRACE_S,
 ) -> Output:
-    """Run a program; after its time tell it to end, and `grace_s` later end it and what it started.
+    """Run a program; interrupt it after the time limit and kill it with its descendants `grace_s` later.
 
-    What it leaves behind never keeps the caller waiting: it prints into files, and its process group ends with it.
-    Without an `environ` its Python finds the checkout's own packages.
+    Remaining processes never block the caller: output goes to files, and the process group is killed with the program.
+    Without `environ`, Python imports the packages of the checkout.
     """
     if environ is None:
         paths = os.pathsep.join(str(ROOT / name) for name in ("", "policies", "trainers"))
@@ -91,7 +93,7 @@ def run_program(
 
 
 def _end(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    """Tell a program to end if it has not, wait so long, then kill it, its group and what it had started elsewhere."""
+    """Interrupt a program if it still runs, wait, then kill it, its process group and other descendants."""
     with ExitStack() as stack:
         family = []
         if process.poll() is None:
@@ -111,10 +113,10 @@ def _end(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the living processes that a process has started, and those that they have."""
+    """Return the PIDs of the living descendants of a process."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended
             parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
             children.setdefault(int(parent), []).append(int(stat.parent.name))
     found = [pid]
@@ -124,7 +126,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def figures_in(text: str) -> Any:
-    """Return the JSON that was printed, one value or a list of one a line, else the tables by heading, else None."""
+    """Return the printed JSON (one value, or a list of one per line), else the tables by heading, else None."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -159,7 +161,7 @@ def tables_in(text: str) -> Mapping[str, Any]:
     return {name: table for name, table in tables.items() if table["rows"]}
 
 
-def last_words(output: Output) -> str:
-    """Return why a benchmark gave no figures, in its own last line."""
+def failure_reason(output: Output) -> str:
+    """Return the last line of output of a benchmark that gave no figures."""
     lines = [line.strip() for line in (output.stderr + "\n" + output.stdout).splitlines() if line.strip()]
-    return f"{lines[-1] if lines else 'it said nothing'} (exit status {output.status})"
+    return f"{lines[-1] if lines else 'no output'} (exit status {output.status})"

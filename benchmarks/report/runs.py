@@ -1,4 +1,4 @@
-"""Which benchmarks are run, with which arguments and for how long; add a line here for a new one."""
+"""The benchmarks with their arguments and time limits; a new benchmark needs a line here."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,33 +8,33 @@ from gpuenergyd.errors import UsageError
 
 
 class Kind(StrEnum):
-    """What other work on the machine does to the figures."""
+    """How load on the machine affects the figures."""
 
     COMPUTED = "computed"
-    """Figures that load does not change, or CPU time of one thread: two may run at once."""
+    """Not affected by load, or CPU time of one thread: two may run at once."""
     TIMED = "timed"
-    """Latencies and costs on a wall clock: runs alone."""
+    """Wall-clock latencies and costs: runs alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One benchmark as `make bench` runs it."""
+    """One benchmark of `make bench`."""
 
     name: str
     script: str
-    """A file of benchmarks/runs/."""
+    """A file in benchmarks/runs/."""
     arguments: tuple[str, ...]
     short_arguments: tuple[str, ...]
-    """For trying the whole: seconds instead of minutes, figures that say little."""
+    """Arguments of a short trial run of seconds, without meaningful figures."""
     quiet_s: float
-    """What it takes on two cores that do nothing else; a computed one beside another computed one."""
+    """The duration on two idle cores; for a computed benchmark, beside another one."""
     limit_s: float
-    """For a machine several times as slow."""
+    """The time limit, for a machine several times slower."""
     kind: Kind = Kind.TIMED
     is_usual: bool = True
-    """Part of a plain `make bench`; the others are longer and run by name only."""
+    """Whether `make bench` runs it without being asked for it; the others take longer."""
     data: tuple[str, ...] = field(default=())
-    """Folders beside the checkout, under shared/data, without which its figures would be of something else."""
+    """The folders in shared/data beside the checkout that it requires."""
 
     def command(self, *, is_short: bool) -> tuple[str, ...]:
         """Return the command without the interpreter."""
@@ -101,29 +101,29 @@ RUNS = (
 )  # fmt: skip
 
 PARTS = {
-    "carbon_prior.py": "fits the forecast prior that ships, and priors that leave a zone out; measures nothing",
-    "daemon_instruments.py": "what load.py puts into the core",
-    "fleet_history.py": "a fleet's history, made by the server",
-    "fleet_hosts.py": "what one host of the fleet records",
-    "fleet_postgresql.py": "PostgreSQL's part of fleet.py",
-    "fleet_prometheus.py": "Prometheus' part of fleet.py",
-    "late_clocks.py": "planner.py's table of clocks that come late",
-    "lowtime_rival.py": "how planner.py and planner_against_lowtime.py run lowtime",
-    "schedule_bounds.py": "the bounds that schedules.py prints",
+    "carbon_prior.py": "fits the shipped forecast prior, and priors without one zone; measures nothing",
+    "daemon_instruments.py": "instruments that load.py adds to the daemon",
+    "fleet_history.py": "generates the history of a fleet in the server",
+    "fleet_hosts.py": "the records of one simulated host of the fleet",
+    "fleet_postgresql.py": "the PostgreSQL part of fleet.py",
+    "fleet_prometheus.py": "the Prometheus part of fleet.py",
+    "late_clocks.py": "the table of late clocks in planner.py",
+    "lowtime_rival.py": "runs lowtime for planner.py and planner_against_lowtime.py",
+    "schedule_bounds.py": "computes the bounds that schedules.py prints",
 }
-"""Files of benchmarks/runs/ that are no benchmark themselves."""
+"""Files in benchmarks/runs/ that are not benchmarks themselves."""
 
 
 def chosen_runs(names: Sequence[str]) -> Iterator[Run]:
-    """Yield the usual runs, or those of these names: computed ones, longest first, then timed ones, longest last.
+    """Yield the named runs or the usual ones: computed ones, longest first, then timed ones, longest last.
 
     Raises:
-        UsageError: no run has such a name.
+        UsageError: unknown name.
     """
     known = {run.name: run for run in RUNS}
     for name in names:
         if name not in known:
-            raise UsageError(f"no benchmark {name!r}; there are: {', '.join(sorted(known))}")
+            raise UsageError(f"no benchmark {name!r}; valid: {', '.join(sorted(known))}")
     chosen = [known[name] for name in names] if names else [run for run in RUNS if run.is_usual]
     computed = [run for run in chosen if run.kind is Kind.COMPUTED]
     yield from sorted(computed, key=lambda run: -run.quiet_s)

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md says what the kept results say, every benchmark is known, and a failed run loses no figure."""
+"""docs/benchmarks.md matches the stored results, every benchmark is listed, and a failed run keeps the last figures."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from benchmarks.report.__main__ import Bench
 from benchmarks.report.page import PAGE, rendered_page, stamp
 from benchmarks.report.results import Attempt, Result, circumstances, read_result, with_failure, write_result
-from benchmarks.report.running import ROOT, Output, figures_in, last_words, measured, run_program
+from benchmarks.report.running import ROOT, Output, failure_reason, figures_in, measured, run_program
 from benchmarks.report.runs import PARTS, RUNS, Kind, Run, chosen_runs
 from gpuenergyd.errors import UsageError
 from tests.support.daemon_process import wait_for_death
@@ -62,7 +62,7 @@ def test_a_result_is_kept_and_read_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["sample.json"]
 
 
-def test_a_stamp_tells_date_machine_versions_command_and_a_failed_attempt() -> None:
+def test_a_stamp_names_date_machine_versions_command_and_a_failed_attempt() -> None:
     result = a_result()
 
     good = stamp(result)
@@ -73,10 +73,13 @@ def test_a_stamp_tells_date_machine_versions_command_and_a_failed_attempt() -> N
     assert "load 0.25 before" in good
     assert good.endswith("`python benchmarks/sample.py`.")
     assert "missed" in missed
-    assert failed == f"{good} Tried 2026-01-03 00:00 UTC without figures (no 'GPU' / here): these are the last figures."
+    assert (
+        failed
+        == f"{good} The attempt at 2026-01-03 00:00 UTC failed (no 'GPU' / here); the figures are from the run before."
+    )
 
 
-def test_json_is_found_between_other_lines_and_tables_where_there_is_none() -> None:
+def test_json_is_found_between_other_lines_and_tables_are_used_without_json() -> None:
     table = "## Speed, s\n\n| case | time |\n|---|---|\n| a | 1 |\n| b | - |\n"
 
     assert figures_in('{\n "a": 1\n}') == {"a": 1}
@@ -87,7 +90,7 @@ def test_json_is_found_between_other_lines_and_tables_where_there_is_none() -> N
     assert figures_in("| case |\n|---|\n") is None
 
 
-def test_a_run_without_figures_keeps_the_last_ones_and_its_own_last_words() -> None:
+def test_a_failed_run_keeps_the_last_figures_and_the_reason() -> None:
     last = a_result()
     absent = replace(SAMPLE, script="no-such-file.py")
 
@@ -96,17 +99,17 @@ def test_a_run_without_figures_keeps_the_last_ones_and_its_own_last_words() -> N
     assert (result.figures, result.circumstances) == (last.figures, last.circumstances)
     assert result.failed is not None
     assert "no-such-file.py" in result.failed.reason
-    assert last_words(Output(1, "out\n", "\nwhy\n", is_out_of_time=False)) == "out (exit status 1)"
+    assert failure_reason(Output(1, "out\n", "\nwhy\n", is_out_of_time=False)) == "out (exit status 1)"
 
 
-def test_a_run_whose_data_is_absent_does_not_begin() -> None:
+def test_a_run_without_its_data_is_not_started() -> None:
     result = measured(replace(SAMPLE, data=("no-such-folder",)), a_result(), is_short=False, limit_s=60.0)
 
     assert result.failed is not None
-    assert result.failed.reason == "no shared/data/no-such-folder beside the checkout"
+    assert result.failed.reason == "shared/data/no-such-folder is missing beside the checkout"
 
 
-def test_a_program_that_outlives_its_time_is_ended_with_what_it_started_even_in_sessions_of_its_own() -> None:
+def test_a_program_over_its_time_limit_is_killed_with_descendants_in_other_sessions() -> None:
     script = "trap '' INT; setsid sleep 600 & echo $!; sleep 600; echo done"
 
     output = run_program(["bash", "-c", script], 2.0, grace_s=0.2)
@@ -116,14 +119,14 @@ def test_a_program_that_outlives_its_time_is_ended_with_what_it_started_even_in_
     assert output.status == -signal.SIGKILL
 
 
-def test_what_a_program_leaves_behind_keeps_nobody_waiting_and_ends_with_it() -> None:
+def test_processes_that_a_program_leaves_behind_do_not_block_and_are_killed() -> None:
     output = run_program(["bash", "-c", "sleep 600 & echo $!; echo why >&2; exit 3"], 500.0)
 
     wait_for_death(int(output.stdout))
     assert (output.status, output.stderr, output.is_out_of_time) == (3, "why\n", False)
 
 
-def test_a_run_that_would_not_be_done_in_the_time_left_keeps_its_figures_and_their_date(tmp_path: Path) -> None:
+def test_a_run_that_is_skipped_for_lack_of_time_keeps_its_figures_and_their_date(tmp_path: Path) -> None:
     last = a_result("sample", {"p99_ms": 1.0})
     write_result(last, tmp_path)
     bench = Bench(tmp_path, 1.0, is_short=False)
@@ -133,12 +136,11 @@ def test_a_run_that_would_not_be_done_in_the_time_left_keeps_its_figures_and_the
     kept = read_result("sample", tmp_path)
     assert (kept.figures, kept.circumstances) == (last.figures, last.circumstances)
     assert kept.failed is not None
-    assert kept.failed.reason.startswith("no time was left for it: ")
-    assert kept.failed.reason.endswith(" s, and it takes 90")
+    assert kept.failed.reason.startswith("not enough time: it takes 90 s, ")
     assert bench.failed == ["other", "sample"]
 
 
-def test_a_run_that_the_machine_refuses_keeps_its_figures_and_the_others_have_their_turn(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_started_keeps_its_figures_and_the_others_run(tmp_path: Path) -> None:
     write_result(a_result(), tmp_path)
     bench = Bench(tmp_path, 10.0, is_short=False)
 
@@ -147,11 +149,11 @@ def test_a_run_that_the_machine_refuses_keeps_its_figures_and_the_others_have_th
     kept = read_result("sample", tmp_path)
     assert kept.figures == {"n": 1}
     assert kept.failed is not None
-    assert kept.failed.reason.startswith("it cannot be run: ")
+    assert kept.failed.reason.startswith("cannot be run: ")
     assert bench.failed == ["sample", "other"]
 
 
-def test_runs_are_chosen_by_name_and_the_longest_computed_one_begins_and_the_longest_timed_one_ends() -> None:
+def test_the_longest_computed_run_is_first_and_the_longest_timed_run_last() -> None:
     usual = list(chosen_runs([]))
     computed = [run.quiet_s for run in usual if run.kind is Kind.COMPUTED]
     timed = [run.quiet_s for run in usual if run.kind is Kind.TIMED]
@@ -161,7 +163,7 @@ def test_runs_are_chosen_by_name_and_the_longest_computed_one_begins_and_the_lon
     assert computed == sorted(computed, reverse=True)
     assert timed == sorted(timed)
     assert [run.name for run in chosen_runs(["load", "carbon"])] == ["carbon", "load"]
-    with pytest.raises(UsageError, match="no benchmark 'nope'; there are: carbon"):
+    with pytest.raises(UsageError, match="no benchmark 'nope'; valid: carbon"):
         list(chosen_runs(["nope"]))
 
 
