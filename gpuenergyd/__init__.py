@@ -1,4 +1,4 @@
-"""What a training program needs of gpuenergyd: standard library only.
+"""Lowers GPU clocks off the critical path of training; this package offers `job` for training loops.
 
 with gpuenergyd.job("resnet") as job:
     for batch in loader:
@@ -16,9 +16,9 @@ __all__ = ["__version__", "job"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the client when it is first used: most of what imports this package is the daemon's own."""
+    """Import the client at its first use: most importers of this package are parts of the daemon."""
     if name == "job":
-        from gpuenergyd.client.loop import job  # noqa: PLC0415  the reason stands above
+        from gpuenergyd.client.loop import job  # noqa: PLC0415  see the docstring
 
         return job
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,79 +1,79 @@
-"""Every error this project raises on purpose, in one tree, each with the exit code its command ends with."""
+"""Errors of this project, as one tree with the exit codes of the command line."""
 
 
 class GpuEnergyError(Exception):
-    """Something went wrong that the user can act on; the message is one line and says what is valid.
+    """Base of all errors; the message is one line that names the cause, the value and what is valid.
 
     GpuEnergyError                exit 1
-    ├── UsageError                exit 2   what was asked for makes no sense as written
-    │   ├── ProfileError          a profile or instance file that cannot be used
-    │   ├── ScheduleError         an order of instructions that cannot run
-    │   ├── TargetError           an iteration time that cannot be owed
-    │   ├── CarbonDataError       a trace, frontier or option of a carbon command that cannot be used
-    │   └── UnknownPolicyError    a policy that is not installed
-    ├── ProtocolError             a message that breaks the wire contract
-    ├── PlanError                 a plan that does not fit its pipeline or its GPUs
-    ├── JobError                  an event that this job cannot take now
-    ├── AccessError               somebody who may not do that
-    ├── GpuError                  a GPU or its driver
+    ├── UsageError                exit 2   invalid arguments or input
+    │   ├── ProfileError          invalid profile table or planner instance
+    │   ├── ScheduleError         invalid schedule or dependency graph
+    │   ├── TargetError           invalid or impossible iteration time target
+    │   ├── CarbonDataError       invalid trace, frontier or carbon option
+    │   └── UnknownPolicyError    policy that is not installed
+    ├── ProtocolError             message that violates the protocol
+    ├── PlanError                 plan that does not fit its pipeline or GPUs
+    ├── JobError                  event that is invalid in the state of the job
+    ├── AccessError               caller without permission
+    ├── GpuError                  failure of a GPU or its driver
     │   ├── GpuNotFoundError      no GPU with that UUID
-    │   ├── GpuPermissionError    this process may not change the GPU
-    │   ├── GpuLostError          the GPU fell off the bus or needs a reset
-    │   ├── GpuUnsupportedError   this GPU cannot do that, and never will
-    │   └── DriverError           the driver is missing, broken or answers nonsense
-    ├── JournalError              the restore journal cannot be read or written
-    ├── CarbonSourceError         a source of carbon intensities that gave no usable value
-    ├── StoreError                the history cannot be read or written
-    └── DaemonNotRunningError     exit 3
+    │   ├── GpuPermissionError    no permission to change the GPU
+    │   ├── GpuLostError          GPU fell off the bus or needs a reset
+    │   ├── GpuUnsupportedError   operation not supported by this GPU
+    │   └── DriverError           driver missing or broken, or invalid reply
+    ├── JournalError              restore journal not readable or writable
+    ├── CarbonSourceError         no usable value from a carbon source
+    ├── StoreError                history database not readable or writable
+    └── DaemonNotRunningError     exit 3   no daemon listens on the socket
     """
 
     exit_code = 1
 
 
 class UsageError(GpuEnergyError):
-    """What was asked for makes no sense as written."""
+    """Invalid arguments or input."""
 
     exit_code = 2
 
 
 class ProfileError(UsageError):
-    """A profile or instance file that cannot be used."""
+    """Invalid profile table or planner instance."""
 
 
 class ScheduleError(UsageError):
-    """An order of instructions that cannot run."""
+    """Invalid schedule or dependency graph."""
 
 
 class TargetError(UsageError):
-    """An iteration time that cannot be owed."""
+    """Invalid or impossible iteration time target."""
 
 
 class CarbonDataError(UsageError):
-    """A trace, frontier or option of a carbon command that cannot be used."""
+    """Invalid trace, frontier or carbon option."""
 
 
 class UnknownPolicyError(UsageError):
-    """A policy that is not installed."""
+    """Policy that is not installed."""
 
 
 class ProtocolError(GpuEnergyError):
-    """A message that breaks the wire contract."""
+    """Message that violates the protocol."""
 
 
 class PlanError(GpuEnergyError):
-    """A plan that does not fit its pipeline or its GPUs."""
+    """Plan that does not fit its pipeline or GPUs."""
 
 
 class JobError(GpuEnergyError):
-    """An event that this job cannot take now."""
+    """Event that is invalid in the current state of the job."""
 
 
 class AccessError(GpuEnergyError):
-    """Somebody who may not do that; the message says who may, and how to become one."""
+    """Caller without permission; the message says which user or group has it."""
 
 
 class GpuError(GpuEnergyError):
-    """A GPU or its driver."""
+    """Failure of a GPU or its driver."""
 
 
 class GpuNotFoundError(GpuError):
@@ -81,34 +81,34 @@ class GpuNotFoundError(GpuError):
 
 
 class GpuPermissionError(GpuError):
-    """This process may not change the GPU."""
+    """No permission to change the GPU."""
 
 
 class GpuLostError(GpuError):
-    """The GPU fell off the bus or needs a reset."""
+    """GPU fell off the bus or needs a reset."""
 
 
 class GpuUnsupportedError(GpuError):
-    """This GPU cannot do that, and never will."""
+    """Operation not supported by this GPU."""
 
 
 class DriverError(GpuError):
-    """The driver is missing, broken or answers nonsense."""
+    """Driver missing or broken, or it returned an invalid reply."""
 
 
 class JournalError(GpuEnergyError):
-    """The restore journal cannot be read or written."""
+    """Restore journal not readable or writable."""
 
 
 class CarbonSourceError(GpuEnergyError):
-    """A source of carbon intensities that gave no usable value."""
+    """No usable value from a carbon source."""
 
 
 class StoreError(GpuEnergyError):
-    """The history cannot be read or written."""
+    """History database not readable or writable."""
 
 
 class DaemonNotRunningError(GpuEnergyError):
-    """Nobody answers on the daemon's socket."""
+    """No daemon listens on the socket."""
 
     exit_code = 3

@@ -1,8 +1,8 @@
-"""Where carbon intensities come from: the only part that asks the network, and the file it leaves for the core.
+"""Carbon intensities from the network: the fetcher process, its sources, and the file that the daemon reads.
 
-sources       one module per provider, and the one that speaks HTTP
-keys          secrets from files that only their owner can read
-fetcher       the process of its own that asks, waits and writes
-fetched_file  what the fetcher writes and the core reads, checked on both sides
-signal_file   any hourly signal in a CSV file
+sources       one module per provider, and the HTTP client
+keys          API keys from files that only their owner can read
+fetcher       the fetcher process: the only one with network access
+fetched_file  file of fetched values between fetcher and daemon, validated on both sides
+signal_file   hourly signals in CSV files
 """

@@ -1,4 +1,4 @@
-"""The one file between the fetcher and the core: written whole or not at all, and checked again when it is read."""
+"""File of fetched values between fetcher and daemon: replaced atomically, validated when read."""
 
 import json
 import math
@@ -26,7 +26,7 @@ MAX_SAMPLES = 20_000
 
 
 class FetchState(StrEnum):
-    """How the last try ended."""
+    """Outcome of the last fetch."""
 
     OK = "ok"
     DEGRADED = "degraded"
@@ -36,20 +36,20 @@ class FetchState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FetchStatus:
-    """What status shows of a source: how the last try ended, why, and when the next one comes."""
+    """Status of a source: outcome and reason of the last fetch, time of the next one."""
 
     state: FetchState = FetchState.NEVER
     problem: str | None = None
     message: str | None = None
     num_failures: int = 0
-    """In a row; 0 after a success."""
+    """Consecutive failures; 0 after a success."""
     fetched_at: datetime | None = None
     next_try_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one source last gave, and how its last try went."""
+    """Latest values of one source with its status."""
 
     signal: CarbonSignal
     samples: tuple[IntensitySample, ...]
@@ -58,9 +58,9 @@ class Fetched:
 
 
 def write_fetched(path: Path, fetched: Fetched) -> None:
-    """Replace the file; a reader sees the old content or the new one, after a crash too.
+    """Replace the file atomically, also across crashes.
 
-    Anybody may read it: the core does, as another user, and what a grid emits is no secret.
+    The file is world-readable: the daemon reads it as another user, and the values are public.
 
     Raises:
         OSError: the folder cannot be written.
@@ -70,7 +70,7 @@ def write_fetched(path: Path, fetched: Fetched) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)  # whatever the umask
+            os.fchmod(descriptor, 0o644)  # independent of the umask
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -81,10 +81,10 @@ def write_fetched(path: Path, fetched: Fetched) -> None:
 
 
 def read_fetched(path: Path) -> Fetched:
-    """Return what the fetcher wrote; nothing in the file is believed that was not checked.
+    """Return the validated content of the file.
 
     Raises:
-        CarbonSourceError: there is no file, or it is not what a fetcher writes.
+        CarbonSourceError: the file is missing or invalid.
     """
     try:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def read_fetched(path: Path) -> Fetched:
     except CarbonSourceError as error:
         raise CarbonSourceError(f"fetched values {path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise CarbonSourceError(f"fetched values {path}: not what a fetcher writes ({type(error).__name__})") from None
+        raise CarbonSourceError(f"fetched values {path}: invalid content ({type(error).__name__})") from None
 
 
 def _plain(fetched: Fetched) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _row(sample: IntensitySample) -> list[Any]:
 
 def _fetched(document: Mapping[str, Any]) -> Fetched:
     if document["version"] != VERSION:
-        raise CarbonSourceError(f"version {document['version']!r:.20} is not {VERSION}")
+        raise CarbonSourceError(f"unsupported version {document['version']!r:.20}; expected {VERSION}")
     raw = document["signal"]
     kind = SignalKind(raw["kind"])
     signal = CarbonSignal(_text(raw["zone"]), _text(raw["source"]), kind, EmissionFactor(raw["factor"]))
@@ -161,7 +161,7 @@ def _sample(row: list[Any], kind: SignalKind) -> IntensitySample:
     begin_s, end_s, value, status = row
     begin, end = _instant(begin_s), _instant(end_s)
     if begin is None or end is None or not begin < end <= begin + timedelta(days=1):
-        raise CarbonSourceError("a sample's interval makes no sense")
+        raise CarbonSourceError("interval of a sample must be between 0 and 24 h long")
     return IntensitySample(begin, end, checked_intensity(value, kind), SampleStatus(status))
 
 
@@ -169,7 +169,7 @@ def _instant(seconds: object) -> datetime | None:
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise CarbonSourceError(f"{seconds!r:.20} is no time")
+        raise CarbonSourceError(f"{seconds!r:.20} is not a time in seconds")
     return datetime.fromtimestamp(seconds, tz=UTC)
 
 
@@ -179,5 +179,5 @@ def _stamp(at: datetime | None) -> float | None:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or len(value) > 256:
-        raise CarbonSourceError(f"{value!r:.40} is no short text")
+        raise CarbonSourceError(f"{value!r:.40} is not a text of at most 256 characters")
     return value

@@ -1,7 +1,7 @@
-"""The process that asks the network and nothing else: no GPU, no database, no socket of ours; it writes one file.
+"""The fetcher process: fetches carbon intensities from the network and writes one file; it has no other access.
 
-It asks a provider no more often than the provider has something new, leaves it alone after refusals, and keeps what it
-last knew. The core reads the file and can live without it for ever.
+It polls a provider at the provider's own period, backs off after failures, and keeps the last values. The daemon reads
+the file and works without it.
 """
 
 import json
@@ -25,18 +25,18 @@ from gpuenergyd.carbon.sources.source import (
     default_source_name,
     make_source,
 )
-from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensitySample, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError, GpuEnergyError
 
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
 
-KEPT = timedelta(days=8)
-"""Samples stay in the file so long, so that a core that was down misses none."""
+KEPT_HISTORY = timedelta(days=8)
+"""Samples are kept in the file this long, so that a daemon that was down misses none."""
 BREAKER_FIRST_S = 15 * 60.0
 BREAKER_LAST_S = 2 * 3600.0
 REFUSED_S = 3600.0
-"""The least pause after a refused key: asking again sooner gets keys blocked."""
+"""Minimum pause after a rejected key: faster retries get keys blocked."""
 JITTER_S = 120.0
 _STEP_S = 30.0
 _FIELDS = {"zone", "source", "key_path", "base_url", "kind", "factor", "path", "g_per_kwh", "out_path"}
@@ -44,7 +44,7 @@ _FIELDS = {"zone", "source", "key_path", "base_url", "kind", "factor", "path", "
 
 @dataclass(frozen=True, slots=True)
 class FetcherConfig:
-    """What the fetcher is told: one JSON object on its standard input, so that nothing shows in a process list."""
+    """Configuration of the fetcher: a JSON object on standard input, so that it is not visible in process lists."""
 
     zone: str
     out_path: Path
@@ -61,7 +61,7 @@ def config_from_json(text: str) -> FetcherConfig:
     """Return the configuration.
 
     Raises:
-        CarbonDataError: unknown or missing keys, or values that make no sense.
+        CarbonDataError: unknown or missing keys, or invalid values.
     """
     try:
         raw: dict[str, Any] = json.loads(text)
@@ -80,14 +80,14 @@ def config_from_json(text: str) -> FetcherConfig:
             **paths,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CarbonDataError(f"fetcher settings make no sense: {type(error).__name__}: {error}") from None
+        raise CarbonDataError(f"invalid fetcher settings: {type(error).__name__}: {error}") from None
 
 
 def source_of(config: FetcherConfig, web: Web | None = None) -> CarbonSource:
-    """Return the configured source; Great Britain needs none named.
+    """Return the configured source; zone GB has a default.
 
     Raises:
-        CarbonDataError: the source is unknown, or its options or its key file cannot be used.
+        CarbonDataError: the source is unknown, or its options or key file are invalid.
     """
     return make_source(
         config.source or default_source_name(config.zone),
@@ -104,26 +104,26 @@ def source_of(config: FetcherConfig, web: Web | None = None) -> CarbonSource:
     )
 
 
-def fetched_next(source: CarbonSource, known: Fetched, now_at: datetime, jitter: float = 0.0) -> Fetched:
-    """Ask the source once, if its time has come, and return what is known then; never raises for a source's failure.
+def fetch_if_due(source: CarbonSource, known: Fetched, now_at: datetime, jitter: float = 0.0) -> Fetched:
+    """Fetch once if it is due, and return the latest values; failures of the source are part of the result.
 
-    `jitter` is 0..1 and spreads many daemons over two minutes.
+    `jitter` (0..1) spreads the requests of many daemons over two minutes.
     """
     due_at = known.status.next_try_at
-    # A clock that was set back must not silence the source for longer than any pause of ours.
+    # A clock that was set back must not delay the next fetch by more than the longest pause.
     if due_at is not None and now_at < due_at <= now_at + timedelta(seconds=BREAKER_LAST_S + 86_400):
         return known
     try:
         reply = source.fetch(now_at)
     except CarbonSourceError as error:
         return _after_failure(known, error, now_at)
-    except Exception as error:  # noqa: BLE001  a third-party source may fail in any way
+    except Exception as error:  # noqa: BLE001  a third-party source may raise anything
         return _after_failure(known, CarbonSourceError(f"{type(error).__name__} in source"), now_at)
     return _after_reply(source, known, reply, now_at, jitter)
 
 
 def _after_reply(source: CarbonSource, known: Fetched, reply: SourceReply, now_at: datetime, jitter: float) -> Fetched:
-    merged = {sample.valid_from_at: sample for sample in known.samples if sample.valid_from_at > now_at - KEPT}
+    merged = {sample.valid_from_at: sample for sample in known.samples if sample.valid_from_at > now_at - KEPT_HISTORY}
     merged |= {sample.valid_from_at: sample for sample in reply.samples}
     notes = list(reply.rejected[:1]) + (["the newest value is older than a day"] if reply.is_stale else [])
     return Fetched(
@@ -145,7 +145,7 @@ def _after_failure(known: Fetched, error: CarbonSourceError, now_at: datetime) -
     pause_s = min(BREAKER_FIRST_S * 2.0 ** min(num_failures - 1, 10), BREAKER_LAST_S)
     problem = error.problem.value if isinstance(error, SourceError) else "failed"
     if isinstance(error, SourceError):
-        if error.problem in {Problem.UNAUTHORIZED, Problem.FORBIDDEN}:
+        if error.problem in {SourceProblem.UNAUTHORIZED, SourceProblem.FORBIDDEN}:
             pause_s = max(pause_s, REFUSED_S)
         pause_s = max(pause_s, error.retry_after_s or 0.0)
     status = replace(
@@ -174,7 +174,7 @@ def run(
     *,
     clock: Callable[[], datetime] = lambda: datetime.now(tz=UTC),
 ) -> None:
-    """Fetch and write until stopped; what an earlier fetcher knew is taken over."""
+    """Fetch and write until stopped; values of an earlier fetcher are kept."""
     known = Fetched(source.signal, (), (), FetchStatus())
     try:
         earlier = read_fetched(config.out_path)
@@ -184,12 +184,12 @@ def run(
         known = earlier
     jitter = random.random()  # noqa: S311  spreads load, hides nothing
     while not stopped.is_set():
-        latest = fetched_next(source, known, clock(), jitter)
+        latest = fetch_if_due(source, known, clock(), jitter)
         if latest is not known:
             if (latest.status.state, latest.status.problem) != (known.status.state, known.status.problem):
-                said = latest.status.message or f"{len(latest.samples)} samples"
+                outcome = latest.status.message or f"{len(latest.samples)} samples"
                 _LOG.info(
-                    "source=%s zone=%s state=%s: %s", source.signal.source, config.zone, latest.status.state, said
+                    "source=%s zone=%s state=%s: %s", source.signal.source, config.zone, latest.status.state, outcome
                 )
             known = latest
             try:

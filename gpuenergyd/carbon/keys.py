@@ -1,4 +1,4 @@
-"""Secrets from files that only their owner can read; a key is read when it is used and never logged."""
+"""API keys from files that only their owner can read; keys are never logged."""
 
 import os
 import stat
@@ -10,10 +10,10 @@ _MAX_BYTES = 4096
 
 
 def read_key(path: Path) -> str:
-    """Return the key in a file: its first line that is not blank.
+    """Return the key in a file: its first non-blank line.
 
     Raises:
-        CarbonDataError: the file is missing, readable by others, not a plain file, or holds no usable key.
+        CarbonDataError: the file is missing, readable by others, not a regular file, or has no usable key.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -22,16 +22,16 @@ def read_key(path: Path) -> str:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise CarbonDataError(f"key file {path} is no plain file")
+            raise CarbonDataError(f"key file {path} is not a regular file")
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             mode = stat.S_IMODE(status.st_mode)
-            raise CarbonDataError(f"key file {path} has mode {mode:04o}, so others can read it; valid: 0600 or 0400")
+            raise CarbonDataError(f"key file {path} has mode {mode:04o} and is readable by others; valid: 0600 or 0400")
         if status.st_uid not in {os.geteuid(), 0}:
-            raise CarbonDataError(f"key file {path} belongs to user {status.st_uid}, not to us or root")
+            raise CarbonDataError(f"key file {path} belongs to uid {status.st_uid}; valid: the fetcher's user or root")
         content = os.read(descriptor, _MAX_BYTES + 1)
     finally:
         os.close(descriptor)
     lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
     if len(content) > _MAX_BYTES or not lines or not lines[0].isascii() or not lines[0].isprintable():
-        raise CarbonDataError(f"key file {path} holds no key: one line of printable characters is needed")
+        raise CarbonDataError(f"key file {path} has no key; expected one line of printable ASCII characters")
     return lines[0]

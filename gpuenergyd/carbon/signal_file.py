@@ -1,6 +1,7 @@
-"""Any hourly signal in a CSV file: `timestamp_utc` and one more column, whose name says what it is.
+"""Hourly signals in CSV files with the column `timestamp_utc` and one more, named after the quantity.
 
-`carbon_intensity_g_per_kwh` is grams; any other column is a cost per energy in the unit it names, a price for instance.
+`carbon_intensity_g_per_kwh` is a carbon intensity; any other column is a cost per energy, for instance a price, and its
+name is the unit.
 """
 
 import csv
@@ -22,7 +23,7 @@ MAX_HOURS = 20 * 8784
 
 @dataclass(slots=True)
 class SignalFile:
-    """One file, read again when it has changed."""
+    """A signal file that is read again when it has changed."""
 
     path: Path
     zone: str
@@ -30,10 +31,10 @@ class SignalFile:
     _series: HourlySeries | None = None
 
     def read(self) -> HourlySeries:
-        """Return the series, future hours included where the file holds them.
+        """Return the series, including future hours.
 
         Raises:
-            CarbonDataError: the file cannot be read, or a row makes no sense; the message names file and line.
+            CarbonDataError: the file cannot be read or a row is invalid; the message names file and line.
         """
         try:
             stat = self.path.stat()
@@ -48,7 +49,7 @@ class SignalFile:
 
 
 def zone_of_file(path: Path) -> str:
-    """Return the zone that a trace's name gives: up to its first underscore."""
+    """Return the zone of a trace file: its name up to the first underscore."""
     return path.stem.partition("_")[0]
 
 
@@ -71,13 +72,13 @@ def _series(path: Path, content: bytes, zone: str) -> HourlySeries:
             at = datetime.fromisoformat(row[time_index].strip())
             value = float(row[1 - time_index]) if row[1 - time_index].strip() else math.nan
         except (ValueError, IndexError):
-            raise CarbonDataError(f"{path}: line {line} is no time and number") from None
+            raise CarbonDataError(f"{path}: line {line}: expected a time and a number") from None
         at = at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
         if (at.minute, at.second, at.microsecond) != (0, 0, 0) or math.isinf(value):
-            raise CarbonDataError(f"{path}: line {line} is no full hour with a finite value")
+            raise CarbonDataError(f"{path}: line {line}: expected a full hour and a finite value")
         hours[at] = _checked(path, line, name, value)
     if not hours:
-        raise CarbonDataError(f"{path}: no hour in it")
+        raise CarbonDataError(f"{path}: no rows below the header")
     first, last = min(hours), max(hours)
     num_hours = (last - first) // HOUR + 1
     if num_hours > MAX_HOURS:

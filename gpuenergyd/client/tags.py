@@ -1,6 +1,6 @@
-"""Whose run this is and from which source: tags found in the environment and beside the program, few and short.
+"""Tags of a run: user, scheduler ids and git commit, from the environment and the training program's folder.
 
-Nothing here starts a process, asks a network or raises; what cannot be read is left out.
+Never starts a process, uses the network or raises; unreadable values are left out.
 """
 
 import os
@@ -14,7 +14,7 @@ MAX_NAME_CHARS = 64
 MAX_VALUE_CHARS = 256
 
 OWN_TAGS_VARIABLE = "GPUENERGYD_TAGS"
-"""A user's own, as `team=vision,experiment=a7`."""
+"""Variable with the user's own tags, e.g. `team=vision,experiment=a7`."""
 
 _VARIABLES = {
     "SLURM_JOB_ID": "slurm_job_id",
@@ -42,9 +42,9 @@ _COMMIT_DIGITS = (40, 64)
 
 
 def find_tags(environ: Mapping[str, str] | None = None, program: str | None = None) -> tuple[tuple[str, str], ...]:
-    """Return tags by name; a user's own come first and are never displaced. `program` is the training program's file.
+    """Return tags by name, the user's own first; `program` is the file of the training program.
 
-    Names are lower-case letters, digits, `_`, `.` and `-`; too many are dropped, too long values cut.
+    Names consist of lower-case letters, digits, `_`, `.` and `-`. Surplus tags are dropped, long values are cut.
     """
     try:
         environ = os.environ if environ is None else environ
@@ -55,12 +55,12 @@ def find_tags(environ: Mapping[str, str] | None = None, program: str | None = No
             if text and is_tag_name(name):
                 found.setdefault(name, text)
         return tuple(list(found.items())[:MAX_TAGS])
-    except Exception:  # noqa: BLE001  a tag is never worth a training run
+    except Exception:  # noqa: BLE001  must not reach training
         return ()
 
 
 def is_tag_name(name: str) -> bool:
-    """Return whether a tag may be called so."""
+    """Return whether a tag name is valid."""
     return 0 < len(name) <= MAX_NAME_CHARS and _NAME_CHARS.issuperset(name)
 
 
@@ -93,13 +93,13 @@ def _of_program(program: str | None) -> Iterator[tuple[str, str]]:
 
 
 def find_git_commit(program: Path) -> str | None:
-    """Return the commit that is checked out where a file lies, None outside of a git work tree or where unreadable."""
+    """Return the checked-out commit of a file's git work tree; None if there is none or it is unreadable."""
     try:
         for folder in [*program.resolve().parents][:_MAX_PARENTS]:
             mark = folder / ".git"
             if mark.is_dir():
                 return _head(mark)
-            if mark.is_file():  # a further work tree, or a submodule
+            if mark.is_file():  # a linked work tree or a submodule
                 where = _text(mark).removeprefix("gitdir:").strip()
                 return _head(folder / where)
     except (OSError, ValueError):

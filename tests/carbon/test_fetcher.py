@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
-from gpuenergyd.carbon.fetcher import config_from_json, fetched_next, main, run, source_of
+from gpuenergyd.carbon.fetcher import config_from_json, fetch_if_due, main, run, source_of
 from gpuenergyd.carbon.keys import read_key
 from gpuenergyd.carbon.sources.source import SourceReply
-from gpuenergyd.carbon.sources.web import Problem, SourceError
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 from tests.carbon.documented import HOUR_AT, NOW_AT
@@ -54,9 +54,9 @@ def nothing_known() -> Fetched:
 def test_a_provider_is_not_asked_again_before_it_has_something_new() -> None:
     source = ScriptedSource([SourceReply((sample(-1),))])
 
-    known = fetched_next(source, nothing_known(), NOW_AT)
-    again = fetched_next(source, known, NOW_AT + timedelta(minutes=19))
-    later = fetched_next(source, known, NOW_AT + timedelta(minutes=21))
+    known = fetch_if_due(source, nothing_known(), NOW_AT)
+    again = fetch_if_due(source, known, NOW_AT + timedelta(minutes=19))
+    later = fetch_if_due(source, known, NOW_AT + timedelta(minutes=21))
 
     assert known.status.state is FetchState.OK
     assert again is known
@@ -66,10 +66,10 @@ def test_a_provider_is_not_asked_again_before_it_has_something_new() -> None:
 
 @pytest.mark.fault(22)
 def test_a_failure_keeps_what_is_known_and_says_which_problem() -> None:
-    source = ScriptedSource([SourceReply((sample(-1),)), SourceError(Problem.SERVER_ERROR, "neso: HTTP 500")])
+    source = ScriptedSource([SourceReply((sample(-1),)), SourceError(SourceProblem.SERVER_ERROR, "neso: HTTP 500")])
 
-    known = fetched_next(source, nothing_known(), NOW_AT)
-    failed = fetched_next(source, known, NOW_AT + HOUR)
+    known = fetch_if_due(source, nothing_known(), NOW_AT)
+    failed = fetch_if_due(source, known, NOW_AT + HOUR)
 
     assert failed.samples == known.samples
     assert failed.status.state is FetchState.FAILED
@@ -78,38 +78,38 @@ def test_a_failure_keeps_what_is_known_and_says_which_problem() -> None:
 
 
 def test_pauses_double_up_to_two_hours_and_a_success_ends_them() -> None:
-    failures: list[SourceReply | Exception] = [SourceError(Problem.TIMEOUT, "x")] * 6
+    failures: list[SourceReply | Exception] = [SourceError(SourceProblem.TIMEOUT, "x")] * 6
     source = ScriptedSource([*failures, SourceReply((sample(-1),))])
     known, at, pauses_s = nothing_known(), NOW_AT, []
     for _ in range(6):
-        known = fetched_next(source, known, at)
+        known = fetch_if_due(source, known, at)
         assert known.status.next_try_at is not None
         pauses_s.append((known.status.next_try_at - at).total_seconds())
         at = known.status.next_try_at
 
     assert pauses_s == [900, 1800, 3600, 7200, 7200, 7200]
-    assert fetched_next(source, known, at).status.num_failures == 0
+    assert fetch_if_due(source, known, at).status.num_failures == 0
 
 
 @pytest.mark.fault(25)
 @pytest.mark.parametrize(
     ("error", "pause_s"),
     [
-        (SourceError(Problem.UNAUTHORIZED, "x"), 3600.0),
-        (SourceError(Problem.FORBIDDEN, "x"), 3600.0),
-        (SourceError(Problem.RATE_LIMITED, "x", retry_after_s=5000.0), 5000.0),
-        (SourceError(Problem.RATE_LIMITED, "x"), 900.0),
+        (SourceError(SourceProblem.UNAUTHORIZED, "x"), 3600.0),
+        (SourceError(SourceProblem.FORBIDDEN, "x"), 3600.0),
+        (SourceError(SourceProblem.RATE_LIMITED, "x", retry_after_s=5000.0), 5000.0),
+        (SourceError(SourceProblem.RATE_LIMITED, "x"), 900.0),
     ],
     ids=["401", "403", "429-with-retry-after", "429"],
 )
 def test_refusals_are_left_alone_for_longer(error: SourceError, pause_s: float) -> None:
-    known = fetched_next(ScriptedSource([error]), nothing_known(), NOW_AT)
+    known = fetch_if_due(ScriptedSource([error]), nothing_known(), NOW_AT)
 
     assert known.status.next_try_at == NOW_AT + timedelta(seconds=pause_s)
 
 
 def test_a_third_party_source_that_breaks_is_a_failure_and_no_crash() -> None:
-    known = fetched_next(ScriptedSource([ZeroDivisionError("secret")]), nothing_known(), NOW_AT)
+    known = fetch_if_due(ScriptedSource([ZeroDivisionError("secret")]), nothing_known(), NOW_AT)
 
     assert known.status.state is FetchState.FAILED
     assert "secret" not in (known.status.message or "")
@@ -118,9 +118,9 @@ def test_a_third_party_source_that_breaks_is_a_failure_and_no_crash() -> None:
 @pytest.mark.fault(26)
 def test_a_clock_set_back_does_not_silence_a_source_for_ever() -> None:
     source = ScriptedSource([SourceReply((sample(-1),))])
-    known = fetched_next(source, nothing_known(), NOW_AT + timedelta(days=365))
+    known = fetch_if_due(source, nothing_known(), NOW_AT + timedelta(days=365))
 
-    assert fetched_next(source, known, NOW_AT) is not known
+    assert fetch_if_due(source, known, NOW_AT) is not known
 
 
 def test_later_values_replace_estimates_and_old_ones_leave_the_file() -> None:
@@ -128,7 +128,7 @@ def test_later_values_replace_estimates_and_old_ones_leave_the_file() -> None:
     second = SourceReply((sample(-1, 140.0),))
     source = ScriptedSource([first, second])
 
-    known = fetched_next(source, fetched_next(source, nothing_known(), NOW_AT), NOW_AT + HOUR)
+    known = fetch_if_due(source, fetch_if_due(source, nothing_known(), NOW_AT), NOW_AT + HOUR)
 
     assert known.samples == (sample(-1, 140.0),)
 
@@ -136,7 +136,7 @@ def test_later_values_replace_estimates_and_old_ones_leave_the_file() -> None:
 def test_a_stale_or_partly_unusable_reply_is_degraded() -> None:
     reply = SourceReply((sample(-24 * 3),), rejected=("null",), is_stale=True)
 
-    status = fetched_next(ScriptedSource([reply]), nothing_known(), NOW_AT).status
+    status = fetch_if_due(ScriptedSource([reply]), nothing_known(), NOW_AT).status
 
     assert status.state is FetchState.DEGRADED
     assert status.message == "null; the newest value is older than a day"
@@ -232,14 +232,14 @@ def test_a_file_without_a_usable_key_is_refused_without_showing_it(tmp_path: Pat
     path.write_bytes(content)
     path.chmod(0o600)
 
-    with pytest.raises(CarbonDataError, match="holds no key"):
+    with pytest.raises(CarbonDataError, match="has no key"):
         read_key(path)
 
 
 def test_a_key_file_that_is_missing_or_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CarbonDataError, match="No such file"):
         read_key(tmp_path / "none")
-    with pytest.raises(CarbonDataError, match="no plain file"):
+    with pytest.raises(CarbonDataError, match="not a regular file"):
         read_key(tmp_path)
 
 

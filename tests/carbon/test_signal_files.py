@@ -10,7 +10,7 @@ from gpuenergyd.carbon import signal_file
 from gpuenergyd.carbon.signal_file import SignalFile, zone_of_file
 from gpuenergyd.carbon.sources import fixed
 from gpuenergyd.carbon.sources.source import SourceOptions, make_source
-from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import HOUR, SampleStatus
 from gpuenergyd.errors import CarbonDataError
 
@@ -62,11 +62,11 @@ def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
     [
         ("", "columns"),
         ("timestamp_utc,a,b\n", "valid: timestamp_utc and one more"),
-        (HEADER, "no hour in it"),
-        (HEADER + "2026-05-04T10:00Z\n", "line 2 is no time and number"),
-        (HEADER + "2026-05-04T10:00Z,1\nyesterday,1\n", "line 3 is no time and number"),
-        (HEADER + "2026-05-04T10:30Z,1\n", "line 2 is no full hour"),
-        (HEADER + "2026-05-04T10:00Z,inf\n", "line 2 is no full hour with a finite value"),
+        (HEADER, "no rows below the header"),
+        (HEADER + "2026-05-04T10:00Z\n", "line 2: expected a time and a number"),
+        (HEADER + "2026-05-04T10:00Z,1\nyesterday,1\n", "line 3: expected a time and a number"),
+        (HEADER + "2026-05-04T10:30Z,1\n", "line 2: expected a full hour"),
+        (HEADER + "2026-05-04T10:00Z,inf\n", "line 2: expected a full hour and a finite value"),
         (HEADER + "2026-05-04T10:00Z,2001\n", "line 2: carbon intensity 2001.0 is not a number from 0 to 2000"),
         (HEADER + "1900-01-01T00:00Z,1\n2026-05-04T10:00Z,1\n", "at most"),
     ],
@@ -104,12 +104,12 @@ def test_rows_of_the_future_are_a_csv_sources_forecast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a,b\n1,2\n", "has no columns timestamp_utc"), (HEADER + "noon,1\n", "line 2 is no time and number")],
+    [("a,b\n1,2\n", "has no columns timestamp_utc"), (HEADER + "noon,1\n", "line 2: expected a time and a number")],
 )
 def test_a_csv_source_names_what_it_cannot_read(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message) as refused:
         csv_source(tmp_path / "f.csv", text)
-    assert refused.value.problem is Problem.NOT_PARSED
+    assert refused.value.problem is SourceProblem.NOT_PARSED
 
 
 def test_a_csv_source_without_its_file_or_with_an_endless_one_says_so(
@@ -121,4 +121,4 @@ def test_a_csv_source_without_its_file_or_with_an_endless_one_says_so(
         csv_source(tmp_path / "f.csv", HEADER)
     with pytest.raises(SourceError, match="No such file") as absent:
         make_source("csv", SourceOptions("XX", Web(), path=tmp_path / "none")).fetch(FIRST_AT)
-    assert absent.value.problem is Problem.UNREACHABLE
+    assert absent.value.problem is SourceProblem.UNREACHABLE

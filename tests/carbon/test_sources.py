@@ -9,7 +9,7 @@ import pytest
 from gpuenergyd.carbon.sources import entsoe
 from gpuenergyd.carbon.sources.checking import instant, rows
 from gpuenergyd.carbon.sources.source import CarbonSource, SourceOptions, default_source_name, make_source, source_names
-from gpuenergyd.carbon.sources.web import Problem, SourceError, Web, WebLimits
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web, WebLimits
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 from tests.carbon.documented import (
@@ -79,18 +79,20 @@ def test_a_documented_reply_gives_its_value_in_g_per_kwh(provider: Documented, w
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"", Problem.NOT_PARSED),
-        (b"<html><body>Service unavailable</body></html>", Problem.NOT_PARSED),
-        (b"null", Problem.NOT_PARSED),
-        (b"{}", Problem.NOT_PARSED),
-        (b"[]", Problem.NOT_PARSED),
-        (b'{"data": NaN}', Problem.NOT_PARSED),
-        (b"\xff\xfe\x00", Problem.NOT_PARSED),
-        (b"[" * 100_000, Problem.NOT_PARSED),
+        (b"", SourceProblem.NOT_PARSED),
+        (b"<html><body>Service unavailable</body></html>", SourceProblem.NOT_PARSED),
+        (b"null", SourceProblem.NOT_PARSED),
+        (b"{}", SourceProblem.NOT_PARSED),
+        (b"[]", SourceProblem.NOT_PARSED),
+        (b'{"data": NaN}', SourceProblem.NOT_PARSED),
+        (b"\xff\xfe\x00", SourceProblem.NOT_PARSED),
+        (b"[" * 100_000, SourceProblem.NOT_PARSED),
     ],
     ids=["nothing", "html", "null", "empty-object", "list", "nan", "binary", "deep"],
 )
-def test_what_is_no_documented_reply_is_named_so(provider: Documented, web: Web, body: bytes, problem: Problem) -> None:
+def test_what_is_no_documented_reply_is_named_so(
+    provider: Documented, web: Web, body: bytes, problem: SourceProblem
+) -> None:
     with serving(provider.script(Reply(body))) as server:
         assert failure(provider.source(server.url, web)).problem is problem
 
@@ -106,13 +108,13 @@ def test_a_value_that_no_grid_has_is_refused(provider: Documented, web: Web, val
     with serving(provider.script(provider.reply(value, HOUR_AT))) as server:
         problem = failure(provider.source(server.url, web)).problem
 
-    assert problem in {Problem.BAD_VALUE, Problem.NOT_PARSED}
+    assert problem in {SourceProblem.BAD_VALUE, SourceProblem.NOT_PARSED}
 
 
 @pytest.mark.parametrize("provider", [NESO, ELECTRICITY_MAPS, WATTTIME], ids=lambda p: p.name)
 def test_a_null_where_a_value_belongs_is_never_zero(provider: Documented, web: Web) -> None:
     with serving(provider.script(provider.reply(None, HOUR_AT))) as server:
-        assert failure(provider.source(server.url, web)).problem is Problem.BAD_VALUE
+        assert failure(provider.source(server.url, web)).problem is SourceProblem.BAD_VALUE
 
 
 @pytest.mark.fault(23)
@@ -120,23 +122,23 @@ def test_a_null_where_a_value_belongs_is_never_zero(provider: Documented, web: W
 def test_a_reply_about_another_zone_is_refused(provider: Documented, web: Web) -> None:
     assert provider.other_zone is not None
     with serving(provider.script(provider.other_zone())) as server:
-        assert failure(provider.source(server.url, web)).problem is Problem.WRONG_ZONE
+        assert failure(provider.source(server.url, web)).problem is SourceProblem.WRONG_ZONE
 
 
 @every_provider
 @pytest.mark.parametrize(
     ("status", "problem", "num_asked"),
     [
-        (401, Problem.UNAUTHORIZED, 1),
-        (403, Problem.FORBIDDEN, 1),
-        (404, Problem.NOT_FOUND, 1),
-        (418, Problem.BAD_STATUS, 1),
-        (500, Problem.SERVER_ERROR, 3),
-        (503, Problem.SERVER_ERROR, 3),
+        (401, SourceProblem.UNAUTHORIZED, 1),
+        (403, SourceProblem.FORBIDDEN, 1),
+        (404, SourceProblem.NOT_FOUND, 1),
+        (418, SourceProblem.BAD_STATUS, 1),
+        (500, SourceProblem.SERVER_ERROR, 3),
+        (503, SourceProblem.SERVER_ERROR, 3),
     ],
 )
 def test_each_status_has_its_problem_and_only_passing_ones_are_tried_again(
-    provider: Documented, web: Web, status: int, problem: Problem, num_asked: int
+    provider: Documented, web: Web, status: int, problem: SourceProblem, num_asked: int
 ) -> None:
     with serving(provider.script(Reply(b'{"error":"x"}', status))) as server:
         found = failure(provider.source(server.url, web))
@@ -155,7 +157,7 @@ def test_retry_after_is_honoured_and_a_long_one_is_passed_on(provider: Documente
         long = failure(provider.source(server.url, web))
         asked = [one for one in server.asked if one.path != "/login"]
 
-    assert short.problem is long.problem is Problem.RATE_LIMITED
+    assert short.problem is long.problem is SourceProblem.RATE_LIMITED
     assert pauses.taken_s == [5.0, 5.0]
     assert len(asked) == 1
     assert long.retry_after_s == 900.0
@@ -183,7 +185,7 @@ def test_one_burst_of_server_errors_is_survived(provider: Documented, web: Web, 
 @every_provider
 def test_a_body_beyond_the_limit_is_not_read_to_its_end(provider: Documented, web: Web) -> None:
     with serving(provider.script(Reply(b" " * 10_000_000))) as server:
-        assert failure(provider.source(server.url, web)).problem is Problem.TOO_LARGE
+        assert failure(provider.source(server.url, web)).problem is SourceProblem.TOO_LARGE
 
 
 @pytest.mark.fault(24)
@@ -192,7 +194,7 @@ def test_a_body_that_drips_meets_the_limit_of_all_tries_together(provider: Docum
     ticks = iter(range(10**9))
     dripping = Web(WebLimits(total_s=20.0), pause=lambda _: None, clock_s=lambda: float(next(ticks)))
     with serving(provider.script(Reply(b" " * 10_000, drip=True))) as server:
-        assert failure(provider.source(server.url, dripping)).problem is Problem.TIMEOUT
+        assert failure(provider.source(server.url, dripping)).problem is SourceProblem.TIMEOUT
 
 
 @every_provider
@@ -203,7 +205,7 @@ def test_a_silent_server_meets_the_read_limit(provider: Documented) -> None:
         listening.listen(8)
         source = provider.source(f"http://127.0.0.1:{listening.getsockname()[1]}", impatient)
 
-        assert failure(source).problem is Problem.TIMEOUT
+        assert failure(source).problem is SourceProblem.TIMEOUT
 
 
 @pytest.mark.fault(22)
@@ -213,17 +215,17 @@ def test_a_refused_connection_says_unreachable(provider: Documented, web: Web) -
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
 
-    assert failure(provider.source(f"http://127.0.0.1:{port}", web)).problem is Problem.UNREACHABLE
+    assert failure(provider.source(f"http://127.0.0.1:{port}", web)).problem is SourceProblem.UNREACHABLE
 
 
 @pytest.mark.fault(24)
 @every_provider
 def test_a_redirect_loop_ends_and_another_host_is_never_followed(provider: Documented, web: Web) -> None:
     with serving(provider.script(Reply(b"", 302, (("Location", "/again"),)))) as server:
-        assert failure(provider.source(server.url, web)).problem is Problem.REDIRECT
+        assert failure(provider.source(server.url, web)).problem is SourceProblem.REDIRECT
     with serving(lambda _: json_reply({})) as other:
         with serving(provider.script(Reply(b"", 307, (("Location", other.url + "/steal"),)))) as server:
-            assert failure(provider.source(server.url, web)).problem is Problem.REDIRECT
+            assert failure(provider.source(server.url, web)).problem is SourceProblem.REDIRECT
         assert other.asked == []
 
 
@@ -233,7 +235,7 @@ def test_values_of_the_future_are_not_taken_for_measured(provider: Documented, w
     history = provider.script(provider.reply(provider.good, later))
 
     with serving(lambda asked: Reply(b"", 403) if asked.path.endswith("forecast") else history(asked)) as server:
-        assert failure(provider.source(server.url, web)).problem is Problem.CLOCK
+        assert failure(provider.source(server.url, web)).problem is SourceProblem.CLOCK
 
 
 @pytest.mark.fault(23)
@@ -277,7 +279,7 @@ def test_electricity_maps_asks_for_no_fallback_zone_and_keeps_estimates_apart(we
 
 def test_watttime_converts_pounds_and_refuses_unknown_units(web: Web) -> None:
     with serving(WATTTIME.script(watttime_reply(1000.0, HOUR_AT, units="percentile"))) as server:
-        assert failure(WATTTIME.source(server.url, web)).problem is Problem.WRONG_UNIT
+        assert failure(WATTTIME.source(server.url, web)).problem is SourceProblem.WRONG_UNIT
 
 
 def test_watttime_logs_in_again_once_when_its_token_has_expired(web: Web) -> None:
@@ -327,13 +329,13 @@ def test_entsoe_repeats_left_out_positions_and_ignores_consumption(web: Web) -> 
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"<Acknowledgement_MarketDocument></Acknowledgement_MarketDocument>", Problem.EMPTY),
-        (b'<!DOCTYPE a [<!ENTITY b "c">]><GL_MarketDocument>&b;</GL_MarketDocument>', Problem.NOT_PARSED),
-        (b"<GL_MarketDocument></GL_MarketDocument>", Problem.EMPTY),
+        (b"<Acknowledgement_MarketDocument></Acknowledgement_MarketDocument>", SourceProblem.EMPTY),
+        (b'<!DOCTYPE a [<!ENTITY b "c">]><GL_MarketDocument>&b;</GL_MarketDocument>', SourceProblem.NOT_PARSED),
+        (b"<GL_MarketDocument></GL_MarketDocument>", SourceProblem.EMPTY),
     ],
     ids=["no-data", "entities", "empty"],
 )
-def test_entsoe_names_documents_without_data(web: Web, body: bytes, problem: Problem) -> None:
+def test_entsoe_names_documents_without_data(web: Web, body: bytes, problem: SourceProblem) -> None:
     with serving(ENTSOE.script(Reply(body))) as server:
         assert failure(ENTSOE.source(server.url, web)).problem is problem
 
@@ -359,7 +361,7 @@ def test_sources_come_by_entry_point_and_an_unknown_one_names_those_installed() 
 
 def test_great_britain_needs_no_source_named_and_others_do() -> None:
     assert default_source_name("GB") == "neso"
-    with pytest.raises(CarbonDataError, match="'FR' needs a source"):
+    with pytest.raises(CarbonDataError, match="'FR' requires a source"):
         default_source_name("FR")
 
 
@@ -389,12 +391,12 @@ def test_signals_say_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("neso", {"zone": "DE"}, "knows zone GB only, not 'DE'"),
-        ("entsoe", {"zone": "XX", "key": "t"}, "zone 'XX' is no 16-character code and none of"),
+        ("neso", {"zone": "DE"}, "supports only zone GB, got 'DE'"),
+        ("entsoe", {"zone": "XX", "key": "t"}, "zone 'XX' is neither a 16-character EIC code nor one of"),
         ("electricity-maps", {"key": "t", "kind": SignalKind.MARGINAL}, "offers average values"),
         ("watttime", {"key": SECRET, "factor": EmissionFactor.LIFECYCLE}, "offers direct factors only"),
-        ("fixed", {}, "needs a value in g/kWh"),
-        ("csv", {}, "needs the path of a file"),
+        ("fixed", {}, "requires a value in g/kWh"),
+        ("csv", {}, "requires the path of a file"),
     ],
 )
 def test_a_source_refuses_what_it_cannot_offer(name: str, given: dict[str, Any], message: str) -> None:
@@ -404,13 +406,15 @@ def test_a_source_refuses_what_it_cannot_offer(name: str, given: dict[str, Any],
 
 @pytest.mark.parametrize("text", ["2026-05-04T12:00", "noon", 5, None])
 def test_an_instant_without_its_zone_is_none(text: object) -> None:
-    with pytest.raises(SourceError, match="is no time with a zone") as refused:
+    with pytest.raises(SourceError, match="is no time with zone") as refused:
         instant("here", text)
-    assert refused.value.problem is Problem.NOT_PARSED
+    assert refused.value.problem is SourceProblem.NOT_PARSED
 
 
-@pytest.mark.parametrize(("held", "problem"), [({"data": 1}, Problem.NOT_PARSED), ({"data": []}, Problem.EMPTY)])
-def test_rows_are_a_list_with_something_in_it(held: dict[str, Any], problem: Problem) -> None:
+@pytest.mark.parametrize(
+    ("held", "problem"), [({"data": 1}, SourceProblem.NOT_PARSED), ({"data": []}, SourceProblem.EMPTY)]
+)
+def test_rows_are_a_non_empty_list(held: dict[str, Any], problem: SourceProblem) -> None:
     with pytest.raises(SourceError) as refused:
         rows("here", held, "data")
     assert refused.value.problem is problem
@@ -421,5 +425,5 @@ def test_electricity_maps_refuses_factors_it_did_not_ask_for(web: Web) -> None:
         direct = SourceOptions("DE", web, key=SECRET, factor=EmissionFactor.DIRECT, base_url=server.url)
         refused = failure(ELECTRICITY_MAPS.make(direct))
 
-    assert refused.problem is Problem.WRONG_UNIT
-    assert "asked for direct factors, got 'lifecycle'" in str(refused)
+    assert refused.problem is SourceProblem.WRONG_UNIT
+    assert "requested direct factors, got 'lifecycle'" in str(refused)

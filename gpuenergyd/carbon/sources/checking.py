@@ -1,4 +1,4 @@
-"""What a source may pass on: numbers in range, on intervals that make sense, not from the future."""
+"""Validation of the providers' values: numbers in range, valid intervals, no measurements from the future."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpuenergyd.carbon.sources.source import SourceReply
-from gpuenergyd.carbon.sources.web import Problem, SourceError
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
 from gpuenergyd.core.carbon.intensity import (
     GRAMS_PER_POUND,
     CarbonSignal,
@@ -20,12 +20,12 @@ CLOCK_TOLERANCE = timedelta(minutes=10)
 STALE_AFTER = timedelta(hours=24)
 _MAX_SHOWN = 5
 UNITS = {"lbs_co2_per_mwh": GRAMS_PER_POUND / 1000.0, "g_co2_per_kwh": 1.0, "kg_co2_per_mwh": 1.0}
-"""What one of a unit is in g/kWh."""
+"""Conversion factors to g/kWh."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawValue:
-    """One value as a provider wrote it; `g_per_kwh` may be anything."""
+    """A provider's value before validation; `g_per_kwh` may be any JSON value."""
 
     from_at: datetime
     to_at: datetime
@@ -34,28 +34,28 @@ class RawValue:
 
 
 def checked_reply(signal: CarbonSignal, values: Iterable[RawValue], now_at: datetime) -> SourceReply:
-    """Return the values that can be used; those that cannot are named with the reason.
+    """Return the valid values, and the reasons for rejecting the others.
 
     Raises:
-        SourceError: nothing can be used.
+        SourceError: no value is valid.
     """
     samples: list[IntensitySample] = []
     forecast: list[IntensitySample] = []
     rejected: list[str] = []
-    problem = Problem.EMPTY
+    problem = SourceProblem.EMPTY
     for value in values:
         try:
             number = checked_intensity(value.g_per_kwh, signal.kind)
         except CarbonSourceError as error:
             rejected.append(f"{value.from_at:%Y-%m-%dT%H:%MZ}: {error}")
-            problem = Problem.BAD_VALUE
+            problem = SourceProblem.BAD_VALUE
             continue
         sample = IntensitySample(value.from_at, value.to_at, number, value.status)
         if value.status is SampleStatus.FORECAST:
             forecast.append(sample)
         elif value.from_at > now_at + CLOCK_TOLERANCE:
-            rejected.append(f"{value.from_at:%Y-%m-%dT%H:%MZ}: lies in the future of this host's clock")
-            problem = Problem.CLOCK
+            rejected.append(f"{value.from_at:%Y-%m-%dT%H:%MZ}: is in the future of this host's clock")
+            problem = SourceProblem.CLOCK
         else:
             samples.append(sample)
     if not samples and not forecast:
@@ -68,40 +68,42 @@ def checked_reply(signal: CarbonSignal, values: Iterable[RawValue], now_at: date
 
 
 def in_g_per_kwh(name: str, value: object, unit: object) -> object:
-    """Return a value in g/kWh; what is no number stays what it is, for the range check to refuse.
+    """Return a value in g/kWh; values other than numbers are returned unchanged for the range check.
 
     Raises:
-        SourceError: the unit is not one we know.
+        SourceError: the unit is unknown.
     """
     if not isinstance(unit, str) or unit not in UNITS:
-        raise SourceError(Problem.WRONG_UNIT, f"{name}: unit {unit!r:.40} is none of {', '.join(UNITS)}")
+        raise SourceError(SourceProblem.WRONG_UNIT, f"{name}: unknown unit {unit!r:.40}; known: {', '.join(UNITS)}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return value * UNITS[unit]
 
 
 def check_zone(name: str, asked: str, answered: object) -> None:
-    """Check that a reply is about the zone asked for.
+    """Check that a reply is for the requested zone.
 
     Raises:
-        SourceError: it is about another one.
+        SourceError: it is for another zone.
     """
     if answered != asked:
-        raise SourceError(Problem.WRONG_ZONE, f"{name}: asked for zone {asked!r}, got {answered!r:.40}")
+        raise SourceError(SourceProblem.WRONG_ZONE, f"{name}: requested zone {asked!r}, got {answered!r:.40}")
 
 
 def instant(name: str, text: object) -> datetime:
-    """Return a stamp as an instant in UTC.
+    """Return an ISO 8601 time in UTC.
 
     Raises:
-        SourceError: it is no stamp with a time zone.
+        SourceError: the text is not a time with a time zone.
     """
     try:
         at = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         at = None
     if at is None or at.utcoffset() is None:
-        raise SourceError(Problem.NOT_PARSED, f"{name}: {text!r:.40} is no time with a zone, e.g. 2026-01-31T12:00Z")
+        raise SourceError(
+            SourceProblem.NOT_PARSED, f"{name}: {text!r:.40} is no time with zone, e.g. 2026-01-31T12:00Z"
+        )
     return at.astimezone(UTC)
 
 
@@ -109,11 +111,11 @@ def part(name: str, holder: Any, key: str) -> Any:
     """Return a member of a JSON object.
 
     Raises:
-        SourceError: there is no such object or member.
+        SourceError: `holder` is not an object, or has no such member.
     """
     if not isinstance(holder, Mapping) or key not in holder:
         shown = ", ".join(map(str, holder))[:60] if isinstance(holder, Mapping) else type(holder).__name__
-        raise SourceError(Problem.NOT_PARSED, f"{name}: reply has no {key!r}, only {shown or 'nothing'}")
+        raise SourceError(SourceProblem.NOT_PARSED, f"{name}: reply has no {key!r}, only {shown or 'nothing'}")
     return holder[key]
 
 
@@ -121,11 +123,11 @@ def rows(name: str, holder: Any, key: str) -> Sequence[Any]:
     """Return a list in a JSON object.
 
     Raises:
-        SourceError: it is no list, or empty.
+        SourceError: the member is not a list, or empty.
     """
     found = part(name, holder, key)
     if not isinstance(found, list):
-        raise SourceError(Problem.NOT_PARSED, f"{name}: {key!r} is {type(found).__name__}, not a list")
+        raise SourceError(SourceProblem.NOT_PARSED, f"{name}: {key!r} is {type(found).__name__}, not a list")
     if not found:
-        raise SourceError(Problem.EMPTY, f"{name}: {key!r} is empty")
+        raise SourceError(SourceProblem.EMPTY, f"{name}: {key!r} is empty")
     return found

@@ -1,4 +1,4 @@
-"""U.S. Energy Information Administration: hourly generation per fuel, turned into intensities with our own factors."""
+"""U.S. Energy Information Administration: hourly generation per fuel, converted with the factors in `mix`."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, part, rows
 from gpuenergyd.carbon.sources.mix import EIA_FACTORS, mix_intensity
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
-from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
@@ -17,12 +17,12 @@ NAME = "eia"
 HOST = "https://api.eia.gov/v2"
 _HISTORY = timedelta(hours=48)
 _LIMIT_MWH = 1e6
-"""Megawatt hours per hour and fuel that no authority reaches."""
+"""Above the generation per hour and fuel of any authority."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eia:
-    """A balancing authority's generation; stamps name the end of their hour."""
+    """Generation of a balancing authority; times are the end of their hour."""
 
     web: Web
     key: str = field(repr=False)
@@ -31,10 +31,10 @@ class Eia:
     period_s: float = HOUR.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last two days as far as they are published.
+        """Return the published values of the last two days.
 
         Raises:
-            CarbonSourceError: nothing usable came.
+            CarbonSourceError: the provider returned no usable value.
         """
         reply = self.web.get_json(
             NAME,
@@ -60,7 +60,7 @@ class Eia:
             check_zone(NAME, self.signal.zone, part(NAME, row, "respondent"))
             unit = row.get("value-units", "megawatthours")
             if unit != "megawatthours":
-                raise SourceError(Problem.WRONG_UNIT, f"{NAME}: unit {unit!r:.40} is not megawatthours")
+                raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: unit {unit!r:.40} is not megawatthours")
             value = part(NAME, row, "value")
             if value is None:
                 continue
@@ -70,10 +70,10 @@ class Eia:
 
 
 def make(options: SourceOptions) -> Eia:
-    """Return the source; it needs a key.
+    """Return the source; requires a key.
 
     Raises:
-        CarbonDataError: there is none.
+        CarbonDataError: there is no key.
     """
     if not options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file")
@@ -85,7 +85,9 @@ def _hour(text: object) -> datetime:
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H").replace(tzinfo=UTC)
     except ValueError:
-        raise SourceError(Problem.NOT_PARSED, f"{NAME}: period {text!r:.40} is no hour like 2026-01-31T12") from None
+        raise SourceError(
+            SourceProblem.NOT_PARSED, f"{NAME}: period {text!r:.40} is not an hour like 2026-01-31T12"
+        ) from None
 
 
 def _number(value: object) -> float:
@@ -94,5 +96,7 @@ def _number(value: object) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= _LIMIT_MWH:
-        raise SourceError(Problem.BAD_VALUE, f"{NAME}: generation {value!r:.40} is no number of megawatt hours")
+        raise SourceError(
+            SourceProblem.BAD_VALUE, f"{NAME}: generation {value!r:.40} is not a number of megawatt hours in range"
+        )
     return number

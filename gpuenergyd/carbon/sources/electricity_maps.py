@@ -1,4 +1,4 @@
-"""Electricity Maps v3: hourly, most of the world; a free key gives one zone's last 24 hours, no forecast."""
+"""Electricity Maps v3: hourly, most of the world; a free key includes 24 hours of one zone, no forecast."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant, part, rows
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
-from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
@@ -17,7 +17,7 @@ HOST = "https://api.electricitymaps.com/v3"
 
 @dataclass(frozen=True, slots=True)
 class ElectricityMaps:
-    """Consumption-based intensities; without a resolved zone the service would answer for the caller's address."""
+    """Consumption-based intensities; without a zone the service would use the caller's address."""
 
     web: Web
     key: str
@@ -26,10 +26,10 @@ class ElectricityMaps:
     period_s: float = HOUR.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last 24 hours: one call an hour also heals gaps and replaces estimates.
+        """Return the last 24 hours, so that hourly calls also fill gaps and replace estimates.
 
         Raises:
-            CarbonSourceError: nothing usable came.
+            CarbonSourceError: the provider returned no usable value.
         """
         reply = self.web.get_json(
             NAME,
@@ -52,16 +52,16 @@ class ElectricityMaps:
             factor = row.get("emissionFactorType", self.signal.factor.value)
             if factor != self.signal.factor.value:
                 asked = self.signal.factor.value
-                raise SourceError(Problem.WRONG_UNIT, f"{NAME}: asked for {asked} factors, got {factor!r:.40}")
+                raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested {asked} factors, got {factor!r:.40}")
             status = SampleStatus.ESTIMATED if row.get("isEstimated", True) else SampleStatus.MEASURED
             yield RawValue(begin, begin + HOUR, row.get("carbonIntensity"), status)
 
 
 def make(options: SourceOptions) -> ElectricityMaps:
-    """Return the source; it needs a key.
+    """Return the source; requires a key.
 
     Raises:
-        CarbonDataError: no key, or a marginal signal is asked for.
+        CarbonDataError: there is no key, or the signal is not average and life-cycle or direct.
     """
     if not options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file")

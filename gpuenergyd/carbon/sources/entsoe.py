@@ -1,6 +1,6 @@
-"""ENTSO-E transparency platform: Europe's generation per plant type, turned into intensities with our own factors.
+"""ENTSO-E transparency platform: Europe's generation per plant type, converted with the factors in `mix`.
 
-Production-based: imports do not count, so levels differ from consumption-based sources.
+Production-based, without imports: levels differ from consumption-based sources.
 """
 
 import re
@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant
 from gpuenergyd.carbon.sources.mix import ENTSOE_FACTORS, mix_intensity
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
-from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
@@ -31,7 +31,7 @@ AREAS = {
     "PL": "10YPL-AREA-----S",
     "PT": "10YPT-REN------W",
 }
-"""Energy identification codes of bidding zones; a zone may also be given as its code."""
+"""Energy identification codes (EIC) of bidding zones; a zone may also be given as its code."""
 _CODE = re.compile(r"10Y[0-9A-Z-]{13}")
 _RESOLUTION = re.compile(r"PT(15|30|60)M")
 _HISTORY = timedelta(hours=30)
@@ -50,10 +50,10 @@ class Entsoe:
     period_s: float = HOUR.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last 30 hours as far as they are published.
+        """Return the published values of the last 30 hours.
 
         Raises:
-            CarbonSourceError: nothing usable came.
+            CarbonSourceError: the provider returned no usable value.
         """
         end = now_at.replace(minute=0, second=0, microsecond=0) + HOUR
         body = self.web.get(
@@ -72,10 +72,10 @@ class Entsoe:
 
 
 def make(options: SourceOptions) -> Entsoe:
-    """Return the source; it needs a token and a zone it knows.
+    """Return the source; requires a token and a known zone.
 
     Raises:
-        CarbonDataError: either is missing.
+        CarbonDataError: the token is missing, or the zone is unknown.
     """
     if not options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file that holds the security token")
@@ -83,7 +83,7 @@ def make(options: SourceOptions) -> Entsoe:
     if area is None:
         known = ", ".join(AREAS)
         raise CarbonDataError(
-            f"carbon source {NAME}: zone {options.zone!r} is no 16-character code and none of {known}"
+            f"carbon source {NAME}: zone {options.zone!r} is neither a 16-character EIC code nor one of {known}"
         )
     signal = CarbonSignal(options.zone, NAME, SignalKind.AVERAGE, EmissionFactor.LIFECYCLE)
     return Entsoe(options.web, options.key, signal, area, options.base_url or HOST)
@@ -101,7 +101,7 @@ def _values(body: bytes, area: str) -> Iterator[RawValue]:
             for begin, end, megawatts in _points(period):
                 energy.setdefault((begin, end), {})
                 energy[begin, end][plant] = energy[begin, end].get(plant, 0.0) + megawatts
-    if energy:  # plant types are published one after the other: an hour with a few of them is no mix yet
+    if energy:  # plant types are published one after the other: an hour with few of them is incomplete
         fullest = max(len(mix) for mix in energy.values())
         energy = {slot: mix for slot, mix in energy.items() if len(mix) * 2 > fullest}
     for (begin, end), mix in sorted(energy.items()):
@@ -109,43 +109,46 @@ def _values(body: bytes, area: str) -> Iterator[RawValue]:
 
 
 def _document(body: bytes) -> ET.Element:
-    """Return the root without namespaces.
+    """Return the root element with namespaces removed.
 
     Raises:
-        SourceError: no XML, or a reply that says why there is no data.
+        SourceError: the reply is not XML, or states why there is no data.
     """
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
-        raise SourceError(Problem.NOT_PARSED, f"{NAME}: reply is no generation document")
+        raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: reply contains a document type declaration")
     try:
-        root = ET.fromstring(body)  # noqa: S314  entities, the reason for the rule, were refused above
+        root = ET.fromstring(body)  # noqa: S314  entities, the reason for the rule, are rejected above
     except ET.ParseError:
-        raise SourceError(Problem.NOT_PARSED, f"{NAME}: reply is no XML") from None
+        raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: reply is not XML") from None
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     if root.tag == "Acknowledgement_MarketDocument":
-        raise SourceError(Problem.EMPTY, f"{NAME}: {(root.findtext('Reason/text') or 'no data')[:80]}")
+        raise SourceError(SourceProblem.EMPTY, f"{NAME}: {(root.findtext('Reason/text') or 'no data')[:80]}")
     if root.tag != "GL_MarketDocument":
-        raise SourceError(Problem.NOT_PARSED, f"{NAME}: reply is a {root.tag[:40]}, not a GL_MarketDocument")
+        raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: reply is a {root.tag[:40]}, not a GL_MarketDocument")
     return root
 
 
 def _points(period: ET.Element) -> Iterator[tuple[datetime, datetime, float]]:
-    """Yield every slot of a period; a position that is left out repeats the one before it."""
+    """Yield every slot of a period; a missing position repeats the previous one."""
     begin = instant(NAME, period.findtext("timeInterval/start"))
     end = instant(NAME, period.findtext("timeInterval/end"))
     matched = _RESOLUTION.fullmatch(period.findtext("resolution") or "")
     if matched is None:
-        raise SourceError(Problem.NOT_PARSED, f"{NAME}: resolution {period.findtext('resolution')!r:.20} is unknown")
+        raise SourceError(
+            SourceProblem.NOT_PARSED,
+            f"{NAME}: resolution {period.findtext('resolution')!r:.20} is unknown; expected PT15M, PT30M or PT60M",
+        )
     step = timedelta(minutes=int(matched[1]))
     num_slots = (end - begin) // step
     if not 0 < num_slots <= _MAX_POINTS:
-        raise SourceError(Problem.NOT_PARSED, f"{NAME}: a period of {num_slots} slots makes no sense")
+        raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: period of {num_slots} slots; expected 1 to {_MAX_POINTS}")
     given: dict[int, float] = {}
     for point in period.iter("Point"):
         try:
             given[int(point.findtext("position") or "")] = float(point.findtext("quantity") or "")
         except ValueError:
-            raise SourceError(Problem.NOT_PARSED, f"{NAME}: a point has no position or no quantity") from None
+            raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: a point has no position or no quantity") from None
     megawatts = None
     for number in range(1, num_slots + 1):
         megawatts = given.get(number, megawatts)

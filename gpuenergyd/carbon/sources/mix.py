@@ -1,11 +1,11 @@
-"""Intensities from a generation mix: life-cycle factors per kind of plant, for sources that publish raw energy."""
+"""Intensities from a generation mix, with life-cycle factors per plant type."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 COAL, GAS, OIL, OTHER = 820.0, 490.0, 650.0, 700.0
 BIOMASS, GEOTHERMAL, HYDRO, NUCLEAR, WIND, SOLAR = 230.0, 38.0, 24.0, 12.0, 11.0, 45.0
-"""Life-cycle g/kWh: medians of the IPCC's fifth assessment report, annex III; `OTHER` stands for what is not named."""
+"""Life-cycle g/kWh: medians of the IPCC's fifth assessment report, annex III; `OTHER` is for unlisted types."""
 
 ENTSOE_FACTORS: Mapping[str, float] = MappingProxyType({
     "B01": BIOMASS, "B02": COAL, "B03": GAS, "B04": GAS, "B05": COAL, "B06": OIL, "B07": OIL, "B08": COAL,
@@ -18,7 +18,7 @@ EIA_FACTORS: Mapping[str, float] = MappingProxyType({
 
 
 def mix_intensity(energy: Mapping[str, float], factors: Mapping[str, float]) -> float | None:
-    """Return the intensity of a mix; negative generation (pumping) counts as none; None without generation."""
+    """Return the intensity of a mix; negative generation (pumping) counts as 0; None without generation."""
     produced = {kind: max(0.0, amount) for kind, amount in energy.items()}
     total = sum(produced.values())
     if total <= 0:

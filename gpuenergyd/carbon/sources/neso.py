@@ -1,4 +1,4 @@
-"""National Energy System Operator, Great Britain: half-hourly, no key. https://api.carbonintensity.org.uk."""
+"""National Energy System Operator (NESO), Great Britain: half-hourly, no key. https://api.carbonintensity.org.uk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _SIGNAL = CarbonSignal(ZONE, NAME, SignalKind.AVERAGE, EmissionFactor.OPERATIONA
 
 @dataclass(frozen=True, slots=True)
 class Neso:
-    """Great Britain's own figures: generation, imports and losses, without life-cycle shares."""
+    """Intensities of Great Britain: generation, imports and losses, without life-cycle emissions."""
 
     web: Web
     base_url: str = HOST
@@ -28,10 +28,10 @@ class Neso:
     period_s: float = _SLOT.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last 24 hours and the next 48.
+        """Return the last 24 hours and a forecast of 48 hours.
 
         Raises:
-            CarbonSourceError: nothing usable came.
+            CarbonSourceError: the provider returned no usable value.
         """
         slot = now_at.replace(minute=now_at.minute // 30 * 30, second=0, microsecond=0)
         stamp = f"{slot:%Y-%m-%dT%H:%MZ}"
@@ -43,13 +43,13 @@ class Neso:
 
 
 def make(options: SourceOptions) -> Neso:
-    """Return the source; zone GB only.
+    """Return the source; only for zone GB.
 
     Raises:
-        CarbonDataError: another zone.
+        CarbonDataError: the zone is not GB.
     """
     if options.zone != ZONE:
-        raise CarbonDataError(f"carbon source {NAME} knows zone {ZONE} only, not {options.zone!r}")
+        raise CarbonDataError(f"carbon source {NAME} supports only zone {ZONE}, got {options.zone!r}")
     return Neso(options.web, options.base_url or HOST)
 
 
@@ -62,5 +62,5 @@ def _values(reply: Any, now_at: datetime) -> Iterator[RawValue]:
             yield RawValue(begin, end, actual, SampleStatus.MEASURED)
         elif begin > now_at:
             yield RawValue(begin, end, forecast, SampleStatus.FORECAST)
-        else:  # the slot is over or running, its settlement is not: what was forecast last is the best estimate
+        else:  # the slot has begun, but its value is not settled: the last forecast is the best estimate
             yield RawValue(begin, end, forecast, SampleStatus.ESTIMATED)

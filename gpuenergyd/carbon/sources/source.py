@@ -1,4 +1,4 @@
-"""What a source of carbon intensities is given and what it answers; third-party ones come by entry point."""
+"""Protocol of carbon intensity sources, their options and replies; sources are entry points."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +15,7 @@ SOURCE_GROUP = "gpuenergyd.carbon_sources"
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a source is told; a key is never shown by repr."""
+    """Options of a source; `repr` hides the key."""
 
     zone: str
     web: Web
@@ -29,7 +29,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SourceReply:
-    """What a source knows: past and present samples, what it forecasts, and what it had to leave out and why."""
+    """Values of a source: samples, forecast, and the reasons for rejected values."""
 
     samples: tuple[IntensitySample, ...]
     forecast: tuple[IntensitySample, ...] = ()
@@ -38,41 +38,41 @@ class SourceReply:
 
 
 class CarbonSource(Protocol):
-    """One provider for one zone."""
+    """A provider's intensities of one zone."""
 
     @property
     def signal(self) -> CarbonSignal:
-        """Which quantity the values are."""
+        """Quantity, zone and source of the values."""
         ...
 
     @property
     def period_s(self) -> float:
-        """How often the provider has something new; it is not asked more often."""
+        """Period of the provider's updates and of the requests."""
         ...
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return what the provider knows now.
+        """Return the provider's current values.
 
         Raises:
-            CarbonSourceError: nothing usable came; the message names the provider and the reason.
+            CarbonSourceError: there is no usable value; the message names the provider and the reason.
         """
         ...
 
 
 class SourceFactory(Protocol):
-    """Makes a source. Entry points: `gpuenergyd.carbon_sources`."""
+    """Constructor of a source. Entry points: `gpuenergyd.carbon_sources`."""
 
     def __call__(self, options: SourceOptions) -> CarbonSource:
         """Return the source for a zone.
 
         Raises:
-            CarbonDataError: an option is missing or makes no sense for this provider.
+            CarbonDataError: an option is missing or invalid for this provider.
         """
         ...
 
 
 def source_names() -> tuple[str, ...]:
-    """Return the installed sources, sorted."""
+    """Return the names of the installed sources, sorted."""
     return tuple(sorted({point.name for point in entry_points(group=SOURCE_GROUP)}))
 
 
@@ -80,7 +80,7 @@ def make_source(name: str, options: SourceOptions) -> CarbonSource:
     """Return the source with this name.
 
     Raises:
-        CarbonDataError: no such source, or it cannot be made from these options.
+        CarbonDataError: the source is not installed, or its options are invalid.
     """
     points = list(entry_points(group=SOURCE_GROUP, name=name))
     if not points:
@@ -90,12 +90,12 @@ def make_source(name: str, options: SourceOptions) -> CarbonSource:
 
 
 def default_source_name(zone: str) -> str:
-    """Return the source that needs no key for a zone.
+    """Return the source of a zone that requires no key.
 
     Raises:
-        CarbonDataError: there is none.
+        CarbonDataError: the zone has none.
     """
     if zone == "GB":
         return "neso"
     installed = ", ".join(source_names())
-    raise CarbonDataError(f"zone {zone!r} needs a source: only GB has one without a key; installed: {installed}")
+    raise CarbonDataError(f"zone {zone!r} requires a source: only GB has one without a key; installed: {installed}")

@@ -1,4 +1,4 @@
-"""WattTime v3: five-minute marginal intensities of the United States and more; the free plan covers CAISO_NORTH."""
+"""WattTime v3: five-minute marginal intensities; the free plan includes CAISO_NORTH."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, in_g_per_kwh, instant, part, rows
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
-from gpuenergyd.carbon.sources.web import Problem, SourceError, Web
+from gpuenergyd.carbon.sources.web import SourceError, SourceProblem, Web
 from gpuenergyd.core.carbon.intensity import CarbonSignal, EmissionFactor, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError
 
@@ -20,28 +20,28 @@ _HISTORY = timedelta(hours=24)
 
 @dataclass(slots=True)
 class WattTime:
-    """A login gives a token for half an hour; when it is refused, one new login is tried."""
+    """Intensities by access token; after the rejection of an expired token one new login is tried."""
 
     web: Web
     key: str = field(repr=False)
     signal: CarbonSignal
     base_url: str = HOST
     period_s: float = 1800.0
-    """Five-minute values are averaged over slots; asking twice an hour keeps far from every limit."""
+    """Two requests per hour are far below all rate limits."""
     _token: str | None = field(default=None, repr=False)
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last 24 hours, and the forecast where the plan includes it.
+        """Return the last 24 hours, and the forecast if the plan includes it.
 
         Raises:
-            CarbonSourceError: nothing usable came.
+            CarbonSourceError: the provider returned no usable value.
         """
         window = {"start": f"{now_at - _HISTORY:%Y-%m-%dT%H:%MZ}", "end": f"{now_at:%Y-%m-%dT%H:%MZ}"}
         values = list(self._values(self._ask("historical", window), SampleStatus.ESTIMATED))
         try:
             values += self._values(self._ask("forecast", {"horizon_hours": "24"}), SampleStatus.FORECAST)
         except SourceError as failure:
-            if failure.problem is not Problem.FORBIDDEN:
+            if failure.problem is not SourceProblem.FORBIDDEN:
                 raise
         return checked_reply(self.signal, values, now_at)
 
@@ -59,7 +59,7 @@ class WattTime:
                 )
             except SourceError as failure:
                 self._token = None
-                if failure.problem is not Problem.UNAUTHORIZED or is_last or not had_token:
+                if failure.problem is not SourceProblem.UNAUTHORIZED or is_last or not had_token:
                     raise
         raise AssertionError("the second try returns or raises")
 
@@ -68,7 +68,7 @@ class WattTime:
         reply = self.web.get_json(NAME, f"{self.base_url}/login", basic_auth=(user, password))
         token = part(NAME, reply, "token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-            raise SourceError(Problem.NOT_PARSED, f"{NAME}: the login gave no token")
+            raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: login reply has no token")
         self._token = token
         return token
 
@@ -77,7 +77,7 @@ class WattTime:
         check_zone(NAME, self.signal.zone, part(NAME, meta, "region"))
         asked = _SIGNALS[self.signal.kind]
         if part(NAME, meta, "signal_type") != asked:
-            raise SourceError(Problem.WRONG_UNIT, f"{NAME}: asked for {asked}, got {meta['signal_type']!r:.40}")
+            raise SourceError(SourceProblem.WRONG_UNIT, f"{NAME}: requested {asked}, got {meta['signal_type']!r:.40}")
         unit = part(NAME, meta, "units")
         for row in rows(NAME, reply, "data"):
             begin = instant(NAME, part(NAME, row, "point_time"))
@@ -85,10 +85,10 @@ class WattTime:
 
 
 def make(options: SourceOptions) -> WattTime:
-    """Return the source; its key file holds `user:password`.
+    """Return the source; the key file must contain `user:password`.
 
     Raises:
-        CarbonDataError: no such key, or life-cycle factors are asked for.
+        CarbonDataError: the key is missing, or the factor is not direct.
     """
     if not options.key or ":" not in options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file that holds user:password")

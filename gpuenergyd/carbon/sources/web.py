@@ -1,9 +1,10 @@
-"""HTTP with limits on everything: time, size, redirects, retries. The only module that imports requests.
+"""HTTP client with limits on time, size, redirects and retries; the only module that imports requests.
 
-A provider can be slow, wrong, hostile or in a proxy's hands; none of that may cost more than the limits here, and no
-message that leaves this module holds a URL's query or a header, where keys are.
+The limits hold for slow, broken and hostile providers. No error message contains a URL's query or a header, because
+they contain keys.
 """
 
+import json
 import random
 import time
 import urllib.request
@@ -23,8 +24,8 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 
 
-class Problem(StrEnum):
-    """Why a source gave nothing usable; what status shows."""
+class SourceProblem(StrEnum):
+    """Kind of failure of a source, as shown by `status`."""
 
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
@@ -44,10 +45,20 @@ class Problem(StrEnum):
     CLOCK = "clock"
 
 
-class SourceError(CarbonSourceError):
-    """A source gave nothing usable: which problem, and how long it asked to be left alone."""
+_TEMPORARY = frozenset(
+    {
+        SourceProblem.RATE_LIMITED,
+        SourceProblem.SERVER_ERROR,
+        SourceProblem.TIMEOUT,
+        SourceProblem.UNREACHABLE,
+    }
+)
 
-    def __init__(self, problem: Problem, message: str, *, retry_after_s: float | None = None) -> None:
+
+class SourceError(CarbonSourceError):
+    """Failure of a source, with its kind and the provider's Retry-After."""
+
+    def __init__(self, problem: SourceProblem, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.problem = problem
         self.retry_after_s = retry_after_s
@@ -55,22 +66,22 @@ class SourceError(CarbonSourceError):
 
 @dataclass(frozen=True, slots=True)
 class WebLimits:
-    """What one request may cost."""
+    """Limits of one request."""
 
     connect_s: float = 5.0
     read_s: float = 10.0
     total_s: float = 30.0
-    """For all tries together, reading included: a server that drips bytes meets this one."""
+    """For all tries together, including reading, so that a slow sender cannot exceed it."""
     size_bytes: int = 4 * 2**20
     max_retries: int = 2
     max_redirects: int = 3
     max_pause_s: float = 8.0
-    """A longer Retry-After ends the try and is passed on."""
+    """A longer Retry-After ends the request and is passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """A client for one purpose: small GETs that end in time."""
+    """HTTP client for small GET requests."""
 
     limits: WebLimits = field(default_factory=WebLimits)
     pause: Callable[[float], None] = time.sleep
@@ -81,13 +92,13 @@ class Web:
         """Return the JSON of a reply.
 
         Raises:
-            SourceError: see `get`; or the body is no JSON.
+            SourceError: as `get`, or the body is not JSON.
         """
         body = self.get(name, url, **request)
         try:
             return _json(body)
         except (ValueError, RecursionError):
-            raise SourceError(Problem.NOT_PARSED, f"{name}: reply is no JSON: {_shown(body)}") from None
+            raise SourceError(SourceProblem.NOT_PARSED, f"{name}: reply is not JSON: {_shown(body)}") from None
 
     def get(
         self,
@@ -101,7 +112,7 @@ class Web:
         """Return the body of a reply with status 200.
 
         Raises:
-            SourceError: every other end, after retries where they may help.
+            SourceError: every other outcome, after retries if the failure is temporary.
         """
         deadline_s = self.clock_s() + self.limits.total_s
         for attempt in range(self.limits.max_retries + 1):
@@ -115,10 +126,15 @@ class Web:
         raise AssertionError("the last try returns or raises")
 
     def _pause_before_retry(self, failure: SourceError, attempt: int) -> float | None:
-        """Return how long to wait, None where another try cannot help."""
+        """Return the pause before a retry; None if a retry cannot help."""
         if attempt >= self.limits.max_retries:
             return None
-        if failure.problem not in {Problem.RATE_LIMITED, Problem.SERVER_ERROR, Problem.TIMEOUT, Problem.UNREACHABLE}:
+        if failure.problem not in {
+            SourceProblem.RATE_LIMITED,
+            SourceProblem.SERVER_ERROR,
+            SourceProblem.TIMEOUT,
+            SourceProblem.UNREACHABLE,
+        }:
             return None
         pause_s = (2.0**attempt) * (0.5 + self.jitter())
         if failure.retry_after_s is not None:
@@ -137,13 +153,13 @@ class Web:
         home = urlsplit(url)
         limits = self.limits
         with requests.Session() as session:
-            session.trust_env = False  # a .netrc must not add credentials; proxies are taken below
+            session.trust_env = False  # a .netrc must not add credentials; proxies are set below
             bypasses = requests.utils.should_bypass_proxies(url, no_proxy=None)
             session.proxies = {} if bypasses else urllib.request.getproxies()
             for _ in range(limits.max_redirects + 1):
                 left_s = deadline_s - self.clock_s()
                 if left_s <= 0:
-                    raise SourceError(Problem.TIMEOUT, f"{name}: no reply within {limits.total_s:g} s")
+                    raise SourceError(SourceProblem.TIMEOUT, f"{name}: no reply within {limits.total_s:g} s")
                 try:
                     with session.get(
                         url,
@@ -159,35 +175,36 @@ class Web:
                             return self._body(name, reply, deadline_s)
                         url, parameters = urljoin(url, reply.headers.get("Location", "")), None
                 except requests.Timeout:
-                    raise SourceError(Problem.TIMEOUT, f"{name}: no reply in time") from None
+                    raise SourceError(SourceProblem.TIMEOUT, f"{name}: no reply in time") from None
                 except (ReadTimeoutError, TimeoutError):
-                    raise SourceError(Problem.TIMEOUT, f"{name}: reply stopped half way") from None
+                    raise SourceError(SourceProblem.TIMEOUT, f"{name}: reply incomplete") from None
                 except (requests.RequestException, HTTPError) as error:
-                    # The exception's own text holds the URL, and with it the key.
+                    # The exception's text contains the URL, and with it the key.
                     raise SourceError(
-                        Problem.UNREACHABLE, f"{name}: cannot be reached ({type(error).__name__})"
+                        SourceProblem.UNREACHABLE, f"{name}: cannot be reached ({type(error).__name__})"
                     ) from None
                 there = urlsplit(url)
                 if (there.scheme, there.netloc) != (home.scheme, home.netloc):
-                    raise SourceError(Problem.REDIRECT, f"{name}: redirects to another host, which is not followed")
-        raise SourceError(Problem.REDIRECT, f"{name}: redirects more than {limits.max_redirects} times")
+                    raise SourceError(SourceProblem.REDIRECT, f"{name}: redirects to another host; not followed")
+        raise SourceError(SourceProblem.REDIRECT, f"{name}: redirects more than {limits.max_redirects} times")
 
     def _body(self, name: str, reply: requests.Response, deadline_s: float) -> bytes:
         parts, size_bytes = [], 0
-        # One receive at a time: reading whole chunks would wait for a server that drips until its chunk is full.
+        # One receive at a time: reading a whole chunk from a slow sender would block until the chunk is full.
         while part := reply.raw.read1(_CHUNK_BYTES, decode_content=True):
             size_bytes += len(part)
             if size_bytes > self.limits.size_bytes:
-                raise SourceError(Problem.TOO_LARGE, f"{name}: reply is larger than {self.limits.size_bytes} bytes")
+                raise SourceError(
+                    SourceProblem.TOO_LARGE, f"{name}: reply is larger than {self.limits.size_bytes} bytes"
+                )
             if self.clock_s() > deadline_s:
-                raise SourceError(Problem.TIMEOUT, f"{name}: reply not complete within {self.limits.total_s:g} s")
+                raise SourceError(SourceProblem.TIMEOUT, f"{name}: reply not complete within {self.limits.total_s:g} s")
             parts.append(part)
         return b"".join(parts)
 
 
 def _json(body: bytes) -> Any:
-    """Return parsed JSON; NaN and Infinity, which Python would accept, are no JSON."""
-    import json  # noqa: PLC0415  one use
+    """Return parsed JSON; rejects NaN and Infinity, which Python accepts."""
 
     def refuse(word: str) -> Any:
         raise ValueError(word)
@@ -201,20 +218,20 @@ def _check_status(name: str, reply: requests.Response) -> None:
         return
     retry_after_s = _retry_after_s(reply.headers.get("Retry-After"))
     known = {
-        401: (Problem.UNAUTHORIZED, "the key was refused"),
-        403: (Problem.FORBIDDEN, "the key's plan does not include this"),
-        404: (Problem.NOT_FOUND, "unknown zone or address"),
-        429: (Problem.RATE_LIMITED, "asked too often"),
+        401: (SourceProblem.UNAUTHORIZED, "the key was rejected"),
+        403: (SourceProblem.FORBIDDEN, "the key's plan does not include this"),
+        404: (SourceProblem.NOT_FOUND, "unknown zone or address"),
+        429: (SourceProblem.RATE_LIMITED, "too many requests"),
     }
     if status in known:
         problem, words = known[status]
         raise SourceError(problem, f"{name}: HTTP {status}, {words}", retry_after_s=retry_after_s)
-    problem = Problem.SERVER_ERROR if status in _RETRIED or status >= 500 else Problem.BAD_STATUS
+    problem = SourceProblem.SERVER_ERROR if status in _RETRIED or status >= 500 else SourceProblem.BAD_STATUS
     raise SourceError(problem, f"{name}: HTTP {status}", retry_after_s=retry_after_s)
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Return a Retry-After in seconds; its form as a date is not worth a clock comparison and counts as a minute."""
+    """Return a Retry-After in seconds; a date counts as one minute."""
     if header is None:
         return None
     text = header.strip()

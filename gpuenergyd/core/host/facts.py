@@ -1,4 +1,4 @@
-"""The facts about a host that a diagnosis rests on; whoever looks them up changes nothing."""
+"""Facts about a host, the input of its diagnosis."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU as anybody may see it."""
+    """Facts about one GPU that need no privilege."""
 
     name: str
     num_clocks: int
@@ -17,7 +17,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What the driver answers; `trouble` is its error, which says what to do."""
+    """State of the driver; `trouble` is its error with the remedy."""
 
     kind: str
     gpus: tuple[GpuFacts, ...] = ()
@@ -26,14 +26,14 @@ class DriverFacts:
 
 @dataclass(frozen=True, slots=True)
 class CallerFacts:
-    """Who asks, and whether such a process could change a GPU."""
+    """User of the diagnosing process, and whether such a process may change GPUs."""
 
     user: str
     may_change_gpus: bool
 
 
 class SocketState(StrEnum):
-    """What happens when somebody connects."""
+    """Result of connecting to the daemon's socket."""
 
     ANSWERS = "answers"
     SILENT = "silent"
@@ -44,7 +44,7 @@ class SocketState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DaemonFacts:
-    """The daemon's socket, and what it says of itself."""
+    """State of the daemon's socket and of the daemon itself."""
 
     socket_path: str
     socket_state: SocketState
@@ -57,7 +57,7 @@ class DaemonFacts:
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """What a daemon that is not there has left changed."""
+    """Restore journal of a daemon that is not running."""
 
     path: str
     gpu_uuids: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class JournalFacts:
 
 @dataclass(frozen=True, slots=True)
 class HistoryFacts:
-    """The history's database."""
+    """State of the history database."""
 
     path: str
     is_there: bool
@@ -78,7 +78,7 @@ class HistoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """Where the history is kept, or would be."""
+    """State of the file system of the history database."""
 
     folder: str
     free_bytes: int
@@ -87,29 +87,29 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True)
 class CarbonFacts:
-    """The zone whose intensity is wanted, and the last that a source said about it."""
+    """Configured zone and the latest fetch of its intensities."""
 
     zone: str
     trouble: str | None = None
     newest_at: datetime | None = None
     is_fetched: bool = False
-    """Whether a process of its own has to ask for it."""
+    """Whether the fetcher process is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFacts:
-    """What the service manager knows; states are systemd's own words, by unit."""
+    """State of the service manager; states are those of systemd, by unit."""
 
     is_managed: bool
     active_states: dict[str, str]
     enabled_states: dict[str, str]
     rivals: tuple[str, ...] = ()
-    """Active services that set the same clocks."""
+    """Other active services that set GPU clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Everything that was looked up; None is what could not be, because the settings are wrong."""
+    """All facts about a host; a fact is None if invalid settings prevented reading it."""
 
     now: datetime
     driver: DriverFacts

@@ -255,7 +255,7 @@ def test_now_queries_the_source_and_prints_the_kind_of_value(capsys: pytest.Capt
 def test_now_reports_a_source_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     with (
         serving(lambda _: Reply(b"<html>", 200)) as server,
-        pytest.raises(GpuEnergyError, match="neso: reply is no JSON") as caught,
+        pytest.raises(GpuEnergyError, match="neso: reply is not JSON") as caught,
     ):
         carbon_command("now", "--zone", "GB", "--base-url", server.url)
 

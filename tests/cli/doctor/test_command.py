@@ -172,9 +172,9 @@ def test_degraded_reasons_of_a_running_daemon_are_findings(folder: Path, capsys:
         code_damaged, damaged = doctor(capsys)
 
     assert (code, degraded(found)) == (0, [])
-    assert found["permissions"][0]["detail"] == "the daemon may change every GPU"
+    assert found["permissions"][0]["detail"] == "the daemon may change all GPUs"
     assert code_damaged == 4
-    assert "set aside" in damaged["daemon"][0]["detail"]
+    assert "moved it to" in damaged["daemon"][0]["detail"]
 
 
 def test_a_user_without_permission_gets_the_group_to_join(public_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_a_host_that_is_well_has_nothing_to_mend_and_each_subject_was_looked_at(
 @pytest.mark.parametrize(
     ("changes", "subject", "level", "fix"),
     [
-        ({"settings_trouble": "/etc/c.toml: mode = 'fast'"}, Subject.SETTINGS, Level.DEGRADED, "correct it"),
+        ({"settings_trouble": "/etc/c.toml: mode = 'fast'"}, Subject.SETTINGS, Level.DEGRADED, "correct the setting"),
         ({"driver": DriverFacts("nvml", trouble="no driver; load it")}, Subject.DRIVER, Level.DEGRADED, "load it"),
         ({"driver": DriverFacts("nvml", trouble="odd")}, Subject.DRIVER, Level.DEGRADED, "nvidia-smi"),
         (
@@ -79,7 +79,7 @@ def test_a_host_that_is_well_has_nothing_to_mend_and_each_subject_was_looked_at(
             {"driver": DriverFacts("nvml", (replace(GPU, observe_only_reason="MIG is enabled"),))},
             Subject.CLOCKS,
             Level.DEGRADED,
-            "turn MIG off",
+            "disable MIG",
         ),
         (
             {"journal": JournalFacts("/j", ("GPU-a",))},
@@ -115,7 +115,12 @@ def test_a_host_that_is_well_has_nothing_to_mend_and_each_subject_was_looked_at(
             Level.DEGRADED,
             "install that version",
         ),
-        ({"history": HistoryFacts("/h", True, "malformed")}, Subject.DATABASE, Level.DEGRADED, "sets a damaged file"),
+        (
+            {"history": HistoryFacts("/h", True, "malformed")},
+            Subject.DATABASE,
+            Level.DEGRADED,
+            "moves the damaged database",
+        ),
         ({"history": HistoryFacts("/h", True, "is not a history")}, Subject.DATABASE, Level.DEGRADED, "database_url"),
         (
             {"history": HistoryFacts("/h", True, set_aside=("/h.corrupt-1",))},
@@ -123,7 +128,7 @@ def test_a_host_that_is_well_has_nothing_to_mend_and_each_subject_was_looked_at(
             Level.NOTE,
             "sqlite3 /h.corrupt-1 .recover",
         ),
-        ({"disk": DiskFacts("/", 2**20, is_read_only=False)}, Subject.DISK, Level.DEGRADED, "make room"),
+        ({"disk": DiskFacts("/", 2**20, is_read_only=False)}, Subject.DISK, Level.DEGRADED, "free disk space"),
         ({"disk": DiskFacts("/", 2**40, is_read_only=True)}, Subject.DISK, Level.DEGRADED, "remount,rw"),
         (
             {"history": HistoryFacts("/h", True, last_record_at=NOW + timedelta(hours=2))},
@@ -194,7 +199,7 @@ def test_root_needs_no_daemon_to_be_told_that_it_could_change_gpus() -> None:
     facts = replace(WELL, daemon=ABSENT, caller=CallerFacts("root", may_change_gpus=True))
 
     assert about(facts, Subject.PERMISSIONS) == []
-    assert "a daemon of root could change GPUs" in {d.detail for d in diagnose(facts)}
+    assert "a daemon run by root may change GPUs" in {d.detail for d in diagnose(facts)}
 
 
 def test_a_history_that_is_not_there_yet_is_no_complaint_and_one_nobody_looked_for_no_subject() -> None:
@@ -202,13 +207,13 @@ def test_a_history_that_is_not_there_yet_is_no_complaint_and_one_nobody_looked_f
     unknown = {d.subject for d in diagnose(replace(WELL, history=None, disk=None))}
 
     assert fresh[Subject.DATABASE].level is Level.FINE
-    assert "the first daemon makes it" in fresh[Subject.DATABASE].detail
+    assert "the daemon creates it" in fresh[Subject.DATABASE].detail
     assert unknown == set(Subject) - {Subject.DATABASE, Subject.DISK}
 
 
 @pytest.mark.parametrize(
     ("trouble", "fix"),
-    [("an older one", "it upgrades the file"), ("Permission denied", "as root"), ("unable to open", "as root")],
+    [("an older one", "it upgrades the database"), ("Permission denied", "as root"), ("unable to open", "as root")],
 )
 def test_each_trouble_of_the_history_has_its_own_fix(trouble: str, fix: str) -> None:
     [found] = about(replace(WELL, history=HistoryFacts("/h", True, trouble)), Subject.DATABASE)

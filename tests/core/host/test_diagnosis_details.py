@@ -35,14 +35,14 @@ def details(subject: Subject, **changes: Any) -> list[tuple[Level, str]]:
 
 def test_what_is_said_of_a_host_that_is_well() -> None:
     assert [(one.subject, one.detail) for one in diagnose(WELL)] == [
-        (Subject.SETTINGS, "they can be read"),
+        (Subject.SETTINGS, "valid"),
         (Subject.DRIVER, "nvml: 1 GPUs: A100 GPU-a"),
-        (Subject.PERMISSIONS, "the daemon may change every GPU"),
+        (Subject.PERMISSIONS, "the daemon may change all GPUs"),
         (Subject.PERSISTENCE_MODE, "on"),
-        (Subject.CLOCKS, "nothing was left changed; clocks to choose from: 81 of A100 GPU-a"),
+        (Subject.CLOCKS, "no GPU is left changed; supported clocks: 81 of A100 GPU-a"),
         (Subject.SOCKET, "a daemon answers on /run/gpuenergyd/gpuenergyd.sock"),
         *[(one.subject, one.detail) for one in said(Subject.DAEMON)],
-        (Subject.DATABASE, "/h can be read"),
+        (Subject.DATABASE, "/h is readable"),
         (Subject.DISK, "1024.0 GiB free in /"),
         (Subject.TIME, "the clock is synchronised"),
         (Subject.CARBON, "zone GB: values up to 2026-03-01 12:00 UTC"),
@@ -61,7 +61,7 @@ def test_a_drivers_trouble_comes_with_its_own_remedy() -> None:
     [
         (
             {"daemon": replace(DAEMON, is_observing=True, uncontrolled_gpus=("GPU-a",))},
-            [(Level.FINE, "the daemon only observes, as its settings say (mode = 'observe')")],
+            [(Level.FINE, "the daemon only observes (setting mode = 'observe')")],
         ),
         (
             {"daemon": replace(DAEMON, uncontrolled_gpus=("GPU-a", "GPU-b"))},
@@ -69,12 +69,12 @@ def test_a_drivers_trouble_comes_with_its_own_remedy() -> None:
         ),
         (
             {"daemon": ABSENT, "caller": CallerFacts("root", may_change_gpus=True)},
-            [(Level.FINE, "a daemon of root could change GPUs")],
+            [(Level.FINE, "a daemon run by root may change GPUs")],
         ),
-        ({"daemon": ABSENT}, [(Level.NOTE, "a daemon of alice could measure and not change any GPU")]),
+        ({"daemon": ABSENT}, [(Level.NOTE, "a daemon run by alice can measure GPUs but not change them")]),
         (
             {"daemon": replace(ABSENT, is_observing=True)},
-            [(Level.NOTE, "a daemon of alice could measure and not change any GPU")],
+            [(Level.NOTE, "a daemon run by alice can measure GPUs but not change them")],
         ),
     ],
 )
@@ -87,10 +87,10 @@ def gpus(*persistent: bool | None) -> DriverFacts:
 
 
 def test_persistence_is_on_off_or_not_told() -> None:
-    assert details(Subject.PERSISTENCE_MODE, driver=gpus(None, None)) == [(Level.FINE, "no GPU here tells")]
+    assert details(Subject.PERSISTENCE_MODE, driver=gpus(None, None)) == [(Level.FINE, "not reported by any GPU")]
     assert details(Subject.PERSISTENCE_MODE, driver=gpus(None, True)) == [(Level.FINE, "on")]
     off = details(Subject.PERSISTENCE_MODE, driver=gpus(True, False, None))
-    assert off == [(Level.NOTE, "off on g1: without a client the driver forgets clocks and starts slowly")]
+    assert off == [(Level.NOTE, "off on g1: without clients the driver resets clocks and starts slowly")]
 
 
 def test_gpus_that_cannot_be_tuned_are_named_and_the_others_are_counted() -> None:
@@ -99,24 +99,24 @@ def test_gpus_that_cannot_be_tuned_are_named_and_the_others_are_counted() -> Non
     found = said(Subject.CLOCKS, driver=DriverFacts("nvml", (GPU, old)))
     assert [one.detail for one in found] == [
         "old cannot be tuned: no locked clocks",
-        "nothing was left changed; clocks to choose from: 81 of A100 GPU-a",
+        "no GPU is left changed; supported clocks: 81 of A100 GPU-a",
     ]
     assert found[0].fix == "install a newer driver"
     assert len(said(Subject.CLOCKS, driver=DriverFacts("nvml", (old,)))) == 1
     assert details(Subject.CLOCKS, driver=DriverFacts("nvml")) == [
-        (Level.FINE, "nothing was left changed; clocks to choose from: none")
+        (Level.FINE, "no GPU is left changed; supported clocks: none")
     ]
 
 
 def test_a_journal_tells_of_clocks_only_where_somebody_left_some() -> None:
     assert details(Subject.CLOCKS, journal=JournalFacts("/j")) == details(Subject.CLOCKS)
     assert details(Subject.CLOCKS, journal=JournalFacts("/j", ("a", "b"))) == [
-        (Level.DEGRADED, "a daemon that is gone has left a, b changed")
+        (Level.DEGRADED, "a daemon that is no longer running left a, b changed")
     ]
     both = JournalFacts("/j", ("a",), damage="torn", unreadable="no right")
     assert details(Subject.CLOCKS, journal=both) == [(Level.DEGRADED, "torn")]
     assert details(Subject.CLOCKS, journal=JournalFacts("/j", ("a",), unreadable="no right")) == [
-        (Level.NOTE, "not known whether any GPU was left slowed down: no right")
+        (Level.NOTE, "cannot check whether GPUs are left slowed down: no right")
     ]
 
 
@@ -131,12 +131,12 @@ def test_a_socket_without_a_known_group_still_says_how_to_join_it() -> None:
     ("trouble", "fix"),
     [
         ("of a newer version", "install that version again"),
-        ("of an older version", "start the daemon: it upgrades the file"),
-        ("not a history", "name another file in database_url"),
-        ("Permission denied", "ask again as root or as the daemon's user"),
-        ("permission denied", "ask again as root or as the daemon's user"),
-        ("unable to open database file", "ask again as root or as the daemon's user"),
-        ("malformed", "start the daemon: it sets a damaged file aside"),
+        ("of an older version", "start the daemon; it upgrades the database"),
+        ("not a history", "set another file in database_url"),
+        ("Permission denied", "run this command as root or as the daemon's user"),
+        ("permission denied", "run this command as root or as the daemon's user"),
+        ("unable to open database file", "run this command as root or as the daemon's user"),
+        ("malformed", "start the daemon; it moves the damaged database"),
     ],
 )
 def test_each_trouble_of_the_history_has_its_own_fix(trouble: str, fix: str) -> None:
@@ -148,7 +148,7 @@ def test_each_trouble_of_the_history_has_its_own_fix(trouble: str, fix: str) -> 
 
 def test_a_history_that_is_not_there_yet_is_fine_and_what_is_unknown_is_not_told() -> None:
     assert details(Subject.DATABASE, history=HistoryFacts("/h", is_there=False)) == [
-        (Level.FINE, "no history yet at /h: the first daemon makes it")
+        (Level.FINE, "no database yet at /h; the daemon creates it")
     ]
     assert said(Subject.DATABASE, history=None) == []
     assert said(Subject.DISK, disk=None) == []
@@ -171,12 +171,12 @@ def test_a_history_more_than_five_minutes_ahead_says_that_the_clock_is_wrong() -
     assert details(Subject.TIME, history=ahead) == [(Level.FINE, "the clock is synchronised")]
     late = replace(ahead, last_record_at=NOW + timedelta(minutes=5, seconds=1))
     assert details(Subject.TIME, history=late) == [
-        (Level.DEGRADED, "the clock stands at 2026-03-01 12:00 UTC and the history goes on to 2026-03-01 12:05")
+        (Level.DEGRADED, "the clock is at 2026-03-01 12:00 UTC, but the database has records up to 2026-03-01 12:05")
     ]
 
 
 def test_where_nobody_tells_whether_the_clock_is_right_that_is_said() -> None:
-    fine = [(Level.FINE, "nobody here tells whether it is right")]
+    fine = [(Level.FINE, "synchronisation is not reported on this host")]
 
     assert details(Subject.TIME, is_time_synchronised=None) == fine
     assert details(Subject.TIME, is_time_synchronised=None, history=None) == fine
@@ -188,10 +188,10 @@ def test_an_intensity_is_old_after_six_hours() -> None:
     assert details(Subject.CARBON, carbon=edge) == [(Level.FINE, "zone GB: values up to 2026-03-01 06:00 UTC")]
     old = replace(edge, newest_at=NOW - timedelta(hours=6) - SECOND)
     assert details(Subject.CARBON, carbon=old) == [
-        (Level.DEGRADED, "zone GB: the newest value is of 2026-03-01 05:59 UTC")
+        (Level.DEGRADED, "zone GB: the newest value is from 2026-03-01 05:59 UTC")
     ]
-    assert details(Subject.CARBON, carbon=CarbonFacts("GB")) == [(Level.DEGRADED, "zone GB: no value at all")]
-    assert details(Subject.CARBON, carbon=None) == [(Level.FINE, "none is configured: targets use a constant slowdown")]
+    assert details(Subject.CARBON, carbon=CarbonFacts("GB")) == [(Level.DEGRADED, "zone GB: no values")]
+    assert details(Subject.CARBON, carbon=None) == [(Level.FINE, "none configured; targets use a constant slowdown")]
 
 
 def units(active: dict[str, str], enabled: dict[str, str] | None = None) -> UnitFacts:
@@ -230,7 +230,7 @@ def test_a_fetcher_is_missed_where_the_daemon_wants_what_it_fetches(
 ) -> None:
     found = details(Subject.UNITS, units=units(active), carbon=carbon)
 
-    assert any("nobody asks what zone GB emits" in detail for _, detail in found) is is_missed
+    assert any("intensities of zone GB are not fetched" in detail for _, detail in found) is is_missed
     assert not is_missed or [level for level, _ in found] == [Level.DEGRADED]
 
 

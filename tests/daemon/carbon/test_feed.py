@@ -224,7 +224,7 @@ def test_a_price_signal_is_followed_without_counting_emissions(tmp_path: Path) -
         ("timestamp_utc,carbon_intensity_g_per_kwh\n2026-03-02T10:30:00Z,5\n", "no full hour"),
         ("timestamp_utc,carbon_intensity_g_per_kwh\nyesterday,5\n", "no time and number"),
         ("a,b,c\n1,2,3\n", "valid: timestamp_utc and one more"),
-        ("timestamp_utc,x\n", "no hour in it"),
+        ("timestamp_utc,x\n", "no rows below the header"),
     ],
 )
 def test_an_invalid_file_is_reported_with_its_line(tmp_path: Path, text: str, said: str) -> None:
