@@ -1,4 +1,4 @@
-"""The daemon put together: started in order, watched over, and stopped so that no GPU stays slowed down."""
+"""Composition root of the daemon: starts all components in order, supervises them, and restores GPUs on stop."""
 
 import asyncio
 import contextlib
@@ -47,14 +47,14 @@ from gpuenergyd.store.maintenance.retention import Retention
 
 log = logging.getLogger("gpuenergyd")
 
-_LOOK_AFTER_S = 0.5
+_SUPERVISION_PERIOD_S = 0.5
 _OBSERVATION_LIMIT_S = 1.0
 _FLUSH_LIMIT_S = 5.0
 _TOKEN_BYTES = 32
 
 
 class Daemon:
-    """The core process: everything it owns, by name."""
+    """The daemon process and its components."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -118,25 +118,25 @@ class Daemon:
         )
         self.host_energy = HostEnergy()
         self._clock_socket: ClockSocket | None = None
-        self._looking_after: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
 
     def history_status(self) -> WriterStatus:
-        """Return how the history's writer is."""
+        """Return the status of the history writer."""
         return self._history.status()
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then put everything back.
+        """Serve until SIGTERM or SIGINT, then restore all GPUs or hand the jobs over.
 
         Raises:
-            GpuEnergyError: a socket cannot be made.
+            GpuEnergyError: a socket cannot be created.
         """
         settings = self.settings
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        # Both sockets first: a client that comes early waits in the queue instead of being refused.
+        # Both sockets first: an early client waits in the queue instead of being refused.
         clock_listener = open_listener(settings.clock_socket_path, SOCK_SEQPACKET, group=settings.socket_group)
         listener = open_listener(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
         try:
@@ -151,7 +151,7 @@ class Daemon:
             await self._server.start(listener.socket)
             if self.carbon is not None:
                 await self.carbon.start()
-            self._looking_after = asyncio.create_task(self._look_after(), name="look after")
+            self._supervision = asyncio.create_task(self._supervise(), name="supervise")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
             shorten_event_loop_pauses()
             notify("READY=1")
@@ -166,7 +166,7 @@ class Daemon:
                 loop.remove_signal_handler(number)
 
     async def _stop(self) -> None:
-        for task in (self._looking_after, self._loading):
+        for task in (self._supervision, self._loading):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -177,16 +177,16 @@ class Daemon:
             self._clock_socket.close()
         await self.leases.close("the daemon was stopped")
         if not await self._hand_over():
-            log.info("every GPU goes back to how it was found")
+            log.info("restoring all GPUs")
             self.worker.announce_shutdown()
             await self.jobs.close("the daemon was stopped")
-        # Cutting the link makes the worker restore whatever is left: a job that did not end in time, say.
+        # Closing the link lets the GPU worker restore what is left, for instance of a job that did not end in time.
         await self.worker.close()
         await self.policy.close()
         await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
 
     async def _hand_over(self) -> bool:
-        """Leave the jobs to the next daemon, where the worker lives on; return whether that has been done."""
+        """Hand the jobs over to the next daemon if the GPU worker keeps running; return whether that succeeded."""
         settings = self.settings
         if settings.processes is not Processes.UNITS or not settings.keep_on_restart_s or not list(self.jobs):
             return False
@@ -196,86 +196,88 @@ class Daemon:
             write_hand_over(settings.hand_over_path, token, handed)
             await self.worker.hand_over(token, settings.keep_on_restart_s)
         except (GpuEnergyError, TypeError, ValueError) as error:
-            log.warning("nothing is handed over: %s", error)
+            log.warning("hand-over failed, the jobs end: %s", error)
             settings.hand_over_path.unlink(missing_ok=True)
             return False
-        log.info("%d jobs are handed over; the worker waits %g s", len(handed), settings.keep_on_restart_s)
+        log.info(
+            "handed %d jobs over; the GPU worker keeps their leases for %g s", len(handed), settings.keep_on_restart_s
+        )
         return True
 
     async def _take_over(self) -> None:
-        """Start the worker, and go on with what an earlier daemon left."""
+        """Start the GPU worker, and continue the jobs that an earlier daemon handed over."""
         try:
             handed = consume_hand_over(self.settings.hand_over_path)
         except GpuEnergyError as error:
-            log.warning("nothing is taken over: %s", error)
+            log.warning("cannot continue the jobs of an earlier daemon: %s", error)
             handed = None
         await self.worker.start(handed.worker_token if handed is not None else "")
         for job in handed.jobs if handed is not None else ():
             try:
                 take_over_job(self.jobs, job, holds_leases=self.worker.has_taken_over)
             except GpuEnergyError as error:
-                log.warning("job %s is not taken over: %s", job.description.job_id, error)
+                log.warning("cannot continue job %s of an earlier daemon: %s", job.description.job_id, error)
         if self.worker.has_taken_over:
-            nobodys = [gpu.identity.gpu_uuid for gpu in self.gpus if gpu.claim is None]
+            unclaimed = [gpu.identity.gpu_uuid for gpu in self.gpus if gpu.claim is None]
             with contextlib.suppress(GpuError):
-                await self.worker.restore(nobodys, "nobody's after the restart")
+                await self.worker.restore(unclaimed, "no job continued on it after the restart")
 
-    async def _look_after(self) -> None:
-        """Do what time asks for, and tell the service manager that we do.
+    async def _supervise(self) -> None:
+        """Check time limits about twice a second, and notify the service manager's watchdog.
 
-        The watchdog hears from us only while this loop runs, the history's thread moves, and the worker answers or is
-        being replaced: our own hang is noticed, a driver's is the worker's to bear.
+        The watchdog is fed while this loop runs and the history writer's thread is alive, so that the service manager
+        restarts a daemon that hangs. A hanging driver call blocks the GPU worker only, which supervises itself.
         """
         watchdog = Watchdog()
         asleep = SleepWatch()
         while True:
             try:
                 if slept_s := asleep.slept_s():
-                    log.warning("the host slept for %.0f s: every job begins at full speed again", slept_s)
+                    log.warning("the host slept for %.0f s: every job falls back to full speed", slept_s)
                     self.jobs.host_slept(slept_s)
                 self.jobs.check_time_limits()
                 now_ns = time.monotonic_ns()
                 for record in self.host_energy.records(now_ns, utc_at(now_ns)):
                     self._history.write(record)
             except Exception:
-                log.exception("looking after the jobs failed")
+                log.exception("checking the jobs failed")
             if self._history.is_alive():
                 watchdog.feed()
-            await asyncio.sleep(min(_LOOK_AFTER_S, watchdog.period_s or _LOOK_AFTER_S))
+            await asyncio.sleep(min(_SUPERVISION_PERIOD_S, watchdog.period_s or _SUPERVISION_PERIOD_S))
 
-    # --- what the worker says ---
+    # --- messages of the GPU worker ---
 
     def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
-        """Take the GPUs that a new worker found."""
+        """Update the GPUs from a new GPU worker."""
         self.gpus.update(identities)
         self.leases.handle_worker_ready()
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Pass readings on."""
+        """Pass readings on to the jobs."""
         self.jobs.handle_samples(samples)
 
     def handle_clock_change(self, change: ClockChange) -> None:
-        """Pass a clock change on."""
+        """Pass a clock change on to jobs and manual leases."""
         self.jobs.handle_clock_change(change)
         self.leases.handle_clock_change(change)
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
-        """Pass on how a GPU is."""
+        """Pass the health of a GPU on to jobs and manual leases."""
         self.jobs.handle_gpu_health(change)
         self.leases.handle_gpu_health(change)
 
     def handle_worker_lost(self, reason: str) -> None:
-        """Pass it on."""
+        """Pass the loss of the GPU worker on to the jobs."""
         self.jobs.handle_worker_lost(reason)
 
 
 def serve(settings: Settings) -> int:
-    """Run the daemon in the foreground until it is told to stop; return its exit code.
+    """Run the daemon in the foreground until a signal stops it; return its exit code.
 
     Raises:
         UnknownPolicyError: the default policy is not installed.
         UsageError: a group or user of the settings does not exist.
-        GpuEnergyError: another daemon runs in the same folder, or a socket cannot be made.
+        GpuEnergyError: another daemon runs in the same folder, or a socket cannot be created.
     """
     limit_malloc_to_one_arena()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="gpuenergyd: %(levelname)s: %(message)s")

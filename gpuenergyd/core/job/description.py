@@ -79,7 +79,7 @@ class JobRanks:
         self.orders, self.gpus = dict(orders), dict(gpus)
 
     def update_gpu(self, pp_rank: int, gpu: GpuView) -> None:
-        """Replace what is known of a rank's GPU; a rank that has not joined is ignored."""
+        """Replace the view of a rank's GPU; a rank that has not joined is ignored."""
         if pp_rank in self.gpus:
             self.gpus[pp_rank] = gpu
 

@@ -1,4 +1,4 @@
-"""Blocks of full-speed iterations inside a tuned or profiling run: proof of savings, and relief while a policy is slow.
+"""Blocks of full-speed iterations: proof blocks between tuned iterations, relief blocks while a policy is slow.
 
 A proof block of a few iterations between tuned ones keeps the baseline current and measures the saving. The first one
 follows soon after the first tuned iterations, later ones keep within a budget, a share of all iterations. A relief
@@ -21,7 +21,7 @@ class FullSpeedBlocks:
     is_relieved: bool = False
 
     def is_proof_due(self, num_iterations: int) -> bool:
-        """Return whether the next proof block may begin after so many iterations of the job."""
+        """Return whether the next proof block may begin, given the number of iterations so far."""
         rules = self.rules
         if not rules.proof_iterations:
             return False

@@ -87,11 +87,11 @@ class IssuedPlans:
         known: dict[str | None, PlanPurpose] = {plan.plan_id: plan.purpose for plan in self.kept}
         return {**known, BASELINE_PLAN_ID: PlanPurpose.BASELINE, PROOF_PLAN_ID: PlanPurpose.BASELINE}
 
-    def add(self, plan: ClockPlan, remembered_ids: Iterable[str | None]) -> None:
-        """Add a plan before it is sent; `remembered_ids` are the plans of the kept iterations."""
+    def add(self, plan: ClockPlan, needed_ids: Iterable[str | None]) -> None:
+        """Add a plan before it is sent; plans of kept iterations (`needed_ids`) are not dropped for it."""
         self.kept.append(plan)
         if len(self.kept) > MAX_PLANS_KEPT:
-            self._drop_one(set(remembered_ids))
+            self._drop_one(set(needed_ids))
 
     def record_target(self, plan_id: str, target_s: float, *, is_forced: bool) -> None:
         """Record the iteration time target of a plan, and whether a straggler sets it."""
@@ -156,10 +156,10 @@ class IssuedPlans:
         self._target_when_made_s = dict(snapshot.target_when_made_s)
         self._for_straggler = set(snapshot.for_straggler)
 
-    def _drop_one(self, remembered_ids: set[str | None]) -> None:
+    def _drop_one(self, needed_ids: set[str | None]) -> None:
         """Drop one plan: one that was issued again later, else by the order in this module's docstring."""
         num_times = Counter(plan.plan_id for plan in self.kept)
-        needed = {*remembered_ids, *(plan.plan_id for plan in self.kept[-_NEWEST_KEPT:])}
+        needed = {*needed_ids, *(plan.plan_id for plan in self.kept[-_NEWEST_KEPT:])}
         if (representative := self.proven_or_first_tuned()) is not None:
             needed.add(representative.plan_id)
         free = [i for i, plan in enumerate(self.kept) if num_times[plan.plan_id] > 1 or plan.plan_id not in needed]

@@ -276,7 +276,7 @@ class Job:
         delete = (StoreRun(None),) if recovery.is_stored_run_wrong else ()
         return (*delete, RecordPhase(self.phase, recovery.reason), *self._ask())
 
-    # --- policy ---
+    # --- policy and target ---
 
     def view(self) -> JobView | None:
         """Return the view of this job for its policy; None until there is a baseline."""
@@ -319,8 +319,6 @@ class Job:
         if refusal is None or self.phase is not JobPhase.PROFILING:
             return ()
         return self._fall_back(refusal, least_wait=self.rules.refused_profiling_iterations)
-
-    # --- stragglers ---
 
     def _straggler_changed(self, event: StragglerChanged) -> tuple[Command, ...]:
         """Follow the pace of the slowest replica: ask for a plan at once, and meet a shorter target until it comes."""
@@ -368,10 +366,8 @@ class Job:
         self.phase, self.phase_reason = phase, reason
         return (RecordPhase(phase, reason),)
 
-    # --- from one daemon to the next ---
-
     def snapshot(self) -> JobSnapshot:
-        """Return all state; the answer to an open question to the policy is not waited for."""
+        """Return all state; an open question to the policy is dropped."""
         return JobSnapshot(
             phase=self.phase,
             phase_reason=self.phase_reason,

@@ -1,4 +1,4 @@
-"""Measurements of a job: its plans, its kept iterations, its gauges, and the profile of an earlier run."""
+"""Measurements of a job: plans, kept iterations, estimators of pace and savings, and the profile of an earlier run."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _TUNED_FIGURES_KEPT = 512
 
 @dataclass(frozen=True, slots=True)
 class KnowledgeSnapshot:
-    """All state of `JobKnowledge` but the gauges, which measure again after a restart."""
+    """All state of `JobKnowledge` but the estimators, which start again after a restart."""
 
     plans: IssuedPlansSnapshot
     iterations: tuple[IterationObservation, ...]
@@ -65,7 +65,7 @@ class JobKnowledge:
         is_forced: bool,
         least_other_overhead_s: float | None,
     ) -> tuple[IterationObservation, PlanPurpose | None]:
-        """Add an iteration; return it with what it waited for other replicas, and the purpose of its plan."""
+        """Add an iteration; return it with its waiting time for other replicas, and the purpose of its plan."""
         purpose = self.plans.purpose_of(observation.plan_id)
         is_for_straggler = self.plans.is_for_straggler(observation.plan_id)
         observation = self.pace.observe(
@@ -87,7 +87,7 @@ class JobKnowledge:
         return observation, purpose
 
     def recall(self, run: PreviousRun, *, is_for_policy: bool) -> None:
-        """Use an earlier run: the gauge for its clocks, and the policy for its profile if it has not begun yet."""
+        """Use an earlier run to estimate the pace and, if the policy has not begun yet, as its profile."""
         self.pace.learn_from(run)
         if is_for_policy:
             self.previous_run = run
@@ -138,7 +138,7 @@ class JobKnowledge:
         )
 
     def run_to_store(self) -> PreviousRun | None:
-        """Return the profile of this run once the plan in force has run for long enough; None before, and after that.
+        """Return the profile of this run, once, when the plan in force has run for long enough; None otherwise.
 
         A run that was planned from an earlier one, and did not profile, passes that one on.
         """
@@ -170,7 +170,7 @@ class JobKnowledge:
         self._saving = None
 
     def snapshot(self) -> KnowledgeSnapshot:
-        """Return a copy of all state but the gauges."""
+        """Return a copy of all state but the estimators."""
         return KnowledgeSnapshot(
             plans=self.plans.snapshot(),
             iterations=tuple(self.iterations.kept),
@@ -181,7 +181,7 @@ class JobKnowledge:
         )
 
     def restore(self, snapshot: KnowledgeSnapshot) -> None:
-        """Replace all state but the gauges."""
+        """Replace all state but the estimators."""
         self.plans.restore(snapshot.plans)
         self.iterations.kept = list(snapshot.iterations)
         self.previous_run, self.generation = snapshot.previous_run, snapshot.generation

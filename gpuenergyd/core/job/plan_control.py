@@ -34,7 +34,7 @@ class PlanControlSnapshot:
 
 @dataclass(slots=True)
 class PlanControl:
-    """Turns decisions about plans into commands."""
+    """The plan in force of one job, its lease, and the commands that change it."""
 
     rules: JobRules
     ranks: JobRanks
@@ -173,7 +173,7 @@ class PlanControl:
         return full_speed_plan(PROOF_PLAN_ID, self.ranks.schedule, self.ranks.supported_sm_clocks_mhz, reason=reason)
 
     def _restore(self, plan: ClockPlan) -> RestoreGpus:
-        """Return the command that ends our control, after a full-speed plan was sent."""
+        """Return the command that restores the GPUs, after a full-speed plan was sent."""
         # The clocks rise at once, the ranks learn of it later: iterations in between belong to neither plan.
         self.has_lease = False
         self.mixed_before = self.knowledge.plans.last_apply_at

@@ -1,4 +1,4 @@
-"""What happened to a job: notices for its user, and a bounded story of events and commands for debugging."""
+"""Notices of a job for its user, and its story for debugging: the newest events and commands."""
 
 from collections import deque
 from collections.abc import Iterable

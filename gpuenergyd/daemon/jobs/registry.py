@@ -58,7 +58,7 @@ JobKey = tuple[int, str, str, int]
 
 @dataclass(slots=True)
 class Jobs:
-    """All jobs and ranks of this daemon, owned by the event loop."""
+    """The jobs and ranks of this daemon, owned by the event loop."""
 
     services: JobServices
     rules: JobRules
