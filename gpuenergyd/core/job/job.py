@@ -168,7 +168,7 @@ class Job:
             case ProfilingPermissionChanged():
                 return self._profiling_permission_changed(event.refusal)
             case TargetChanged():
-                # The plan in force was made for the old target; until the policy answers, that one judges it.
+                # The plan in force was made for the old target; the guard uses that one until the policy answers.
                 self.target = replace(event.target, straggler_time_s=self.target.straggler_time_s)
                 return ()
             case StragglerChanged():

@@ -174,7 +174,7 @@ class PlanControl:
 
     def _restore(self, plan: ClockPlan) -> RestoreGpus:
         """Return the command that restores the GPUs, after a full-speed plan was sent."""
-        # The clocks rise at once, the ranks learn of it later: iterations in between belong to neither plan.
+        # The clocks rise at once, the ranks receive the plan later: iterations in between belong to neither plan.
         self.has_lease = False
         self.mixed_before = self.knowledge.plans.last_apply_at
         return RestoreGpus(self.ranks.gpu_uuids, plan.reason)

@@ -1,6 +1,6 @@
 """The hand-over file from a stopping daemon to the next one: jobs, session tokens, and a token for the GPU worker.
 
-Theory of operation. A daemon that is told to stop writes the state of its jobs into one file, asks the GPU worker (a
+Theory of operation. A stopping daemon writes the state of its jobs into one file, asks the GPU worker (a
 systemd unit of its own, which keeps running) to keep the leases for a few seconds, and exits. The next daemon reads the
 file, shows the GPU worker the token in it, and continues: training processes keep their rank tokens, GPUs their
 clocks, jobs their plans. Only an orderly stop hands over. A daemon that crashes, hangs or is killed leaves no token, so
@@ -36,7 +36,7 @@ class HandedSession:
     gpu_uuid: str
     peer: PeerCredentials
     start_ticks: int
-    """Start time of the process; tells it from a later process with the same pid."""
+    """Start time of the process; distinguishes it from a later process with the same pid."""
     last_sequence: int
     requested_sm_clock_mhz: int | None
 
