@@ -257,5 +257,5 @@ def _samples(server: Prometheus) -> float:
 
 
 def _version() -> str:
-    told = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=False)
-    return (told.stdout + told.stderr).split("version ")[-1].split()[0].rstrip(",")
+    reported = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=False)
+    return (reported.stdout + reported.stderr).split("version ")[-1].split()[0].rstrip(",")

@@ -80,7 +80,7 @@ class ClientTime:
 
         return timed
 
-    def told(self) -> dict[str, float]:
+    def reported(self) -> dict[str, float]:
         """Return the median times of the client and of iterations."""
         steps_ns = [later - earlier for earlier, later in zip(self.begins_ns, self.begins_ns[1:], strict=False)]
         client_us = statistics.median(self.client_ns) / NS_PER_US
@@ -109,14 +109,14 @@ def measured(name: str, num_repeats: int) -> dict[str, float]:
             (own := Path(folder) / str(repeat)).mkdir()
             train(own, [adapter.gpuenergy_callback("cost", gpu_uuid="GPU-1", socket_path=daemon.socket_path)])
         sys.stdout = sys.__stdout__
-        return client_time.told()
+        return client_time.reported()
 
 
 def train_deepspeed(rank: int, train: Callable[..., Any], socket_path: str) -> dict[str, float]:
     """Train one rank of the test's pipeline; return its times."""
     client_time = ClientTime()
     train(rank, socket_path)
-    return client_time.told()
+    return client_time.reported()
 
 
 if __name__ == "__main__":

@@ -177,17 +177,17 @@ def train(rank: int, gpu_index: int, num_steps: int, socket_path: str) -> dict[s
     ratios: dict[str, list[float]] = {"F": [], "B": []}
     for _ in range(PROFILED_STEPS):
         taken: list[Any] = []
-        take = client._timer.take  # noqa: SLF001  as above
+        finish = client._timer.finish_iteration  # noqa: SLF001  as above
 
-        def keep(take: Any = take, taken: list[Any] = taken) -> Any:
-            taken.append(take())
+        def keep(finish: Any = finish, taken: list[Any] = taken) -> Any:
+            taken.append(finish())
             return taken[-1]
 
-        client._timer.take = keep  # type: ignore[method-assign]  # noqa: SLF001  as above
+        client._timer.finish_iteration = keep  # type: ignore[method-assign]  # noqa: SLF001  as above
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
             step()
             torch.cuda.synchronize(device)
-        client._timer.take = take  # type: ignore[method-assign]  # noqa: SLF001  as above
+        client._timer.finish_iteration = finish  # type: ignore[method-assign]  # noqa: SLF001  as above
         spans_us = {
             event.name: event.time_range.elapsed_us()
             for event in profiled.events() or ()

@@ -44,7 +44,7 @@ def pipelines(
 
 
 def late_plan(path: Path, microbatches: int | None, blocking_power_w: float | None, latency_s: float) -> OfflinePlan:
-    """Return the plan in so few segments, each clock in force so long after it was asked for."""
+    """Return a plan with few segments whose clocks take effect a latency after each request."""
     options = PlanOptions(
         microbatches=microbatches,
         blocking_power_w=blocking_power_w,

@@ -84,13 +84,13 @@ def main() -> int:
     plain_cores, attached_cores = (ranks[0]["daemon_cores"][arm] for arm in (PLAIN, ATTACHED))
     step_s = statistics.median(pair[PLAIN] for pair in steps)
     result = {
-        **told([pair[ATTACHED] / pair[PLAIN] for pair in steps], "ratio"),
+        **reported([pair[ATTACHED] / pair[PLAIN] for pair in steps], "ratio"),
         "pairs": len(steps),
-        "null": told([pair[NULL] / pair[PLAIN] for pair in steps], "ratio"),
-        "added_us": told([US_PER_S * (pair[ATTACHED] - pair[PLAIN]) for pair in steps], "us"),
-        "cpu": told([pair[ATTACHED] / pair[PLAIN] for pair in cpu], "ratio"),
-        "cpu_null": told([pair[NULL] / pair[PLAIN] for pair in cpu], "ratio"),
-        "added_cpu_us": told([US_PER_S * (pair[ATTACHED] - pair[PLAIN]) for pair in cpu], "us"),
+        "null": reported([pair[NULL] / pair[PLAIN] for pair in steps], "ratio"),
+        "added_us": reported([US_PER_S * (pair[ATTACHED] - pair[PLAIN]) for pair in steps], "us"),
+        "cpu": reported([pair[ATTACHED] / pair[PLAIN] for pair in cpu], "ratio"),
+        "cpu_null": reported([pair[NULL] / pair[PLAIN] for pair in cpu], "ratio"),
+        "added_cpu_us": reported([US_PER_S * (pair[ATTACHED] - pair[PLAIN]) for pair in cpu], "us"),
         "daemon_cpu_us": round(US_PER_S * (attached_cores - plain_cores) * step_s, 1),
         "step_s": round(step_s, 6),
         "steps_per_segment": options.steps,
@@ -221,7 +221,7 @@ def cpu_s(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def told(values: list[float], what: str) -> dict[str, float]:
+def reported(values: list[float], what: str) -> dict[str, float]:
     """Return the median and its bootstrap 95 % interval."""
     resampled = random.Random(2)
     medians = sorted(statistics.median(resampled.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES))

@@ -201,9 +201,9 @@ def perfect(job: TrueJob) -> tuple[float, float, float]:
     """Return energy and iteration time of a plan with perfect knowledge, and the baseline iteration time."""
     truth = job.profile()
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
-    untuned_s = baseline(graph, truth).iteration_time_s
-    solved = solve(graph, truth, deadline_s=untuned_s)
-    return solved.energy_j, solved.iteration_time_s, untuned_s
+    baseline_s = baseline(graph, truth).iteration_time_s
+    solved = solve(graph, truth, deadline_s=baseline_s)
+    return solved.energy_j, solved.iteration_time_s, baseline_s
 
 
 def measured_plan(job: TrueJob, *, num_iterations: int) -> tuple[ClockPlan, int, VirtualTraining]:
@@ -248,7 +248,7 @@ def swept_profile(job: TrueJob, clocks: Sequence[int], repeats: int, draw: rando
     return PipelineProfile(classes, truth.blocking_power_w)
 
 
-def measure_sweep(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
+def measure_sweep(job: TrueJob, least_j: float, baseline_s: float) -> Outcome:
     """Sweep every clock, five iterations each, and plan on the raw tables (energy per instruction assumed known)."""
     begin = time.process_time()
     draw = random.Random(job.seed + 1)
@@ -261,7 +261,7 @@ def measure_sweep(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
     solved = solve(graph, believed, deadline_s=target_s)
     plan = as_plan(job, dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)))
     energy_j, time_s = judge(job, plan)
-    return Outcome(5 * len(clocks), energy_j / least_j - 1, time_s / untuned_s - 1, time.process_time() - begin)
+    return Outcome(5 * len(clocks), energy_j / least_j - 1, time_s / baseline_s - 1, time.process_time() - begin)
 
 
 def as_plan(job: TrueJob, clocks: Mapping[Instruction, int | None]) -> ClockPlan:
@@ -273,7 +273,7 @@ def as_plan(job: TrueJob, clocks: Mapping[Instruction, int | None]) -> ClockPlan
     )
 
 
-def measure_envpipe(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
+def measure_envpipe(job: TrueJob, least_j: float, baseline_s: float) -> Outcome:
     """EnvPipe (ATC'23): 90 MHz steps, six iterations each, one valley per stage, balanced reconfiguration."""
     begin = time.process_time()
     draw = random.Random(job.seed + 2)
@@ -302,7 +302,7 @@ def measure_envpipe(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
         steps += 1
         times_s = [truth[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
         planned = timeline(graph, times_s)
-        if planned.iteration_time_s <= untuned_s * (1 + 1e-9):
+        if planned.iteration_time_s <= baseline_s * (1 + 1e-9):
             break
         path = [s.instruction for s in planned.spans if s.is_critical and clocks[s.instruction] < top]
         if not path:
@@ -312,7 +312,7 @@ def measure_envpipe(job: TrueJob, least_j: float, untuned_s: float) -> Outcome:
             if clocks[i] == lowest:
                 clocks[i] = min(c for c in job.clocks_mhz if c >= min(top, lowest + 30))
     energy_j, time_s = judge(job, as_plan(job, clocks))
-    return Outcome(6 * len(grid) + steps, energy_j / least_j - 1, time_s / untuned_s - 1, time.process_time() - begin)
+    return Outcome(6 * len(grid) + steps, energy_j / least_j - 1, time_s / baseline_s - 1, time.process_time() - begin)
 
 
 class OnePlan:
@@ -386,11 +386,11 @@ def main() -> None:
     outcomes: dict[str, list[Outcome]] = {"ours": [], "envpipe": [], "full-sweep": []}
     for number in range(arguments.jobs):
         job = random_job(arguments.seed * 1000 + number)
-        least_j, _, untuned_s = perfect(job)
+        least_j, _, baseline_s = perfect(job)
         mine, settled = measure_ours(job, least_j)
         outcomes["ours"].append(mine)
-        outcomes["envpipe"].append(measure_envpipe(job, least_j, untuned_s))
-        outcomes["full-sweep"].append(measure_sweep(job, least_j, untuned_s))
+        outcomes["envpipe"].append(measure_envpipe(job, least_j, baseline_s))
+        outcomes["full-sweep"].append(measure_sweep(job, least_j, baseline_s))
         sweep = outcomes["full-sweep"][-1]
         if not arguments.json:
             print(

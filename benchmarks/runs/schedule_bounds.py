@@ -40,9 +40,9 @@ def most_saved_ratio(schedule: Schedule, duration_scale: float = 1.0) -> float:
     """
     profile = exact_profile(schedule, duration_scale)
     graph = dependency_graph(schedule)
-    untuned = baseline(graph, profile)
-    solved = solve(graph, profile, deadline_s=untuned.iteration_time_s)
-    return 1 - solved.lower_bound_j / untuned.energy_j
+    at_full_speed = baseline(graph, profile)
+    solved = solve(graph, profile, deadline_s=at_full_speed.iteration_time_s)
+    return 1 - solved.lower_bound_j / at_full_speed.energy_j
 
 
 def schedule_of(name: str, num_ranks: int, num_microbatches: int, extra_inflight: Sequence[int] | None) -> Schedule:

@@ -216,10 +216,10 @@ def compared(iterations: Sequence[Iteration], epochs: Sequence[set[int]]) -> dic
     rounds = []
     for round_index, wanted in enumerate(epochs):
         beside = (round_index, round_index + 1)
-        untuned = [i for i in settled if not i.is_attached and i.round_index in beside]
+        at_full_speed = [i for i in settled if not i.is_attached and i.round_index in beside]
         tuned = [i for i in settled if i.is_attached and i.round_index == round_index and i.plan_epoch in wanted]
-        if untuned and tuned:
-            rounds.append((untuned, tuned))
+        if at_full_speed and tuned:
+            rounds.append((at_full_speed, tuned))
     figures: dict[str, Any] = {"num_tuned": sum(len(tuned) for _, tuned in rounds), "num_iterations": len(iterations)}
     for name, sign in (("saving", -1), ("slowdown", 1)):
         changes = [sign * (ratio - 1) for ratio in ratios(rounds, is_energy=name == "saving")] if rounds else [None]
@@ -235,10 +235,10 @@ def ratios(rounds: Sequence[tuple[list[Iteration], list[Iteration]]], *, is_ener
         return statistics.median(i.energy_j if is_energy else i.time_s for i in iterations)
 
     resampled = random.Random(2)
-    found = [statistics.mean(of(tuned) / of(untuned) for untuned, tuned in rounds)]
+    found = [statistics.mean(of(tuned) / of(at_full_speed) for at_full_speed, tuned in rounds)]
     for _ in range(NUM_RESAMPLES):
         drawn = [[resampled.choices(side, k=len(side)) for side in sides] for sides in rounds]
-        found.append(statistics.mean(of(tuned) / of(untuned) for untuned, tuned in drawn))
+        found.append(statistics.mean(of(tuned) / of(at_full_speed) for at_full_speed, tuned in drawn))
     return found
 
 

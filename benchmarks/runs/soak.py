@@ -1,14 +1,14 @@
-"""Does the core's memory grow? One hour of sixteen jobs in a few minutes, on a clock that this program moves.
+"""Memory growth of the daemon: one hour of sixteen jobs in a few minutes, on a clock that this program controls.
 
-    python benchmarks/runs/soak.py [--hours 1] [--json]      # exit status 1 when it grows by 1 MiB a day or more
+    python benchmarks/runs/soak.py [--hours 1] [--json]      # exit status 1 if it grows by 1 MiB a day or more
 
-The core's own parts in one process: HTTP server, jobs, GPUs, history with a real database. Every virtual second each of
-16 jobs reports an iteration over the socket and asks for clocks as its tuned plan says, every tenth of a second each of
-16 GPUs is sampled, now and then somebody asks for status, connections come and go, and a job ends and another begins.
-What is kept for fifteen minutes is full when measuring begins; the slope is a robust line (median of pairwise slopes,
-with its 95 % interval) through the memory after a full collection, extrapolated to a day. C's allocator gives back what
-it can before each look, so that what it has handed out is measured and not what it keeps in stock; what Python's has
-handed out, and which kinds of objects have become more, says where growth comes from.
+The daemon's own parts in one process: HTTP server, jobs, GPUs, history with a real database. Every virtual second each
+of 16 jobs reports an iteration over the socket and requests clocks as its tuned plan says; every tenth of a second each
+of 16 GPUs is sampled; clients read status, connections open and close, and jobs end and start. Measuring begins when
+everything that is kept for fifteen minutes is full. The slope is a robust line (median of pairwise slopes, with its 95
+% confidence interval) through the memory after a full collection, extrapolated to a day. malloc_trim runs before each
+measurement, so that memory in use is measured and not what malloc caches; Python's allocations and growing object types
+show where growth comes from.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from gpuenergyd.core.clock_request import ClockRequest  # noqa: E402
 from gpuenergyd.core.job.rules import JobRules  # noqa: E402
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
-from gpuenergyd.daemon.across_hosts.pipeline_member import Parts  # noqa: E402
+from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers  # noqa: E402
 from gpuenergyd.daemon.api.server import Server, UserLimits  # noqa: E402
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
@@ -155,7 +155,7 @@ class Soak:
         self.server = Server(
             self.jobs,
             AdministratorLeases(leases, self.gpus),
-            Parts(self.jobs),
+            PipelineMembers(self.jobs),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
             proof_of_use=ProofOfUse(AccessRules(), worker.process_ids),
@@ -207,7 +207,7 @@ class Soak:
                 ]
             )
         await asyncio.gather(*(self.report(k) for k in range(GPUS)))
-        self.jobs.look_after()
+        self.jobs.check_time_limits()
         if number % 10 == 0:
             visitor = await Connection.open(self.path)
             await visitor.ask("GET", "/v1/status")
@@ -311,7 +311,7 @@ def objects_by_kind() -> Counter[str]:
 
 
 def memory_kib() -> int:
-    """Return what the process holds that it could not give back: anonymous memory, after a full collection."""
+    """Return the process's anonymous memory after a full collection and malloc_trim."""
     gc.collect()
     _libc.malloc_trim(0)
     return int(Path("/proc/self/status").read_text(encoding="ascii").partition("RssAnon:")[2].split()[0])

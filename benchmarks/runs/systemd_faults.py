@@ -95,7 +95,7 @@ def _faults(daemon: InstalledDaemon) -> dict[str, Callable[[], float]]:
             is_kept &= daemon.is_lowered()
         daemon.status()
         if not is_kept:
-            raise SystemExit("a restart gave clocks back")
+            raise SystemExit("a restart restored clocks")
         return (time.monotonic_ns() - before_ns) / 1e9
 
     def stop() -> float:

@@ -50,10 +50,12 @@ def run_stragglers(ratio: float, num_episodes: int, *, are_replicas_whole: bool)
     with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder), policy="bubble-aware") as hosts:
         hosts.start_training(are_replicas_whole=are_replicas_whole, duration_scale=DURATION_SCALE)
         hosts.wait_for_plan(PLAN_LIMIT_S)
-        return told([provoke(hosts, ratio, LIMIT_S, slow_iterations=SLOW_ITERATIONS) for _ in range(num_episodes)])
+        return episode_figures(
+            [provoke(hosts, ratio, LIMIT_S, slow_iterations=SLOW_ITERATIONS) for _ in range(num_episodes)]
+        )
 
 
-def told(episodes: list[Episode]) -> dict[str, Any]:
+def episode_figures(episodes: list[Episode]) -> dict[str, Any]:
     """Return the figures; medians over the stragglers that were followed, None if there were none."""
     savings = [(e.saving_ratio, e.reported_saving_ratio) for e in episodes if e.saving_ratio is not None]
     return {

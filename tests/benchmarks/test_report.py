@@ -29,7 +29,7 @@ def test_the_page_is_what_rendering_the_kept_results_gives() -> None:
     assert PAGE.read_text(encoding="utf-8") == rendered_page(), "python -m benchmarks.report --render writes it anew"
 
 
-def test_every_benchmark_is_run_or_said_to_be_part_of_one() -> None:
+def test_every_script_is_a_benchmark_or_listed_as_part_of_one() -> None:
     files = {path.name for path in (ROOT / "benchmarks" / "runs").glob("*.py")}
 
     assert files == {run.script for run in RUNS} | set(PARTS)
@@ -37,7 +37,7 @@ def test_every_benchmark_is_run_or_said_to_be_part_of_one() -> None:
     assert len({run.name for run in RUNS}) == len(RUNS)
 
 
-def test_every_kept_result_is_of_a_known_run_and_tells_where_it_is_from() -> None:
+def test_every_stored_result_belongs_to_a_known_run_and_names_its_origin() -> None:
     kept = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
     assert {path.stem for path in kept} <= {run.name for run in RUNS}

@@ -36,11 +36,11 @@ class Page:
     async def listen(self) -> None:
         """Sort what the browser says into replies, complaints and requests."""
         async for message in self._socket:
-            told = message.json()
-            if (reply := self._replies.pop(told.get("id", 0), None)) is not None:
-                reply.set_result(told)
-            params = told.get("params", {})
-            match told.get("method"):
+            reported = message.json()
+            if (reply := self._replies.pop(reported.get("id", 0), None)) is not None:
+                reply.set_result(reported)
+            params = reported.get("params", {})
+            match reported.get("method"):
                 case "Runtime.exceptionThrown":
                     self.complaints.append(str(params["exceptionDetails"]))
                 case "Runtime.consoleAPICalled" if params["type"] in {"error", "warning"}:

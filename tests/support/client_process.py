@@ -119,8 +119,8 @@ def client_process(
     has_own_session: bool = True,
 ) -> Iterator[ClientProcess]:
     """Run a client for the duration of a block; groups=None keeps the groups of this process."""
-    told = "keep" if groups is None else ",".join(map(str, groups))
-    command = [sys.executable, "-I", "-c", PROGRAM, str(socket_path), str(uid), str(gid), told]
+    reported = "keep" if groups is None else ",".join(map(str, groups))
+    command = [sys.executable, "-I", "-c", PROGRAM, str(socket_path), str(uid), str(gid), reported]
     process = subprocess.Popen(
         ["unshare", *unshare, *command] if unshare else command,
         stdin=subprocess.PIPE,

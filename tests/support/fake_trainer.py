@@ -162,22 +162,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _receive(fd: int | None) -> bytes:
     if fd is None:
         return _MORE
-    said = os.read(fd, 1)
-    if not said:
+    reply = os.read(fd, 1)
+    if not reply:
         raise EOFError
-    return said
+    return reply
 
 
-def _meet(to_others: Sequence[int], from_others: Sequence[int], said: bytes) -> bool:
+def _meet(to_others: Sequence[int], from_others: Sequence[int], reply: bytes) -> bool:
     """Wait for all replicas at the end of an iteration; return whether the next one is the last."""
     for fd in to_others:
-        os.write(fd, said)
-    return _LAST in {said, *(_receive(fd) for fd in from_others)} if to_others else False
+        os.write(fd, reply)
+    return _LAST in {reply, *(_receive(fd) for fd in from_others)} if to_others else False
 
 
-def _send(fd: int | None, said: bytes) -> None:
+def _send(fd: int | None, reply: bytes) -> None:
     if fd is not None:
-        os.write(fd, said)
+        os.write(fd, reply)
 
 
 if __name__ == "__main__":

@@ -145,13 +145,13 @@ class _Line:
         self._reading, self._writing = reading, writing
 
     def receive(self) -> bytes:
-        said = os.read(self._reading, 1)
-        if not said:
+        reply = os.read(self._reading, 1)
+        if not reply:
             raise EOFError
-        return said
+        return reply
 
-    def send(self, said: bytes) -> None:
-        os.write(self._writing, said)
+    def send(self, reply: bytes) -> None:
+        os.write(self._writing, reply)
 
 
 def _pair() -> tuple[_Line, _Line]:

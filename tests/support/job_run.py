@@ -91,9 +91,9 @@ class JobRun:
         """Give the job an event, note which plans are sent, and leave out that the iteration is recorded."""
         commands = self.job.handle(event)
         self.records += [command for command in commands if isinstance(command, RecordIteration)]
-        said = tuple(command for command in commands if not isinstance(command, RecordIteration))
-        self.sent += [command for command in said if isinstance(command, SendPlan)]
-        return said
+        reply = tuple(command for command in commands if not isinstance(command, RecordIteration))
+        self.sent += [command for command in reply if isinstance(command, SendPlan)]
+        return reply
 
     @property
     def epoch(self) -> int:
@@ -106,15 +106,15 @@ class JobRun:
         """Let the ranks run one more iteration."""
         ranks = (RankEnergy(0, time_s, energy_j, ()),)
         observation = IterationObservation(self.index, None, time_s, (), ranks, is_regular=is_regular)
-        said = self.tell(MergedIterationObserved(observation, self.epoch))
+        reply = self.tell(MergedIterationObserved(observation, self.epoch))
         self.index += 1
-        return said
+        return reply
 
     def pass_until(self, index: int, time_s: float = 1.0) -> None:
         """Pass iterations before `index`, of which none may make the job say anything but ask."""
         while self.index < index:
-            said = self.pass_one(time_s)
-            assert all(isinstance(one, AskPolicy) for one in said), (self.index - 1, said)
+            reply = self.pass_one(time_s)
+            assert all(isinstance(one, AskPolicy) for one in reply), (self.index - 1, reply)
 
     def first(self, kind: type[Command], limit: int = 200, time_s: float = 1.0) -> int:
         """Pass iterations until the job commands something of a kind; return which iteration made it."""

@@ -120,10 +120,10 @@ def losses_of(gpu: str, believed: PipelineProfile) -> list[Loss]:
     """Return the loss at each of `SLOWDOWNS`, evaluated on the whole table."""
     graph = dependency_graph(one_forward_one_backward(NUM_RANKS, NUM_MICROBATCHES))
     truth = full_table(gpu)
-    untuned_s = baseline(graph, truth).iteration_time_s
+    baseline_s = baseline(graph, truth).iteration_time_s
     losses = []
     for slowdown in SLOWDOWNS:
-        target_s = slowdown * untuned_s
+        target_s = slowdown * baseline_s
         solved = solve(graph, believed, deadline_s=max(target_s, min_iteration_time_s(graph, believed)))
         evaluated = evaluate_clocks(graph, truth, solved.sm_clocks_mhz)
         best = solve(graph, truth, deadline_s=max(evaluated.iteration_time_s, min_iteration_time_s(graph, truth)))

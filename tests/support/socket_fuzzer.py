@@ -70,7 +70,7 @@ class Connection:
     """A connection and its number of outstanding replies."""
 
     socket: socket.socket
-    num_owed: int = 0
+    num_outstanding: int = 0
     is_framed: bool = True
     received: bytearray = field(default_factory=bytearray)
 
@@ -107,7 +107,7 @@ class Fuzzer:
                     self.num_raw_open -= not is_open
                 elif not is_open:
                     self.open()
-                elif connection.num_owed == 0:
+                elif connection.num_outstanding == 0:
                     self.send_more(connection)
             clocks = self.send_record(clocks)
         clocks.close()
@@ -130,7 +130,7 @@ class Fuzzer:
             return
         if self.num_raw < RAW_RATIO * self.num_sent and self.num_raw_open < MAX_RAW_OPEN:
             self.send_raw()
-        connection.num_owed = AHEAD
+        connection.num_outstanding = AHEAD
         self.num_sent += AHEAD
         connection.socket.sendall(b"".join(self.framed() for _ in range(AHEAD)))
 
@@ -254,7 +254,7 @@ class Fuzzer:
         while (length := answer_length(connection.received, is_last=not data)) is not None:
             self.check(bytes(connection.received[:length]))
             del connection.received[:length]
-            connection.num_owed -= connection.is_framed
+            connection.num_outstanding -= connection.is_framed
             if not connection.is_framed:
                 self.num_raw_answered += 1
                 self.close(connection)
@@ -262,7 +262,7 @@ class Fuzzer:
         if data:
             return True
         assert not connection.received, f"half an answer: {bytes(connection.received[:300])!r}"
-        assert connection.num_owed <= 0, f"{connection.num_owed} requests were not answered"
+        assert connection.num_outstanding <= 0, f"{connection.num_outstanding} requests were not answered"
         self.close(connection)
         return False
 

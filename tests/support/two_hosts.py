@@ -269,5 +269,5 @@ def _run(*command: str) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", b"") or b""
-        raise NoNetworkNamespaceError(f"{' '.join(command)}: {said.decode().strip() or error}") from None
+        output = getattr(error, "stderr", b"") or b""
+        raise NoNetworkNamespaceError(f"{' '.join(command)}: {output.decode().strip() or error}") from None

@@ -83,12 +83,12 @@ def test_the_carbon_fetcher_unit_starts_with_the_daemon(daemon: InstalledDaemon)
 def test_clocks_are_restored_when_the_daemon_is_killed(daemon: InstalledDaemon) -> None:
     """The worker restores at once by itself, before systemd stops it because the daemon failed."""
     with daemon.lowered():
-        num_said = len(daemon.log)
+        num_printed = len(daemon.log)
 
         daemon.seconds_until_restored(daemon.kill(CORE))
 
         restored = re.compile(r"^gpuenergyd-worker: .* sm_clock_lock restored", re.MULTILINE)
-        wait_until(lambda: len(restored.findall(daemon.log[num_said:])) == daemon.num_gpus, 30)
+        wait_until(lambda: len(restored.findall(daemon.log[num_printed:])) == daemon.num_gpus, 30)
     wait_until(daemon.is_ready, 60)
 
 

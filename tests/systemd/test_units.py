@@ -59,8 +59,8 @@ def test_systemd_verifies_every_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *map(str, copies)], capture_output=True, text=True, check=False
     )
 
-    said = [line for line in result.stderr.splitlines() if "gpuenergyd" in line]
-    assert (result.returncode, said) == (0, [])
+    reply = [line for line in result.stderr.splitlines() if "gpuenergyd" in line]
+    assert (result.returncode, reply) == (0, [])
     assert len(copies) == 8
 
 

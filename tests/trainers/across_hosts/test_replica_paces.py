@@ -61,9 +61,9 @@ def test_each_replica_uses_one_small_key() -> None:
     for iteration_index in range(50):
         replica.publish(store, 1.0, num_readings=iteration_index, iteration_index=iteration_index)
 
-    (said,) = store.values.values()
-    assert len(said) < 200
-    assert json.loads(said)["own_time_s"] == 1.0
+    (reply,) = store.values.values()
+    assert len(reply) < 200
+    assert json.loads(reply)["own_time_s"] == 1.0
 
 
 def test_reading_the_others_is_rarer_with_more_replicas() -> None:

@@ -61,10 +61,10 @@ def test_a_straggler_that_was_not_followed_has_no_saving() -> None:
 
 
 def test_figures_cover_followed_stragglers_and_count_the_others() -> None:
-    told: Any = benchmark().told
+    figures: Any = benchmark().episode_figures
 
-    found = told([episode(is_followed=True), episode(is_followed=False, reported=0.5), episode(is_followed=True)])
-    none = told([episode(is_followed=False)])
+    found = figures([episode(is_followed=True), episode(is_followed=False, reported=0.5), episode(is_followed=True)])
+    none = figures([episode(is_followed=False)])
 
     assert found["iterations_until_followed"] == [NUM_WAITED, None, NUM_WAITED]
     assert found["num_not_followed"] == 1

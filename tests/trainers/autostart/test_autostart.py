@@ -133,8 +133,8 @@ def look(environ: dict[str, str], folder: Path) -> dict[str, Any]:
     done = run([sys.executable, "-c", PRINTS_ENVIRONMENT], environ, folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    reply: dict[str, Any] = json.loads(done.stdout)
+    return reply
 
 
 @pytest.mark.torch
