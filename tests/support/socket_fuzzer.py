@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote_from_bytes
 
 from gpuenergyd.core.clock_request import ClockRequest
-from gpuenergyd.wire.clock_request import RankClockRequest, encode_clock_request
+from gpuenergyd.wire.clock_request import RankClockRequest
+from tests.support.clock_requests import encode_clock_request
 from tests.support.mutations import mutated
 from tests.support.registration import one_stage_registration
 

@@ -13,7 +13,7 @@ from gpuenergyd.daemon.processes.restart_backoff import RestartBackoff
 from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.client import WorkerLink
+from gpuenergyd.gpu.link.client import GpuListener, WorkerLink
 from gpuenergyd.gpu.link.messages import ClockChange, GpuHealthChange, GpuSample, GpuSnapshot, LeaseOwner
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
@@ -27,23 +27,11 @@ _RESTORE_AND_EXIT_LIMIT_S = 40.0
 """A worker that has lost the daemon restores every GPU before it exits; driver calls can be this slow."""
 
 
-class WorkerListener(Protocol):
+class WorkerListener(GpuListener, Protocol):
     """Receiver of the GPU worker's events."""
 
     def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
         """Handle the start of a worker, which found these GPUs."""
-        ...
-
-    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Handle GPU readings."""
-        ...
-
-    def handle_clock_change(self, change: ClockChange) -> None:
-        """Handle the result of a clock change."""
-        ...
-
-    def handle_gpu_health(self, change: GpuHealthChange) -> None:
-        """Handle a change of a GPU's health."""
         ...
 
     def handle_worker_lost(self, reason: str) -> None:
@@ -52,7 +40,11 @@ class WorkerListener(Protocol):
 
 
 class GpuWorker:
-    """The daemon's GPU worker across restarts of the process."""
+    """The daemon's GPU worker across restarts of the process.
+
+    Implements the worker ports on the connected worker. Without one, requests raise GpuError and clock requests are
+    dropped.
+    """
 
     def __init__(self, settings: Settings, process: WorkerProcess, listener: Callable[[], WorkerListener]) -> None:
         self._settings = settings
@@ -115,57 +107,33 @@ class GpuWorker:
         await self._end_process()
 
     async def hand_over(self, token: str, keep_s: float) -> None:
-        """Have the worker hold all leases for `keep_s` after `close`, for the daemon that presents the token.
-
-        Raises:
-            GpuError: the worker refused, or none runs.
-        """
+        """Have the worker hold all leases for `keep_s` after `close`, for the daemon that presents the token."""
         await self._reachable().hand_over(token, keep_s)
 
     async def lease(
         self, lease_id: str, gpu_uuids: Sequence[str], owner: LeaseOwner, pidfds: Sequence[int] = ()
     ) -> None:
-        """Acquire the right to change GPUs.
-
-        Raises:
-            GpuError: the worker refused, or none runs.
-        """
+        """Lease GPUs."""
         await self._reachable().lease(lease_id, gpu_uuids, owner, pidfds)
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Set a power limit under a lease; return the limit read back.
-
-        Raises:
-            GpuError: the worker refused, or none runs.
-        """
+        """Set a power limit under a lease; return the limit read back."""
         return await self._reachable().set_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Restore GPUs and end their leases.
-
-        Raises:
-            GpuError: no worker runs; the next one restores.
-        """
-        return await self._reachable().restore(gpu_uuids, reason, is_leaving=self._is_shutting_down)
+        """Restore GPUs and end their leases; when it fails, the next worker restores."""
+        return await self._reachable().restore(gpu_uuids, reason, is_daemon_ending=self._is_shutting_down)
 
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on a GPU.
-
-        Raises:
-            GpuError: the driver cannot report it, or no worker runs.
-        """
+        """Return the host pids of the processes that compute on a GPU."""
         return await self._reachable().process_ids(gpu_uuid)
 
     async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
-        """Return the present settings and readings of a GPU.
-
-        Raises:
-            GpuError: the driver cannot report it, or no worker runs.
-        """
+        """Return the present settings and readings of a GPU."""
         return await self._reachable().snapshot(gpu_uuid)
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
-        """Request a clock; dropped while no worker is connected."""
+        """Request a clock."""
         if self._link is not None:
             self._link.request_clock(gpu_uuid, request)
 

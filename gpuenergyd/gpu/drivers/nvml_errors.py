@@ -3,13 +3,6 @@
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuPermissionError, GpuUnsupportedError
 
 UNINITIALIZED = 1
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
-NO_PERMISSION = 4
-NOT_FOUND = 6
-TIMEOUT = 10
-LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
 
 TRANSIENT = frozenset({10, 19, 999})
 """Worth a few retries."""

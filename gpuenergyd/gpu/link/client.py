@@ -55,8 +55,8 @@ _DATAGRAMS_PER_TURN = 4
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 
-class LinkListener(Protocol):
-    """Receiver of the worker's messages; called on the event loop."""
+class GpuListener(Protocol):
+    """Receiver of the worker's observations; called on the event loop."""
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Process readings."""
@@ -69,6 +69,10 @@ class LinkListener(Protocol):
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Process a GPU's new health."""
         ...
+
+
+class LinkListener(GpuListener, Protocol):
+    """Receiver of all events of a link; called on the event loop."""
 
     def handle_link_lost(self, reason: str) -> None:
         """React to the loss of the worker; called once."""
@@ -163,18 +167,18 @@ class WorkerLink:
         return (await self._ask(request, PowerLimit, limit_s=_RESTORE_LIMIT_S)).power_limit_w
 
     async def restore(
-        self, gpu_uuids: Sequence[str], reason: str, *, is_leaving: bool = False
+        self, gpu_uuids: Sequence[str], reason: str, *, is_daemon_ending: bool = False
     ) -> tuple[RestoreOutcome, ...]:
         """Restore GPUs and end their leases; pending clock requests are dropped.
 
-        `is_leaving`: the daemon ends, not the job, so clocks that the restore rules keep stay.
+        When the daemon ends, clocks that the restore rules keep stay as they are.
 
         Raises:
             GpuError: the worker is gone or does not reply; it restores on its own when the link is cut.
         """
         for uuid in gpu_uuids:
             self._unsent_clock_requests.pop(uuid, None)
-        request = Restore(tuple(gpu_uuids), reason, is_leaving)
+        request = Restore(tuple(gpu_uuids), reason, is_daemon_ending)
         return (await self._ask(request, Restored, limit_s=_RESTORE_LIMIT_S)).outcomes
 
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:

@@ -80,11 +80,11 @@ class SetPowerLimit:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore GPUs and end their leases. `is_leaving`: because the daemon ends, not the job. Reply: Restored."""
+    """Restore GPUs and end their leases, because a job ends or the daemon does. Reply: Restored."""
 
     gpu_uuids: tuple[str, ...]
     reason: str
-    is_leaving: bool
+    is_daemon_ending: bool
 
 
 @dataclass(frozen=True, slots=True)

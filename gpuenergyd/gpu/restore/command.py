@@ -104,7 +104,7 @@ def _restore_through(
             driver=driver,
             gpu_uuids=uuids,
             is_dry_run=is_dry_run,
-            is_leaving=policy is None,
+            is_daemon_ending=policy is None,
             policy=policy,
         )
     finally:

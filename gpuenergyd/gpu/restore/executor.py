@@ -46,12 +46,12 @@ def restore_from_journal(
     driver: str,
     gpu_uuids: Collection[str] | None = None,
     is_dry_run: bool = False,
-    is_leaving: bool = False,
+    is_daemon_ending: bool = False,
     policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
     """Restore the journal's entries for this driver, newest first; entries that fail stay in the journal.
 
-    `is_leaving`: the daemon ends, not the job, so clocks that the policy keeps stay. `policy` overrides the journal's.
+    When the daemon ends, clocks that the policy keeps stay as they are. `policy` overrides the journal's.
 
     Raises:
         JournalError: the journal cannot be read or written.
@@ -73,7 +73,7 @@ def restore_from_journal(
     for entry in reversed(content.entries):
         if entry.driver != driver or (gpu_uuids is not None and entry.gpu_uuid not in gpu_uuids):
             continue
-        kept = reason_to_keep(entry) if is_leaving else None
+        kept = reason_to_keep(entry) if is_daemon_ending else None
         if kept is not None:
             outcomes.append(RestoreOutcome(entry.gpu_uuid, entry.control, RestoreResult.KEPT, kept))
         elif is_dry_run:

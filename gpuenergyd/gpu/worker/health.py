@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from gpuenergyd.errors import ProtocolError
+from gpuenergyd.errors import GpuError, ProtocolError
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuHealthChange
 
 _NOT_CHANGEABLE = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.WEDGED, GpuHealth.LOST})
@@ -58,6 +58,19 @@ class HealthTable:
         """Return why this GPU must not be changed now, or None."""
         last = self._table[gpu_uuid]
         return f"refused: {gpu_uuid} is {last.health}: {last.detail}" if last.health in _NOT_CHANGEABLE else None
+
+    def require_changeable(self, gpu_uuids: Sequence[str]) -> None:
+        """Check that the GPUs can be changed now.
+
+        Raises:
+            ProtocolError: a GPU does not exist.
+            GpuError: a GPU must not be changed now.
+        """
+        self.require_known(gpu_uuids)
+        for uuid in gpu_uuids:
+            refusal = self.refusal(uuid)
+            if refusal is not None:
+                raise GpuError(refusal)
 
     def require_known(self, gpu_uuids: Sequence[str]) -> None:
         """Check that the GPUs exist.

@@ -4,6 +4,8 @@ import hmac
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gpuenergyd.errors import ProtocolError
+
 MAX_KEEP_S = 60.0
 """Upper bound for every handover: nothing watches over the jobs meanwhile."""
 _MIN_TOKEN_CHARS = 32
@@ -29,10 +31,10 @@ class LeaseHandover:
         """Prepare to keep the leases when the connection ends.
 
         Raises:
-            ValueError: a token that could be guessed, or a time out of range.
+            ProtocolError: a token that could be guessed, or a time out of range.
         """
         if len(token) < _MIN_TOKEN_CHARS or not 0.0 < keep_s <= MAX_KEEP_S:
-            raise ValueError(
+            raise ProtocolError(
                 f"handover of {keep_s:g} s with a token of {len(token)} characters: expected up to {MAX_KEEP_S:g} s "
                 f"and at least {_MIN_TOKEN_CHARS} characters"
             )

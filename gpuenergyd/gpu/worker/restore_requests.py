@@ -21,8 +21,8 @@ class RestoreRequest:
     """Of the daemon's request to reply to; None where the worker restores on its own."""
     is_ahead_of_daemon: bool = False
     """Whether the daemon is expected to request the same soon, and then needs the outcomes."""
-    is_leaving: bool = False
-    """Whether the daemon ends, not the job."""
+    is_daemon_ending: bool = False
+    """Whether the daemon ends, rather than a job."""
     pending: set[str] = field(init=False)
     outcomes: list[RestoreOutcome] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class RestoreRequests:
                 self._controller,
                 driver=self._driver,
                 gpu_uuids=[uuid],
-                is_leaving=request.is_leaving,
+                is_daemon_ending=request.is_daemon_ending,
             )
         except DamagedJournalError as error:
             log(f"{error}; moved it to {self._journal.set_aside()}, resetting every GPU")

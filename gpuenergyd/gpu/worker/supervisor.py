@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpuenergyd.errors import GpuEnergyError, JournalError, ProtocolError
+from gpuenergyd.errors import GpuEnergyError, GpuError, JournalError, ProtocolError
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
@@ -128,7 +128,7 @@ class Supervisor:
         self._threads.start()
         if isinstance(self._controller, XidSource):
             watch_xids(self._controller, self._health.record)
-        self._restores.restore(RestoreRequest("left by an earlier run", self._uuids, is_leaving=True))
+        self._restores.restore(RestoreRequest("left by an earlier run", self._uuids, is_daemon_ending=True))
         watchdog = Watchdog()
         notify("READY=1")
         while not self._is_stopping:
@@ -141,7 +141,7 @@ class Supervisor:
                 break
         notify("STOPPING=1")
         self._threads.actuator.drop_requests(self._uuids)
-        self._restores.restore(RestoreRequest("the worker stops", self._uuids, is_leaving=True))
+        self._restores.restore(RestoreRequest("the worker stops", self._uuids, is_daemon_ending=True))
         self._is_ending = True
         self._threads.end_actuator()
         while self._threads.actuator.is_running:
@@ -183,10 +183,10 @@ class Supervisor:
         if self._options.exits_with_daemon:
             self._stop()
 
-    def _restore_all(self, reason: str, *, is_leaving: bool = True) -> None:
+    def _restore_all(self, reason: str, *, is_daemon_ending: bool = True) -> None:
         self._leases.end_all()
         self._threads.actuator.drop_requests(self._uuids)
-        self._restores.restore(RestoreRequest(reason, self._uuids, is_leaving=is_leaving))
+        self._restores.restore(RestoreRequest(reason, self._uuids, is_daemon_ending=is_daemon_ending))
 
     def _handle_process_death(self, lease_id: str, uuids: Sequence[str]) -> None:
         """Restore the GPUs of a dead process; the daemon will request the same and then gets the outcomes."""
@@ -196,27 +196,36 @@ class Supervisor:
 
     def _handle(self, request_id: int | None, request: Message, fds: Sequence[int]) -> None:
         """Handle a request of the daemon: reply at once, or submit it to the actuator's thread."""
+        reply: Reply | None = None
         try:
             if isinstance(request, AcquireLease):
                 self._lease(request_id, request, fds)
-                return
-            close_all(fds)
-            reply = self._handle_request(request_id, request)
-        except ProtocolError as error:
-            log(f"rejected {type(request).__name__}: {error}")
+                fds = ()
+            else:
+                reply = self._handle_request(request_id, request)
+        except GpuEnergyError as error:
+            if request_id is None:
+                log(f"ignored {type(request).__name__}: {error}")
             reply = Failed(str(error))
+        finally:
+            close_all(fds)
         if reply is not None:
             self._reply(request_id, reply)
 
     def _handle_request(self, request_id: int | None, request: Message) -> Reply | None:
-        """Return the reply to a request, None where it follows later or there is none."""
+        """Return the reply to a request, None where it follows later or there is none.
+
+        Raises:
+            GpuEnergyError: the request is refused.
+        """
         match request:
             case RequestClock():
                 self._request_clock(request)
             case Hello():
                 return self._greet(request)
             case HandOver():
-                return self._offer_handover(request)
+                self._handover.offer(request.token, request.keep_s)
+                return Done()
             case Ping():
                 return WorkerCounters(
                     num_late_ticks=self._threads.sampler.num_late_ticks,
@@ -224,11 +233,11 @@ class Supervisor:
                     num_sets_skipped=self._threads.actuator.num_skipped,
                 )
             case SetPowerLimit():
-                return self._set_power_limit(request_id, request)
+                self._set_power_limit(request_id, request)
             case Restore():
                 self._restore(request_id, request)
             case ListProcesses() | TakeSnapshot():
-                return self._query(request_id, request)
+                self._query(request_id, request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not a request")
         return None
@@ -238,7 +247,7 @@ class Supervisor:
         self._restores.restore_kept("the next daemon measures its jobs at full speed")
         result = self._handover.claim(request.token)
         if result is HandoverResult.WRONG_TOKEN:
-            self._restore_all("a daemon without the handover's token connected", is_leaving=False)
+            self._restore_all("a daemon without the handover's token connected", is_daemon_ending=False)
         return Welcome(
             pid=os.getpid(),
             sentinel_pid=self._options.sentinel_pid,
@@ -246,13 +255,6 @@ class Supervisor:
             identities=tuple(self._identities),
             health=self._health.current(),
         )
-
-    def _offer_handover(self, request: HandOver) -> Done | Failed:
-        try:
-            self._handover.offer(request.token, request.keep_s)
-        except ValueError as error:
-            return Failed(str(error))
-        return Done()
 
     def _request_clock(self, message: RequestClock) -> None:
         uuid, request = message.gpu_uuid, message.request
@@ -267,58 +269,38 @@ class Supervisor:
         self.handle_clock_change(ClockChange(uuid, clock_mhz, request.sent_mono_ns, 0, 0, None, None, refusal))
 
     def _lease(self, request_id: int | None, request: AcquireLease, pidfds: Sequence[int]) -> None:
-        try:
-            self._require_free(request)
-        except ProtocolError:
-            close_all(pidfds)
-            raise
+        self._health.require_changeable(request.gpu_uuids)
+        for uuid in request.gpu_uuids:
+            holder = self._leases.of(uuid)
+            if holder not in {None, request.lease_id}:
+                raise GpuError(f"{uuid} is leased to {holder}")
         self._leases.grant(request.lease_id, request.gpu_uuids, pidfds)
         for uuid in request.gpu_uuids:
             self._foreign_changes.reset(uuid)
             self._restores.forget_early_outcomes(uuid)
         self._submit(request_id, "", partial(self._open_lease, request))
 
-    def _require_free(self, request: AcquireLease) -> None:
-        """Check that the GPUs can be leased now.
-
-        Raises:
-            ProtocolError: one cannot.
-        """
-        self._health.require_known(request.gpu_uuids)
-        for uuid in request.gpu_uuids:
-            holder = self._leases.of(uuid)
-            if holder not in {None, request.lease_id}:
-                raise ProtocolError(f"{uuid} is leased to {holder}")
-            refusal = self._health.refusal(uuid)
-            if refusal is not None:
-                raise ProtocolError(refusal)
-
-    def _set_power_limit(self, request_id: int | None, request: SetPowerLimit) -> Failed | None:
+    def _set_power_limit(self, request_id: int | None, request: SetPowerLimit) -> None:
         uuid = request.gpu_uuid
-        self._health.require_known([uuid])
-        refusal = self._health.refusal(uuid)
         if self._leases.of(uuid) != request.lease_id:
-            refusal = f"lease {request.lease_id} does not cover {uuid}"
-        if refusal is not None:
-            return Failed(refusal)
+            raise GpuError(f"lease {request.lease_id} does not cover {uuid}")
+        self._health.require_changeable([uuid])
         self._submit(request_id, uuid, partial(self._driver.set_power_limit, request))
-        return None
 
     def _restore(self, request_id: int | None, request: Restore) -> None:
         self._health.require_known(request.gpu_uuids)
         self._leases.end(request.gpu_uuids)
         self._threads.actuator.drop_requests(request.gpu_uuids)
         self._restores.restore(
-            RestoreRequest(request.reason, request.gpu_uuids, request_id, is_leaving=request.is_leaving)
+            RestoreRequest(request.reason, request.gpu_uuids, request_id, is_daemon_ending=request.is_daemon_ending)
         )
 
-    def _query(self, request_id: int | None, request: ListProcesses | TakeSnapshot) -> Failed | None:
+    def _query(self, request_id: int | None, request: ListProcesses | TakeSnapshot) -> None:
         uuid = request.gpu_uuid
         self._health.require_known([uuid])
         if self._health.is_wedged(uuid):
-            return Failed(str(self._health.refusal(uuid)))
+            raise GpuError(str(self._health.refusal(uuid)))
         self._submit(request_id, uuid, partial(self._driver.query, request))
-        return None
 
     def _submit(self, request_id: int | None, gpu_uuid: str, call: Callable[[], Reply]) -> None:
         """Have the actuator's thread execute a request and reply."""

@@ -18,9 +18,10 @@ from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
-from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request, encode_clock_request
+from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request
 from gpuenergyd.wire.daemon_codec import decode
 from gpuenergyd.wire.messages import IterationReport, RankRegistration, RankRelease
+from tests.support.clock_requests import encode_clock_request
 from tests.support.job_stage import ME, Stage, plan, registration, report, settle
 from tests.support.mutations import mutated
 

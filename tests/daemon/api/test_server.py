@@ -15,7 +15,8 @@ import pytest
 
 from gpuenergyd.client.connection import DaemonConnection
 from gpuenergyd.core.clock_request import ClockRequest
-from gpuenergyd.wire.clock_request import RankClockRequest, encode_clock_request
+from gpuenergyd.wire.clock_request import RankClockRequest
+from tests.support.clock_requests import encode_clock_request
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until

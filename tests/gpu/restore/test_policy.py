@@ -169,7 +169,7 @@ def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: Site) -
             for gpu in site.gpus:
                 request_clock(link, gpu, 900)
             await until(lambda: site.locks() == [900, 900])
-            outcomes = await link.restore(site.gpus, "the daemon was stopped", is_leaving=True)
+            outcomes = await link.restore(site.gpus, "the daemon was stopped", is_daemon_ending=True)
             assert {o.result for o in outcomes} == {RestoreResult.KEPT}
         assert site.locks() == [900, 900]
         async with site.linked(KEEP):

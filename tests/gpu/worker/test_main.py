@@ -327,7 +327,7 @@ async def test_restore_command_overrides_a_running_worker(site: Site, link: Work
     await asyncio.to_thread(restore, site.folder / "journal.json")
     request_clock(link, site.gpus[0], 800)
     await until(lambda: any(c.error for c in site.received.clock_changes))
-    assert "somebody restored it" in str(site.received.clock_changes[-1].error)
+    assert "it has been restored" in str(site.received.clock_changes[-1].error)
     assert site.locks() == [None, None, None]
 
 
@@ -415,7 +415,7 @@ def test_malformed_datagrams_do_not_disturb_the_worker(site: Site) -> None:
         for junk in MALFORMED_DATAGRAMS:
             raw.send(junk)
         raw.send(encode(Done(), 1))
-        raw.send(encode(Restore(("GPU-none",), "", is_leaving=False), 2))
+        raw.send(encode(Restore(("GPU-none",), "", is_daemon_ending=False), 2))
         raw.settimeout(10)
         replies: dict[int | None, Message] = {}
         while 2 not in replies:

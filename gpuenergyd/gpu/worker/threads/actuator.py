@@ -188,7 +188,7 @@ class Actuator(DriverThread):
         try:
             with self._journal.gpu_lock(uuid):
                 if not self._journal.holds(uuid, Control.SM_CLOCK_LOCK):
-                    error = "the journal holds no entry for this GPU: somebody restored it"
+                    error = "the journal has no entry for this GPU: it has been restored"
                 else:
                     called_ns = time.monotonic_ns()
                     self._controller.lock_sm_clock(uuid, sm_clock_mhz)
