@@ -1,15 +1,14 @@
-"""A fleet of simulated hosts that reports to a real PostgreSQL and a real Prometheus: what the two must bear, and do.
+"""Load of a fleet of simulated hosts on a real PostgreSQL and a real Prometheus.
 
-What the hosts measure is simulated; what reaches the servers is real: each host's writes are the transactions of the
-project's writer at its default settings, one connection each, and each host's metrics are rendered by the daemon's own
-code. The packing of samples, which hosts do for themselves, is done beforehand, and packed minutes come from a pool of
-different ones. Some hosts run the whole writer in real time beside the others.
+The readings of the hosts are simulated, the load on the servers is real: each write is a transaction of the history
+writer with default settings on its own connection, and the metrics are rendered by the daemon's code. Samples, which
+hosts pack themselves, are packed beforehand and drawn from a pool. Some hosts run the complete writer in real time.
 
     python benchmarks/runs/fleet.py [--hosts 1000] [--json]
     python benchmarks/runs/fleet.py --only postgresql|prometheus
 
-A server that is not installed leaves its part out, and says so. Generator and servers share the machine: rates are a
-lower bound.
+The part of a server that is not installed is skipped with a message. Load generator and servers share the machine, so
+rates are lower bounds.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""A fleet's history in PostgreSQL, made by the server itself in a minute instead of by hosts in days.
+"""Generates the history of a fleet inside the PostgreSQL server: in a minute instead of days.
 
-It lies there as the daemons leave it: jobs of twelve hours one after another on every host, each host's at another time
-of day; iterations of which a host keeps some singly and puts the others together; hours of every GPU; minutes of the
-hour in which a report of whole days begins. Packed samples and seconds are not in it, for no report reads them.
+It has the same rows as if daemons had written it: jobs of twelve hours one after another on every host, each host
+with another offset; single iterations and blocks; hours of every GPU, and minutes of the hour in which a report of
+whole days starts. Packed samples and seconds are left out because reports do not read them.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -18,18 +18,18 @@ from gpuenergyd.store.readers.reader import epoch_us
 from gpuenergyd.store.reading.stored_summaries import SUMMARY_VERSION
 
 JOB_S = 12 * 3600
-_KEPT_AT_EACH_END = 64
+_SINGLE_AT_EACH_END = 64
 _NEW_ITERATIONS = 300
-"""Of a job that runs: those since its host last put its iterations together."""
+"""The single iterations of a running job since the last compaction."""
 _UUID = "'GPU-' || lpad(to_hex(h), 8, '0') || '-0000-4000-8000-' || lpad(g::text, 12, '0')"
 _HOST = "'host-' || lpad(h::text, 4, '0')"
 _POWER_W = "(150 + 200 * random())"
 _DONE = f"least({JOB_S}, (:now - started_at) / 1000000) / {ITERATION_S}"
-"""How many iterations of a job there are by now."""
+"""The number of iterations of a job so far, as SQL."""
 
 
 def make_history(connection: Connection, *, num_hosts: int, days: int) -> dict[str, Any]:
-    """Fill the tables; return how long it takes to work out the figures of a job that has ended."""
+    """Fill the tables; return the time to compute the stored summary of an ended job."""
     now = datetime.now(tz=UTC)
     begin = now - timedelta(days=days)
     values = {
@@ -45,7 +45,7 @@ def make_history(connection: Connection, *, num_hosts: int, days: int) -> dict[s
     def run(sql: str) -> None:
         connection.execute(text(sql), {name: value for name, value in values.items() if f":{name}" in sql})
 
-    # The first job of a host runs when the days begin, the last one still does.
+    # The first job of a host spans the begin of the time range, the last one is still running.
     start = f"(:begin - (h * {JOB_S}::bigint * 1000000 / :hosts) + k * {JOB_S}::bigint * 1000000)"
     run(f"""INSERT INTO jobs (job_id, job_name, run_key, dp_rank, policy, schedule_name, framework, is_simulated,
             num_ranks, num_microbatches, max_slowdown_ratio, uid, started_at, ended_at, end_reason, host)
@@ -63,7 +63,7 @@ def make_history(connection: Connection, *, num_hosts: int, days: int) -> dict[s
         FROM generate_series(0, :hosts - 1) h, generate_series(0, {NUM_GPUS - 1}) g""")
     _make_iterations(run)
     _make_rollups(run)
-    took_s = _keep_figures(connection, now)
+    took_s = _store_summaries(connection, now)
     connection.execute(text("ANALYZE"))
     return {"figures_of_a_job_s": took_s}
 
@@ -78,15 +78,15 @@ def _make_iterations(run: Any) -> None:
             FROM jobs, generate_series(0, 50) g,
                 (VALUES (0, 4, 'baseline'), (4, 200, 'tuned'), (204, 200, 'tuned'), (404, 96, 'tuned'))
                 AS block (first, n, purpose)) b
-        WHERE i >= {_KEPT_AT_EACH_END} AND i + n < done - {_KEPT_AT_EACH_END} - new""")
+        WHERE i >= {_SINGLE_AT_EACH_END} AND i + n < done - {_SINGLE_AT_EACH_END} - new""")
     run(f"""INSERT INTO iterations SELECT job_id, i, started_at + (i * {ITERATION_S} * 1000000)::bigint,
             {ITERATION_S} * (1 + 0.002 * (random() - 0.5)), {energy}, purpose || '-1', purpose, true
         FROM (SELECT job_id, started_at, i,
                 CASE WHEN i < 12 OR i % 500 < 4 THEN 'baseline' ELSE 'tuned' END AS purpose
             FROM (SELECT job_id, started_at, ended_at, ({_DONE})::int AS done FROM jobs) j,
-                LATERAL (SELECT g AS i FROM generate_series(0, {_KEPT_AT_EACH_END - 1}) g WHERE g < done
+                LATERAL (SELECT g AS i FROM generate_series(0, {_SINGLE_AT_EACH_END - 1}) g WHERE g < done
                     UNION SELECT g FROM generate_series(
-                        done - {_KEPT_AT_EACH_END} - CASE WHEN ended_at IS NULL THEN {_NEW_ITERATIONS} ELSE 0 END,
+                        done - {_SINGLE_AT_EACH_END} - CASE WHEN ended_at IS NULL THEN {_NEW_ITERATIONS} ELSE 0 END,
                         done - 1) g WHERE g >= 0) own) s""")
 
 
@@ -111,8 +111,8 @@ def _make_rollups(run: Any) -> None:
             (VALUES {domains}) AS d (domain)""")
 
 
-def _keep_figures(connection: Connection, now: datetime) -> float:
-    """Have the figures of some ended jobs worked out, as each host does for its own, and copy them for the others."""
+def _store_summaries(connection: Connection, now: datetime) -> float:
+    """Store the summaries of some ended jobs as each host does for its own, and copy them to the other jobs."""
     begin = perf_counter()
     for _ in range(4):
         store_summaries(connection, now)

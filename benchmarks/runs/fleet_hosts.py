@@ -1,4 +1,4 @@
-"""What one host of the simulated fleet records, at the rates of the daemon's defaults: eight GPUs at 10 Hz, one job."""
+"""The records of one simulated host at the default rates of the daemon: eight GPUs at 10 Hz, one job."""
 
 import random
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ RATE_HZ = 10
 ITERATION_S = 1.7
 HOST_PERIOD_S = 10
 DOMAINS = ("package-0", "package-0/dram", "package-1", "package-1/dram")
-"""Two processors with their memory, as `daemon.host_energy` counts them."""
+"""The RAPL domains of two processors with their memory, as named by `daemon.gpus.host_energy`."""
 POOL = 16
 
 
@@ -35,7 +35,7 @@ def host_name(host: int) -> str:
 
 
 def job_of(host: int) -> JobRecord:
-    """Return the job that a host begins now."""
+    """Return a job that a host starts now."""
     return JobRecord(
         f"job-{host}", "gpt", "run", 0, "bubble-aware", "1f1b", "torch", True, NUM_GPUS, 32, 0.0, 1000 + host % 50,
         datetime.now(tz=UTC),
@@ -43,7 +43,7 @@ def job_of(host: int) -> JobRecord:
 
 
 def piece(noise: random.Random, uuid: str, begun: datetime, job_id: str, bucket_s: int) -> RollupRecord:
-    """Return one second of one GPU, as it counts in a bucket."""
+    """Return the rollup of one second of one GPU in a bucket."""
     whole_s = int(begun.timestamp()) // bucket_s * bucket_s
     power_w = noise.uniform(150, 350)
     return RollupRecord(
@@ -53,7 +53,7 @@ def piece(noise: random.Random, uuid: str, begun: datetime, job_id: str, bucket_
 
 
 def readings(noise: random.Random, host: int, begun: datetime, seconds: int) -> Iterator[Record]:
-    """Yield what a host's writer gets in some seconds and writes as rows: pieces of minutes and hours, iterations."""
+    """Yield the records of some seconds that become rows: parts of minutes and hours, and iterations."""
     job_id = f"job-{host}"
     for second in range(seconds):
         at = begun + timedelta(seconds=second)
@@ -74,7 +74,7 @@ def readings(noise: random.Random, host: int, begun: datetime, seconds: int) -> 
 
 
 def fine_detail(noise: random.Random, host: int, at: datetime, tick: int) -> Iterator[Record]:
-    """Yield one sample of each GPU, and what a full second adds; what `readings` leaves out, in real time."""
+    """Yield one sample of each GPU and the one-second rollups: the records that are packed, in real time."""
     for index in range(NUM_GPUS):
         uuid = gpu_uuid(host, index)
         yield SampleRecord(uuid, at, noise.uniform(100, 400), 25.0 * tick, noise.choice((1410, 1200)), 52.0)
@@ -83,7 +83,7 @@ def fine_detail(noise: random.Random, host: int, at: datetime, tick: int) -> Ite
 
 
 def packed_pool(noise: random.Random, connection: Connection, *, is_raw: bool) -> list[tuple[int, bytes]]:
-    """Return packed minutes of one GPU, all different: the power walks, the counter and the clocks follow."""
+    """Return different packed minutes of one GPU, with drifting power and a matching energy counter."""
     pool, uuid, begin = [], gpu_uuid(0, 0), datetime(2026, 1, 1, tzinfo=UTC)
     for _ in range(POOL):
         buffer, power_w, total_j = SeriesBuffer(), noise.uniform(150, 350), noise.uniform(1e6, 1e9)

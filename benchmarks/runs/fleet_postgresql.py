@@ -1,4 +1,4 @@
-"""PostgreSQL under a fleet: rows that it must and can take, how long a host waits, sizes, and how long reports take."""
+"""PostgreSQL under the load of a fleet: required and maximum write rates, write latency, sizes and report times."""
 
 import argparse
 import json
@@ -39,12 +39,12 @@ THREADS = 4
 BURST_THREADS = 2
 GROUPS = ("host", "user", "job", "day", "gpu")
 LEAN = {"samples": 2 / 24, "seconds": 1.0}
-"""Days of fine detail that a large fleet would keep in a server."""
+"""Shorter retention of detail, in days, for a large fleet."""
 
 
 @dataclass(slots=True)
 class Writes:
-    """What some hosts' writes came to."""
+    """The results of the writes of some hosts."""
 
     num_writes: int = 0
     num_rows: int = 0
@@ -63,7 +63,7 @@ class Writes:
 
 @dataclass(slots=True)
 class Host:
-    """One simulated host's side of the history."""
+    """The history writes of one simulated host."""
 
     number: int
     num_writes: int = 0
@@ -71,7 +71,7 @@ class Host:
     def write(
         self, engine: Engine, noise: random.Random, pools: Sequence[Sequence[tuple[int, bytes]]]
     ) -> tuple[int, float]:
-        """Write what `BATCH_S` seconds brought, as the daemon's writer does; return rows and how long it took."""
+        """Write the records of `BATCH_S` seconds as the history writer does; return number of rows and duration."""
         now = datetime.now(tz=UTC)
         records = list(readings(noise, self.number, now - timedelta(seconds=BATCH_S), round(BATCH_S)))
         series = []
@@ -96,18 +96,18 @@ class Host:
 
 
 class Pace(StrEnum):
-    """When hosts write, and on which connections."""
+    """When hosts write and on which connections."""
 
     DUE = "due"
-    """Each when it is due, on a connection of its own: as the daemon's writer does."""
+    """Each write when due, on its own connection, like the history writer."""
     BURST = "burst"
-    """One after the other as fast as the server takes it, on connections of their own."""
+    """One write after another as fast as possible, each on its own connection."""
     POOLED = "pooled"
-    """The same on a few connections that are kept, as a pooler beside the server keeps them."""
+    """As fast as possible on a few persistent connections, like with a connection pooler."""
 
 
 def write_for(url: str, numbers: Sequence[int], num_hosts: int, start_s: float, end_s: float, pace: Pace) -> Writes:
-    """Let hosts write until an instant."""
+    """Let hosts write until a given time."""
     noise, is_paced = random.Random(numbers[0]), pace is Pace.DUE
     engine = create_engine(_with_driver(url)) if pace is Pace.POOLED else writing_engine(url, busy_timeout_s=1.0)
     with engine.begin() as connection:
@@ -142,7 +142,7 @@ def write_for(url: str, numbers: Sequence[int], num_hosts: int, start_s: float, 
 
 
 def _due(hosts: Sequence[Host], num_hosts: int, start_s: float, *, is_paced: bool) -> Iterator[tuple[Host, float]]:
-    """Yield hosts and when they write: spread over the period, for no two of a fleet started at the same instant."""
+    """Yield hosts and their write times, spread over the period like hosts that started at different times."""
     turn = 0
     while True:
         for host in hosts:
@@ -151,8 +151,8 @@ def _due(hosts: Sequence[Host], num_hosts: int, start_s: float, *, is_paced: boo
 
 
 def fleet_writes(url: str, num_hosts: int, seconds: float, pace: Pace) -> Writes:
-    """Return what all hosts wrote within some seconds."""
-    start_s = time.time() + 4.0  # until every process has loaded and packed its pools
+    """Return the writes of all hosts within some seconds."""
+    start_s = time.time() + 4.0  # every process has started and filled its pools by then
     shares = [range(k, num_hosts, NUM_PROCESSES) for k in range(NUM_PROCESSES)]
     total = Writes()
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -164,7 +164,7 @@ def fleet_writes(url: str, num_hosts: int, seconds: float, pace: Pace) -> Writes
 
 @contextmanager
 def whole_writers(url: str, first: int, number: int) -> Iterator[list[HistoryWriter]]:
-    """Run the daemon's writer for some more hosts, each fed in real time as a daemon feeds it."""
+    """Run the complete history writer for some more hosts, fed in real time like by a daemon."""
     writers = [
         HistoryWriter(url, WriterOptions(host=host_name(first + k), server_batch_s=BATCH_S)) for k in range(number)
     ]
@@ -197,7 +197,7 @@ def whole_writers(url: str, first: int, number: int) -> Iterator[list[HistoryWri
 
 
 class ServerWatch:
-    """How many connections there are, and how much CPU the server takes, while something runs."""
+    """Monitors the connections and the CPU time of the server."""
 
     def __init__(self, server: PostgresqlServer, url: str) -> None:
         self._engine = create_engine(_with_driver(url), poolclass=NullPool)
@@ -207,7 +207,7 @@ class ServerWatch:
         self.used_s = 0.0
 
     def cpu_s(self) -> float:
-        """Return CPU seconds of the server, of connections that have ended too."""
+        """Return the CPU time of the server, including closed connections."""
         ticks = _cpu_ticks(self._postmaster, is_with_ended=True)
         children = Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split()
         return (ticks + sum(_cpu_ticks(int(pid)) for pid in children)) / os.sysconf("SC_CLK_TCK")
@@ -244,7 +244,7 @@ def _with_driver(url: str) -> str:
 
 
 def size_figures(connection: Connection, *, num_hosts: int, days: int) -> dict[str, Any]:
-    """Return bytes per GPU and day by tier, from rows as they lie in the server, indexes included."""
+    """Return bytes per GPU and day by tier, from the stored rows including indexes."""
 
     def one(sql: str) -> float:
         return float(connection.execute(text(sql)).scalar_one() or 0)
@@ -279,7 +279,7 @@ def size_figures(connection: Connection, *, num_hosts: int, days: int) -> dict[s
 
 
 def report_figures(url: str, since: datetime, watch: "ServerWatch") -> tuple[dict[str, dict[str, float]], list[float]]:
-    """Return what the command takes over the whole fleet by group, and the energy that each of them adds up to."""
+    """Return the times of grouped reports on the whole fleet, and the energy sum of each."""
     times, sums_j = {}, []
     for by in GROUPS:
         begin, begin_cpu_s, begin_server_s = time.perf_counter(), _children_cpu_s(), watch.cpu_s()
@@ -303,7 +303,7 @@ def _children_cpu_s() -> float:
 
 
 def slow_statements(connection: Connection) -> list[dict[str, Any]]:
-    """Return what took longest of what the reports asked, as PostgreSQL counted it."""
+    """Return the slowest queries of the reports according to pg_stat_statements."""
     rows = connection.execute(
         text("""SELECT regexp_replace(query, '\\s+', ' ', 'g') AS query, calls, mean_exec_time, max_exec_time
             FROM pg_stat_statements WHERE query LIKE 'SELECT%' ORDER BY max_exec_time DESC LIMIT 3""")
@@ -321,12 +321,12 @@ def spread(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def note(what: str) -> None:
-    """Say on standard error what begins."""
+    """Print the current step on standard error."""
     print(f"{time.strftime('%X')} {what}", file=sys.stderr)
 
 
 def postgresql_figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Return every figure, or why there is none."""
+    """Return all results, or the reason why there are none."""
     try:
         with running_postgresql("-c shared_preload_libraries=pg_stat_statements") as server:
             return _figures(server, options)
@@ -335,7 +335,7 @@ def postgresql_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cost(burst: Writes, needed_writes_per_s: float) -> dict[str, float | None]:
-    """Return what a write costs the server; None where a busy machine made none in the time."""
+    """Return the cost of a write to the server; None if none completed in time."""
     if not burst.num_writes:
         return {"server_cpu_per_write_s": None, "needed_cores": None}
     cost_s = burst.server_cpu_s / burst.num_writes
@@ -362,7 +362,7 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
         paced = fleet_writes(url, options.hosts, options.write_seconds, Pace.DUE)
     states = [writer.status() for writer in writers]
     with engine.connect() as connection:
-        # Before the burst, which writes more of a minute than hosts ever do.
+        # Measured before the burst, which writes more rows per minute than real hosts.
         sizes = size_figures(connection, num_hosts=options.hosts, days=options.days)
     note("burst")
     bursts = {}

@@ -1,4 +1,4 @@
-"""Prometheus under a fleet: series and samples of the daemons' metrics, what they cost, and a dashboard's questions."""
+"""Prometheus under the load of a fleet: series, samples, their cost, and dashboard queries."""
 
 import argparse
 import gzip
@@ -39,7 +39,7 @@ QUESTIONS = {
 
 
 def host_status(host: int, uptime_s: float) -> dict[str, Any]:
-    """Return what a daemon's status says of eight tuned GPUs and their job; the readings are simulated."""
+    """Return a status response with eight tuned GPUs and their job, with simulated readings."""
     noise = random.Random(1_000_000 * host + round(uptime_s * 10))
     seen = [
         {"direction": direction, "from_region": None, "low_s": 0.004, "median_s": 0.005, "high_s": 0.009}
@@ -78,7 +78,7 @@ def host_status(host: int, uptime_s: float) -> dict[str, Any]:
 
 
 class _Daemons(BaseHTTPRequestHandler):
-    """Answers for every host of the fleet: /host/17 is what the daemon of host 17 would answer to /v1/metrics."""
+    """Serves the metrics of every host: /host/17 is /v1/metrics of the daemon on host 17."""
 
     begun_s = time.monotonic()
 
@@ -92,7 +92,7 @@ class _Daemons(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of each scrape."""
+        """Do not log requests."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -101,14 +101,14 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve(pipe: Connection) -> None:
-    """Serve the metrics of all hosts on a port of loopback, and tell which."""
+    """Serve the metrics of all hosts on a loopback port; yield the port."""
     with _Server(("127.0.0.1", 0), _Daemons) as server:
         pipe.send(server.server_address[1])
         server.serve_forever()
 
 
 class Prometheus:
-    """A server with a configuration and data of its own."""
+    """A Prometheus server with its own configuration and data."""
 
     def __init__(self, folder: Path, program: str, daemons_port: int, num_hosts: int) -> None:
         self.data = folder / "data"
@@ -146,7 +146,7 @@ class Prometheus:
                 return
 
     def ask(self, query: str) -> tuple[float | None, float]:
-        """Return the first value of an answer, None where it is empty, and how long it took."""
+        """Return the first value of a query result, None if empty, and the duration of the query."""
         begin = time.perf_counter()
         answer = json.loads(self.request(f"/api/v1/query?{urllib.parse.urlencode({'query': query})}"))
         took_s = time.perf_counter() - begin
@@ -154,7 +154,7 @@ class Prometheus:
         return (float(found[0]["value"][1]) if found else None), took_s
 
     def own_figure(self, name: str) -> float:
-        """Return a figure that the server tells of itself."""
+        """Return a metric of the server itself."""
         for line in self.request("/metrics").decode().splitlines():
             if line.startswith((f"{name} ", f"{name}{{")):
                 return float(line.rpartition(" ")[2])
@@ -169,7 +169,7 @@ class Prometheus:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stored(self) -> tuple[int, int]:
-        """Return bytes of chunks and of the index in a snapshot: what lies on disk once the head is written out."""
+        """Return the bytes of chunks and index in a snapshot, in which the head block is written out."""
         answer = json.loads(self.request("/api/v1/admin/tsdb/snapshot", is_post=True))
         folder = self.data / "snapshots" / answer["data"]["name"]
         chunks = sum(path.stat().st_size for path in folder.glob("*/chunks/*"))
@@ -185,7 +185,7 @@ class Prometheus:
 
 
 def prometheus_figures(options: argparse.Namespace) -> dict[str, Any]:
-    """Return every figure, or why there is none."""
+    """Return all results, or the reason why there are none."""
     program = shutil.which("prometheus")
     if program is None:
         return {"absent": "no Prometheus server is installed here"}

@@ -1,8 +1,8 @@
-"""What the history costs: bytes per GPU and day, times of a report over 30 days and its queries, writing, CPU.
+"""Cost of the history: bytes per GPU and day, duration of a 30-day report and its queries, write rates, CPU time.
 
-The history is what 8 GPUs at 10 Hz leave behind in steady state after 30 days under one job after another: packed
-samples of the last two days, packed seconds of the last week, minutes and hours of all of it, and every iteration of
-60 jobs, turned into blocks as a running daemon does. Minutes of samples are drawn from a pool of different ones.
+The history is the steady state of 8 GPUs at 10 Hz after 30 days with one job after another: packed samples of the last
+two days, packed seconds of the last week, minutes and hours of the whole time, and the iterations of 60 jobs, merged
+into blocks as by a running daemon. Minutes of samples are drawn from a pool of different ones.
 
     python benchmarks/runs/store.py [--days 30] [--json] [--keep DIR]
 """
@@ -59,7 +59,7 @@ def sample(noise: random.Random, gpu_uuid: str, at: datetime, number: int, power
 
 
 def minute_of_samples(noise: random.Random, gpu_uuid: str, at: datetime) -> Iterator[Record]:
-    """Yield ten samples a second whose power walks and jitters, as the counter and the clocks then do."""
+    """Yield ten samples per second with drifting, noisy power and a matching energy counter."""
     power_w, total_j = noise.uniform(150, 350), noise.uniform(1e6, 1e9)
     for k in range(60 * RATE_HZ):
         power_w = min(400.0, max(60.0, power_w + noise.gauss(0, 5)))
@@ -76,7 +76,7 @@ def second(noise: random.Random, gpu_uuid: str, at: datetime, job_id: str, bucke
 
 
 def packed_pool(noise: random.Random, connection: object, *, is_raw: bool) -> list[tuple[int, bytes]]:
-    """Return different packed minutes."""
+    """Return a pool of different packed minutes."""
     pool = []
     at = datetime(2026, 1, 1, tzinfo=UTC)
     for _ in range(POOL):
@@ -111,7 +111,7 @@ def job_records(noise: random.Random, job_id: str, begun: datetime, hours: float
 
 
 def tidy(connection: Connection, now: datetime) -> None:
-    """Do what a running daemon does: figures of ended jobs are kept, their iterations become blocks."""
+    """Store summaries of ended jobs and merge their iterations, as a running daemon does."""
     while store_summaries(connection, now):
         pass
     while compact_iterations(connection, now):
@@ -119,7 +119,7 @@ def tidy(connection: Connection, now: datetime) -> None:
 
 
 def generate(path: Path, days: int, now: datetime) -> int:
-    """Write the history; return how many bytes it holds."""
+    """Write the history; return its size in bytes."""
     noise, kept = random.Random(1), Retention()
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
@@ -165,7 +165,7 @@ def generate(path: Path, days: int, now: datetime) -> int:
 
 
 def timed_reports(path: Path, repeats: int) -> dict[str, list[float]]:
-    """Return wall seconds of cold starts of the command, and of a start that does nothing beside them."""
+    """Return wall times of cold starts of the report command, and of `--version` for comparison."""
     commands = {
         "job": ["report", "--database", str(path), "--since", "30d", "--group-by", "job", "--json"],
         "day": ["report", "--database", str(path), "--since", "30d", "--group-by", "day", "--json"],
@@ -183,7 +183,7 @@ def timed_reports(path: Path, repeats: int) -> dict[str, list[float]]:
 
 
 def timed_queries(path: Path, since: datetime, repeats: int) -> dict[str, list[float]]:
-    """Return wall seconds of the queries of a 30-day report, each as the first after opening the history."""
+    """Return wall times of the queries of a 30-day report, each as the first query of an opened history."""
     queries: dict[str, Callable[[History], Sized]] = {
         "all jobs": lambda history: history.job_summaries(since=since),
         "all hours of all GPUs": lambda history: history.rollups(bucket_s=3600, since=since),
@@ -203,7 +203,7 @@ def timed_queries(path: Path, since: datetime, repeats: int) -> dict[str, list[f
 
 
 def insert_rates(folder: Path) -> dict[str, float]:
-    """Return records a second through the whole writer, flush included: samples, and iterations."""
+    """Return the records per second that the writer takes including the final flush: samples and iterations."""
     noise, at = random.Random(2), datetime(2026, 1, 1, tzinfo=UTC)
     samples = [r for k in range(40) for r in minute_of_samples(noise, GPU_UUIDS[k % 8], at + timedelta(minutes=k // 8))]
     iterations = [
@@ -224,7 +224,7 @@ def insert_rates(folder: Path) -> dict[str, float]:
 
 
 def writer_cpu_ratio(folder: Path, seconds: float) -> float:
-    """Return CPU seconds of the writer's thread per second, fed as a daemon feeds it, in real time."""
+    """Return the CPU time of the writer thread per second, fed in real time like by a daemon."""
     noise = random.Random(3)
     writer = HistoryWriter(folder / "live.sqlite3")
     writer.start()
