@@ -99,15 +99,7 @@ def speed_hull(points: Sequence[tuple[float, float]], host_power_w: float = 0.0)
     return SpeedHull(np.array([x for x, _ in curve]), np.array([p for _, p in curve]))
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPlan:
-    """The optimal speed of each slot, and the cost of one more iteration, equal in all slots not at a limit."""
-
-    speeds_per_s: Array
-    marginal_cost: float
-
-
-def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_iterations: float) -> SlotPlan:
+def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_iterations: float) -> Array:
     """Return the speeds of least cost that finish the work in these slots.
 
     The result is full speed if even that is too slow for the work, and the slowest point if that is fast enough. A
@@ -118,19 +110,19 @@ def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_i
     need = num_iterations - slowest * float(slot_lengths_s.sum())
     widths = np.diff(hull.speeds_per_s)
     if need <= 0 or not len(widths):
-        return SlotPlan(speeds, 0.0)
+        return speeds
     costs = (np.maximum(intensities, 0.0)[:, None] * hull.slopes_j).ravel()
     capacities = (slot_lengths_s[:, None] * widths).ravel()
     order = np.argsort(costs, kind="stable")
     filled = np.cumsum(capacities[order])
     last = int(np.searchsorted(filled, need))
     if last >= len(order):
-        return SlotPlan(np.full(len(intensities), hull.full_speed_per_s), float(costs.max()))
+        return np.full(len(intensities), hull.full_speed_per_s)
     taken = np.zeros(len(order))
     taken[order[:last]] = 1.0
     taken[order[last]] = 1.0 - (filled[last] - need) / capacities[order[last]]
     speeds += (taken.reshape(len(intensities), -1) * widths).sum(axis=1)
-    return SlotPlan(speeds, float(costs[order[last]]))
+    return speeds
 
 
 def constant_speed(hull: SpeedHull, num_iterations: float, time_s: float) -> float:
@@ -171,7 +163,7 @@ def next_speed(
     fastest = hull.full_speed_per_s if full_speed_per_s is None else full_speed_per_s
     expected = repaired(forecast, fallback)
     expected[1:] = np.maximum(0.0, expected[1:] - LATER_DISCOUNT * expected.std())
-    wanted = float(plan_slots(hull, expected, slot_lengths_s, remaining_iterations).speeds_per_s[0])
+    wanted = float(plan_slots(hull, expected, slot_lengths_s, remaining_iterations)[0])
     return clamped_speed(wanted, slot_lengths_s, remaining_iterations, fastest)
 
 

@@ -78,7 +78,7 @@ class TraceJob:
         """Return the optimum with perfect knowledge of the trace."""
         lengths = self.slot_lengths_s
         work = self.num_iterations * (1.0 + RESERVE_RATIO)
-        return self.run(plan_slots(self.hull, self.truth[: len(lengths)], lengths, work).speeds_per_s)
+        return self.run(plan_slots(self.hull, self.truth[: len(lengths)], lengths, work))
 
     def controlled(self, expected: Array, fallback: Array) -> JobRun:
         """Return the result of the controller with a look-ahead.

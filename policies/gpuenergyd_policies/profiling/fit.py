@@ -1,4 +1,4 @@
-"""Fitted profiles: time and energy of every kind of instruction at every clock, with uncertainties.
+"""Fitted profiles: time and energy of every kind of instruction at every clock, and draws from their posterior.
 
 Times come from `times`, power from `power`, and corrections of power from `residual`. If these do not explain the
 measured energies, only measured clocks are offered. Clocks below the lowest measured one are never offered, because
@@ -27,26 +27,13 @@ _DOES_NOT_FIT_RATIO = 0.08
 """Root mean square of energy errors above which the power model does not describe a GPU."""
 _BETTER_RATIO = 0.8
 """Factor on the energy error by which a power cap must improve the fit to be accepted."""
-_DRAWS_FOR_SIGMA = 24
-_SEED = 20261121
-
-
-@dataclass(frozen=True, slots=True)
-class Uncertainty:
-    """Relative standard deviations of one class, in the order of its options."""
-
-    time_sigma_ratio: tuple[float, ...]
-    energy_sigma_ratio: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FittedProfile:
-    """A fitted profile of a pipeline, with its errors and uncertainties."""
+    """A fitted profile of a pipeline, and the posterior that other probable profiles are drawn from."""
 
     profile: PipelineProfile
-    energy_error_ratio: float
-    """Root mean square of (fitted - measured) / measured over GPU iterations."""
-    uncertainty: Mapping[InstructionClass, Uncertainty]
     doubtful: frozenset[tuple[InstructionClass, int]]
     """Clocks of a class whose only measurement contradicts its neighbours; they need another one."""
     num_disturbed: int
@@ -110,8 +97,6 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         classes[key] = instruction_profile(options, where=f"fit of {key.kind} on rank {key.pp_rank}")
     return FittedProfile(
         profile=PipelineProfile(classes, _blocking_power_w(models)),
-        energy_error_ratio=power.energy_error_ratio,
-        uncertainty=_uncertainty(power, curves, classes, residual),
         doubtful=frozenset((key, int(clock)) for key, curve in curves.items() for clock in curve.doubtful_mhz),
         num_disturbed=power.num_disturbed,
         is_power_model_valid=is_valid,
@@ -191,22 +176,3 @@ def _measured_clocks(
         if sample.instruction_class == key
     }
     return [clock for clock in clocks if clock in measured]
-
-
-def _uncertainty(
-    power: PowerFit,
-    curves: Mapping[InstructionClass, TimeCurve],
-    classes: Mapping[InstructionClass, InstructionProfile],
-    residual: Residual,
-) -> dict[InstructionClass, Uncertainty]:
-    random = np.random.default_rng(_SEED)
-    draws = [power.drawn_models(random) for _ in range(_DRAWS_FOR_SIGMA)]
-    found = {}
-    for key, own in classes.items():
-        clocks = [option.sm_clock_mhz for option in own.options]
-        times_s = np.array([option.time_s for option in own.options])
-        energies_j = np.array([_energies_j(m[key.pp_rank], key, curves[key], clocks, times_s) for m in draws])
-        of_model = energies_j.std(axis=0) / np.maximum(energies_j.mean(axis=0), 1e-9)
-        sigma = np.hypot(of_model, _misfit(residual, key, curves[key], clocks)[1])
-        found[key] = Uncertainty(tuple(curves[key].sigmas_ratio(clocks).tolist()), tuple(sigma.tolist()))
-    return found

@@ -62,11 +62,11 @@ def test_a_plan_has_the_cost_of_the_linear_program(seed: int) -> None:
     lengths = rng.uniform(0.2, 1.0, num_slots)
     work = rng.uniform(hull.speeds_per_s[0], hull.speeds_per_s[-1]) * lengths.sum()
 
-    plan = plan_slots(hull, intensities, lengths, work)
-    cost = plan_cost(hull, plan.speeds_per_s, intensities, lengths)
+    speeds = plan_slots(hull, intensities, lengths, work)
+    cost = plan_cost(hull, speeds, intensities, lengths)
 
     assert cost == pytest.approx(solved_by_linprog(hull, intensities, lengths, work), rel=1e-9)
-    assert (plan.speeds_per_s * lengths).sum() == pytest.approx(work, rel=1e-12)
+    assert (speeds * lengths).sum() == pytest.approx(work, rel=1e-12)
 
 
 @given(frontiers, st.floats(0, 1))
@@ -191,9 +191,9 @@ def test_dirty_hours_run_slower_than_clean_ones() -> None:
     intensities = np.array([500.0, 100.0, 500.0, 100.0])
     lengths = np.full(4, 3600.0)
 
-    plan = plan_slots(hull, intensities, lengths, num_iterations=4 * 3600 / 1.05)
+    speeds = plan_slots(hull, intensities, lengths, num_iterations=4 * 3600 / 1.05)
 
-    assert plan.speeds_per_s[[0, 2]].max() < plan.speeds_per_s[[1, 3]].min()
+    assert speeds[[0, 2]].max() < speeds[[1, 3]].min()
 
 
 def test_equal_hours_run_at_the_constant_speed() -> None:
@@ -201,7 +201,7 @@ def test_equal_hours_run_at_the_constant_speed() -> None:
     lengths = np.full(6, 3600.0)
     work = 6 * 3600 / 1.03
 
-    cost = plan_cost(hull, plan_slots(hull, np.full(6, 250.0), lengths, work).speeds_per_s, np.full(6, 250.0), lengths)
+    cost = plan_cost(hull, plan_slots(hull, np.full(6, 250.0), lengths, work), np.full(6, 250.0), lengths)
     constant = constant_speed(hull, work, 6 * 3600.0)
 
     assert cost == pytest.approx(plan_cost(hull, np.full(6, constant), np.full(6, 250.0), lengths), rel=1e-12)
@@ -210,9 +210,9 @@ def test_equal_hours_run_at_the_constant_speed() -> None:
 def test_negative_intensity_means_full_speed() -> None:
     hull = speed_hull(FRONTIER)
 
-    plan = plan_slots(hull, np.array([-50.0, 80.0, 80.0]), np.full(3, 3600.0), num_iterations=3 * 3600 / 1.1)
+    speeds = plan_slots(hull, np.array([-50.0, 80.0, 80.0]), np.full(3, 3600.0), num_iterations=3 * 3600 / 1.1)
 
-    assert plan.speeds_per_s[0] == hull.full_speed_per_s
+    assert speeds[0] == hull.full_speed_per_s
 
 
 def test_only_implausible_forecast_values_are_replaced() -> None:

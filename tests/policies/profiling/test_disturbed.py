@@ -1,5 +1,6 @@
 """Disturbed profiling: other programs, odd counters and missing samples must not affect a plan."""
 
+import numpy as np
 import pytest
 
 from gpuenergyd.core.measurement.observation import (
@@ -135,16 +136,20 @@ def test_a_gpu_that_the_power_model_does_not_fit_is_planned_from_measured_clocks
         assert {option.sm_clock_mhz for option in own.options} <= set(LEVELS), key
 
 
-def test_every_point_of_a_profile_has_an_uncertainty() -> None:
+def test_draws_from_a_profile_vary_at_every_point_and_most_between_measured_clocks() -> None:
     fitted = fit_profile(design_observations(), [GPU])
+    random = np.random.default_rng(1)
+    draws = [fitted.drawn(random) for _ in range(60)]
 
     for key, own in fitted.profile.classes.items():
-        sigma = fitted.uncertainty[key]
-        assert len(sigma.time_sigma_ratio) == len(sigma.energy_sigma_ratio) == len(own.options)
-        between = [s for s, o in zip(sigma.time_sigma_ratio, own.options, strict=True) if o.sm_clock_mhz not in LEVELS]
-        at_levels = [s for s, o in zip(sigma.time_sigma_ratio, own.options, strict=True) if o.sm_clock_mhz in LEVELS]
+        clocks = [option.sm_clock_mhz for option in own.options]
+        times_s = np.array([[draw[key].interpolated(clock).time_s for clock in clocks] for draw in draws])
+        energies_j = np.array([[draw[key].interpolated(clock).energy_j for clock in clocks] for draw in draws])
+        spreads = times_s.std(axis=0) / times_s.mean(axis=0)
+        between = [spread for spread, clock in zip(spreads, clocks, strict=True) if clock not in LEVELS]
+        at_levels = [spread for spread, clock in zip(spreads, clocks, strict=True) if clock in LEVELS]
         assert min(between) > min(at_levels)
-        assert all(s > 0 for s in sigma.energy_sigma_ratio)
+        assert energies_j.std(axis=0).min() > 0
 
 
 def test_iterations_of_waiting_only_need_no_instruction_class() -> None:
