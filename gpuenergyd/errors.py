@@ -1,55 +1,55 @@
-"""All exceptions that gpuenergyd raises on purpose, in one tree, each with its command's exit code."""
+"""Errors of this project, as one tree with the exit codes of the command line."""
 
 
 class GpuEnergyError(Exception):
-    """Base class: an error that the user can act on; the message is one line and says what is valid.
+    """Base of all errors; the message is one line that names the cause, the value and what is valid.
 
     GpuEnergyError                exit 1
-    ├── UsageError                exit 2   invalid options or files
-    │   ├── ProfileError          invalid profile or instance file
-    │   ├── ScheduleError         order of instructions that cannot run
-    │   ├── TargetError           iteration time target that cannot be met
-    │   ├── CarbonDataError       invalid trace, frontier or option of a carbon command
+    ├── UsageError                exit 2   invalid arguments or input
+    │   ├── ProfileError          invalid profile table or planner instance
+    │   ├── ScheduleError         invalid schedule or dependency graph
+    │   ├── TargetError           invalid or impossible iteration time target
+    │   ├── CarbonDataError       invalid trace, frontier or carbon option
     │   └── UnknownPolicyError    policy that is not installed
     ├── ProtocolError             message that violates the protocol
-    ├── PlanError                 plan that does not fit its pipeline or its GPUs
-    ├── JobError                  event that is not allowed in the current state of a job
+    ├── PlanError                 plan that does not fit its pipeline or GPUs
+    ├── JobError                  event that is invalid in the state of the job
     ├── AccessError               caller without permission
-    ├── GpuError                  error of a GPU or its driver
-    │   ├── GpuNotFoundError      no GPU with this UUID
-    │   ├── GpuPermissionError    process without permission to change the GPU
-    │   ├── GpuLostError          GPU that fell off the bus or needs a reset
-    │   ├── GpuUnsupportedError   operation that this GPU does not support
-    │   └── DriverError           missing, broken or misbehaving driver
-    ├── JournalError              unreadable or unwritable restore journal
-    ├── CarbonSourceError         carbon source that returned no usable value
-    ├── StoreError                unreadable or unwritable history
-    └── DaemonNotRunningError     exit 3   no daemon answers on the socket
+    ├── GpuError                  failure of a GPU or its driver
+    │   ├── GpuNotFoundError      no GPU with that UUID
+    │   ├── GpuPermissionError    no permission to change the GPU
+    │   ├── GpuLostError          GPU fell off the bus or needs a reset
+    │   ├── GpuUnsupportedError   operation not supported by this GPU
+    │   └── DriverError           driver missing or broken, or invalid reply
+    ├── JournalError              restore journal not readable or writable
+    ├── CarbonSourceError         no usable value from a carbon source
+    ├── StoreError                history database not readable or writable
+    └── DaemonNotRunningError     exit 3   no daemon listens on the socket
     """
 
     exit_code = 1
 
 
 class UsageError(GpuEnergyError):
-    """Invalid options or files."""
+    """Invalid arguments or input."""
 
     exit_code = 2
 
 
 class ProfileError(UsageError):
-    """Invalid profile or instance file."""
+    """Invalid profile table or planner instance."""
 
 
 class ScheduleError(UsageError):
-    """Order of instructions that cannot run."""
+    """Invalid schedule or dependency graph."""
 
 
 class TargetError(UsageError):
-    """Iteration time target that cannot be met."""
+    """Invalid or impossible iteration time target."""
 
 
 class CarbonDataError(UsageError):
-    """Invalid trace, frontier or option of a carbon command."""
+    """Invalid trace, frontier or carbon option."""
 
 
 class UnknownPolicyError(UsageError):
@@ -61,54 +61,54 @@ class ProtocolError(GpuEnergyError):
 
 
 class PlanError(GpuEnergyError):
-    """Plan that does not fit its pipeline or its GPUs."""
+    """Plan that does not fit its pipeline or GPUs."""
 
 
 class JobError(GpuEnergyError):
-    """Event that is not allowed in the current state of a job."""
+    """Event that is invalid in the current state of the job."""
 
 
 class AccessError(GpuEnergyError):
-    """Caller without permission; the message names who has it and how to get it."""
+    """Caller without permission; the message says which user or group has it."""
 
 
 class GpuError(GpuEnergyError):
-    """Error of a GPU or its driver."""
+    """Failure of a GPU or its driver."""
 
 
 class GpuNotFoundError(GpuError):
-    """No GPU with this UUID."""
+    """No GPU with that UUID."""
 
 
 class GpuPermissionError(GpuError):
-    """Process without permission to change the GPU."""
+    """No permission to change the GPU."""
 
 
 class GpuLostError(GpuError):
-    """GPU that fell off the bus or needs a reset."""
+    """GPU fell off the bus or needs a reset."""
 
 
 class GpuUnsupportedError(GpuError):
-    """Operation that this GPU does not support."""
+    """Operation not supported by this GPU."""
 
 
 class DriverError(GpuError):
-    """Missing, broken or misbehaving driver."""
+    """Driver missing or broken, or it returned an invalid reply."""
 
 
 class JournalError(GpuEnergyError):
-    """Unreadable or unwritable restore journal."""
+    """Restore journal not readable or writable."""
 
 
 class CarbonSourceError(GpuEnergyError):
-    """Carbon source that returned no usable value."""
+    """No usable value from a carbon source."""
 
 
 class StoreError(GpuEnergyError):
-    """Unreadable or unwritable history."""
+    """History database not readable or writable."""
 
 
 class DaemonNotRunningError(GpuEnergyError):
-    """No daemon answers on the socket."""
+    """No daemon listens on the socket."""
 
     exit_code = 3
