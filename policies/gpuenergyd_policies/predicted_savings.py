@@ -25,7 +25,8 @@ from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.problem import Effort
-from gpuenergyd_policies.planning.switching.requests import clock_changes, simulate_switching
+from gpuenergyd_policies.planning.switching.requests import clock_changes
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 Planner = Callable[[DependencyGraph, PipelineProfile, float], dict[Instruction, int]]
 """A function from graph, profile and deadline to a clock for each instruction that meets the deadline."""

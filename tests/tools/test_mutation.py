@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report.running import ROOT
-from gpuenergyd_policies.planning.compiled import KERNEL_SOURCES
 from tools.quality.mutation.choice import excluded_spans, kind_of, statement_lines
 from tools.quality.mutation.equivalent import EQUIVALENT, reason_for
 from tools.quality.mutation.sample import Mutant, interval, shuffled_places
-from tools.quality.mutation.workbench import KERNEL_FILES, Verdict, Watched, Workbench
+from tools.quality.mutation.workbench import Verdict, Watched, Workbench
 
 CODE = """\
 from __future__ import annotations
@@ -118,10 +117,6 @@ def test_each_equivalent_mutant_changes_a_line_of_the_code() -> None:
         assert len(known.reason.split()) >= 5
         assert reason_for(known.path, known.before, known.after) == known.reason
     assert reason_for("gpuenergyd/core/job/savings.py", "a", "b") is None
-
-
-def test_files_tested_uncompiled_are_those_with_kernels() -> None:
-    assert set(KERNEL_FILES) == {Path(source).name for source in KERNEL_SOURCES}
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files are the tree's")

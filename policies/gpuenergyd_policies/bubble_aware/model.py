@@ -14,7 +14,7 @@ from gpuenergyd.core.policy_api.previous_run import PREVIOUS_PROFILE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import observed_pipeline
 from gpuenergyd_policies.planning.frontier import frontier
-from gpuenergyd_policies.planning.switching.requests import simulate_switching
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError, fit_profile
 from gpuenergyd_policies.profiling.procedure import FitQuality
 from gpuenergyd_policies.profiling.regret import predicted_regret_ratio

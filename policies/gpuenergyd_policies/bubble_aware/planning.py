@@ -24,8 +24,9 @@ from gpuenergyd_policies.bubble_aware.model import PipelineModel, fit_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
-from gpuenergyd_policies.planning.switching.requests import SimulatedIteration, clock_changes, simulate_switching
+from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 
 

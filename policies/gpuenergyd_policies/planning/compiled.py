@@ -1,7 +1,11 @@
-"""Runs the planner's inner loops compiled when numba is installed, and as the plain Python they are when it is not.
+"""Compilation of kernels with numba, and their execution as plain Python where numba is not installed.
 
-Kernels are written once, on flat sequences of numbers: numpy arrays when compiled, lists otherwise (a list is
-several times quicker to index from Python). `ints` and `floats` make the one that fits.
+A kernel is written once, on flat sequences of numbers: numpy arrays when compiled, lists otherwise (indexing a list is
+several times quicker in Python). `ints` and `floats` return whichever fits. Arrays that travel together form a named
+tuple.
+
+Kernels live in files that import nothing but the standard library and other kernels' files (a test checks this), so
+that the content of these files determines the compiled code.
 """
 
 import hashlib
@@ -21,21 +25,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 numba: Any = importlib.import_module("numba") if importlib.util.find_spec("numba") else None
-KERNEL_SOURCES = (
-    "compiled.py",
-    "exact/network.py",
-    "exact/sweep.py",
-    "discrete/refinement.py",
-    "discrete/rounding.py",
-    "switching/segments.py",
-)
-"""Files that hold kernels or constants of kernels."""
 IS_COMPILED: bool = numba is not None and not numba.config.DISABLE_JIT
-"""Whether kernels run compiled; NUMBA_DISABLE_JIT=1 turns that off, as for any numba program."""
+"""Whether kernels run compiled; the environment variable NUMBA_DISABLE_JIT=1 disables numba."""
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
-    """Compile a kernel on its first call, or load what an earlier process compiled."""
+    """Compile a kernel on its first call, or load it from the disk cache of an earlier process."""
     if not IS_COMPILED:
         return kernel
     folder = _cache_folder()
@@ -51,17 +46,23 @@ def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
     return on_disk
 
 
+def kernel_files() -> list[Path]:
+    """Return the files that define kernels, and this one."""
+    here = Path(__file__)
+    return [path for path in sorted(here.parent.rglob("*.py")) if path == here or b"\n@compiled\n" in path.read_bytes()]
+
+
 @cache
 def _cache_folder() -> Path | None:
-    """Return where compiled kernels of exactly this source are kept, None where nothing can be written.
+    """Return the folder for compiled kernels of exactly this source, None if no folder is writable.
 
-    numba looks only at the age and size of the file that a kernel stands in, and misses changes in the kernels it
-    calls; so the folder is named after the content of all of them.
+    numba only checks the age and size of the file that defines a kernel, and misses changes in the kernels that it
+    calls; so the folder is named after the content of all kernels' files.
     """
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for source in KERNEL_SOURCES:
-        digest.update((here / source).read_bytes())
+    for path in kernel_files():
+        digest.update(path.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
     own = os.environ.get("NUMBA_CACHE_DIR")
     places = [Path(own)] if own else [here / "__pycache__", _user_cache_folder()]
@@ -80,14 +81,14 @@ def _user_cache_folder() -> Path:
 
 
 def ints(values: ArrayLike) -> list[int]:
-    """Return whole numbers as kernels want them; typed as the list that it is when not compiled."""
+    """Return integers for a kernel: an int64 array when compiled, else a list (the declared type)."""
     array: Any = np.ascontiguousarray(values, dtype=np.int64)
     sequence: list[int] = array if IS_COMPILED else array.tolist()
     return sequence
 
 
 def floats(values: ArrayLike) -> list[float]:
-    """Return real numbers as kernels want them; typed as the list that it is when not compiled."""
+    """Return floats for a kernel: a float64 array when compiled, else a list (the declared type)."""
     array: Any = np.ascontiguousarray(values, dtype=np.float64)
     sequence: list[float] = array if IS_COMPILED else array.tolist()
     return sequence

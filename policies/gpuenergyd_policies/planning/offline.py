@@ -15,8 +15,9 @@ from gpuenergyd_policies.planning.compression import is_periodic, solve_periodic
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
-from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes, simulate_switching
+from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes
 from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:

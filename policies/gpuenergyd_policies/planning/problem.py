@@ -113,12 +113,12 @@ class PlanningProblem:
         self, durations_s: list[FloatArray], deadline_s: float, *, forced: bool, effort: Effort
     ) -> RoundedPlan:
         """Return the cheapest rounding: by effective energy when time is sunk, else with waiting charged to its end."""
-        wishes = (LATE,) if effort is Effort.QUICK else (LATE, EARLY, MIDDLE)
+        slack_shares = (LATE,) if effort is Effort.QUICK else (LATE, EARLY, MIDDLE)
         idle_w = 0.0 if forced else self.tables.idle_power_w
         candidates = (
-            self.rounder.round_plan(durations, deadline_s, wish=wish, hull_first=hull_first)
+            self.rounder.round_plan(durations, deadline_s, slack_share=slack_share, hull_first=hull_first)
             for durations in durations_s
-            for wish in wishes
+            for slack_share in slack_shares
             for hull_first in (False, True)
         )
         return min(candidates, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)

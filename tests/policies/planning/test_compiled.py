@@ -1,5 +1,7 @@
-"""Kernels compiled or plain: what they are given, and where compiled ones are kept."""
+"""Compilation of kernels: numba's options, the kind of sequences, and the cache folder."""
 
+import ast
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,41 +17,41 @@ def _doubled(value: int) -> int:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, bool], str]]:
-    """Have kernels compiled by what only notes how it was asked to, and which cache folder was set by then."""
-    notes: list[tuple[dict[str, bool], str]] = []
+def njit_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, bool], str]]:
+    """Replace numba by a fake that records the options and the cache folder of each call of njit."""
+    calls: list[tuple[dict[str, bool], str]] = []
     numba = SimpleNamespace(config=SimpleNamespace(CACHE_DIR="as before"))
 
     def njit(**options: bool) -> object:
-        notes.append((options, numba.config.CACHE_DIR))
+        calls.append((options, numba.config.CACHE_DIR))
         return lambda kernel: kernel
 
     numba.njit = njit
     monkeypatch.setattr(compiled, "numba", numba)
     monkeypatch.setattr(compiled, "IS_COMPILED", True)
-    return notes
+    return calls
 
 
-def test_a_kernel_is_kept_in_the_cache_folder_and_lets_other_threads_run(
-    told: list[tuple[dict[str, bool], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kernel_is_cached_on_disk_and_releases_the_interpreter_lock(
+    njit_calls: list[tuple[dict[str, bool], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "_cache_folder", lambda: tmp_path)
 
     assert compiled.compiled(_doubled)(21) == 42
-    assert told == [({"cache": True, "nogil": True}, str(tmp_path))]
+    assert njit_calls == [({"cache": True, "nogil": True}, str(tmp_path))]
     assert compiled.numba.config.CACHE_DIR == "as before"
 
 
-def test_a_kernel_is_compiled_in_memory_where_nothing_can_be_kept(
-    told: list[tuple[dict[str, bool], str]], monkeypatch: pytest.MonkeyPatch
+def test_a_kernel_is_compiled_in_memory_without_a_cache_folder(
+    njit_calls: list[tuple[dict[str, bool], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "_cache_folder", lambda: None)
 
     assert compiled.compiled(_doubled)(21) == 42
-    assert told == [({"nogil": True}, "as before")]
+    assert njit_calls == [({"nogil": True}, "as before")]
 
 
-def test_a_kernel_stays_as_it_is_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_stays_plain_python_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "IS_COMPILED", False)
 
     assert compiled.compiled(_doubled) is _doubled
@@ -57,7 +59,7 @@ def test_a_kernel_stays_as_it_is_where_nothing_is_compiled(monkeypatch: pytest.M
     assert [type(v) for v in (compiled.ints([1.0])[0], compiled.floats([1])[0])] == [int, float]
 
 
-def test_compiled_kernels_are_given_arrays_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_get_contiguous_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "IS_COMPILED", True)
     every_other = np.arange(6)[::2]
 
@@ -71,14 +73,12 @@ def test_compiled_kernels_are_given_arrays_in_one_piece(monkeypatch: pytest.Monk
         assert array.flags.c_contiguous
 
 
-def test_kernels_are_kept_beside_the_code_or_with_the_user_or_where_numba_is_told(
+def test_the_cache_folder_is_beside_the_code_or_in_the_users_cache_or_in_numba_cache_dir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "code" / "compiled.py"))
     (tmp_path / "code").mkdir()
-    for source in compiled.KERNEL_SOURCES:
-        (tmp_path / "code" / source).parent.mkdir(exist_ok=True)
-        (tmp_path / "code" / source).write_text("one")
+    (tmp_path / "code" / "compiled.py").write_text("one")
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     find = compiled._cache_folder.__wrapped__
@@ -87,27 +87,27 @@ def test_kernels_are_kept_beside_the_code_or_with_the_user_or_where_numba_is_tol
     (tmp_path / "code" / "__pycache__").rename(tmp_path / "gone")
     (tmp_path / "code" / "__pycache__").touch()  # a file: nothing can be written below
     of_user = find()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "told"))
-    where_told = find()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    by_numba = find()
 
     assert beside is not None
-    assert where_told is not None
-    assert [beside, of_user, where_told] == [
-        tmp_path / parent / beside.name for parent in ("code/__pycache__", "user/gpuenergyd", "told")
+    assert by_numba is not None
+    assert [beside, of_user, by_numba] == [
+        tmp_path / parent / beside.name for parent in ("code/__pycache__", "user/gpuenergyd", "numba")
     ]
     assert beside.name.startswith("kernels-")
     assert len(beside.name) == len("kernels-") + 16
-    assert where_told.is_dir()
+    assert by_numba.is_dir()
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert compiled._user_cache_folder() == Path.home() / ".cache" / "gpuenergyd"
 
 
-def test_kernels_are_compiled_if_numba_is_there_and_not_turned_off() -> None:
+def test_kernels_are_compiled_if_numba_is_installed_and_not_disabled() -> None:
     assert compiled.numba is not None
     assert compiled.IS_COMPILED is not bool(compiled.numba.config.DISABLE_JIT)
 
 
-def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_without_a_writable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
     monkeypatch.setattr(compiled, "_cache_folder", compiled._cache_folder.__wrapped__)
@@ -119,25 +119,40 @@ def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path, monkeypat
     assert compiled.compiled(doubled)(21) == 42
 
 
-def test_kernels_of_other_source_are_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache folder is named after the content of every kernel's file: numba alone would miss a changed callee."""
+def test_any_change_of_a_kernel_file_changes_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, numba misses a change in a kernel that another kernel calls."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    for source in compiled.KERNEL_SOURCES:
-        (tmp_path / source).parent.mkdir(exist_ok=True)
-        (tmp_path / source).write_text("one")
-    before = compiled._cache_folder.__wrapped__()
-    (tmp_path / "exact" / "sweep.py").write_text("two")
+    (tmp_path / "exact").mkdir()
+    kernel, other = tmp_path / "exact" / "kernels.py", tmp_path / "exact" / "tables.py"
+    for path in (tmp_path / "compiled.py", other):
+        path.write_text("one")
 
-    after = compiled._cache_folder.__wrapped__()
+    def folder(content: str) -> Path | None:
+        kernel.write_text(f"import numba\n\n\n@compiled\ndef kernel(): {content}")
+        found: Path | None = compiled._cache_folder.__wrapped__()
+        return found
+
+    before, changed = folder("pass"), folder("return 1")
+    other.write_text("two")
 
     assert before is not None
-    assert after is not None
-    assert before != after
+    assert changed is not None
+    assert before != changed
+    assert folder("return 1") == changed
 
 
-def test_every_file_with_a_kernel_counts_for_the_cache() -> None:
-    folder = Path(compiled.__file__).parent
-    with_kernels = {path.name for path in folder.glob("*.py") if "\n@compiled\n" in path.read_text()}
+def test_kernel_files_import_only_the_standard_library_and_kernel_files() -> None:
+    root = Path(compiled.__file__).parents[2]
+    kernels = {".".join(path.relative_to(root).with_suffix("").parts) for path in compiled.kernel_files()}
 
-    assert with_kernels <= set(compiled.KERNEL_SOURCES)
+    assert len(kernels) == 5
+    for path in compiled.kernel_files():
+        if path.name == "compiled.py":
+            continue
+        imported = {
+            node.module
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module is not None
+        }
+        assert imported - sys.stdlib_module_names <= kernels, path

@@ -113,7 +113,7 @@ def test_a_plan_at_its_bound_is_left_as_it_is_and_one_far_above_is_improved() ->
     graph, profile = plain_pipeline(3, 4, weights=(1.0, 1.2, 0.9))
     problem = make_problem(graph, profile)
     deadline_s = 1.08 * problem.min_time_s
-    poor = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, wish=0.0, hull_first=False)
+    poor = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, slack_share=0.0, hull_first=False)
 
     kept = problem.improved(poor, deadline_s, cost_bound_j=poor.cost_j)
     better = problem.improved(poor, deadline_s, cost_bound_j=0.9 * poor.cost_j)

@@ -74,13 +74,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "it is only compared with iteration indices, which start at 0, and only increases",
     ),
     Equivalent(
-        f"{_PLANNING}/exact/sweep.py",
-        "OP_ARC = -1",
-        "OP_ARC = - 2",
+        f"{_PLANNING}/exact/sweep_kernels.py",
+        "OPERATION_ARC = -1",
+        "OPERATION_ARC = - 2",
         "only its sign distinguishes it from edge numbers",
     ),
     Equivalent(
-        f"{_PLANNING}/exact/sweep.py",
+        f"{_PLANNING}/exact/sweep_kernels.py",
         "if other == FAR:",
         "if other >= FAR:",
         "distances start at FAR and only decrease",

@@ -14,11 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from benchmarks.report.running import ROOT, run_program
+from gpuenergyd_policies.planning.compiled import kernel_files
 from tools.quality import impatience
 from tools.quality.mutation.sample import Mutant
 from tools.quality.twin import make_twin
 
-KERNEL_FILES = ("network.py", "refinement.py", "rounding.py", "segments.py", "sweep.py", "compiled.py")
+KERNEL_FILES = tuple(path.name for path in kernel_files())
 """Mutants of these files are tested as plain Python: compiling all kernels again takes longer than most tests. A
 separate test checks that compiled and plain kernels agree."""
 PLUGINS = ("-p", "tools.quality.mutation.watching", "-p", "tools.quality.impatience")

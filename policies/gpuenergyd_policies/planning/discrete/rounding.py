@@ -1,68 +1,34 @@
-"""Turns the frontier's continuous durations into clocks that exist, never later than the deadline.
+"""Rounding: turns the frontier's continuous durations into clocks of the profile, never later than the deadline.
 
-Theory of operation. `latest_fast[v]` is the latest finish of v that still lets all the rest run flat out. Walking in
-topological order with the *actual* finishes so far, v takes its slowest option that ends by its wish (where the
-continuous plan would end it) and by latest_fast[v]; if none does, its fastest. If the deadline is at least T_min then
-every finish is at most latest_fast, hence the makespan at most the deadline (induction over predecessors). The error
-of one operation diffuses into the next instead of adding up. Afterwards the time that is left is absorbed: with the
-latest finishes of the plan as it is, operations only become slower, which on a Pareto set is cheaper.
+Theory of operation: list scheduling with deadline-driven choice. `latest_fast[v]` is the latest finish of v from which
+all operations after it still meet the deadline at their fastest options. Walking in topological order with the *actual*
+finishes so far, v takes its slowest option that finishes by its goal (its finish in the continuous plan) and by
+latest_fast[v], or its fastest if none does. If the deadline is at least T_min then every finish is at most latest_fast,
+hence the makespan at most the deadline (induction over predecessors). The rounding error of one operation carries over
+to the next, as in error diffusion, instead of adding up. Afterwards the remaining slack is absorbed: operations are
+only slowed down, which is cheaper because options form a Pareto set.
 
-Deadlines are shortened by a few units in the last place, so that sums of floating-point times keep the promise too.
+Deadlines are shortened by a few units in the last place, so that the guarantee survives floating-point sums.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd_policies.planning.compiled import compiled, floats, ints
+from gpuenergyd_policies.planning.compiled import floats, ints
+from gpuenergyd_policies.planning.discrete.rounding_kernels import GraphArrays, OptionArrays, Rounding, round_down
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables
 
 EARLY, MIDDLE, LATE = 0.0, 0.5, 1.0
-"""Where in its slack an operation wishes to end."""
-MAX_ABSORB_SWEEPS = 8
-
-
-class KernelGraph(NamedTuple):
-    """A graph, or a part cut out of one, with operations numbered in topological order.
-
-    Neighbours of v are at pred[v]:pred[v + 1] and succ[v]:succ[v + 1]. No operation begins before `release` or ends
-    after `due`.
-    """
-
-    pred: list[int]
-    pred_node: list[int]
-    pred_latency: list[float]
-    succ: list[int]
-    succ_node: list[int]
-    succ_latency: list[float]
-    release: list[float]
-    due: list[float]
-
-
-class KernelOptions(NamedTuple):
-    """What operations may choose: options low[v] to high[v] when rounding, up to last[v] when time is left over.
-
-    Hull vertices of v are hull_options[hull_low[v]] to hull_options[hull_high[v]]. Positions count through the
-    options of all classes.
-    """
-
-    low: list[int]
-    high: list[int]
-    last: list[int]
-    hull_low: list[int]
-    hull_high: list[int]
-    hull_options: list[int]
-    times: list[float]
-    costs: list[float]
+"""Share of its slack at which an operation aims to finish: 0 is its earliest finish, 1 its latest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedPlan:
-    """An option for every node, counted through the options of all classes; `cost_j` sums up effective energy."""
+    """The option of every node, as a position among the options of all classes; `cost_j` is effective energy."""
 
     options: IntArray
     cost_j: float
@@ -70,7 +36,7 @@ class RoundedPlan:
 
 
 class Rounder:
-    """Rounds plans of one pipeline; holds its graph and tables in the form that kernels take."""
+    """Rounds plans of one pipeline; holds its graph and tables as kernel arrays."""
 
     def __init__(self, graph: DependencyGraph, tables: PlanningTables) -> None:
         n = len(graph.instructions)
@@ -84,7 +50,7 @@ class Rounder:
         before = [graph.predecessors[v] for v in nodes]
         after = [graph.successors[v] for v in nodes]
         self.num_operations = n
-        self.graph = KernelGraph(
+        self.graph = GraphArrays(
             pred=ints(np.cumsum([0] + [len(p) for p in before])),
             pred_node=ints(position[[u for p in before for u, _ in p]]),
             pred_latency=floats([latency for p in before for _, latency in p]),
@@ -96,7 +62,7 @@ class Rounder:
         )
         class_of = tables.class_of[self.order]
         last = ints(tables.start[class_of + 1] - 1)
-        self.options = KernelOptions(
+        self.options = OptionArrays(
             low=ints(tables.start[class_of]),
             high=last,
             last=last,
@@ -107,118 +73,38 @@ class Rounder:
             costs=floats(tables.costs_j),
         )
         self._epilogues_s: FloatArray = np.array(graph.epilogues_s)[self.order]
-        self._latest = floats(np.zeros(n))
-        self._latest_fast = floats(np.zeros(n))
-        self._finish = floats(np.zeros(n))
-        self._choice = ints(np.zeros(n))
+        self._result = Rounding(
+            choice=ints(np.zeros(n)),
+            finish=floats(np.zeros(n)),
+            latest=floats(np.zeros(n)),
+            latest_fast=floats(np.zeros(n)),
+        )
 
-    def due_by(self, deadline_s: float) -> KernelGraph:
-        """Return the graph with this deadline, less what adding up floating-point times along a path can err."""
+    def due_by(self, deadline_s: float) -> GraphArrays:
+        """Return the graph with this deadline, shortened by the rounding error of floating-point sums along a path."""
         shortened_s = deadline_s * (1.0 - (self.num_operations + 8) * 2.0**-52)
         return self.graph._replace(due=floats(shortened_s - self._epilogues_s))
 
     def makespan_s(self, finish_s: Sequence[float]) -> float:
-        """Return when the iteration is over if its operations end then, in this graph's order."""
+        """Return the makespan, epilogues included, of these finishes in the rounder's order."""
         return float((np.asarray(finish_s) + self._epilogues_s).max())
 
-    def round_plan(self, durations_s: FloatArray, deadline_s: float, *, wish: float, hull_first: bool) -> RoundedPlan:
-        """Return clocks near these durations with makespan <= deadline; `hull_first` starts on hull vertices only."""
+    def round_plan(
+        self, durations_s: FloatArray, deadline_s: float, *, slack_share: float, hull_first: bool
+    ) -> RoundedPlan:
+        """Return options near these durations with makespan <= deadline.
+
+        With `hull_first` only hull vertices are chosen at first; all options compete for the slack left.
+        """
         cost_j = round_down(
             self.num_operations,
             self.due_by(deadline_s),
             self.options,
             floats(durations_s[self.order]),
-            wish,
+            slack_share,
             hull_first,
-            self._latest,
-            self._latest_fast,
-            self._finish,
-            self._choice,
+            self._result,
         )
         options = np.empty(self.num_operations, dtype=np.int64)
-        options[self.order] = self._choice
-        return RoundedPlan(options, cost_j, self.makespan_s(self._finish))
-
-
-@compiled
-def round_down(
-    n: int,
-    graph: KernelGraph,
-    options: KernelOptions,
-    durations: list[float],
-    wish: float,
-    on_hull: bool,  # noqa: FBT001  kernels take everything by position
-    latest: list[float],
-    latest_fast: list[float],
-    finish: list[float],
-    choice: list[int],
-) -> float:
-    """Round durations to options into `choice` with their ends in `finish`, absorb what is left, return the cost."""
-    pred, pred_node, pred_latency, succ, succ_node, succ_latency, release, due = graph
-    low, high, last, hull_low, hull_high, hull_options, times, costs = options
-    # latest finishes: with the continuous durations, and with everything flat out
-    for v in range(n - 1, -1, -1):
-        slow = fast = due[v]
-        for k in range(succ[v], succ[v + 1]):
-            w = succ_node[k]
-            slow = min(slow, latest[w] - durations[w] - succ_latency[k])
-            fast = min(fast, latest_fast[w] - times[low[w]] - succ_latency[k])
-        latest[v] = slow
-        latest_fast[v] = fast
-    if wish < 1.0:
-        # earliest finishes with the continuous durations, then the point between
-        for v in range(n):
-            begin = release[v]
-            for k in range(pred[v], pred[v + 1]):
-                begin = max(begin, finish[pred_node[k]] + pred_latency[k])
-            finish[v] = begin + durations[v]
-        for v in range(n):
-            latest[v] = finish[v] + wish * (latest[v] - finish[v])
-    for v in range(n):
-        begin = release[v]
-        for k in range(pred[v], pred[v + 1]):
-            begin = max(begin, finish[pred_node[k]] + pred_latency[k])
-        limit = min(latest[v], latest_fast[v])
-        best, top = low[v], high[v]
-        if on_hull and best < top:
-            left, right = hull_low[v], hull_high[v]
-            while left < right:
-                middle = (left + right + 1) >> 1
-                if begin + times[hull_options[middle]] <= limit:
-                    left = middle
-                else:
-                    right = middle - 1
-            best = hull_options[left]
-        else:
-            while best < top:
-                middle = (best + top + 1) >> 1
-                if begin + times[middle] <= limit:
-                    best = middle
-                else:
-                    top = middle - 1
-        choice[v] = best
-        finish[v] = begin + times[best]
-    for _ in range(MAX_ABSORB_SWEEPS):
-        for v in range(n - 1, -1, -1):
-            slow = due[v]
-            for k in range(succ[v], succ[v + 1]):
-                w = succ_node[k]
-                slow = min(slow, latest[w] - times[choice[w]] - succ_latency[k])
-            latest[v] = slow
-        changed = False
-        for v in range(n):
-            begin = release[v]
-            for k in range(pred[v], pred[v + 1]):
-                begin = max(begin, finish[pred_node[k]] + pred_latency[k])
-            best = choice[v]
-            while best < last[v] and begin + times[best + 1] <= latest[v]:
-                best += 1
-                changed = True
-            choice[v] = best
-            finish[v] = begin + times[best]
-        if not changed:
-            break
-    cost = 0.0
-    for v in range(n):
-        cost += costs[choice[v]]
-    return cost
+        options[self.order] = self._result.choice
+        return RoundedPlan(options, cost_j, self.makespan_s(self._result.finish))

@@ -1,4 +1,4 @@
-"""Windows of a plan: which there are, what is cut out of the whole, and a climb that ends where no move helps."""
+"""Refinement: windows cover the pipeline, are cut out of it exactly, and end with a plan no more expensive."""
 
 from itertools import pairwise
 
@@ -10,10 +10,23 @@ from hypothesis import strategies as st
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.planning.compiled import floats, ints
 from gpuenergyd_policies.planning.discrete import refinement
-from gpuenergyd_policies.planning.discrete.refinement import BY_MICROBATCH, BY_TIME, Levels, Part, refine
-from gpuenergyd_policies.planning.discrete.rounding import LATE, KernelGraph, KernelOptions, RoundedPlan
+from gpuenergyd_policies.planning.discrete.refinement import refine
+from gpuenergyd_policies.planning.discrete.rounding import LATE, RoundedPlan
+from gpuenergyd_policies.planning.discrete.rounding_kernels import GraphArrays, Rounding
+from gpuenergyd_policies.planning.discrete.window_kernels import (
+    BY_MICROBATCH,
+    BY_TIME,
+    PlanState,
+    Window,
+    climb,
+    copy_graph,
+    copy_network,
+    mark_window,
+    next_random,
+)
+from gpuenergyd_policies.planning.discrete.window_kernels import Pipeline as PipelineArrays
 from gpuenergyd_policies.planning.exact.network import JITTER_TICKS
-from gpuenergyd_policies.planning.exact.sweep import KernelNetwork
+from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
 from gpuenergyd_policies.planning.problem import PlanningProblem, make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 
@@ -34,32 +47,32 @@ from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_p
         (6, 6, ((BY_TIME, 1), (BY_TIME, 1)), [*((0, k, k + 1) for k in range(6)), *((0, k, k + 1) for k in range(6))]),
     ],
 )  # fmt: skip
-def test_windows_cover_the_pipeline_half_overlapping(
+def test_windows_cover_the_pipeline_and_overlap_by_half(
     n: int, num_microbatches: int, passes: tuple[tuple[int, int], ...], windows: list[tuple[int, int, int]]
 ) -> None:
     assert refinement._windows(n, num_microbatches, passes) == windows
 
 
-def test_choices_that_look_random_are_the_same_in_every_run() -> None:
+def test_pseudo_random_choices_repeat_in_every_run() -> None:
     states = [refinement.SEED]
     for _ in range(3):
-        states.append(refinement._random(states[-1]))
+        states.append(next_random(states[-1]))
 
     assert states == [1, 1103527590, 377401575, 662824084]
 
 
 def _whole(num: int) -> list[int]:
-    """Return room for whole numbers that holds what an earlier window left."""
+    """Return an integer buffer with values left over from an earlier window."""
     return ints(np.full(num, 7))
 
 
 def _real(num: int) -> list[float]:
-    """Return room for real numbers that holds what an earlier window left."""
+    """Return a float buffer with values left over from an earlier window."""
     return floats(np.full(num, 7.0))
 
 
-class _Window:
-    """A plan with some operations free, cut out by the kernel."""
+class _CutWindow:
+    """A plan with some operations free, and the window that the kernels cut out of it."""
 
     def __init__(self, pipeline: Pipeline, seed: int, share_free: float) -> None:
         self.graph, profile = pipeline
@@ -69,49 +82,61 @@ class _Window:
         self.n = n = rounder.num_operations
         self.deadline_s = problem.min_time_s + rng.uniform(0, 1.1) * (problem.slowest_time_s - problem.min_time_s)
         self.plan = rounder.round_plan(
-            rng.uniform(tables.fastest_s, tables.slowest_s + 1e-9), self.deadline_s, wish=LATE, hull_first=False
+            rng.uniform(tables.fastest_s, tables.slowest_s + 1e-9), self.deadline_s, slack_share=LATE, hull_first=False
         )
-        self.whole = rounder.due_by(self.deadline_s)
         self.choice = self.plan.options[rounder.order].tolist()
         self.is_free = (rng.uniform(0, 1, n) < share_free).astype(int).tolist()
+        self.whole = PipelineArrays(
+            graph=rounder.due_by(self.deadline_s), options=rounder.options,
+            first_vertex=ints(network.first_level[rounder.order]), last_vertex=ints(network.last_level[rounder.order]),
+            single_vertex=1000, microbatches=_whole(n), tick_s=network.tick_s, jitter_ticks=JITTER_TICKS,
+        )  # fmt: skip
+        state = PlanState(
+            choice=ints(self.choice), earliest=_real(n), latest=_real(n), is_free=ints(self.is_free), marks=_whole(n)
+        )
         m = len(network.edge_tail) + 2 * n
-        self.part = Part(
-            nodes=_whole(n), position=_whole(n), is_free=ints(self.is_free), state=_whole(n), earliest=_real(n),
-            latest=_real(n), choice=ints(self.choice), best=_whole(n), trial=_whole(n), current=_whole(n),
-            durations=_real(n), work_a=_real(n), work_b=_real(n), work_c=_real(n), deadlines=_whole(2),
+        self.window = Window(
+            nodes=_whole(n), position=_whole(n),
+            graph=GraphArrays(
+                pred=_whole(n + 1), pred_node=_whole(m), pred_latency=_real(m), succ=_whole(n + 1),
+                succ_node=_whole(m), succ_latency=_real(m), release=_real(n), due=_real(n),
+            ),
+            options=rounder.options._replace(
+                low=_whole(n), high=_whole(n), last=_whole(n), hull_low=_whole(n), hull_high=_whole(n)
+            ),
+            network=NetworkArrays(
+                first=_whole(n), last=_whole(n), ticks=_whole(n), slope=_whole(n), tail=_whole(m), head=_whole(m),
+                latency=_whole(m), succ=_whole(n + 3), pred=_whole(n + 3), pred_edges=_whole(m),
+                order=ints(np.arange(n)),
+            ),
+            durations=_real(n), best=_whole(n),
+            trial=Rounding(choice=_whole(n), finish=_real(n), latest=_real(n), latest_fast=_real(n)),
         )  # fmt: skip
-        self.levels = Levels(
-            ints(network.first_level[rounder.order]), ints(network.last_level[rounder.order]), 1000, network.tick_s
-        )
-        self.cut = KernelGraph(
-            pred=_whole(n + 1), pred_node=_whole(m), pred_latency=_real(m), succ=_whole(n + 1), succ_node=_whole(m),
-            succ_latency=_real(m), release=_real(n), due=_real(n),
-        )  # fmt: skip
-        self.choices = KernelOptions(
-            low=_whole(n), high=_whole(n), last=_whole(n), hull_low=_whole(n), hull_high=_whole(n),
-            hull_options=rounder.options.hull_options, times=rounder.options.times, costs=rounder.options.costs,
-        )  # fmt: skip
-        self.network = KernelNetwork(
-            first=_whole(n), last=_whole(n), ticks=_whole(n), slope=_whole(n), tail=_whole(m), head=_whole(m),
-            latency=_whole(m), succ=_whole(n + 3), pred=_whole(n + 3), pred_edges=_whole(m), order=ints(np.arange(n)),
-        )  # fmt: skip
-        self.size, self.num_edges, self.begin_s, self.end_s = refinement._cut_out(
-            n, self.whole, rounder.options, self.levels, self.part, self.cut, self.choices, self.network
-        )
+        self.size = mark_window(n, self.whole, state, self.window)
+        self.begin_s, self.end_s = copy_graph(self.size, self.whole, state, self.window)
+        self.num_edges = copy_network(self.size, self.end_s, self.whole, self.window)
+
+    def climb(self, seed: int) -> tuple[float, float, int]:
+        """Climb from the window's own choice; return its cost before and after, and the generator's last state."""
+        own = [self.choice[v] for v in self.window.nodes[: self.size]]
+        self.window.best[: self.size] = ints(own)
+        before_j = sum(self.window.options.costs[k] for k in own)
+        cost_j, state = climb(self.size, self.window, seed, before_j)
+        return before_j, cost_j, state
 
     @property
     def before(self) -> list[list[tuple[int, float]]]:
         """Predecessors in the order of the kernel."""
-        return _neighbours(self.whole.pred, self.whole.pred_node, self.whole.pred_latency, self.n)
+        return _neighbours(self.whole.graph.pred, self.whole.graph.pred_node, self.whole.graph.pred_latency, self.n)
 
     @property
     def after(self) -> list[list[tuple[int, float]]]:
         """Successors in the order of the kernel."""
-        return _neighbours(self.whole.succ, self.whole.succ_node, self.whole.succ_latency, self.n)
+        return _neighbours(self.whole.graph.succ, self.whole.graph.succ_node, self.whole.graph.succ_latency, self.n)
 
     def times_s(self) -> list[float]:
         """Return how long each operation of the plan takes."""
-        return [self.choices.times[k] for k in self.choice]
+        return [self.whole.options.times[k] for k in self.choice]
 
 
 def _neighbours(start: list[int], node: list[int], gap: list[float], n: int) -> list[list[tuple[int, float]]]:
@@ -129,23 +154,23 @@ def _reached(of: list[int], ways: list[list[tuple[int, float]]], order: list[int
 
 @settings(max_examples=25, deadline=None)
 @given(pipeline=random_pipelines(), seed=st.integers(0, 2**32 - 1), share_free=st.sampled_from([0.2, 0.4, 0.7, 1.0]))
-def test_a_window_is_all_between_free_operations_with_what_the_rest_of_the_plan_leaves_them(
+def test_a_window_holds_everything_between_free_operations_with_releases_and_due_times_from_the_rest(
     pipeline: Pipeline, seed: int, share_free: float
 ) -> None:
-    window = _Window(pipeline, seed, share_free)
+    window = _CutWindow(pipeline, seed, share_free)
     n, before, after, times_s = window.n, window.before, window.after, window.times_s()
     free = [v for v in range(n) if window.is_free[v]]
     inside = sorted(_reached(free, before, list(range(n))) & _reached(free, after, list(range(n - 1, -1, -1))))
-    begin_s, end_s = [0.0] * n, list(window.whole.due)
+    begin_s, end_s = [0.0] * n, list(window.whole.graph.due)
     for v in range(n):
         begin_s[v] = max((begin_s[u] + times_s[u] + gap for u, gap in before[v]), default=0.0)
     for v in reversed(range(n)):
-        end_s[v] = min([window.whole.due[v], *(end_s[w] - times_s[w] - gap for w, gap in after[v])])
+        end_s[v] = min([window.whole.graph.due[v], *(end_s[w] - times_s[w] - gap for w, gap in after[v])])
     place = {v: i for i, v in enumerate(inside)}
 
     assert window.size == len(inside)
-    assert list(window.part.nodes[: window.size]) == inside
-    cut, options, whole_options = window.cut, window.choices, window.problem.rounder.options
+    assert list(window.window.nodes[: window.size]) == inside
+    cut, options, whole_options = window.window.graph, window.window.options, window.whole.options
     kept_before = _neighbours(cut.pred, cut.pred_node, cut.pred_latency, len(inside))
     kept_after = _neighbours(cut.succ, cut.succ_node, cut.succ_latency, len(inside))
     for i, v in enumerate(inside):
@@ -154,16 +179,16 @@ def test_a_window_is_all_between_free_operations_with_what_the_rest_of_the_plan_
         outside = (begin_s[u] + times_s[u] + gap for u, gap in before[v] if u not in place)
         assert cut.release[i] == pytest.approx(max(outside, default=0.0), abs=1e-12)
         left = (end_s[w] - times_s[w] - gap for w, gap in after[v] if w not in place)
-        assert cut.due[i] == pytest.approx(min([window.whole.due[v], *left]), abs=1e-12)
+        assert cut.due[i] == pytest.approx(min([window.whole.graph.due[v], *left]), abs=1e-12)
         choice = window.choice[v]
         is_free = bool(window.is_free[v])
         assert options.low[i] == (whole_options.low[v] if is_free else choice)
         assert options.high[i] == (whole_options.last[v] if is_free else choice)
         assert options.last[i] == whole_options.last[v]
         assert (options.hull_low[i], options.hull_high[i]) == (whole_options.hull_low[v], whole_options.hull_high[v])
-        levels = window.levels
-        assert window.network.first[i] == (levels.first[v] if is_free else 1000 + choice)
-        assert window.network.last[i] == (levels.last[v] if is_free else 1000 + choice)
+        network, whole = window.window.network, window.whole
+        assert network.first[i] == (whole.first_vertex[v] if is_free else 1000 + choice)
+        assert network.last[i] == (whole.last_vertex[v] if is_free else 1000 + choice)
     if inside:
         assert window.begin_s == min(cut.release[: len(inside)])
         assert window.end_s == max(cut.due[: len(inside)])
@@ -174,8 +199,8 @@ def test_a_window_is_all_between_free_operations_with_what_the_rest_of_the_plan_
 def test_a_windows_network_holds_each_operation_between_its_release_and_its_due_time(
     pipeline: Pipeline, seed: int, share_free: float
 ) -> None:
-    window = _Window(pipeline, seed, share_free)
-    m, network, cut, tick_s = window.size, window.network, window.cut, window.levels.tick_s
+    window = _CutWindow(pipeline, seed, share_free)
+    m, network, cut, tick_s = window.size, window.window.network, window.window.graph, window.whole.tick_s
     edges = list(zip(network.tail, network.head, network.latency, strict=True))[: window.num_edges]
 
     inner = [(i, j, gap) for i in range(m) for j, gap in _neighbours(cut.succ, cut.succ_node, cut.succ_latency, m)[i]]
@@ -186,7 +211,7 @@ def test_a_windows_network_holds_each_operation_between_its_release_and_its_due_
             (edge for edge in edges if edge[0] < m and edge[1] < m), inner, strict=True
         )
     ]
-    nodes = window.part.nodes
+    nodes = window.window.nodes
     assert scattered == [(nodes[i] * 7 + nodes[j] * 13) % JITTER_TICKS for i, j, _ in inner]
     assert [edge for edge in edges if edge[0] == m] == [(m, i, int(cut.release[i] / tick_s)) for i in range(m)]
     assert [edge for edge in edges if edge[1] == m + 1] == [
@@ -200,24 +225,19 @@ def test_a_windows_network_holds_each_operation_between_its_release_and_its_due_
         assert sorted(before) == [e for e, (_, head, _) in enumerate(edges) if head == v]
 
 
-def _climbed(window: _Window, moves_seed: int) -> tuple[float, list[int]]:
-    window.part.best[: window.size] = window.part.choice[: window.size]
-    before = sum(window.choices.costs[k] for k in window.choice)
-    cost_j, _ = refinement._climb(window.size, window.cut, window.choices, window.part, moves_seed, before)
-    return cost_j, list(window.part.best[: window.size])
-
-
 @settings(max_examples=20, deadline=None)
 @given(pipeline=random_pipelines(), seed=st.integers(0, 2**32 - 1))
-def test_a_climb_ends_no_dearer_in_time_and_at_options_that_exist(pipeline: Pipeline, seed: int) -> None:
-    window = _Window(pipeline, seed, 1.0)
-    before_j = window.plan.cost_j
+def test_a_hill_climb_never_costs_more_meets_the_deadline_and_uses_existing_options(
+    pipeline: Pipeline, seed: int
+) -> None:
+    window = _CutWindow(pipeline, seed, 1.0)
+    options = window.whole.options
 
-    cost_j, chosen = _climbed(window, seed % 1000)
+    _, cost_j, _ = window.climb(seed % 1000)
 
-    assert cost_j <= before_j * (1 + 1e-12) + 1e-9
-    assert cost_j == pytest.approx(sum(window.choices.costs[k] for k in chosen), abs=1e-9)
-    options = window.problem.rounder.options
+    chosen = list(window.window.best[: window.size])
+    assert cost_j <= window.plan.cost_j * (1 + 1e-12) + 1e-9
+    assert cost_j == pytest.approx(sum(options.costs[k] for k in chosen), abs=1e-9)
     assert all(low <= k <= last for low, k, last in zip(options.low, chosen, options.last, strict=True))
     durations_s = np.empty(window.n)
     durations_s[window.problem.rounder.order] = [options.times[k] for k in chosen]
@@ -237,21 +257,18 @@ def test_a_climb_ends_no_dearer_in_time_and_at_options_that_exist(pipeline: Pipe
         (7, 14.498237, 1686640221),
     ],
 )
-def test_a_climb_saves_what_it_saved_before_by_the_same_moves(seed: int, saved_j: float, state: int) -> None:
-    """A search, so no theory says what it finds; whoever changes its moves writes down what the new ones save."""
-    window = _Window(plain_pipeline(2, 4, weights=(1.0, 1.1), latency_s=0.001), seed, 0.7)
-    best = [window.choice[v] for v in window.part.nodes[: window.size]]
-    window.part.best[: window.size] = ints(best)
-    before_j = sum(window.choices.costs[k] for k in best)
+def test_hill_climbs_save_the_pinned_energy(seed: int, saved_j: float, state: int) -> None:
+    """A heuristic search: update the figures when its moves change on purpose."""
+    window = _CutWindow(plain_pipeline(2, 4, weights=(1.0, 1.1), latency_s=0.001), seed, 0.7)
 
-    cost_j, after = refinement._climb(window.size, window.cut, window.choices, window.part, seed, before_j)
+    before_j, cost_j, after = window.climb(seed)
 
     assert before_j - cost_j == pytest.approx(saved_j, abs=1e-6)
     assert after == state
 
 
 def _cheapest_j(problem: PlanningProblem, deadline_s: float) -> float:
-    """Return the least effective energy of any choice of clocks, by trying the undominated ones of each prefix."""
+    """Return the least effective energy of any choice of clocks by dynamic programming over undominated prefixes."""
     tables, graph = problem.tables, problem.graph
     assert graph.num_ranks == 1
     front = [(0.0, 0.0)]
@@ -267,10 +284,10 @@ def _cheapest_j(problem: PlanningProblem, deadline_s: float) -> float:
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.11, 0.37, 0.5, 0.73, 0.9, 1.01])
-def test_one_ranks_plan_becomes_the_cheapest_there_is(fraction: float) -> None:
+def test_refinement_finds_the_optimal_plan_of_one_rank(fraction: float) -> None:
     problem = make_problem(*plain_pipeline(1, 4))
     deadline_s = problem.min_time_s + fraction * (problem.slowest_time_s - problem.min_time_s)
-    poor = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, wish=LATE, hull_first=False)
+    poor = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, slack_share=LATE, hull_first=False)
 
     better = refine(problem.rounder, problem.network, problem.tables, problem.graph, poor, deadline_s)
 
@@ -278,10 +295,10 @@ def test_one_ranks_plan_becomes_the_cheapest_there_is(fraction: float) -> None:
     assert better.makespan_s <= deadline_s
 
 
-def test_more_passes_are_never_dearer() -> None:
+def test_more_passes_never_cost_more() -> None:
     problem = make_problem(*plain_pipeline(3, 5, weights=(1.0, 1.1, 0.9)))
     deadline_s = 1.07 * problem.min_time_s
-    plan = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, wish=0.0, hull_first=False)
+    plan = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, slack_share=0.0, hull_first=False)
 
     costs_j = [plan.cost_j]
     for passes in (((BY_TIME, 4),), ((BY_TIME, 4), (BY_MICROBATCH, 12)), 3 * ((BY_TIME, 8), (BY_MICROBATCH, 12))):

@@ -1,4 +1,4 @@
-"""Rounded plans are never late and refinement never makes them dearer, whatever durations they start from."""
+"""Rounded plans always meet the deadline, and refinement never makes them more expensive."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd_policies.planning.discrete.refinement import FULL_PASSES, LIGHT_PASSES, refine
-from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MAX_ABSORB_SWEEPS, MIDDLE
+from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE
+from gpuenergyd_policies.planning.discrete.rounding_kernels import MAX_ABSORB_SWEEPS
 from gpuenergyd_policies.planning.problem import make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 
@@ -16,21 +17,21 @@ from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_p
 @given(
     pipeline=random_pipelines(),
     fraction=st.floats(0.0, 1.2),
-    wish=st.sampled_from([EARLY, MIDDLE, LATE]),
+    slack_share=st.sampled_from([EARLY, MIDDLE, LATE]),
     hull_first=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_makespan_never_exceeds_the_deadline_whatever_the_durations(
-    pipeline: Pipeline, fraction: float, wish: float, *, hull_first: bool, seed: int
+    pipeline: Pipeline, fraction: float, slack_share: float, *, hull_first: bool, seed: int
 ) -> None:
-    """The theorem holds for any wish: durations that were never optimal, too long, or too short."""
+    """The theorem holds for any durations: not optimal, too long, or too short."""
     problem = make_problem(*pipeline)
     deadline_s = problem.min_time_s + fraction * (problem.slowest_time_s - problem.min_time_s)
     durations_s = problem.tables.slowest_s * np.random.default_rng(seed).uniform(
         0.0, 2.0, len(pipeline[0].instructions)
     )
 
-    plan = problem.rounder.round_plan(durations_s, deadline_s, wish=wish, hull_first=hull_first)
+    plan = problem.rounder.round_plan(durations_s, deadline_s, slack_share=slack_share, hull_first=hull_first)
 
     assert timeline(pipeline[0], problem.tables.times_s[plan.options].tolist()).iteration_time_s == plan.makespan_s
     assert plan.makespan_s <= deadline_s
@@ -38,9 +39,9 @@ def test_makespan_never_exceeds_the_deadline_whatever_the_durations(
 
 
 def _slowly_rounded(
-    pipeline: Pipeline, durations_s: list[float], due_s: list[float], *, wish: float, on_hull: bool
+    pipeline: Pipeline, durations_s: list[float], due_s: list[float], *, slack_share: float, on_hull: bool
 ) -> list[int]:
-    """Return the option of each node, by the words of the theory of operation and nothing else."""
+    """Return the option of each node, implemented independently from the module's theory of operation."""
     graph, tables = pipeline[0], make_problem(*pipeline).tables
     nodes = list(make_problem(*pipeline).rounder.order)
     first = [int(tables.start[c]) for c in tables.class_of]
@@ -59,10 +60,10 @@ def _slowly_rounded(
     latest_fast_s = finishes_s([float(tables.times_s[k]) for k in first])[1]
     finish_s, chosen = [0.0] * len(nodes), first[:]
     for v in nodes:
-        wished_s = late_s[v] if wish == LATE else early_s[v] + wish * (late_s[v] - early_s[v])
+        goal_s = late_s[v] if slack_share == LATE else early_s[v] + slack_share * (late_s[v] - early_s[v])
         begin_s = max((finish_s[u] + gap for u, gap in graph.predecessors[v]), default=0.0)
         offered = hulls[v] if on_hull else range(first[v], last[v] + 1)
-        fitting = [k for k in offered if begin_s + tables.times_s[k] <= min(wished_s, latest_fast_s[v])]
+        fitting = [k for k in offered if begin_s + tables.times_s[k] <= min(goal_s, latest_fast_s[v])]
         chosen[v] = max(fitting, default=first[v])
         finish_s[v] = begin_s + float(tables.times_s[chosen[v]])
     for _ in range(MAX_ABSORB_SWEEPS):
@@ -79,12 +80,12 @@ def _slowly_rounded(
 @given(
     pipeline=random_pipelines(),
     fraction=st.floats(0.0, 1.2),
-    wish=st.sampled_from([EARLY, MIDDLE, LATE]),
+    slack_share=st.sampled_from([EARLY, MIDDLE, LATE]),
     hull_first=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_each_operation_takes_its_slowest_option_that_ends_by_its_wish_and_lets_the_rest_run_flat_out(
-    pipeline: Pipeline, fraction: float, wish: float, *, hull_first: bool, seed: int
+def test_each_operation_takes_its_slowest_option_that_meets_its_goal_and_its_latest_finish(
+    pipeline: Pipeline, fraction: float, slack_share: float, *, hull_first: bool, seed: int
 ) -> None:
     problem = make_problem(*pipeline)
     deadline_s = problem.min_time_s + fraction * (problem.slowest_time_s - problem.min_time_s)
@@ -94,14 +95,14 @@ def test_each_operation_takes_its_slowest_option_that_ends_by_its_wish_and_lets_
     due_s = np.empty(problem.rounder.num_operations)
     due_s[problem.rounder.order] = problem.rounder.due_by(deadline_s).due
 
-    plan = problem.rounder.round_plan(durations_s, deadline_s, wish=wish, hull_first=hull_first)
+    plan = problem.rounder.round_plan(durations_s, deadline_s, slack_share=slack_share, hull_first=hull_first)
 
     assert plan.options.tolist() == _slowly_rounded(
-        pipeline, durations_s.tolist(), due_s.tolist(), wish=wish, on_hull=hull_first
+        pipeline, durations_s.tolist(), due_s.tolist(), slack_share=slack_share, on_hull=hull_first
     )
 
 
-def test_a_deadline_is_shortened_by_what_sums_of_that_many_times_can_err_and_no_more() -> None:
+def test_a_deadline_is_shortened_by_the_rounding_error_of_floating_point_sums_and_no_more() -> None:
     rounder = make_problem(*plain_pipeline(2, 3)).rounder
 
     due_s = list(rounder.due_by(3.0).due)
@@ -111,7 +112,7 @@ def test_a_deadline_is_shortened_by_what_sums_of_that_many_times_can_err_and_no_
     assert list(rounder.graph.due) == [0.0] * 12  # the graph without a deadline stays as it is
 
 
-def test_the_kernels_graph_counts_operations_by_the_time_they_can_begin() -> None:
+def test_the_kernel_graph_numbers_operations_by_earliest_start() -> None:
     graph, profile = plain_pipeline(2, 2, latency_s=0.001)
     rounder = make_problem(graph, profile).rounder
     position = {v: k for k, v in enumerate(rounder.order.tolist())}
@@ -131,12 +132,12 @@ def test_the_kernels_graph_counts_operations_by_the_time_they_can_begin() -> Non
 
 @settings(max_examples=30, deadline=None)
 @given(pipeline=random_pipelines(), fraction=st.floats(0.0, 1.0))
-def test_no_instruction_of_a_rounded_plan_could_be_slower(pipeline: Pipeline, fraction: float) -> None:
+def test_no_single_instruction_of_a_rounded_plan_could_be_slower(pipeline: Pipeline, fraction: float) -> None:
     graph, _ = pipeline
     problem = make_problem(*pipeline)
     tables = problem.tables
     deadline_s = problem.min_time_s + fraction * (problem.slowest_time_s - problem.min_time_s)
-    plan = problem.rounder.round_plan(tables.fastest_s, deadline_s, wish=LATE, hull_first=False)
+    plan = problem.rounder.round_plan(tables.fastest_s, deadline_s, slack_share=LATE, hull_first=False)
     durations_s = tables.times_s[plan.options]
 
     for v in range(len(graph.instructions)):
@@ -149,13 +150,13 @@ def test_no_instruction_of_a_rounded_plan_could_be_slower(pipeline: Pipeline, fr
 
 @settings(max_examples=40, deadline=None)
 @given(pipeline=random_pipelines(), fraction=st.floats(0.0, 1.0), passes=st.sampled_from([LIGHT_PASSES, FULL_PASSES]))
-def test_refinement_is_never_late_and_never_dearer(
+def test_refinement_meets_the_deadline_and_never_costs_more(
     pipeline: Pipeline, fraction: float, passes: tuple[tuple[int, int], ...]
 ) -> None:
     graph, _ = pipeline
     problem = make_problem(*pipeline)
     deadline_s = problem.min_time_s + fraction * (problem.slowest_time_s - problem.min_time_s)
-    plan = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, wish=LATE, hull_first=True)
+    plan = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, slack_share=LATE, hull_first=True)
 
     better = refine(problem.rounder, problem.network, problem.tables, graph, plan, deadline_s, passes=passes)
 
@@ -169,7 +170,7 @@ def test_refinement_closes_most_of_a_poor_plans_gap() -> None:
     graph, profile = plain_pipeline(4, 12, weights=(1.0, 1.15, 0.9, 1.05))
     problem = make_problem(graph, profile)
     deadline_s = 1.05 * problem.min_time_s
-    poor = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, wish=EARLY, hull_first=False)
+    poor = problem.rounder.round_plan(problem.tables.fastest_s, deadline_s, slack_share=EARLY, hull_first=False)
     sweep = problem.sweep(np.array([deadline_s]), stop_early=True)
     bound_j = problem.cost_bounds_j(sweep, np.array([0]), np.array([deadline_s]))[0]
 

@@ -15,7 +15,7 @@ from gpuenergyd_policies.planning.exact.network import (
     _tick_s,
     flow_network,
 )
-from gpuenergyd_policies.planning.exact.sweep import _longest_path, kernel_network
+from gpuenergyd_policies.planning.exact.sweep import _longest_path, network_arrays
 from gpuenergyd_policies.planning.exact.tables import planning_tables
 from tests.policies.planning.pipelines import B, F, Pipeline, plain_pipeline, random_pipelines
 
@@ -102,7 +102,7 @@ def test_every_edge_is_found_from_both_its_ends(pipeline: Pipeline) -> None:
     scatter = network.edge_ticks - np.rint(network.edge_latency_s / network.tick_s)
     assert scatter.min() >= 0
     assert scatter.max() < JITTER_TICKS
-    kernel = kernel_network(network)
+    kernel = network_arrays(network)
     assert [list(part) for part in kernel] == [
         part.tolist()
         for part in (

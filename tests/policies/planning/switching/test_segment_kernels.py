@@ -1,4 +1,4 @@
-"""What carrying out segments takes and costs, event by event, and annealing that finds the best of all small cases."""
+"""Segment kernels: an iteration with late reductions matches a reference, and annealing finds small optima."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
-from gpuenergyd_policies.planning.compiled import floats, ints
-from gpuenergyd_policies.planning.switching import segments
-from gpuenergyd_policies.planning.switching.segments import _Search
+from gpuenergyd_policies.planning.compiled import ints
+from gpuenergyd_policies.planning.switching.annealing import Annealing, Segments
+from gpuenergyd_policies.planning.switching.segments import SegmentSearch, common_clocks
 from tests.policies.planning.pipelines import B, F, Pipeline
 from tests.policies.planning.profiles import forward_backward_profile
 
@@ -38,7 +38,7 @@ def _small_pipelines(draw: st.DrawFn) -> Pipeline:
 
 
 def _slowly_run(pipeline: Pipeline, clocks_mhz: Sequence[int], lower_s: float) -> tuple[list[float], float, float]:
-    """Return when each instruction ends and the sums of energies and times; reductions come late, raises in time."""
+    """Return finishes and the sums of energies and times: a reference with late reductions and raises in time."""
     graph, profile = pipeline
     finish_s = [0.0] * len(graph.instructions)
     energy_j = time_s = 0.0
@@ -81,26 +81,24 @@ def _slowly_run(pipeline: Pipeline, clocks_mhz: Sequence[int], lower_s: float) -
     return finish_s, energy_j, time_s
 
 
-def _run(search: _Search, clocks: Sequence[int]) -> tuple[list[float], tuple[float, float, float]]:
-    """Run the kernel on clocks by their number, node by node."""
-    n, num_ranks = len(clocks), len(search._grids)
-    finish = floats([0.0] * n)
-    found = segments._run(
-        search._order, search._pred, search._pred_node, search._pred_latency, search._epilogues_s, search._rank,
-        search._table, search._times, search._energies, search._first, num_ranks, ints(clocks), search._lower_s, finish,
-        ints([7] * num_ranks), ints([7] * num_ranks), floats([7.0] * 8 * num_ranks), ints([7] * 8 * num_ranks),
-    )  # fmt: skip
-    return list(finish), found
+def _segments(bounds: Sequence[int], clocks: Sequence[int]) -> Segments:
+    return Segments(ints(bounds), ints(clocks))
+
+
+def _values(found: Segments | None) -> tuple[list[int], list[int]] | None:
+    return None if found is None else ([int(b) for b in found.bounds], [int(c) for c in found.clocks])
 
 
 @settings(max_examples=50, deadline=None)
 @given(pipeline=_small_pipelines(), lower_s=st.sampled_from([0.0, 0.25, 1.0, 4.0]), data=st.data())
-def test_a_reduction_comes_late_and_a_raise_in_time(pipeline: Pipeline, lower_s: float, data: st.DataObject) -> None:
+def test_reductions_take_effect_late_and_raises_in_time(
+    pipeline: Pipeline, lower_s: float, data: st.DataObject
+) -> None:
     graph = pipeline[0]
     clocks = [data.draw(st.integers(0, 2)) for _ in graph.instructions]
-    search = _Search(*pipeline, latency=lower_s)
+    search = SegmentSearch(*pipeline, latency=lower_s, max_segments=2)
 
-    finish_s, (makespan_s, energy_j, time_s) = _run(search, clocks)
+    finish_s, (makespan_s, energy_j, time_s) = search.iteration(clocks)
 
     known_s, known_j, spent_s = _slowly_run(pipeline, [(500, 700, 900)[k] for k in clocks], lower_s)
     assert finish_s == pytest.approx(known_s, rel=1e-12)
@@ -115,22 +113,22 @@ def _many_clocks(num: int) -> Pipeline:
     return dependency_graph(one_forward_one_backward(1, num // 2)), profile
 
 
-def test_of_more_reductions_under_way_than_are_kept_the_last_makes_way() -> None:
+def test_a_ninth_pending_reduction_replaces_the_last_one() -> None:
     """Twelve ever lower clocks, each due twenty seconds late: eight are remembered, the last of them the lowest."""
     pipeline = _many_clocks(12)
-    search = _Search(*pipeline, latency=20.0)
+    search = SegmentSearch(*pipeline, latency=20.0, max_segments=2)
 
-    finish_s, (_, energy_j, _) = _run(search, [11, *range(10, 0, -1), 11])
+    finish_s, (_, energy_j, _) = search.iteration([11, *range(10, 0, -1), 11])
 
     assert finish_s == [float(k + 1) for k in range(12)]
     assert energy_j == pytest.approx(12 * 120.0)  # none has come by then
 
 
-def test_reductions_that_have_come_one_after_the_other_are_all_in_force() -> None:
+def test_successive_reductions_all_take_effect() -> None:
     pipeline = _many_clocks(8)
-    search = _Search(*pipeline, latency=1.5)
+    search = SegmentSearch(*pipeline, latency=1.5, max_segments=2)
 
-    _, (_, energy_j, _) = _run(search, [7, 6, 5, 4, 3, 2, 1, 7])
+    _, (_, energy_j, _) = search.iteration([7, 6, 5, 4, 3, 2, 1, 7])
 
     # each comes one and a half seconds after its begin: in the middle of the instruction behind
     watts = [8.0, 8.0, (8 + 7) / 2, (7 + 6) / 2, (6 + 5) / 2, (5 + 4) / 2, (4 + 3) / 2, 8.0]
@@ -138,7 +136,7 @@ def test_reductions_that_have_come_one_after_the_other_are_all_in_force() -> Non
 
 
 def _all_segments(n: int, num_clocks: int, max_segments: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Give every way to cut one rank's instructions into segments, and to choose their clocks."""
+    """Yield every way to cut one rank's instructions into segments and to choose their clocks."""
     for cuts in combinations_with_replacement(range(n + 1), max_segments - 1):
         for clocks in product(range(num_clocks), repeat=max_segments):
             yield [0, *cuts, n], list(clocks)
@@ -162,29 +160,29 @@ def test_annealing_finds_the_cheapest_segments_that_keep_the_deadline(
         for kind, work in ((F, 1.0), (B, 2.0))
     }
     pipeline = dependency_graph(one_forward_one_backward(1, 2)), PipelineProfile(classes, BLOCKING_W)
-    search = _Search(*pipeline, latency=lower_s)
+    search = SegmentSearch(*pipeline, latency=lower_s, max_segments=2)
     deadline_s = 6.0 * (1 + slowdown)
     costs_j = {}
     for bounds, clocks in _all_segments(4, 3, 2):
-        _, (makespan_s, energy_j, time_s) = _run(search, _node_clocks(bounds, clocks))
+        _, (makespan_s, energy_j, time_s) = search.iteration(_node_clocks(bounds, clocks))
         if makespan_s <= deadline_s:
             costs_j[tuple(bounds), tuple(clocks)] = energy_j - BLOCKING_W * time_s + waiting_power_w * makespan_s
 
-    bounds, clocks = [0, 2, 4], [2, 2]
-    is_found = search.anneal(
-        bounds,
-        clocks,
-        max_segments=2,
-        deadline_s=deadline_s,
-        waiting_power_w=waiting_power_w,
-        overtime_price_w=100.0,
-        temperature_j=60.0,
-        seed=3,
-        steps=1500,
+    found = search.anneal(
+        _segments([0, 2, 4], [2, 2]),
+        Annealing(
+            blocking_power=BLOCKING_W,
+            waiting_power=waiting_power_w,
+            deadline=deadline_s,
+            overtime_price=100.0,
+            temperature=60.0,
+            steps=1500,
+            seed=3,
+        ),
     )
 
-    assert is_found
-    assert costs_j[tuple(bounds), tuple(clocks)] == pytest.approx(min(costs_j.values()), rel=1e-9)
+    assert found is not None
+    assert costs_j[tuple(found.bounds), tuple(found.clocks)] == pytest.approx(min(costs_j.values()), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -196,53 +194,41 @@ def test_annealing_finds_the_cheapest_segments_that_keep_the_deadline(
         (4, [0, 2, 3, 6, 0, 0, 4, 6], [3, 5, 4, 4, 6, 7]),
     ],
 )
-def test_annealing_ends_where_it_ended_before(seed: int, bounds: list[int], clocks: list[int]) -> None:
-    """Too few steps to find the best: where they end tells every one of them. New moves bring new figures here."""
+def test_annealing_ends_at_the_pinned_segments(seed: int, bounds: list[int], clocks: list[int]) -> None:
+    """With too few steps to find the optimum, the result depends on every move: update it when moves change."""
     pipeline = dependency_graph(one_forward_one_backward(2, 3)), forward_backward_profile([1.0, 1.1])
-    search = _Search(*pipeline, latency=0.1)
-    deadline_s = 1.08 * search.full_speed_plan(3).simulated.iteration_time_s
+    search = SegmentSearch(*pipeline, latency=0.1, max_segments=3)
+    deadline_s = 1.08 * search.plan(search.full_speed()).simulated.iteration_time_s
 
-    found_bounds, found_clocks = [0, 2, 4, 6] * 2, [7] * 6
-    is_found = search.anneal(
-        found_bounds, found_clocks, max_segments=3, deadline_s=deadline_s, waiting_power_w=160.0,
-        overtime_price_w=400.0, temperature_j=20.0, seed=seed, steps=300,
+    found = search.anneal(
+        _segments([0, 2, 4, 6] * 2, [7] * 6),
+        Annealing(
+            blocking_power=pipeline[1].blocking_power_w, waiting_power=160.0, deadline=deadline_s,
+            overtime_price=400.0, temperature=20.0, steps=300, seed=seed,
+        ),
     )  # fmt: skip
 
-    assert is_found
-    assert ([int(b) for b in found_bounds], [int(c) for c in found_clocks]) == (bounds, clocks)
+    assert _values(found) == (bounds, clocks)
 
 
-def test_a_deadline_that_no_segments_keep_is_told_and_leaves_the_start() -> None:
-    pipeline = _many_clocks(4)
-    search = _Search(*pipeline, latency=0.0)
-    bounds, clocks = [0, 1, 4], [3, 2]
+@pytest.mark.parametrize(("deadline_s", "steps", "is_met"), [(3.9, 50, False), (3.99, 1, False), (4.0, 1, True)])
+def test_annealing_reports_whether_any_segments_meet_the_deadline(
+    deadline_s: float, steps: int, *, is_met: bool
+) -> None:
+    search = SegmentSearch(*_many_clocks(4), latency=0.0, max_segments=2)
 
-    is_found = search.anneal(
-        bounds, clocks, max_segments=2, deadline_s=3.9, waiting_power_w=0.0, overtime_price_w=1.0,
-        temperature_j=1.0, seed=1, steps=50,
+    found = search.anneal(
+        _segments([0, 1, 4], [3, 2]),
+        Annealing(
+            blocking_power=BLOCKING_W, waiting_power=0.0, deadline=deadline_s, overtime_price=1.0, temperature=1.0,
+            steps=steps, seed=1,
+        ),
     )  # fmt: skip
 
-    assert not is_found
-    assert (bounds, clocks) == ([0, 1, 4], [3, 2])
+    assert (found is not None) is is_met
 
 
-def test_without_any_step_the_start_itself_is_judged() -> None:
-    pipeline = _many_clocks(4)
-    search = _Search(*pipeline, latency=0.0)
-    told = []
-    for deadline_s in (4.0, 3.99):
-        bounds, clocks = [0, 1, 4], [3, 2]
-        told.append(
-            search.anneal(
-                bounds, clocks, max_segments=2, deadline_s=deadline_s, waiting_power_w=0.0, overtime_price_w=1.0,
-                temperature_j=1.0, seed=1, steps=1,
-            )
-        )  # fmt: skip
-
-    assert told == [True, False]
-
-
-def test_clocks_that_some_class_of_a_rank_lacks_are_left_out_unless_none_is_left() -> None:
+def test_a_rank_uses_the_clocks_that_all_its_classes_share_or_else_all_clocks() -> None:
     def table(*clocks_mhz: int) -> InstructionProfile:
         return InstructionProfile(tuple(ClockOption(mhz, 1000.0 / mhz, 1.0) for mhz in clocks_mhz))
 
@@ -250,24 +236,24 @@ def test_clocks_that_some_class_of_a_rank_lacks_are_left_out_unless_none_is_left
     common = PipelineProfile({forward: table(900, 700, 500), backward: table(900, 500, 300)}, 0.0)
     apart = PipelineProfile({forward: table(900), backward: table(800, 300)}, 0.0)
 
-    assert segments._rank_clocks([forward, backward], common) == [500, 900]
-    assert segments._rank_clocks([forward, backward], apart) == [300, 800, 900]
-    assert segments._rank_clocks([], apart) == []
+    assert common_clocks([forward, backward], common) == [500, 900]
+    assert common_clocks([forward, backward], apart) == [300, 800, 900]
+    assert common_clocks([], apart) == []
 
 
-def test_the_start_weighs_energy_beyond_waiting_against_the_price_of_time() -> None:
+def test_the_cheapest_segments_weigh_effective_energy_against_the_price_of_time() -> None:
     """A second more saves 60 J and 10 W of waiting: the lower clock pays at a price of 69 W, and not at 71."""
     options = (ClockOption(900, 1.0, 200.0), ClockOption(500, 2.0, 140.0))
     profile = PipelineProfile({InstructionClass(0, kind): InstructionProfile(options) for kind in (F, B)}, BLOCKING_W)
     graph = dependency_graph(one_forward_one_backward(1, 2))
-    search = _Search(graph, profile, latency=0.0)
+    search = SegmentSearch(graph, profile, latency=0.0, max_segments=2)
 
-    assert search.start([69.0, 69.0, 71.0, 71.0], 2) == ([0, 2, 4], [0, 1])
-    assert search.start([71.0, 71.0, 69.0, 69.0], 2) == ([0, 2, 4], [1, 0])
+    assert _values(search.cheapest_at([69.0, 69.0, 71.0, 71.0])) == ([0, 2, 4], [0, 1])
+    assert _values(search.cheapest_at([71.0, 71.0, 69.0, 69.0])) == ([0, 2, 4], [1, 0])
     assert search.full_speed_j == pytest.approx(4 * 200.0)
 
 
-def test_the_start_takes_each_instructions_own_times_and_energies() -> None:
+def test_the_cheapest_segments_use_each_instructions_own_times_and_energies() -> None:
     """Forwards are cheapest at 700 MHz and backwards at 500, at the price of time that both are asked with."""
     forward = (ClockOption(900, 1.0, 200.0), ClockOption(700, 1.5, 120.0), ClockOption(500, 3.0, 110.0))
     backward = (ClockOption(900, 1.0, 200.0), ClockOption(700, 2.0, 190.0), ClockOption(500, 2.5, 60.0))
@@ -275,11 +261,14 @@ def test_the_start_takes_each_instructions_own_times_and_energies() -> None:
         {InstructionClass(0, F): InstructionProfile(forward), InstructionClass(0, B): InstructionProfile(backward)},
         BLOCKING_W,
     )
-    search = _Search(dependency_graph(gpipe(1, 2)), profile, latency=0.0)
+    graph = dependency_graph(gpipe(1, 2))
 
-    assert search.start([40.0] * 4, 2) == ([0, 2, 4], [1, 0])
-    assert search.start([40.0] * 4, 3) == ([0, 2, 4, 4], [1, 0, 0])
-    assert search.start([150.0, 150.0, 200.0, 200.0], 1) == ([0, 4], [2])
+    def cheapest(max_segments: int, prices_w: Sequence[float]) -> tuple[list[int], list[int]] | None:
+        return _values(SegmentSearch(graph, profile, latency=0.0, max_segments=max_segments).cheapest_at(prices_w))
+
+    assert cheapest(2, [40.0] * 4) == ([0, 2, 4], [1, 0])
+    assert cheapest(3, [40.0] * 4) == ([0, 2, 4, 4], [1, 0, 0])
+    assert cheapest(1, [150.0, 150.0, 200.0, 200.0]) == ([0, 4], [2])
 
 
 def test_full_speed_is_one_segment_at_the_highest_clock_of_every_rank() -> None:
@@ -289,19 +278,18 @@ def test_full_speed_is_one_segment_at_the_highest_clock_of_every_rank() -> None:
     )
     graph = dependency_graph(one_forward_one_backward(2, 2))
 
-    plan = _Search(graph, profile, latency=0.1).full_speed_plan(3)
+    search = SegmentSearch(graph, profile, latency=0.1, max_segments=3)
+    plan = search.plan(search.full_speed())
 
     by_rank = {i.pp_rank: mhz for i, mhz in zip(graph.instructions, plan.sm_clocks_mhz, strict=True)}
     assert by_rank == {0: 900, 1: 500}
-    assert [plan.num_segments(r) for r in (0, 1)] == [1, 1]
     assert [len(rank_changes) for rank_changes in plan.changes] == [1, 1]
 
 
-def test_segments_are_counted_where_the_clock_changes() -> None:
-    pipeline = _many_clocks(6)
+def test_segments_become_a_clock_for_each_instruction() -> None:
+    search = SegmentSearch(*_many_clocks(6), latency=0.0, max_segments=3)
 
-    plan = _Search(*pipeline, latency=0.0).plan([0, 2, 3, 6], [5, 1, 5], 3)
+    plan = search.plan(_segments([0, 2, 3, 6], [5, 1, 5]))
 
     assert plan.sm_clocks_mhz == (600, 600, 200, 600, 600, 600)
-    assert plan.num_segments(0) == 3
     assert [span.end_s for span in plan.planned.spans] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

@@ -1,6 +1,6 @@
-"""Few clock segments: as many as allowed, on time when clocks come late, and worth what is known."""
+"""Segmented plans: at most K segments, on time with switch latency, and with the known savings."""
 
-from itertools import combinations, product
+from itertools import combinations, groupby, product
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,19 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from gpuenergyd_policies.planning.switching import segments
-from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, cheapest_segments, plan_segments
 from tests.policies.planning.profiles import forward_backward_profile
 
 F, B = InstructionKind.F, InstructionKind.B
 SHARED = Path(__file__).parents[4].parent / "shared" / "data"
+
+
+def most_segments(plan: SegmentedPlan) -> int:
+    """Return the number of clock segments of the rank that has most."""
+    clocks: dict[int, list[int]] = {}
+    for mhz, span in zip(plan.sm_clocks_mhz, plan.planned.spans, strict=True):
+        clocks.setdefault(span.instruction.pp_rank, []).append(mhz)
+    return max(sum(1 for _ in groupby(of_rank)) for of_rank in clocks.values())
 
 
 @settings(max_examples=15, deadline=None)
@@ -30,7 +37,7 @@ SHARED = Path(__file__).parents[4].parent / "shared" / "data"
     slowdown=st.sampled_from([0.0, 0.05]),
     epilogue_s=st.sampled_from([0.0, 0.4]),
 )
-def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
+def test_a_plan_has_at_most_k_segments_and_meets_its_deadline_with_latency(
     weights: list[float],
     num_microbatches: int,
     max_segments: int,
@@ -55,16 +62,16 @@ def test_plan_has_at_most_k_segments_and_keeps_its_deadline_with_latency(
     )
 
     assert plan is not None
-    assert max(plan.num_segments(r) for r in range(len(weights))) <= max_segments
+    assert most_segments(plan) <= max_segments
     assert plan.simulated.iteration_time_s <= deadline_s
     assert plan.simulated.iteration_time_s <= plan.planned.iteration_time_s * (1 + 1e-9)
     if switch_latency_s < min(span.end_s - span.start_s for span in plan.planned.spans):
-        # Else a raise may be asked for before the reduction ahead of it has come, which then never comes.
+        # With a longer latency a raise may cancel the reduction before it.
         assert plan.simulated.iteration_time_s == pytest.approx(plan.planned.iteration_time_s, rel=1e-9)
     assert plan.simulated.energy_j <= full_speed.energy_j * (1 + 1e-12)
 
 
-def test_same_seed_gives_the_same_plan() -> None:
+def test_the_search_is_repeatable() -> None:
     profile = forward_backward_profile([1.0, 1.1])
     graph = dependency_graph(one_forward_one_backward(2, 4))
     deadline_s = baseline(graph, profile).iteration_time_s
@@ -93,10 +100,12 @@ def test_more_segments_save_no_less() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_start_is_the_cheapest_of_all_segmentations(n: int, num_clocks: int, max_segments: int, seed: int) -> None:
+def test_the_dynamic_program_finds_the_cheapest_segmentation(
+    n: int, num_clocks: int, max_segments: int, seed: int
+) -> None:
     costs = np.random.default_rng(seed).random((n, num_clocks))
 
-    bounds, clocks = segments._cheapest_segments(costs, max_segments)
+    bounds, clocks = cheapest_segments(costs, max_segments)
 
     assert (len(bounds), len(clocks)) == (max_segments + 1, max_segments)
     assert bounds == sorted(bounds)
@@ -130,7 +139,7 @@ def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(
     plan = plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=8, latency=0.025)
 
     assert plan is not None
-    assert max(plan.num_segments(r) for r in range(8)) <= 8
+    assert most_segments(plan) <= 8
     assert plan.simulated.iteration_time_s <= deadline_s
     ideal_j = full_speed.energy_j - solved.lower_bound_j
     assert full_speed.energy_j - plan.simulated.energy_j >= least_share * ideal_j

@@ -19,7 +19,8 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd_policies.planning.switching.requests import clock_changes, simulate_switching
+from gpuenergyd_policies.planning.switching.requests import clock_changes
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 F, B = InstructionKind.F, InstructionKind.B
 

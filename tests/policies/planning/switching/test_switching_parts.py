@@ -1,4 +1,4 @@
-"""The parts that clock changes are made of, each by hand: waits for the driver, levels, windows, and a late clock."""
+"""Steps of timing clock requests and of simulating them, on small cases solved by hand."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import Span, timeline
 from gpuenergyd_policies.planning.switching import requests as switching
-from gpuenergyd_policies.planning.switching.requests import _Request, clock_changes, naive_changes, simulate_switching
+from gpuenergyd_policies.planning.switching import simulation
+from gpuenergyd_policies.planning.switching.requests import _Request, clock_changes, naive_changes
+from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 F, B = InstructionKind.F, InstructionKind.B
 LATENCY = SwitchLatency(raise_s=0.5, lower_s=0.25, call_s=0.1)
@@ -33,7 +35,7 @@ def _changes(rank: int, *changes: tuple[int, float, int]) -> list[ClockChange]:
     return [ClockChange(Instruction(rank, F, k), offset_s, mhz) for k, offset_s, mhz in changes]
 
 
-def test_a_raise_waits_for_the_call_that_sets_another_gpu_and_a_reduction_is_not_counted() -> None:
+def test_a_raise_waits_for_driver_calls_of_other_gpus_and_reductions_do_not_count() -> None:
     """Rank 0 raises at 2.5; rank 1 lowers at 2.45, raises at 4 and repeats what is in force, which is no call."""
     spans = [_spans(0, [0.0, 2.0]), _spans(1, [0.0, 2.45, 3.5])]
     changes = [
@@ -46,7 +48,7 @@ def test_a_raise_waits_for_the_call_that_sets_another_gpu_and_a_reduction_is_not
     assert switching._longest_raise_waits_s(spans, [[], changes[1]], [LATENCY] * 2) == [0.0, 0.0]
 
 
-def test_of_several_waits_the_longest_counts_and_calls_last_as_long_as_their_own_gpus_do() -> None:
+def test_the_longest_wait_counts_with_each_gpus_own_call_duration() -> None:
     slow = SwitchLatency(raise_s=0.5, lower_s=0.25, call_s=0.4)
     spans = [_spans(0, [0.0, 2.0, 4.0, 6.0]), _spans(1, [0.0, 1.9, 5.7])]
     changes = [
@@ -58,7 +60,7 @@ def test_of_several_waits_the_longest_counts_and_calls_last_as_long_as_their_own
 
 
 def test_the_lead_grows_by_the_longest_wait_for_the_driver() -> None:
-    """Two ranks whose raises fall together: the second waits for one call, so it is asked for one call sooner."""
+    """Two ranks whose raises fall together: the second waits for one call, so it is requested one call earlier."""
     graph = dependency_graph(gpipe(2, 3))
     order = {rank: [i for i in graph.instructions if i.pp_rank == rank] for rank in (0, 1)}
     clocks = dict.fromkeys(graph.instructions, 500)
@@ -90,7 +92,7 @@ def test_the_lead_is_the_longest_of_any_raise_between_the_clocks_of_a_rank() -> 
     assert [own.raise_s for own in switching.rank_latencies(0.3, 3)] == [0.3] * 3
 
 
-def test_a_naive_change_stands_where_the_clock_differs_from_the_one_before() -> None:
+def test_naive_changes_are_made_where_the_clock_differs_from_the_previous_one() -> None:
     clocks = {F0: 500, F1: 500, B0: 1000, B1: 500}
 
     assert naive_changes(ONE, clocks) == (
@@ -112,13 +114,13 @@ def test_a_naive_change_stands_where_the_clock_differs_from_the_one_before() -> 
         (1, 99.0, [1, 2, 0]),  # each instruction once
     ],
 )
-def test_a_window_reaches_from_a_position_to_what_begins_by_its_end_and_into_the_next_iteration(
+def test_a_window_holds_the_instructions_that_begin_by_its_end_across_iterations(
     first: int, until_s: float, window: list[int]
 ) -> None:
     assert switching._window(_spans(0, [0.0, 2.0, 4.0]), first, until_s, iteration_time_s=10.0) == window
 
 
-def test_a_suitable_clock_is_the_lowest_at_which_nothing_is_slower_than_planned() -> None:
+def test_a_fast_enough_clock_is_the_lowest_at_which_nothing_is_slower_than_planned() -> None:
     """Backwards are throttled at 1000 MHz and fastest at 800; forwards get ever faster."""
     tables = {
         InstructionClass(0, F): _table((1000, 1.0), (800, 1.1), (600, 1.5), (400, 2.0)),
@@ -126,61 +128,61 @@ def test_a_suitable_clock_is_the_lowest_at_which_nothing_is_slower_than_planned(
     }
     profile = PipelineProfile(tables, 0.0)
 
-    def suitable(clocks: dict[Instruction, int], *, known: bool = True) -> int:
-        return switching._suitable_clock(list(clocks), clocks, profile if known else None)
+    def fast_enough(clocks: dict[Instruction, int], *, known: bool = True) -> int:
+        return switching._fast_enough_clock(list(clocks), clocks, profile if known else None)
 
-    assert suitable({F0: 600, B0: 400}) == 600
-    assert suitable({F0: 600, B0: 800}) == 800
-    assert suitable({F0: 400, B0: 1000}) == 1000
-    assert suitable({F0: 1000, B0: 400}) == 1000
-    assert suitable({F0: 1000, B0: 800}) == 800  # none suits both: 1.17 times B at 1000, 1.1 times F at 800
-    assert suitable({F0: 1000, B0: 800}, known=False) == 1000
-    assert suitable({F0: 600, F1: 600}) == 600
-    assert suitable({F0: 600, B0: 400}, known=False) == 600
+    assert fast_enough({F0: 600, B0: 400}) == 600
+    assert fast_enough({F0: 600, B0: 800}) == 800
+    assert fast_enough({F0: 400, B0: 1000}) == 1000
+    assert fast_enough({F0: 1000, B0: 400}) == 1000
+    assert fast_enough({F0: 1000, B0: 800}) == 800  # none suits both: 1.17 times B at 1000, 1.1 times F at 800
+    assert fast_enough({F0: 1000, B0: 800}, known=False) == 1000
+    assert fast_enough({F0: 600, F1: 600}) == 600
+    assert fast_enough({F0: 600, B0: 400}, known=False) == 600
 
 
-def test_where_the_highest_planned_clock_does_not_suit_the_lowest_that_does_is_taken() -> None:
+def test_the_lowest_fast_enough_clock_is_used_where_the_highest_planned_one_is_too_slow() -> None:
     tables = {
         InstructionClass(0, F): _table((1000, 1.0), (800, 1.0), (600, 1.0), (400, 1.1)),
         InstructionClass(0, B): _table((1000, 2.0), (800, 1.0), (600, 0.9), (400, 0.9)),
     }
     profile = PipelineProfile(tables, 0.0)
 
-    assert switching._suitable_clock([F0, B0], {F0: 1000, B0: 800}, profile) == 600
-    assert switching._suitable_clock([F0, B0], {F0: 800, B0: 1000}, profile) == 1000
+    assert switching._fast_enough_clock([F0, B0], {F0: 1000, B0: 800}, profile) == 600
+    assert switching._fast_enough_clock([F0, B0], {F0: 800, B0: 1000}, profile) == 1000
 
 
-def test_an_instruction_keeps_one_change_at_its_begin_and_one_later() -> None:
+def test_an_instruction_keeps_one_immediate_and_one_delayed_request() -> None:
     later = [_Request(0, 0.0, 500), _Request(0, 0.4, 700), _Request(0, 0.9, 900), _Request(1, 0.3, 1000)]
 
-    assert switching._one_now_one_later(later) == [
+    assert switching._merged_per_instruction(later) == [
         _Request(0, 0.0, 500),
         _Request(0, 0.4, 900),
-        _Request(1, 0.0, 900),  # what is due by then is said again
+        _Request(1, 0.0, 900),  # repeats the clock that is due by then
         _Request(1, 0.3, 1000),
     ]
-    assert switching._one_now_one_later([_Request(0, 0.0, 500), _Request(2, 0.3, 900)]) == [
+    assert switching._merged_per_instruction([_Request(0, 0.0, 500), _Request(2, 0.3, 900)]) == [
         _Request(0, 0.0, 500),
         _Request(2, 0.3, 900),
     ]
 
 
-def test_a_clock_overtakes_what_would_come_after_it_and_is_asked_for_once() -> None:
-    clock = switching._RankClock(1000, LATENCY)
+def test_a_request_cancels_pending_ones_that_would_come_later_and_repeats_have_no_effect() -> None:
+    clock = simulation._RankClock(1000, LATENCY)
 
-    assert clock.ask(0.0, 500) == 1000  # there at 0.25
-    assert clock.ask(0.1, 500) == 500  # asked for already
-    assert clock.ask(0.2, 900) == 500  # a raise: there at 0.7
-    assert clock.ask(0.3, 700) == 900  # a reduction, there at 0.55: the raise never comes
+    assert clock.request(0.0, 500, wait_s=0.0) == 1000  # there at 0.25
+    assert clock.request(0.1, 500, wait_s=0.0) == 500  # requested already
+    assert clock.request(0.2, 900, wait_s=0.0) == 500  # a raise: there at 0.7
+    assert clock.request(0.3, 700, wait_s=0.0) == 900  # a reduction, there at 0.55: the raise never comes
     assert clock.run(_table((1000, 1.0), (700, 1.0), (500, 1.0)), 0.0) == pytest.approx(
         (1.0, 0.25 * 100 + 0.3 * 50 + 0.45 * 70)
     )
 
 
-def test_one_that_waits_for_the_driver_comes_so_much_later_and_into_the_next_iteration() -> None:
-    clock = switching._RankClock(1000, LATENCY)
+def test_a_wait_for_the_driver_delays_a_clock_even_into_the_next_iteration() -> None:
+    clock = simulation._RankClock(1000, LATENCY)
 
-    clock.ask(1.0, 500, wait_s=0.5)
+    clock.request(1.0, 500, wait_s=0.5)
     assert clock.run(PLAIN, 0.5) == pytest.approx((1.5, 100.0))
     clock.next_iteration(1.5)
 
@@ -188,15 +190,15 @@ def test_one_that_waits_for_the_driver_comes_so_much_later_and_into_the_next_ite
     assert clock.run(PLAIN, 0.0) == pytest.approx((0.25 + 0.75 * 2.0, 0.25 * 100 + 1.5 * 50))
 
 
-def test_a_clock_that_came_before_the_begin_is_there_from_the_begin_on() -> None:
-    clock = switching._RankClock(1000, LATENCY)
-    clock.ask(0.0, 500)
+def test_a_clock_that_took_effect_before_an_instruction_holds_from_its_begin() -> None:
+    clock = simulation._RankClock(1000, LATENCY)
+    clock.request(0.0, 500, wait_s=0.0)
 
     assert clock.run(PLAIN, 0.25) == pytest.approx((2.25, 100.0))
 
 
-def test_the_last_of_the_iterations_counts_and_what_is_asked_late_reaches_into_the_next() -> None:
-    """Every iteration asks at its last begin for 500 MHz, and at its first for 1000; both come a second late."""
+def test_the_last_iteration_is_reported_and_late_requests_reach_into_the_next() -> None:
+    """Every iteration requests 500 MHz at its last begin and 1000 MHz at its first; both take effect 1 s later."""
     changes = [[ClockChange(F0, 0.0, 1000), ClockChange(B1, 0.5, 500)]]
     latency = SwitchLatency(raise_s=1.0, lower_s=1.0)
 
@@ -215,12 +217,12 @@ def test_the_last_of_the_iterations_counts_and_what_is_asked_late_reaches_into_t
     ("calls_s", "time_s", "energy_j"),
     [
         ((0.0, 0.0), 5.5, 455.0),
-        ((2.0, 0.0), 5.5, 455.0),  # a driver that one GPU alone keeps busy lets nobody wait
+        ((2.0, 0.0), 5.5, 455.0),  # one GPU alone never waits for the driver
         # forward 1 is over when its reduction comes; backward 1 waits a second for its raise and backward 0 two
         ((2.0, 2.0), 6.0, 460.0),
     ],
 )
-def test_iterations_are_run_again_with_the_waits_for_the_driver_that_the_first_run_shows(
+def test_a_second_simulation_applies_the_driver_waits_that_the_first_one_shows(
     calls_s: tuple[float, float], time_s: float, energy_j: float
 ) -> None:
     """Rank 0 lowers at 0.5, rank 1 at 1.5; rank 1 raises at 3.5, rank 0 at 4.5; each call takes two seconds."""

@@ -1,0 +1,152 @@
+"""Simulator of iterations with late clocks: what clock changes cost in time and energy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import add
+
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j
+from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s
+from gpuenergyd_policies.planning.switching.requests import Latency, rank_latencies
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedIteration:
+    """Time and energy of an iteration with late clocks."""
+
+    iteration_time_s: float
+    energy_j: float
+
+
+def simulate_switching(
+    graph: DependencyGraph,
+    profile: PipelineProfile,
+    changes: Sequence[Sequence[ClockChange]],
+    *,
+    latency: Latency,
+    num_iterations: int = 3,
+) -> SimulatedIteration:
+    """Return the last of several iterations in a row, each clock in effect after its typical latency.
+
+    An instruction under way continues at the speed and power of the new clock. Iterations are joined by a barrier.
+    Every rank starts at the highest clock of its first instruction. If driver calls take time, the iterations run a
+    second time with the waits for the driver that the first run shows.
+    """
+    latencies = rank_latencies(latency, graph.num_ranks)
+    simulation = _Simulation(graph, profile, changes, latencies)
+    results = [simulation.run({}) for _ in range(num_iterations)]
+    if sum(1 for own in latencies if own.call_s) < 2:
+        return results[-1]
+    waits_s = driver_waits_s([call for _, call in simulation.calls])
+    wait_of = {key: wait_s for (key, _), wait_s in zip(simulation.calls, waits_s, strict=True) if wait_s > 0}
+    if not wait_of:
+        return results[-1]
+    simulation = _Simulation(graph, profile, changes, latencies)
+    return [simulation.run(wait_of) for _ in range(num_iterations)][-1]
+
+
+_ChangeKey = tuple[Instruction, float]
+
+
+class _Simulation:
+    """Iterations in a row on simulated GPUs, and the driver calls made in the last of them."""
+
+    def __init__(
+        self,
+        graph: DependencyGraph,
+        profile: PipelineProfile,
+        changes: Sequence[Sequence[ClockChange]],
+        latencies: Sequence[SwitchLatency],
+    ) -> None:
+        self._graph = graph
+        self._profile = profile
+        self._latencies = latencies
+        self._requested: dict[Instruction, list[ClockChange]] = {}
+        for change in (change for rank_changes in changes for change in rank_changes):
+            self._requested.setdefault(change.instruction, []).append(change)
+        first: dict[int, Instruction] = {}
+        for instruction in graph.instructions:
+            first.setdefault(instruction.pp_rank, instruction)
+        self._clocks = {
+            rank: _RankClock(profile[instruction.instruction_class].at_max_clock.sm_clock_mhz, latencies[rank])
+            for rank, instruction in first.items()
+        }
+        self.calls: list[tuple[_ChangeKey, QueuedClockCall]] = []
+
+    def run(self, wait_of: Mapping[_ChangeKey, float]) -> SimulatedIteration:
+        """Run one iteration in which requests wait this long for the driver."""
+        graph, profile = self._graph, self._profile
+        self.calls.clear()
+        finish_s = [0.0] * len(graph.instructions)
+        durations_s = [0.0] * len(graph.instructions)
+        energies_j = [0.0] * len(graph.instructions)
+        for v in graph.topological_order:
+            instruction = graph.instructions[v]
+            start_s = max((finish_s[u] + latency_s for u, latency_s in graph.predecessors[v]), default=0.0)
+            clock = self._clocks[instruction.pp_rank]
+            for change in self._requested.get(instruction, ()):
+                key, due_s = (instruction, change.offset_s), start_s + change.offset_s
+                before_mhz = clock.request(due_s, change.sm_clock_mhz, wait_s=wait_of.get(key, 0.0))
+                if change.sm_clock_mhz != before_mhz:
+                    is_raise = change.sm_clock_mhz > before_mhz
+                    call_s = self._latencies[instruction.pp_rank].call_s
+                    self.calls.append((key, QueuedClockCall(due_s, call_s, instruction.pp_rank, is_raise)))
+            finish_s[v], energies_j[v] = clock.run(profile[instruction.instruction_class], start_s)
+            durations_s[v] = finish_s[v] - start_s
+        iteration_time_s = max(map(add, finish_s, graph.epilogues_s))
+        for clock in self._clocks.values():
+            clock.next_iteration(iteration_time_s)
+        return SimulatedIteration(
+            iteration_time_s,
+            iteration_energy_j(
+                energies_j=energies_j,
+                durations_s=durations_s,
+                iteration_time_s=iteration_time_s,
+                num_ranks=graph.num_ranks,
+                blocking_power_w=profile.blocking_power_w,
+            ),
+        )
+
+
+class _RankClock:
+    """Clock of one simulated GPU over time; changes are requested in program order."""
+
+    def __init__(self, sm_clock_mhz: int, latency: SwitchLatency) -> None:
+        self._pending: list[tuple[float, int]] = []
+        self._sm_clock_mhz = sm_clock_mhz
+        self._requested_mhz = sm_clock_mhz
+        self._latency = latency
+
+    def request(self, due_s: float, sm_clock_mhz: int, *, wait_s: float) -> int:
+        """Request a clock and return the one requested before; pending changes that would come later are dropped.
+
+        Requesting the same clock again has no effect.
+        """
+        before_mhz, self._requested_mhz = self._requested_mhz, sm_clock_mhz
+        if sm_clock_mhz != before_mhz:
+            effective_s = due_s + wait_s + self._latency.typical_s(before_mhz, sm_clock_mhz)
+            self._pending = [p for p in self._pending if p[0] < effective_s]
+            self._pending.append((effective_s, sm_clock_mhz))
+        return before_mhz
+
+    def next_iteration(self, iteration_time_s: float) -> None:
+        """Restart time at the end of an iteration."""
+        self._pending = [(effective_s - iteration_time_s, mhz) for effective_s, mhz in self._pending]
+
+    def run(self, options: InstructionProfile, start_s: float) -> tuple[float, float]:
+        """Run one instruction from `start_s`; return its end and its energy."""
+        now_s, left, energy_j = start_s, 1.0, 0.0
+        while True:
+            while self._pending and self._pending[0][0] <= now_s:
+                self._sm_clock_mhz = self._pending.pop(0)[1]
+            option = options.interpolated(self._sm_clock_mhz)
+            end_s = now_s + left * option.time_s
+            if not self._pending or end_s <= self._pending[0][0]:
+                return end_s, energy_j + left * option.energy_j
+            done = (self._pending[0][0] - now_s) / option.time_s
+            energy_j += done * option.energy_j
+            left -= done
+            now_s = self._pending[0][0]
