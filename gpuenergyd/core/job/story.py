@@ -1,8 +1,11 @@
 """Notices of a job for its user, and its story for debugging: the newest events and commands."""
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from operator import attrgetter
+from typing import get_type_hints
 
 from gpuenergyd.core.job.messages import Command, Event
 
@@ -46,21 +49,50 @@ class Notices:
 
 @dataclass(slots=True)
 class Story:
-    """The newest events of a job, each followed by the commands that it caused, one line each."""
+    """The newest events of a job, each followed by the commands that it caused, one line each.
 
-    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STORY_LINES))
+    Only the details of a line are kept, and text is made on demand: an event may hold thousands of instructions.
+    """
+
+    _entries: deque[tuple[str, type, tuple[object, ...]]] = field(default_factory=lambda: deque(maxlen=MAX_STORY_LINES))
 
     def add(self, event: Event, commands: Iterable[Command]) -> None:
         """Append an event and its commands."""
-        self._lines.append(_line(event))
-        self._lines.extend(f"  -> {_line(command)}" for command in commands)
+        self._append("", event)
+        for command in commands:
+            self._append("  -> ", command)
+
+    def _append(self, prefix: str, message: Event | Command) -> None:
+        kind: type = type(message)
+        self._entries.append((prefix, kind, _details(kind)(message)))
 
     def lines(self) -> tuple[str, ...]:
         """Return all lines, oldest first."""
-        return tuple(self._lines)
+        return tuple(
+            prefix + " ".join([kind.__name__, *_texts(_paths(kind), values)]) for prefix, kind, values in self._entries
+        )
 
 
-def _line(message: Event | Command) -> str:
-    parts = (message, *(getattr(message, name, None) for name in _NESTED))
-    values = ((name, getattr(part, name, None)) for part in parts for name in _DETAILS)
-    return " ".join([type(message).__name__, *(f"{name}={value}" for name, value in values if value not in {None, ""})])
+@cache
+def _paths(kind: type) -> tuple[str, ...]:
+    """Return the attributes of an event or a command that its line shows, e.g. `plan.plan_id`."""
+    hints = get_type_hints(kind)
+    nested = [(name, hints[name]) for name in _NESTED if is_dataclass(hints.get(name))]
+    inner = [f"{name}.{own}" for name, hint in nested for own in _DETAILS if own in get_type_hints(hint)]
+    return (*(name for name in _DETAILS if name in hints), *inner)
+
+
+@cache
+def _details(kind: type) -> Callable[[object], tuple[object, ...]]:
+    """Return a function that reads these attributes."""
+    paths = _paths(kind)
+    if not paths:
+        return lambda _message: ()
+    getter = attrgetter(*paths)
+    return getter if len(paths) > 1 else lambda message: (getter(message),)
+
+
+def _texts(paths: Iterable[str], values: Iterable[object]) -> Iterator[str]:
+    for path, value in zip(paths, values, strict=True):
+        if value is not None and value != "":
+            yield f"{path.rsplit('.', 1)[-1]}={value}"

@@ -1,0 +1,85 @@
+"""A running job continues under the next daemon: same plan, same tokens, same numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.daemon.jobs.handover import hand_over_jobs, take_over_job
+from gpuenergyd.daemon.jobs.handover_file import consume_hand_over, write_hand_over
+from gpuenergyd.errors import GpuEnergyError
+from tests.support.job_stage import Stage, plan, play
+
+
+def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "handover"
+    before, after = Stage(plan("tuned-1", 1200)), Stage()
+
+    async def scenario() -> None:
+        job_id = before.join()
+        await before.iterate(times=4)
+        (old,) = before.jobs
+        write_hand_over(path, "token", await hand_over_jobs(before.jobs))
+        snapshot = old.job.snapshot()
+        for session in before.jobs.sessions:
+            before.jobs.sessions.remove(session)
+
+        handed = consume_hand_over(path)
+        assert handed is not None
+        assert handed.worker_token == "token"
+        take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
+
+        (new,) = after.jobs
+        assert new.job_id == job_id
+        assert new.job.snapshot() == snapshot
+        assert new.job.phase is JobPhase.TUNED
+        assert new.leases.accept(new.delivery.last_epoch)
+        after.tokens, after.next_index = before.tokens, before.next_index
+        await after.iterate(plan_epoch=1)
+        assert new.job.num_iterations == old.job.num_iterations + 1
+        await after.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
+    path = tmp_path / "handover"
+    before, after = Stage(plan("tuned-1", 1200)), Stage()
+
+    async def scenario() -> None:
+        before.join()
+        await before.iterate(times=4)
+        write_hand_over(path, "token", await hand_over_jobs(before.jobs))
+        for session in before.jobs.sessions:
+            before.jobs.sessions.remove(session)
+        handed = consume_hand_over(path)
+        assert handed is not None
+        take_over_job(after.jobs, handed.jobs[0], holds_leases=False)
+
+        (runner,) = after.jobs
+        assert runner.job.phase is JobPhase.FALLBACK
+        assert "restored while the daemon was away" in runner.job.phase_reason
+        await after.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_hand_over_file_is_used_once_and_refused_when_others_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "handover"
+    write_hand_over(path, "token", ())
+
+    assert consume_hand_over(path) is not None
+    assert consume_hand_over(path) is None
+    write_hand_over(path, "token", ())
+    path.chmod(0o644)
+    with pytest.raises(GpuEnergyError, match="must belong to this user alone"):
+        consume_hand_over(path)
+
+
+def test_a_hand_over_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "handover"
+    write_hand_over(path, "token", ())
+    path.write_text(path.read_text().replace('"version":3', '"version":2'))
+
+    with pytest.raises(GpuEnergyError, match="version 2; this program reads 3"):
+        consume_hand_over(path)

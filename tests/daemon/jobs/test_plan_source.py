@@ -1,0 +1,89 @@
+"""Sources of plans: what each answers, and when."""
+
+import asyncio
+from collections.abc import Callable
+
+from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.daemon.jobs.plan_source import PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from tests.support.job_run import JobRun
+from tests.support.job_stage import FakeHistory, FakePolicy, plan, settle
+
+TUNED = plan("tuned", 1200)
+
+
+def a_view() -> JobView:
+    view = JobRun().asked().job.view()
+    assert view is not None
+    return view
+
+
+def permitted(host: FakePolicy, handle: Callable[[Event], None], can_set_clocks: Callable[[], bool]) -> PermittedPlans:
+    return PermittedPlans(
+        PolicyHostPlans("j", "scripted", host, handle),
+        PredictionOnly("j", "scripted", host, FakeHistory(), lambda: 12),
+        can_set_clocks,
+    )
+
+
+def test_the_policy_host_answers_with_a_plan_or_a_failure() -> None:
+    events: list[Event] = []
+
+    async def scenario() -> None:
+        source = permitted(FakePolicy([TUNED, PolicyFailure("late")]), events.append, lambda: True)
+        for _ in range(2):
+            source.ask(a_view())
+            await settle()
+        await source.close()
+
+    asyncio.run(scenario())
+
+    assert events == [PlanDecided(TUNED), PolicyFailed("late")]
+
+
+def test_while_clocks_may_not_be_set_the_question_stays_open_and_is_asked_again() -> None:
+    events: list[Event] = []
+    may_set_clocks: list[bool] = []
+    host = FakePolicy([TUNED, TUNED])
+
+    async def scenario() -> None:
+        source = permitted(host, events.append, lambda: bool(may_set_clocks))
+        source.ask(a_view())
+        await settle()
+        assert events == []
+        assert [view.can_set_clocks for view in host.views] == [False]
+        may_set_clocks.append(True)
+        source.ask_again(a_view())
+        await settle()
+        source.ask_again(a_view())
+        await settle()
+
+    asyncio.run(scenario())
+
+    assert events == [PlanDecided(TUNED)]
+    assert [view.can_set_clocks for view in host.views] == [False, True]
+
+
+def test_a_member_waits_at_full_speed_until_its_leader_posts_a_plan() -> None:
+    events: list[Event] = []
+    source = PostedPlans(lambda: True, events.append)
+
+    source.ask(a_view())
+    source.post(TUNED, is_followed=False)
+    source.ask(a_view())
+    source.post(plan("next", 900), is_followed=True)
+
+    plans = [event.plan for event in events if isinstance(event, PlanDecided)]
+    assert [own.plan_id for own in plans] == ["waiting", "tuned", "next"]
+    assert plans[0].purpose is PlanPurpose.BASELINE
+
+
+def test_a_member_whose_clocks_may_not_be_set_stays_at_full_speed() -> None:
+    events: list[Event] = []
+    source = PostedPlans(lambda: False, events.append, ClockPlan("posted", PlanPurpose.TUNED))
+
+    source.ask(a_view())
+
+    assert [event.plan.plan_id for event in events if isinstance(event, PlanDecided)] == ["waiting"]
