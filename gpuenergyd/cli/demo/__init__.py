@@ -2,9 +2,8 @@
 
 command         the command: starts daemon and training, waits, reports
 folder_cleanup  helper process that removes the temporary folder of a killed demo
-grid            daemon settings for a replayed carbon trace
+grid            daemon settings for a replayed or synthetic carbon trace
 processes       child processes of the demo
 progress        live view or log lines while the demo runs
-synthetic_grid  seeded synthetic carbon trace
 with_parent     runs a module that is terminated when its parent dies
 """

@@ -1,12 +1,13 @@
 """Daemon settings for a demo that follows a carbon trace, historical or synthetic, replayed faster than real time."""
 
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.cli.demo.synthetic_grid import ZONE, write_synthetic_trace
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import UsageError
 
@@ -16,6 +17,11 @@ HISTORY_HOURS = 21 * 24
 LEAST_HISTORY_HOURS = 8 * 24
 DEFAULT_BUDGET_RATIO = 0.1
 """Slowdown budget of the demo: large enough to cover profiling of a short job and to show in a table."""
+
+
+_SYNTHETIC_ZONE = "SYNTHETIC-GB"
+_FIRST_HOUR_AT = datetime(2030, 1, 1, tzinfo=UTC)
+_MEAN_G_PER_KWH = 190.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +39,9 @@ class DemoGrid:
             UsageError: the trace cannot be read or is too short.
         """
         if self.trace == SYNTHETIC:
-            path = folder / f"{ZONE}_synthetic_2030.csv"
+            path = folder / f"{_SYNTHETIC_ZONE}_synthetic_2030.csv"
             # Registration, baseline and profiling take some hours before the budget's window begins.
-            write_synthetic_trace(path, num_hours=HISTORY_HOURS + 10 * self.num_hours + 200, seed=seed)
+            _write_synthetic_trace(path, num_hours=HISTORY_HOURS + 10 * self.num_hours + 200, seed=seed)
         else:
             path = Path(self.trace).resolve()
         series = self._read(path)
@@ -84,3 +90,17 @@ class DemoGrid:
 
 def _escaped(path: Path) -> str:
     return str(path).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _write_synthetic_trace(path: Path, *, num_hours: int, seed: int) -> None:
+    """Write a trace with an evening peak in demand and wind that varies over days."""
+    draw = random.Random(seed)  # noqa: S311  not a secret
+    wind = 0.0
+    rows = ["timestamp_utc,carbon_intensity_g_per_kwh"]
+    for hour in range(num_hours):
+        wind = 0.98 * wind + draw.gauss(0.0, 0.07)
+        day = 0.32 * math.sin(2 * math.pi * (hour - 11) / 24) + 0.12 * math.sin(4 * math.pi * (hour - 5) / 24)
+        value = _MEAN_G_PER_KWH * math.exp(day + wind)
+        at = _FIRST_HOUR_AT + timedelta(hours=hour)
+        rows.append(f"{at:%Y-%m-%dT%H:%M:%SZ},{min(max(value, 20.0), 600.0):.1f}")
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -10,28 +10,6 @@ from rich.text import Text
 
 from gpuenergyd.report.formatting import energy_text, ratio_text, time_text
 from gpuenergyd.report.terminal.live import Status, status_view
-
-
-class Progress(Protocol):
-    """Shows the progress of the demo."""
-
-    def __enter__(self) -> Self:
-        """Start the display."""
-        ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the display and restore the terminal."""
-        ...
-
-    def announce(self, text: str) -> None:
-        """Show the current step."""
-        ...
-
-    def show(self, status: Status) -> None:
-        """Show the daemon's status."""
-        ...
 
 
 class LiveProgress:
@@ -95,6 +73,9 @@ class LineProgress:
                 self._last = mark
                 of = f" of {wanted}" if wanted else ""
                 self._print(f"{name}: {done}{of} iterations{_figures(status['jobs'][0])}")
+
+
+Progress = LiveProgress | LineProgress
 
 
 def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, int | None, bool]]:
