@@ -68,9 +68,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "they differ only for a single iteration, which gives no point in either case",
     ),
     Equivalent(
-        f"{_CORE}/job/job.py",
-        "_guarded_from: int = 0",
-        "_guarded_from: int = -1",
+        f"{_CORE}/job/guard.py",
+        "since: int = 0",
+        "since: int = -1",
         "it is only compared with iteration indices, which start at 0, and only increases",
     ),
     Equivalent(
