@@ -52,23 +52,6 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
     return message
 
 
-def encode_member(value: object) -> str:
-    """Return a single value as JSON text."""
-    return _encoder.encode(value).decode()
-
-
-def decode_member(text: str, member_type: Any) -> Any:
-    """Return a single value of a type that a dataclass field can have.
-
-    Raises:
-        ProtocolError: the text does not have this type.
-    """
-    try:
-        return msgspec.json.decode(text, type=member_type)
-    except (msgspec.DecodeError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"malformed {member_type}: {error}") from None
-
-
 def json_schemas(*message_types: Any) -> dict[str, Any]:
     """Return the JSON schemas of messages by name, in OpenAPI form."""
     _, schemas = msgspec.json.schema_components(message_types, ref_template="#/components/schemas/{name}")

@@ -5,7 +5,8 @@ import time
 from dataclasses import dataclass
 
 from gpuenergyd.core.job.messages import RecordNotice, RecordPhase
-from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.core.pipeline.switching import SwitchLatency
+from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.store.records import ControlEventRecord
 
@@ -39,3 +40,15 @@ class AuditLog:
         """Record an event that the phase does not show."""
         log.info("job %s: %s", self.job_id, command.reason)
         self.record("notice", DAEMON, command.reason)
+
+
+def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> None:
+    """Record the switch latency of a GPU that plans are made with from now on."""
+    job_id = gpu.claim.job_id if gpu.claim is not None else None
+    now, reason = utc_at(time.monotonic_ns()), f"{gpu.switching.num_seen} clock changes measured"
+    texts = _latency_text(before), _latency_text(gpu.switching.latency)
+    history.write(ControlEventRecord(now, "switch_latency", DAEMON, job_id, gpu.identity.gpu_uuid, reason, *texts))
+
+
+def _latency_text(latency: SwitchLatency) -> str:
+    return f"raise {1000 * latency.raise_s:.3g} ms, lower {1000 * latency.lower_s:.3g} ms, {latency.basis}"

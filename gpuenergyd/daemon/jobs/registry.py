@@ -14,10 +14,9 @@ from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.job.rules import JobRules, member_rules
-from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
-from gpuenergyd.daemon.jobs.audit_log import DAEMON
+from gpuenergyd.daemon.gpus.inventory import GpuClaim, utc_at
+from gpuenergyd.daemon.jobs.audit_log import record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.replicas import Replicas
 from gpuenergyd.daemon.jobs.runner import JobRunner
@@ -33,7 +32,7 @@ from gpuenergyd.daemon.registration import (
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UnknownPolicyError
 from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
-from gpuenergyd.store.records import ControlEventRecord, JobRecord, RankRecord
+from gpuenergyd.store.records import JobRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import (
@@ -226,7 +225,7 @@ class Jobs:
         if change.error is None:
             before = gpu.switching.latency
             if gpu.record_clock_change(change):
-                self._record_latency(gpu, before)
+                record_latency(self.services.history, gpu, before)
                 if runner is not None:
                     runner.gpu_changed(gpu)
         elif runner is not None:
@@ -360,21 +359,6 @@ class Jobs:
             )
         )
 
-    def _record_latency(self, gpu: Gpu, before: SwitchLatency) -> None:
-        """Record the switch latency that plans are made with from now on."""
-        self.services.history.write(
-            ControlEventRecord(
-                at=utc_at(time.monotonic_ns()),
-                action="switch_latency",
-                actor=DAEMON,
-                job_id=gpu.claim.job_id if gpu.claim is not None else None,
-                gpu_uuid=gpu.identity.gpu_uuid,
-                reason=f"{gpu.switching.num_seen} clock changes measured",
-                before=_latency_text(before),
-                after=_latency_text(gpu.switching.latency),
-            )
-        )
-
     def _process_died(self, session: RankSession) -> None:
         session.runner.handle(RankLost(session.pp_rank, f"process {session.peer.pid} died"))
 
@@ -391,10 +375,6 @@ class Jobs:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _latency_text(latency: SwitchLatency) -> str:
-    return f"raise {1000 * latency.raise_s:.3g} ms, lower {1000 * latency.lower_s:.3g} ms, {latency.basis}"
 
 
 def _new_job_id(job_name: str) -> str:
