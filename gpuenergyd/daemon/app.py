@@ -91,7 +91,7 @@ class Daemon:
                 gpus=self.gpus,
                 observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
                 is_observing=settings.mode is Mode.OBSERVE,
-                watcher=self.carbon,
+                watcher=self.carbon.targets if self.carbon is not None else None,
                 previous_runs=PreviousRunStore(settings.database_url),
             ),
             rules=JobRules(

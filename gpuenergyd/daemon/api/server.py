@@ -137,10 +137,10 @@ class Server:
                 web.post("/v1/pipelines", self._rank_handler(PipelineReport, members.plan_pipeline)),
                 web.post("/v1/leases", self._grant_lease),
                 web.post("/v1/leases/release", self._release_lease),
-                web.get("/v1/status", self._get_status),
+                web.get("/v1/status", _text_handler(self._status_text.value, _JSON_TYPE)),
                 web.get("/v1/jobs/{job_id}", self._get_job),
-                web.get("/v1/metrics", self._get_metrics),
-                web.get("/v1/openapi.json", self._get_description),
+                web.get("/v1/metrics", _text_handler(self._metrics.value, _METRICS_TYPE)),
+                web.get("/v1/openapi.json", _text_handler(lambda: encode(api_description()), _JSON_TYPE)),
             ]
         )
         self._zeusd.add_to(app)
@@ -201,10 +201,6 @@ class Server:
         message = await self._body(request, LeaseRelease, MAX_CONTROL_MESSAGE_BYTES)
         return _json(await self._leases.release(message, self._administrator(request)))
 
-    async def _get_status(self, request: web.Request) -> web.Response:
-        del request
-        return web.Response(body=self._status_text.value(), headers={"Content-Type": _JSON_TYPE})
-
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]
         detail = self._job_detail(job_id)
@@ -212,14 +208,6 @@ class Server:
             running = ", ".join(runner.job_id for runner in self._jobs) or "none"
             return _error(404, f"no job {job_id[:100]!r}; running: {running}")
         return _json(detail)
-
-    async def _get_metrics(self, request: web.Request) -> web.Response:
-        del request
-        return web.Response(body=self._metrics.value(), headers={"Content-Type": _METRICS_TYPE})
-
-    async def _get_description(self, request: web.Request) -> web.Response:
-        del request
-        return _json(api_description())
 
     @property
     def routes(self) -> frozenset[tuple[str, str]]:
@@ -309,6 +297,14 @@ async def _response(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return _error(500, "internal error; the daemon's log has the traceback")
+
+
+def _text_handler(text: Callable[[], bytes], content_type: str) -> Handler:
+    async def respond(request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=text(), headers={"Content-Type": content_type})
+
+    return respond
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -18,8 +18,6 @@ from gpuenergyd.core.carbon.intensity import (
 )
 from gpuenergyd.core.carbon.replay import TimingValue
 from gpuenergyd.core.carbon.skill import LiveSkill
-from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.fetcher_process import CarbonFetcher
 from gpuenergyd.daemon.carbon.targets import CarbonTargets
@@ -106,22 +104,10 @@ class CarbonService:
         if self._first_fetch is not None:
             self._first_fetch.cancel()
             await asyncio.gather(self._first_fetch, return_exceptions=True)
-        await self.targets.save_accounts(self._runners())
+        await self.targets.accounts.save(self._runners())
         if self._fetcher is not None:
             await self._fetcher.close()
         await self._forecaster.close()
-
-    # --- jobs ---
-
-    def iteration_done(
-        self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
-    ) -> None:
-        """Charge an observed iteration to its job."""
-        self.targets.iteration_done(runner, observation, purpose, begun_at)
-
-    def job_ended(self, job_id: str) -> None:
-        """Drop the state of a job that has ended."""
-        self.targets.job_ended(job_id)
 
     # --- periodic updates ---
 
@@ -144,7 +130,7 @@ class CarbonService:
     async def _update_targets(self) -> None:
         await self.feed.read()
         await self.targets.decide(self._runners(), self.forecast)
-        await self.targets.save_accounts(self._runners())
+        await self.targets.accounts.save(self._runners())
 
     async def _update_forecast(self) -> None:
         """Compute a new forecast when the value of another hour is known."""

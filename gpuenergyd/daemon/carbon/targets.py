@@ -113,10 +113,6 @@ class CarbonTargets:
         """Drop the state of a job that has ended."""
         self.accounts.drop(job_id)
 
-    async def save_accounts(self, runners: Iterable[RunningJob]) -> None:
-        """Write all accounts to the account file, for the next daemon process."""
-        await self.accounts.save(runners)
-
     # --- decisions ---
 
     async def decide(self, runners: Iterable[RunningJob], forecast: CarbonForecast | None) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
@@ -62,93 +62,70 @@ class PolicyClient:
 
     async def start(self) -> None:
         """Start the policy host."""
-        await self._request("", "", None)
+        await self._send(PlanRequest(0, "", ""))
 
     async def preload(self, policy: str) -> None:
         """Have the host import a policy before its first request; each policy once per host."""
         if policy not in self._loaded:
             self._loaded.add(policy)
-            await self._request("", policy, None)
+            await self._send(PlanRequest(0, "", policy))
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or a failure; an exception in the policy is a failure, too."""
-        answer = await self._request(job_id, policy, view)
-        if isinstance(answer, PolicyFailure):
-            return answer
-        if answer.plan is None:
-            return PolicyFailure(answer.error or "the policy returned no plan")
-        return answer.plan
+        answer = await self._send(PlanRequest(0, job_id, policy), view)
+        return answer.plan or PolicyFailure(answer.error or "the policy returned no plan")
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or a failure."""
-        answer = await self._request(job_id, query.target_policy, None, target=query)
-        if isinstance(answer, PolicyFailure):
-            return answer
+        answer = await self._send(PlanRequest(0, job_id, query.target_policy, target=query))
         return answer.target or PolicyFailure(answer.error or "the policy returned no target")
 
     async def forecast(self, query: ForecastQuery) -> ForecastReply | PolicyFailure:
         """Return a forecast, or a failure."""
-        answer = await self._request("", "forecast", None, forecast=query)
-        if isinstance(answer, PolicyFailure):
-            return answer
+        answer = await self._send(PlanRequest(0, "", "forecast", forecast=query))
         return answer.forecast or PolicyFailure(answer.error or "the policy host returned no forecast")
 
     async def drop_job(self, job_id: str) -> None:
         """Discard the policy instance of a job that has ended."""
         if self.is_alive:
-            await self._request(job_id, "", None)
+            await self._send(PlanRequest(0, job_id, ""))
 
     async def close(self) -> None:
         """End the policy host."""
         self._is_closed = True
         await self._kill()
 
-    async def _request(
-        self,
-        job_id: str,
-        policy: str,
-        view: JobView | None,
-        *,
-        target: TargetQuery | None = None,
-        forecast: ForecastQuery | None = None,
-    ) -> PlanAnswer | PolicyFailure:
+    async def _send(self, request: PlanRequest, view: JobView | None = None) -> PlanAnswer:
+        """Send a request, whose id and encoded view are set here; return the answer, with an error after a failure."""
+        policy = request.policy
         async with self._lock:
             if self._is_closed:
-                return PolicyFailure("the daemon is stopping")
+                return PlanAnswer(0, error="the daemon is stopping")
             limit_s = self._first_time_limit_s
             try:
                 host = await self._ensure_host()
                 limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
-                answer = await asyncio.wait_for(self._exchange(host, job_id, policy, view, target, forecast), limit_s)
+                answer = await asyncio.wait_for(self._exchange(host, request, view), limit_s)
             except TimeoutError:
-                return await self._restart_host(f"policy {policy!r} did not answer within {limit_s:g} s")
+                return await self._fail(f"policy {policy!r} did not answer within {limit_s:g} s")
             except (ProtocolError, ValueError) as error:
-                return await self._restart_host(f"policy {policy!r} returned an invalid result: {error}")
+                return await self._fail(f"policy {policy!r} returned an invalid result: {error}")
             except (OSError, EOFError, GpuError) as error:
-                return await self._restart_host(f"the policy host died while running {policy!r} ({error})")
+                return await self._fail(f"the policy host died while running {policy!r} ({error})")
             except asyncio.CancelledError:
                 await self._kill()
                 raise
-            self._has_answered = self._has_answered or view is not None or forecast is not None
+            self._has_answered = self._has_answered or view is not None or request.forecast is not None
             return answer
 
-    async def _exchange(
-        self,
-        host: PolicyChannel,
-        job_id: str,
-        policy: str,
-        view: JobView | None,
-        target: TargetQuery | None,
-        forecast: ForecastQuery | None,
-    ) -> PlanAnswer:
+    async def _exchange(self, host: PolicyChannel, request: PlanRequest, view: JobView | None) -> PlanAnswer:
         request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
         difference = None
-        if view is None:
-            if target is None and forecast is None:
-                self._sent.pop(job_id, None)
-        else:
-            difference = self._sent.setdefault(job_id, ViewSender()).difference(view)
-        host.writer.write(encode(PlanRequest(request_id, job_id, policy, difference, target, forecast)) + b"\n")
+        if view is not None:
+            difference = self._sent.setdefault(request.job_id, ViewSender()).difference(view)
+        elif request.target is None and request.forecast is None:
+            self._sent.pop(request.job_id, None)
+        host.writer.write(encode(replace(request, request_id=request_id, view=difference)) + b"\n")
         await host.writer.drain()
         line = await host.reader.readline()
         if not line.endswith(b"\n"):
@@ -169,10 +146,10 @@ class PolicyClient:
             self._host = await self._start_host()
         return self._host
 
-    async def _restart_host(self, reason: str) -> PolicyFailure:
+    async def _fail(self, reason: str) -> PlanAnswer:
         log.warning("%s; restarting the policy host", reason)
         await self._kill()
-        return PolicyFailure(reason)
+        return PlanAnswer(0, error=reason)
 
     async def _kill(self) -> None:
         if self._host is not None:

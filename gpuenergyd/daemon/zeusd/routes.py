@@ -29,6 +29,7 @@ from gpuenergyd.gpu.link.messages import GpuSnapshot
 from gpuenergyd.wire.daemon_codec import encode
 
 T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _POLL_S = 0.05
 _KEEP_ALIVE_S = 10.0
@@ -56,28 +57,28 @@ class ZeusdRoutes:
         get, post = app.router.add_get, app.router.add_post
         get("/discover", self._discover)
         get("/time", self._time)
-        get("/auth/whoami", self._no_authentication)
-        post("/gpu/set_power_limit", self._set_power_limit)
-        post("/gpu/set_persistence_mode", self._set_persistence_mode)
-        post("/gpu/set_gpu_locked_clocks", self._lock_sm_clock)
-        post("/gpu/set_mem_locked_clocks", self._lock_memory_clock)
-        post("/gpu/reset_gpu_locked_clocks", self._reset_sm_clock)
-        post("/gpu/reset_mem_locked_clocks", self._reset_memory_clock)
-        post("/gpu/reset_locked_clocks", self._reset_sm_clock)
-        get("/gpu/get_cumulative_energy", self._get_energy)
-        get("/gpu/get_power", self._get_power)
-        get("/gpu/get_power_limit", self._get_power_limit)
-        get("/gpu/get_power_limit_constraints", self._get_constraints)
-        get("/gpu/get_persistence_mode", self._get_persistence_mode)
+        get("/auth/whoami", _refusing("authentication is disabled: clients are identified by kernel credentials"))
+        post("/gpu/set_power_limit", self._changing(_power_limit))
+        post("/gpu/set_persistence_mode", self._changing(_persistence_mode))
+        post("/gpu/set_gpu_locked_clocks", self._changing(_sm_clock))
+        post("/gpu/set_mem_locked_clocks", self._changing(_memory_clock))
+        post("/gpu/reset_gpu_locked_clocks", self._changing(lambda _: ZeusdChange(is_clock_reset=True)))
+        post("/gpu/reset_mem_locked_clocks", self._changing(lambda _: ZeusdChange(ignored="memory clock reset")))
+        post("/gpu/reset_locked_clocks", self._changing(lambda _: ZeusdChange(is_clock_reset=True)))
+        get("/gpu/get_cumulative_energy", self._reading(_energy))
+        get("/gpu/get_power", self._reading(_power, lambda found: {"timestamp_ms": _now_ms(), "power_mw": found}))
+        get("/gpu/get_power_limit", self._reading(_power_limit_reading))
+        get("/gpu/get_power_limit_constraints", self._reading(_power_limit_range))
+        get("/gpu/get_persistence_mode", self._reading(_persistence_reading))
         get("/gpu/stream_power", self._stream_power, allow_head=False)
         for path in ("get_cumulative_energy", "get_power", "stream_power"):
-            get(f"/cpu/{path}", self._no_cpu)
+            get(f"/cpu/{path}", _refusing("API group cpu-read is not enabled: this daemon provides no CPU readings"))
         app.on_shutdown.append(self._end_streams)
 
     # --- about the daemon ---
 
     async def _discover(self, request: web.Request) -> web.Response:
-        _parameters(request).done()
+        Parameters(request.query).done()
         gpus = [
             {
                 "id": gpu.identity.index,
@@ -103,121 +104,59 @@ class ZeusdRoutes:
         return self._pci_addresses[gpu_uuid]
 
     async def _time(self, request: web.Request) -> web.Response:
-        _parameters(request).done()
+        Parameters(request.query).done()
         return _json({"timestamp_ms": _now_ms()})
-
-    async def _no_authentication(self, request: web.Request) -> web.Response:
-        del request
-        return _not_found("authentication is disabled: clients are identified by kernel credentials (SO_PEERCRED)")
-
-    async def _no_cpu(self, request: web.Request) -> web.Response:
-        del request
-        return _not_found("API group cpu-read is not enabled: this daemon provides no CPU readings")
 
     # --- changes ---
 
-    async def _set_power_limit(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request)
-        limit_w = parameters.unsigned("power_limit_mw") / _MW_PER_W
-        return await self._change(request, parameters, ZeusdChange(power_limit_w=limit_w))
+    def _changing(self, parse: Callable[[Parameters], ZeusdChange]) -> Handler:
+        """Return a handler that applies a change to each GPU; with `block=false` it does not wait for the effect."""
 
-    async def _lock_sm_clock(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request)
-        return await self._change(request, parameters, ZeusdChange(sm_clock_mhz=parameters.clock_range()[1]))
+        async def respond(request: web.Request) -> web.Response:
+            parameters = Parameters(request.query)
+            change, shall_wait = parse(parameters), parameters.boolean("block")
+            indices = parameters.gpu_ids(is_required=True)
+            parameters.done()
+            gpus = {index: self._gpu(index) for index in indices}
+            if self.is_observing:
+                return _not_found(
+                    "API group gpu-control is not enabled: mode = 'observe', the daemon never changes a GPU"
+                )
+            with self.open_peer(request) as (peer, pidfd):
+                self.proof_of_use.rules.require_control(peer)
+                holder = LeaseHolder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)
 
-    async def _reset_sm_clock(self, request: web.Request) -> web.Response:
-        return await self._change(request, _parameters(request), ZeusdChange(is_clock_reset=True))
+                async def apply(gpu: Gpu) -> None:
+                    await self.proof_of_use.require(peer, gpu.identity.gpu_uuid)
+                    require_alive(peer, pidfd)
+                    await self.changes.apply(gpu, holder, pidfd, change, shall_wait=shall_wait)
 
-    async def _lock_memory_clock(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request)
-        low_mhz, high_mhz = parameters.clock_range()
-        return await self._change(
-            request, parameters, ZeusdChange(ignored=f"memory clock of {low_mhz} to {high_mhz} MHz")
-        )
+                _, problem = await _for_each(gpus, apply)
+            return web.Response() if problem is None else problem
 
-    async def _reset_memory_clock(self, request: web.Request) -> web.Response:
-        return await self._change(request, _parameters(request), ZeusdChange(ignored="memory clock reset"))
-
-    async def _set_persistence_mode(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request)
-        wanted = "on" if parameters.boolean("enabled") else "off"
-        return await self._change(request, parameters, ZeusdChange(ignored=f"persistence mode {wanted}"))
-
-    async def _change(self, request: web.Request, parameters: Parameters, change: ZeusdChange) -> web.Response:
-        """Check the client's rights and apply a change to each GPU; with `block=false`, without waiting for it."""
-        shall_wait = parameters.boolean("block")
-        indices = parameters.gpu_ids(is_required=True)
-        parameters.done()
-        gpus = {index: self._gpu(index) for index in indices}
-        if self.is_observing:
-            return _not_found("API group gpu-control is not enabled: mode = 'observe', the daemon never changes a GPU")
-        with self.open_peer(request) as (peer, pidfd):
-            self.proof_of_use.rules.require_control(peer)
-            holder = LeaseHolder(ClaimKind.ZEUSD_CLIENT, peer.uid, peer.pid)
-
-            async def apply(gpu: Gpu) -> None:
-                await self.proof_of_use.require(peer, gpu.identity.gpu_uuid)
-                require_alive(peer, pidfd)
-                await self.changes.apply(gpu, holder, pidfd, change, shall_wait=shall_wait)
-
-            _, problem = await _for_each(gpus, apply)
-        return web.Response() if problem is None else problem
+        return respond
 
     # --- readings ---
 
-    async def _get_energy(self, request: web.Request) -> web.Response:
-        def energy(snapshot: GpuSnapshot) -> object:
-            return {"energy_mj": _scaled(snapshot.total_energy_j, _MJ_PER_J, "an energy counter")}
-
-        return await self._read(request, energy)
-
-    async def _get_power(self, request: web.Request) -> web.Response:
-        def power(snapshot: GpuSnapshot) -> object:
-            return _scaled(snapshot.power_w, _MW_PER_W, "its power")
-
-        return await self._read(request, power, lambda found: {"timestamp_ms": _now_ms(), "power_mw": found})
-
-    async def _get_power_limit(self, request: web.Request) -> web.Response:
-        def limit(snapshot: GpuSnapshot) -> object:
-            return {"power_limit_mw": _scaled(snapshot.details.power_limit_w, _MW_PER_W, "a power limit")}
-
-        return await self._read(request, limit)
-
-    async def _get_constraints(self, request: web.Request) -> web.Response:
-        def constraints(snapshot: GpuSnapshot) -> object:
-            return {
-                "min_power_limit_mw": _scaled(snapshot.details.min_power_limit_w, _MW_PER_W, "a lowest power limit"),
-                "max_power_limit_mw": _scaled(snapshot.details.max_power_limit_w, _MW_PER_W, "a highest power limit"),
-            }
-
-        return await self._read(request, constraints)
-
-    async def _get_persistence_mode(self, request: web.Request) -> web.Response:
-        def mode(snapshot: GpuSnapshot) -> object:
-            if snapshot.details.is_persistent is None:
-                raise GpuUnsupportedError("the driver does not report persistence mode")
-            return {"enabled": snapshot.details.is_persistent}
-
-        return await self._read(request, mode)
-
-    async def _read(
+    def _reading(
         self,
-        request: web.Request,
         value: Callable[[GpuSnapshot], object],
         wrap: Callable[[Mapping[str, object]], object] = lambda found: found,
-    ) -> web.Response:
-        parameters = _parameters(request)
-        gpus = self._selected_gpus(parameters)
+    ) -> Handler:
+        """Return a handler that reads each GPU and returns the values by GPU index."""
 
-        async def read(gpu: Gpu) -> object:
-            return value(await self.changes.worker.snapshot(gpu.identity.gpu_uuid))
+        async def respond(request: web.Request) -> web.Response:
+            async def read(gpu: Gpu) -> object:
+                return value(await self.changes.worker.snapshot(gpu.identity.gpu_uuid))
 
-        found, problem = await _for_each(gpus, read)
-        return _json(wrap({str(index): each for index, each in found.items()})) if problem is None else problem
+            found, problem = await _for_each(self._selected_gpus(Parameters(request.query)), read)
+            return _json(wrap({str(index): each for index, each in found.items()})) if problem is None else problem
+
+        return respond
 
     async def _stream_power(self, request: web.Request) -> web.StreamResponse:
         """Send the power of each GPU now and at each change, until the client disconnects."""
-        gpus = self._selected_gpus(_parameters(request))
+        gpus = self._selected_gpus(Parameters(request.query))
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
@@ -301,8 +240,47 @@ async def _power_events(gpus: Mapping[int, Gpu]) -> AsyncIterator[bytes]:
         await asyncio.sleep(_POLL_S)
 
 
-def _parameters(request: web.Request) -> Parameters:
-    return Parameters(request.query)
+def _power_limit(parameters: Parameters) -> ZeusdChange:
+    return ZeusdChange(power_limit_w=parameters.unsigned("power_limit_mw") / _MW_PER_W)
+
+
+def _sm_clock(parameters: Parameters) -> ZeusdChange:
+    return ZeusdChange(sm_clock_mhz=parameters.clock_range()[1])
+
+
+def _memory_clock(parameters: Parameters) -> ZeusdChange:
+    low_mhz, high_mhz = parameters.clock_range()
+    return ZeusdChange(ignored=f"memory clock of {low_mhz} to {high_mhz} MHz")
+
+
+def _persistence_mode(parameters: Parameters) -> ZeusdChange:
+    return ZeusdChange(ignored=f"persistence mode {'on' if parameters.boolean('enabled') else 'off'}")
+
+
+def _energy(snapshot: GpuSnapshot) -> object:
+    return {"energy_mj": _scaled(snapshot.total_energy_j, _MJ_PER_J, "an energy counter")}
+
+
+def _power(snapshot: GpuSnapshot) -> object:
+    return _scaled(snapshot.power_w, _MW_PER_W, "its power")
+
+
+def _power_limit_reading(snapshot: GpuSnapshot) -> object:
+    return {"power_limit_mw": _scaled(snapshot.details.power_limit_w, _MW_PER_W, "a power limit")}
+
+
+def _power_limit_range(snapshot: GpuSnapshot) -> object:
+    details = snapshot.details
+    return {
+        "min_power_limit_mw": _scaled(details.min_power_limit_w, _MW_PER_W, "a lowest power limit"),
+        "max_power_limit_mw": _scaled(details.max_power_limit_w, _MW_PER_W, "a highest power limit"),
+    }
+
+
+def _persistence_reading(snapshot: GpuSnapshot) -> object:
+    if snapshot.details.is_persistent is None:
+        raise GpuUnsupportedError("the driver does not report persistence mode")
+    return {"enabled": snapshot.details.is_persistent}
 
 
 def _scaled(value: float | None, factor: float, quantity: str) -> int:
@@ -319,5 +297,15 @@ def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=encode(value), status=status, content_type="application/json")
 
 
-def _not_found(line: str) -> web.Response:
-    return _json({"error": line}, 404)
+def _not_found(message: str) -> web.Response:
+    return _json({"error": message}, 404)
+
+
+def _refusing(message: str) -> Handler:
+    """Return a handler for a route that is never available."""
+
+    async def respond(request: web.Request) -> web.Response:
+        del request
+        return _not_found(message)
+
+    return respond
