@@ -16,7 +16,7 @@ IDLE_GROUP = "(idle)"
 """The group of idle energy in groups of jobs."""
 UNTAGGED_GROUP = "(none)"
 UNKNOWN_HOST = "(unknown)"
-"""The group of energy recorded before hosts were."""
+"""The group of energy written by versions that did not record hosts."""
 _LAST_MINUTE = timedelta(minutes=59)
 
 

@@ -203,7 +203,7 @@ class TargetRecord:
 
 @dataclass(frozen=True, slots=True)
 class PreviousRunRecord:
-    """What a run taught about its job, for the next run with the same `signature`; an empty `model` deletes it."""
+    """Measurements of a run, reused by the next run with the same `signature`; an empty `model` deletes them."""
 
     signature: str
     job_id: str

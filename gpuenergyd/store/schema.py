@@ -268,4 +268,4 @@ models = Table(
     Column("learned_at", UtcInstant, nullable=False),
     Column("model", LargeBinary, nullable=False),
 )
-"""What a run taught about its job, for the next one; `daemon.jobs.previous_runs` encodes `model`."""
+"""Measurements of previous runs by job signature; `daemon.jobs.previous_runs` encodes `model`."""

@@ -1,4 +1,7 @@
-"""Timelines, plans, forecasts and frontiers as compressed JSON: they are always read as a whole."""
+"""Timelines, plans, forecasts and frontiers as compressed JSON: they are always read as a whole.
+
+Decoding invalid data raises StoreError.
+"""
 
 import json
 import zlib
@@ -23,11 +26,7 @@ def encode_tags(tags: Sequence[tuple[str, str]]) -> str | None:
 
 
 def decode_tags(text: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the tags in a text, sorted by name.
-
-    Raises:
-        StoreError: invalid data.
-    """
+    """Return the tags in a text, sorted by name."""
     if text is None:
         return ()
     with _decoding("tags"):
@@ -45,11 +44,7 @@ def encode_spans(spans: Sequence[ObservedSpan]) -> bytes:
 
 
 def decode_spans(blob: bytes) -> tuple[ObservedSpan, ...]:
-    """Return the spans of a timeline.
-
-    Raises:
-        StoreError: invalid data.
-    """
+    """Return the spans of a timeline."""
     with _decoding("timeline"):
         return tuple(
             ObservedSpan(rank, InstructionKind(kind), microbatch, chunk, start / _NS_PER_S, end / _NS_PER_S, clock)
@@ -63,11 +58,7 @@ def encode_clocks(ranks: Sequence[RankClocks]) -> bytes:
 
 
 def decode_clocks(blob: bytes) -> tuple[RankClocks, ...]:
-    """Return the clocks of a plan.
-
-    Raises:
-        StoreError: invalid data.
-    """
+    """Return the clocks of a plan."""
     with _decoding("plan"):
         return tuple(
             RankClocks(
@@ -90,11 +81,7 @@ def encode_hours(hours: Sequence[ForecastHour]) -> bytes:
 
 
 def decode_hours(blob: bytes) -> tuple[ForecastHour, ...]:
-    """Return the hours of a forecast.
-
-    Raises:
-        StoreError: invalid data.
-    """
+    """Return the hours of a forecast."""
     with _decoding("forecast"):
         return tuple(
             ForecastHour(datetime.fromtimestamp(at, tz=UTC), float(value), float(low), float(high))
@@ -108,11 +95,7 @@ def encode_points(points: Sequence[tuple[float, float]]) -> bytes:
 
 
 def decode_points(blob: bytes) -> tuple[tuple[float, float], ...]:
-    """Return the (time, energy) points of a frontier.
-
-    Raises:
-        StoreError: invalid data.
-    """
+    """Return the (time, energy) points of a frontier."""
     with _decoding("frontier"):
         return tuple((float(time_s), float(energy_j)) for time_s, energy_j in _decompress(blob))
 

@@ -29,7 +29,7 @@ class EnergySum:
     estimated_s: float
     missing_s: float
     host: str | None = None
-    """The host of the GPU; None for GPUs recorded before hosts were."""
+    """The host of the GPU; None if a version wrote it that did not record hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class HostEnergyRow:
     measured_s: float
     missing_s: float
     host: str = ""
-    """Empty for energy recorded before hosts were."""
+    """Empty if a version wrote it that did not record hosts."""
 
 
 def host_energy(reader: Reader, since: datetime | None, until: datetime | None) -> tuple[HostEnergyRow, ...]:

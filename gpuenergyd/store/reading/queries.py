@@ -181,7 +181,7 @@ class History:
             return carbon_queries.targets(reader, job_id)
 
     def previous_run(self, signature: str) -> bytes | None:
-        """Return what the last run with a signature taught about its job, None if unknown or deleted."""
+        """Return the encoded measurements of the last run with a signature, None if there are none."""
         with self._database.reading() as reader:
             model = reader.first_value("model", "models", {"signature = ?": signature})
         return bytes(model) if model else None

@@ -65,7 +65,7 @@ class JobSummary:
     tags: tuple[tuple[str, str], ...] = ()
     """User, source revision and other tags that the job's processes reported, by name."""
     host: str | None = None
-    """The host whose daemon recorded the job; None for jobs recorded before hosts were."""
+    """The host whose daemon recorded the job; None if a version did that did not record hosts."""
 
 
 JOB_VALUES = frozenset(

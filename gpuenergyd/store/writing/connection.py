@@ -1,4 +1,4 @@
-"""Opens the database for writing, checks whose it is and replaces a corrupt file."""
+"""Opens the database for writing, rejects foreign and newer databases and replaces a corrupt file."""
 
 import logging
 import threading
@@ -56,7 +56,7 @@ class WriterConnection:
 
     @property
     def cleanup_host(self) -> str | None:
-        """The host whose jobs this writer cleans up; None, all of them, in a file: the host may have been renamed."""
+        """The host whose jobs this writer cleans up; None, all jobs, for a file: the host may have been renamed."""
         return None if is_sqlite(self.path_or_url) else self.host
 
     def problems(self) -> tuple[str | None, str | None]:

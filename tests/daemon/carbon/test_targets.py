@@ -263,7 +263,7 @@ def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> Non
 
     status = here.targets.status(here.following)["target"]
     assert status["slowdown_so_far_ratio"] <= BUDGET
-    assert any("profiling has to wait" in reason for reason in here.following.reasons)
+    assert any("profiling paused" in reason for reason in here.following.reasons)
 
 
 def test_an_unknown_length_is_reported_with_its_assumption_and_a_deadline_ends_slowdown(
@@ -282,7 +282,7 @@ def test_an_unknown_length_is_reported_with_its_assumption_and_a_deadline_ends_s
     assert "72 h" in unknown["length_basis"]
     assert unknown["deadline_at"] is None
     assert late["deadline_at"] == deadline_at
-    assert "the deadline has passed" in late["reason"]
+    assert "deadline passed" in late["reason"]
     assert run.job.target == PerformanceTarget(0.0)
 
 

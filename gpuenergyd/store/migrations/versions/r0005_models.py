@@ -1,4 +1,4 @@
-"""Add what previous runs taught about a job."""
+"""Add measurements of previous runs, by job signature."""
 
 import sqlalchemy as sa
 from alembic import op
