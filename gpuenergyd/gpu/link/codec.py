@@ -5,7 +5,7 @@ A datagram is `[LINK_VERSION, message type, request id or null, [field values in
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
@@ -135,28 +135,36 @@ def _json_form(hint: Any) -> tuple[frozenset[type], Callable[[Any], Any] | None]
     if origin is tuple:
         return frozenset({list}), _tuple_of(*_json_form(arguments[0]))
     if origin is Mapping:
-        return frozenset({dict}), _mapping_of(*_json_form(arguments[1]))
+        return frozenset({dict}), _plain_mapping(_JSON_TYPES[arguments[1]])
     if issubclass(hint, StrEnum):
         return frozenset({str}), hint
     return frozenset({list}), _codec_of(hint).decode
-
-
-def _checked(value: Any, allowed: frozenset[type], convert: Callable[[Any], Any] | None) -> Any:
-    if type(value) not in allowed:
-        raise ProtocolError(f"expected {_names_of(allowed)}, got {value!r:.100}")
-    return value if convert is None else convert(value)
 
 
 def _names_of(types: frozenset[type]) -> str:
     return " or ".join(sorted(t.__name__ for t in types))
 
 
+def _require(values: Iterable[Any], allowed: frozenset[type]) -> None:
+    for value in values:
+        if type(value) not in allowed:
+            raise ProtocolError(f"expected {_names_of(allowed)}, got {value!r:.100}")
+
+
 def _tuple_of(allowed: frozenset[type], convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    return lambda values: tuple(_checked(value, allowed, convert) for value in values)
+    def decode_items(values: list[Any]) -> tuple[Any, ...]:
+        _require(values, allowed)
+        return tuple(values) if convert is None else tuple(map(convert, values))
+
+    return decode_items
 
 
-def _mapping_of(allowed: frozenset[type], convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    return lambda values: {key: _checked(value, allowed, convert) for key, value in values.items()}
+def _plain_mapping(allowed: frozenset[type]) -> Callable[[Any], Any]:
+    def decode_values(values: dict[str, Any]) -> dict[str, Any]:
+        _require(values.values(), allowed)
+        return values
+
+    return decode_values
 
 
 _MESSAGE_CODECS = {message.__name__: _codec_of(message) for message in get_args(Message)}
