@@ -177,7 +177,7 @@ class Settings(BaseSettings):
         return None if self.carbon_signal == CARBON_SIGNAL else Path(self.carbon_signal)
 
     @property
-    def asks_network(self) -> bool:
+    def needs_carbon_fetcher(self) -> bool:
         """Whether a carbon fetcher is needed: a zone is set, and no CSV file replaces its data source."""
         return self.carbon_zone is not None and (self.carbon_source is not None or self.signal_path is None)
 

@@ -216,7 +216,7 @@ def _is_time_synchronised() -> bool | None:
 def _carbon(settings: Settings) -> CarbonFacts | None:
     from gpuenergyd.carbon.fetched_file import FetchState, read_fetched  # noqa: PLC0415
 
-    zone, is_fetched = settings.carbon_zone, settings.asks_network
+    zone, is_fetched = settings.carbon_zone, settings.needs_carbon_fetcher
     if zone is None:
         return None
     # Unlike the units, the calling user's settings do not say that the fetcher is a systemd unit.

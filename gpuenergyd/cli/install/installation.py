@@ -132,7 +132,7 @@ def carbon_text(root: Path) -> str:
         settings = load_settings(path) if path.is_file() else None
     except UsageError as error:
         return f"carbon: the configuration is invalid: {error}"
-    if settings is not None and settings.asks_network:
+    if settings is not None and settings.needs_carbon_fetcher:
         source = settings.carbon_source or "the zone's own source"
         return f"carbon: gpuenergyd-carbon.service queries {source} for zone {settings.carbon_zone}"
     return f"carbon: no source configured (carbon_zone in /{CONFIG_PATH}); gpuenergyd-carbon.service exits at once"

@@ -115,7 +115,7 @@ class CarbonFeed:
         """Read new values from the fetcher's file and the signal file."""
         trouble = None
         try:
-            if self._settings.asks_network:
+            if self._settings.needs_carbon_fetcher:
                 await self._read_fetched()
         except CarbonSourceError as error:
             trouble = str(error)

@@ -26,7 +26,7 @@ def main() -> int:
     except GpuEnergyError as error:
         log.error("%s", error)  # noqa: TRY400  one line that names the key, no traceback
         return error.exit_code
-    if not settings.asks_network:
+    if not settings.needs_carbon_fetcher:
         log.info("nothing to fetch: carbon_zone is not set")
         return 0
     reads, writes = os.pipe()

@@ -72,7 +72,7 @@ class CarbonService:
         self.targets = CarbonTargets(settings, self.grid, self.feed, policy, history, now)
         # A policy host of its own: fitting a forecast takes seconds, for which plans would have to wait.
         self._forecaster = PolicyClient(start_host)
-        is_child = settings.processes is Processes.CHILDREN and settings.asks_network
+        is_child = settings.processes is Processes.CHILDREN and settings.needs_carbon_fetcher
         self._fetcher = CarbonFetcher(settings) if is_child else None
         self._periodic = Periodic()
         self._first_fetch: asyncio.Task[None] | None = None
@@ -95,7 +95,7 @@ class CarbonService:
         self._periodic.every(period_s, "carbon targets", self._update_targets)
         self._periodic.every(period_s, "carbon forecast", self._update_forecast)
         self._periodic.start()
-        if self._settings.asks_network:
+        if self._settings.needs_carbon_fetcher:
             self._first_fetch = asyncio.create_task(self._await_first_fetch(), name="first carbon fetch")
 
     async def close(self) -> None:
@@ -120,7 +120,7 @@ class CarbonService:
         return provided if is_usable else self._own_forecast
 
     async def _await_first_fetch(self) -> None:
-        """Read the fetcher's file often until its first result, success or failure, is tpresent."""
+        """Read the fetcher's file often until its first result, success or failure, is there."""
         for _ in range(_FIRST_READS):
             await asyncio.sleep(_FIRST_READ_PERIOD_S)
             await self.feed.read()
@@ -184,7 +184,7 @@ class CarbonService:
         """Return the problem with the carbon data and its fix, None if there is none."""
         fetch = self.feed.fetch_status
         if self.feed.trouble is not None and not self._is_waiting_for_first_fetch():
-            is_unit = self._settings.asks_network and self._fetcher is None and fetch is None
+            is_unit = self._settings.needs_carbon_fetcher and self._fetcher is None and fetch is None
             return f"carbon: {self.feed.trouble}" + (
                 "; check `systemctl status gpuenergyd-carbon.service`" if is_unit else ""
             )
@@ -223,7 +223,7 @@ class CarbonService:
             "history_skill": asdict(forecast.skill) if forecast is not None and forecast.skill is not None else None,
             "timing_value": asdict(self._timing_value) if self._timing_value is not None else None,
             "fetcher": {
-                "is_needed": self._settings.asks_network,
+                "is_needed": self._settings.needs_carbon_fetcher,
                 "pid": self._fetcher.pid if self._fetcher is not None else None,
                 "num_restarts": self._fetcher.num_restarts if self._fetcher is not None else 0,
                 "state": fetch.state if fetch is not None else None,
