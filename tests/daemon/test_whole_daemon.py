@@ -263,7 +263,7 @@ def test_after_the_restore_command_a_job_goes_to_full_speed_and_leases_again(tmp
         outcomes = restore(daemon.journal_path)
 
         assert len(outcomes) == 4
-        wait_until(lambda: "the journal holds no entry" in daemon.log, 30)
+        wait_until(lambda: "fallback (GPU " in daemon.log, 30)
         wait_until_lowered(daemon)
         assert not daemon.status()["is_degraded"]
 
