@@ -1,4 +1,4 @@
-"""The fetcher keeps what it knows, leaves refusing providers alone, and its file is believed only after checking."""
+"""The fetcher: periods, pauses after failures, and validation of its file and settings."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def nothing_known() -> Fetched:
 
 
 @pytest.mark.fault(25)
-def test_a_provider_is_not_asked_again_before_it_has_something_new() -> None:
+def test_a_provider_is_fetched_once_per_period() -> None:
     source = ScriptedSource([SourceReply((sample(-1),))])
 
     known = fetch_if_due(source, nothing_known(), NOW_AT)
@@ -65,7 +65,7 @@ def test_a_provider_is_not_asked_again_before_it_has_something_new() -> None:
 
 
 @pytest.mark.fault(22)
-def test_a_failure_keeps_what_is_known_and_says_which_problem() -> None:
+def test_a_failure_keeps_the_known_values_and_names_the_problem() -> None:
     source = ScriptedSource([SourceReply((sample(-1),)), SourceError(SourceProblem.SERVER_ERROR, "neso: HTTP 500")])
 
     known = fetch_if_due(source, nothing_known(), NOW_AT)
@@ -102,13 +102,13 @@ def test_pauses_double_up_to_two_hours_and_a_success_ends_them() -> None:
     ],
     ids=["401", "403", "429-with-retry-after", "429"],
 )
-def test_refusals_are_left_alone_for_longer(error: SourceError, pause_s: float) -> None:
+def test_after_a_rejected_key_the_pause_is_longer(error: SourceError, pause_s: float) -> None:
     known = fetch_if_due(ScriptedSource([error]), nothing_known(), NOW_AT)
 
     assert known.status.next_try_at == NOW_AT + timedelta(seconds=pause_s)
 
 
-def test_a_third_party_source_that_breaks_is_a_failure_and_no_crash() -> None:
+def test_an_exception_in_a_third_party_source_is_a_failed_fetch() -> None:
     known = fetch_if_due(ScriptedSource([ZeroDivisionError("secret")]), nothing_known(), NOW_AT)
 
     assert known.status.state is FetchState.FAILED
@@ -116,7 +116,7 @@ def test_a_third_party_source_that_breaks_is_a_failure_and_no_crash() -> None:
 
 
 @pytest.mark.fault(26)
-def test_a_clock_set_back_does_not_silence_a_source_for_ever() -> None:
+def test_a_clock_that_was_set_back_does_not_stop_fetching() -> None:
     source = ScriptedSource([SourceReply((sample(-1),))])
     known = fetch_if_due(source, nothing_known(), NOW_AT + timedelta(days=365))
 
@@ -142,7 +142,7 @@ def test_a_stale_or_partly_unusable_reply_is_degraded() -> None:
     assert status.message == "null; the newest value is older than a day"
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_file_is_read_back_unchanged(tmp_path: Path) -> None:
     status = FetchStatus(FetchState.FAILED, "timeout", "no reply", 3, NOW_AT, NOW_AT + HOUR)
     fetched = Fetched(SIGNAL, (sample(-1),), (sample(1, 90.0, SampleStatus.FORECAST),), status)
 
@@ -156,7 +156,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     st.binary(max_size=200)
     | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode)
 )
-def test_no_content_of_the_file_does_more_than_be_refused(content: bytes) -> None:
+def test_arbitrary_file_content_is_rejected(content: bytes) -> None:
     import tempfile  # noqa: PLC0415  hypothesis and tmp_path do not mix
 
     with tempfile.NamedTemporaryFile() as file:
@@ -179,7 +179,7 @@ def test_no_content_of_the_file_does_more_than_be_refused(content: bytes) -> Non
         lambda d: d.__setitem__("samples", d["samples"] * 30_000),
     ],
 )
-def test_a_spoiled_file_is_refused_by_the_core(tmp_path: Path, spoil: object) -> None:
+def test_an_invalid_file_is_rejected(tmp_path: Path, spoil: object) -> None:
     path = tmp_path / "f.json"
     write_fetched(path, Fetched(SIGNAL, (sample(-1),), (), FetchStatus()))
     document = json.loads(path.read_text())
@@ -191,7 +191,7 @@ def test_a_spoiled_file_is_refused_by_the_core(tmp_path: Path, spoil: object) ->
         read_fetched(path)
 
 
-def test_the_process_writes_its_file_and_ends_when_told(tmp_path: Path) -> None:
+def test_the_fetcher_process_writes_its_file_and_ends_on_sigterm(tmp_path: Path) -> None:
     stopped = threading.Event()
     source = ScriptedSource([SourceReply((sample(-1),))])
     config = config_from_json(json.dumps({"zone": "GB", "out_path": str(tmp_path / "f.json")}))
@@ -205,7 +205,7 @@ def test_the_process_writes_its_file_and_ends_when_told(tmp_path: Path) -> None:
     assert read_fetched(tmp_path / "f.json").samples == (sample(-1),)
 
 
-def test_the_process_refuses_settings_it_does_not_know(
+def test_the_fetcher_process_rejects_unknown_settings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO('{"zone": "GB", "out_path": "x", "secret": "hunter2"}'))
@@ -227,7 +227,7 @@ def test_a_key_is_read_only_from_a_file_that_others_cannot_read(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"a\x00b", b"x" * 5000], ids=["empty", "blank", "binary", "long"])
-def test_a_file_without_a_usable_key_is_refused_without_showing_it(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_key_is_rejected_without_showing_it(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -236,7 +236,7 @@ def test_a_file_without_a_usable_key_is_refused_without_showing_it(tmp_path: Pat
         read_key(path)
 
 
-def test_a_key_file_that_is_missing_or_no_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_irregular_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CarbonDataError, match="No such file"):
         read_key(tmp_path / "none")
     with pytest.raises(CarbonDataError, match="not a regular file"):

@@ -1,4 +1,4 @@
-"""Intensities mean what they say: hours add up by time, the best status counts, silence is never a number."""
+"""Carbon intensities: hourly means, precedence of statuses, and the basis of the current intensity."""
 
 import math
 from datetime import datetime, timedelta
@@ -35,7 +35,7 @@ def test_one_kilowatt_hour_at_one_gram_is_one_gram() -> None:
 
 
 @pytest.mark.parametrize("value", [None, -1, 2001, math.nan, math.inf, "3", True, [1]])
-def test_only_numbers_that_a_grid_can_have_are_intensities(value: object) -> None:
+def test_only_values_in_the_range_of_real_grids_are_accepted(value: object) -> None:
     with pytest.raises(CarbonSourceError, match="0 to 2000"):
         checked_intensity(value)
 
@@ -44,7 +44,7 @@ def test_marginal_plants_may_be_dirtier_than_a_grid() -> None:
     assert checked_intensity(2500, SignalKind.MARGINAL) == 2500.0
 
 
-def test_half_hours_make_an_hour_by_their_time_and_little_knowledge_makes_none() -> None:
+def test_half_hours_are_averaged_by_time_and_sparse_hours_are_unknown() -> None:
     series = hourly_series(
         "XX", [sample(0, 30, 100.0), sample(30, 30, 200.0), sample(60, 20, 300.0), sample(180, 60, 5.0)]
     )
@@ -56,7 +56,7 @@ def test_half_hours_make_an_hour_by_their_time_and_little_knowledge_makes_none()
     assert series.values[3] == 5.0
 
 
-def test_measured_goes_before_estimated_whatever_came_last() -> None:
+def test_measured_values_take_precedence_over_estimates() -> None:
     both = [sample(0, 60, 100.0), sample(0, 60, 300.0, SampleStatus.ESTIMATED)]
 
     assert hourly_series("XX", both) == hourly_series("XX", both[::-1])
@@ -82,7 +82,7 @@ AHEAD = CarbonForecast(
     ],
     ids=["fresh", "old-value", "no-forecast", "old-forecast", "very-old", "clock-set-back"],
 )
-def test_what_stands_for_now_goes_down_the_rungs_with_age(
+def test_the_basis_of_the_current_intensity_degrades_with_age(
     after: timedelta, forecast: CarbonForecast | None, basis: IntensityBasis, value: float | None
 ) -> None:
     here = intensity_now(END_AT + after, HISTORY, forecast)
@@ -90,18 +90,18 @@ def test_what_stands_for_now_goes_down_the_rungs_with_age(
     assert (here.basis, here.carbon_intensity_g_per_kwh) == (basis, value)
 
 
-def test_without_any_history_nothing_stands_for_now() -> None:
+def test_without_history_the_basis_is_neutral() -> None:
     assert intensity_now(END_AT, None).basis is IntensityBasis.NEUTRAL
 
 
-def test_an_interval_needs_a_time_zone_and_a_length() -> None:
+def test_an_interval_requires_a_time_zone_and_a_positive_length() -> None:
     with pytest.raises(CarbonDataError, match="time zone"):
         IntensitySample(FIRST_AT.replace(tzinfo=None), FIRST_AT, 1.0)
     with pytest.raises(CarbonDataError, match="end after it begins"):
         IntensitySample(FIRST_AT, FIRST_AT, 1.0)
 
 
-def test_a_replay_sees_nothing_later() -> None:
+def test_a_replay_has_no_look_ahead() -> None:
     assert HISTORY.until(FIRST_AT + 5 * HOUR + timedelta(minutes=59)).values == HISTORY.values[:5]
     assert HISTORY.until(FIRST_AT - HOUR).values == ()
 
@@ -112,7 +112,7 @@ def test_an_hourly_series_begins_at_a_full_hour_in_utc(first_at: datetime) -> No
         HourlySeries("XX", first_at, values=(1.0,))
 
 
-def test_a_forecast_says_nothing_of_hours_it_does_not_reach() -> None:
+def test_a_forecast_has_no_value_beyond_its_hours() -> None:
     forecast = CarbonForecast("XX", FIRST_AT, "test", (ForecastHour(FIRST_AT, 7.0, 6.0, 8.0),))
 
     assert forecast.value_at(FIRST_AT + timedelta(minutes=59)) == 7.0

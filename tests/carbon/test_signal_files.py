@@ -1,4 +1,4 @@
-"""Files of hourly values: what they hold is taken as it is, and whatever makes no sense is named with its place."""
+"""Signal files: valid rows are read unchanged, invalid ones are named with file and line."""
 
 import math
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ def read(path: Path, text: str) -> tuple[float, ...]:
     return SignalFile(path, "XX").read().values
 
 
-def test_hours_come_in_any_order_and_zone_and_those_left_out_or_empty_are_unknown(tmp_path: Path) -> None:
+def test_hours_may_be_unordered_and_missing_ones_are_unknown(tmp_path: Path) -> None:
     rows = "2026-05-04T15:00+02:00,300\n\n2026-05-04T10:00,100\n2026-05-04T11:00Z,\n"
 
     values = read(tmp_path / "XX_2026.csv", HEADER + rows)
@@ -34,7 +34,7 @@ def test_hours_come_in_any_order_and_zone_and_those_left_out_or_empty_are_unknow
     assert values[3] == 300.0
 
 
-def test_another_column_is_a_cost_in_the_unit_it_names_and_may_be_negative(tmp_path: Path) -> None:
+def test_another_column_is_a_cost_in_its_unit_and_may_be_negative(tmp_path: Path) -> None:
     path = tmp_path / "DE_prices.csv"
     path.write_text("eur_per_mwh,timestamp_utc\n-12.5,2026-05-04T10:00Z\n")
 
@@ -71,13 +71,13 @@ def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
         (HEADER + "1900-01-01T00:00Z,1\n2026-05-04T10:00Z,1\n", "at most"),
     ],
 )
-def test_what_makes_no_sense_is_named_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_row_is_named_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CarbonDataError, match=message) as refused:
         read(tmp_path / "f.csv", text)
     assert str(refused.value).startswith(str(tmp_path / "f.csv"))
 
 
-def test_a_signal_file_that_is_absent_or_endless_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_too_large_signal_file_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal_file, "MAX_BYTES", 50)
 
     with pytest.raises(CarbonDataError, match="No such file"):
@@ -92,7 +92,7 @@ def csv_source(path: Path, text: str) -> tuple[tuple[float, SampleStatus], ...]:
     return tuple((s.carbon_intensity_g_per_kwh, s.status) for s in (*reply.samples, *reply.forecast))
 
 
-def test_rows_of_the_future_are_a_csv_sources_forecast(tmp_path: Path) -> None:
+def test_future_rows_of_a_csv_source_are_its_forecast(tmp_path: Path) -> None:
     rows = "2026-05-04T10:00,100\n2026-05-04T11:00Z,200\n2026-05-04T12:00Z,300\n"
 
     assert csv_source(tmp_path / "f.csv", HEADER + rows) == (
@@ -106,15 +106,13 @@ def test_rows_of_the_future_are_a_csv_sources_forecast(tmp_path: Path) -> None:
     ("text", "message"),
     [("a,b\n1,2\n", "has no columns timestamp_utc"), (HEADER + "noon,1\n", "line 2: expected a time and a number")],
 )
-def test_a_csv_source_names_what_it_cannot_read(tmp_path: Path, text: str, message: str) -> None:
+def test_a_csv_source_names_the_invalid_row(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message) as refused:
         csv_source(tmp_path / "f.csv", text)
     assert refused.value.problem is SourceProblem.NOT_PARSED
 
 
-def test_a_csv_source_without_its_file_or_with_an_endless_one_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_csv_source_rejects_a_missing_or_too_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed, "_MAX_BYTES", 8)
 
     with pytest.raises(SourceError, match="larger than 8 bytes"):

@@ -1,4 +1,4 @@
-"""Every provider gives the right value or the right error, whatever its server sends, and no message holds a key."""
+"""Carbon sources: documented replies give values, all others give errors, and no message contains a key."""
 
 import socket
 from datetime import timedelta
@@ -100,7 +100,7 @@ def test_what_is_no_documented_reply_is_named_so(
 @pytest.mark.fault(23)
 @every_provider
 @pytest.mark.parametrize("value", [-5, 10**9, float("nan"), "abc", [], True], ids=str)
-def test_a_value_that_no_grid_has_is_refused(provider: Documented, web: Web, value: object) -> None:
+def test_an_out_of_range_value_is_rejected(provider: Documented, web: Web, value: object) -> None:
     if provider in (ENTSOE, EIA) and value in (-5, True):
         pytest.skip("negative generation is pumping: it counts as none, and XML has no booleans")
     if provider is ENTSOE and value == 10**9:
@@ -112,14 +112,14 @@ def test_a_value_that_no_grid_has_is_refused(provider: Documented, web: Web, val
 
 
 @pytest.mark.parametrize("provider", [NESO, ELECTRICITY_MAPS, WATTTIME], ids=lambda p: p.name)
-def test_a_null_where_a_value_belongs_is_never_zero(provider: Documented, web: Web) -> None:
+def test_a_null_value_is_never_zero(provider: Documented, web: Web) -> None:
     with serving(provider.script(provider.reply(None, HOUR_AT))) as server:
         assert failure(provider.source(server.url, web)).problem is SourceProblem.BAD_VALUE
 
 
 @pytest.mark.fault(23)
 @pytest.mark.parametrize("provider", [p for p in PROVIDERS if p.other_zone is not None], ids=lambda p: p.name)
-def test_a_reply_about_another_zone_is_refused(provider: Documented, web: Web) -> None:
+def test_a_reply_for_another_zone_is_rejected(provider: Documented, web: Web) -> None:
     assert provider.other_zone is not None
     with serving(provider.script(provider.other_zone())) as server:
         assert failure(provider.source(server.url, web)).problem is SourceProblem.WRONG_ZONE
@@ -137,7 +137,7 @@ def test_a_reply_about_another_zone_is_refused(provider: Documented, web: Web) -
         (503, SourceProblem.SERVER_ERROR, 3),
     ],
 )
-def test_each_status_has_its_problem_and_only_passing_ones_are_tried_again(
+def test_each_status_has_its_problem_and_only_temporary_ones_are_retried(
     provider: Documented, web: Web, status: int, problem: SourceProblem, num_asked: int
 ) -> None:
     with serving(provider.script(Reply(b'{"error":"x"}', status))) as server:
@@ -164,7 +164,7 @@ def test_retry_after_is_honoured_and_a_long_one_is_passed_on(provider: Documente
 
 
 @every_provider
-def test_one_burst_of_server_errors_is_survived(provider: Documented, web: Web, pauses: Pauses) -> None:
+def test_a_burst_of_server_errors_is_retried(provider: Documented, web: Web, pauses: Pauses) -> None:
     good = provider.script(provider.reply(provider.good, HOUR_AT))
     failed: list[Asked] = []
 
@@ -183,14 +183,14 @@ def test_one_burst_of_server_errors_is_survived(provider: Documented, web: Web, 
 
 @pytest.mark.fault(24)
 @every_provider
-def test_a_body_beyond_the_limit_is_not_read_to_its_end(provider: Documented, web: Web) -> None:
+def test_a_too_large_body_is_not_read_to_its_end(provider: Documented, web: Web) -> None:
     with serving(provider.script(Reply(b" " * 10_000_000))) as server:
         assert failure(provider.source(server.url, web)).problem is SourceProblem.TOO_LARGE
 
 
 @pytest.mark.fault(24)
 @every_provider
-def test_a_body_that_drips_meets_the_limit_of_all_tries_together(provider: Documented) -> None:
+def test_a_slow_body_exceeds_the_total_time_limit(provider: Documented) -> None:
     ticks = iter(range(10**9))
     dripping = Web(WebLimits(total_s=20.0), pause=lambda _: None, clock_s=lambda: float(next(ticks)))
     with serving(provider.script(Reply(b" " * 10_000, drip=True))) as server:
@@ -198,7 +198,7 @@ def test_a_body_that_drips_meets_the_limit_of_all_tries_together(provider: Docum
 
 
 @every_provider
-def test_a_silent_server_meets_the_read_limit(provider: Documented) -> None:
+def test_a_silent_server_exceeds_the_read_limit(provider: Documented) -> None:
     impatient = Web(WebLimits(connect_s=0.2, read_s=0.05, max_retries=0))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -210,7 +210,7 @@ def test_a_silent_server_meets_the_read_limit(provider: Documented) -> None:
 
 @pytest.mark.fault(22)
 @every_provider
-def test_a_refused_connection_says_unreachable(provider: Documented, web: Web) -> None:
+def test_a_refused_connection_is_reported_as_unreachable(provider: Documented, web: Web) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -230,7 +230,7 @@ def test_a_redirect_loop_ends_and_another_host_is_never_followed(provider: Docum
 
 
 @every_provider
-def test_values_of_the_future_are_not_taken_for_measured(provider: Documented, web: Web) -> None:
+def test_future_values_are_not_accepted_as_measured(provider: Documented, web: Web) -> None:
     later = HOUR_AT + timedelta(hours=6)
     history = provider.script(provider.reply(provider.good, later))
 
@@ -240,7 +240,7 @@ def test_values_of_the_future_are_not_taken_for_measured(provider: Documented, w
 
 @pytest.mark.fault(23)
 @every_provider
-def test_values_of_long_ago_are_kept_but_called_stale(provider: Documented, web: Web) -> None:
+def test_old_values_are_kept_and_marked_stale(provider: Documented, web: Web) -> None:
     earlier = HOUR_AT - timedelta(days=40)
     with serving(provider.script(provider.reply(provider.good, earlier))) as server:
         reply = provider.source(server.url, web).fetch(NOW_AT)
@@ -249,7 +249,7 @@ def test_values_of_long_ago_are_kept_but_called_stale(provider: Documented, web:
     assert reply.samples[-1].valid_from_at == earlier
 
 
-def test_neso_tells_measured_estimated_and_forecast_slots_apart(web: Web) -> None:
+def test_neso_distinguishes_measured_estimated_and_forecast_slots(web: Web) -> None:
     def row(hours: float, actual: int | None) -> dict[str, object]:
         begin = HOUR_AT + timedelta(hours=hours)
         return {
@@ -266,7 +266,7 @@ def test_neso_tells_measured_estimated_and_forecast_slots_apart(web: Web) -> Non
     assert {s.status for s in reply.forecast} == {SampleStatus.FORECAST}
 
 
-def test_electricity_maps_asks_for_no_fallback_zone_and_keeps_estimates_apart(web: Web) -> None:
+def test_electricity_maps_requests_no_fallback_zone_and_marks_estimates(web: Web) -> None:
     with serving(ELECTRICITY_MAPS.script(electricity_maps_reply(302, HOUR_AT, estimated=True))) as server:
         reply = ELECTRICITY_MAPS.source(server.url, web).fetch(NOW_AT)
         asked = server.asked[0]
@@ -277,7 +277,7 @@ def test_electricity_maps_asks_for_no_fallback_zone_and_keeps_estimates_apart(we
     assert asked.headers["auth-token"] == SECRET
 
 
-def test_watttime_converts_pounds_and_refuses_unknown_units(web: Web) -> None:
+def test_watttime_converts_pounds_and_rejects_unknown_units(web: Web) -> None:
     with serving(WATTTIME.script(watttime_reply(1000.0, HOUR_AT, units="percentile"))) as server:
         assert failure(WATTTIME.source(server.url, web)).problem is SourceProblem.WRONG_UNIT
 
@@ -306,7 +306,7 @@ def test_watttime_logs_in_again_once_when_its_token_has_expired(web: Web) -> Non
     assert all(one.headers["authorization"].startswith("Basic ") for one in logins)
 
 
-def test_watttime_without_a_forecast_in_its_plan_still_gives_the_past(web: Web) -> None:
+def test_watttime_without_a_forecast_in_its_plan_returns_the_past(web: Web) -> None:
     good = WATTTIME.script(watttime_reply(1000.0, HOUR_AT))
 
     with serving(lambda asked: Reply(b"{}", 403) if asked.path.endswith("forecast") else good(asked)) as server:
@@ -316,7 +316,7 @@ def test_watttime_without_a_forecast_in_its_plan_still_gives_the_past(web: Web) 
     assert reply.forecast == ()
 
 
-def test_entsoe_repeats_left_out_positions_and_ignores_consumption(web: Web) -> None:
+def test_entsoe_repeats_missing_positions_and_ignores_consumption(web: Web) -> None:
     document = entsoe_document({"B14": 600, "B04": 200}, HOUR_AT - timedelta(hours=1), resolution="PT15M").body
     pumping = b"<TimeSeries><outBiddingZone_Domain.mRID>X</outBiddingZone_Domain.mRID></TimeSeries></GL_MarketDocument>"
     with serving(ENTSOE.script(Reply(document.replace(b"</GL_MarketDocument>", pumping)))) as server:
@@ -353,20 +353,20 @@ def test_a_netrc_file_adds_no_credentials(web: Web, tmp_path: object, monkeypatc
         assert all("authorization" not in asked.headers for asked in server.asked)
 
 
-def test_sources_come_by_entry_point_and_an_unknown_one_names_those_installed() -> None:
+def test_an_unknown_source_error_lists_the_installed_ones() -> None:
     assert {"neso", "electricity-maps", "watttime", "entsoe", "eia", "fixed", "csv"} <= set(source_names())
     with pytest.raises(CarbonDataError, match=r"no carbon source 'nope'; installed: .*neso"):
         make_source("nope", SourceOptions("GB", Web()))
 
 
-def test_great_britain_needs_no_source_named_and_others_do() -> None:
+def test_only_great_britain_has_a_default_source() -> None:
     assert default_source_name("GB") == "neso"
     with pytest.raises(CarbonDataError, match="'FR' requires a source"):
         default_source_name("FR")
 
 
 @pytest.mark.parametrize("provider", [p for p in PROVIDERS if p.needs_key], ids=lambda p: p.name)
-def test_a_source_without_the_key_it_needs_says_so(provider: Documented) -> None:
+def test_a_source_without_its_required_key_is_rejected(provider: Documented) -> None:
     with pytest.raises(CarbonDataError, match="needs a key"):
         provider.make(SourceOptions(provider.zone, Web()))
 
@@ -378,7 +378,7 @@ def test_a_fixed_value_is_static_and_checked() -> None:
     assert source.fetch(NOW_AT).samples[0].carbon_intensity_g_per_kwh == 321.0
 
 
-def test_signals_say_what_they_are() -> None:
+def test_each_source_declares_its_signal() -> None:
     marginal = make_source("watttime", SourceOptions("CAISO_NORTH", Web(), key=SECRET)).signal
     british = make_source("neso", SourceOptions("GB", Web())).signal
 
@@ -399,13 +399,13 @@ def test_signals_say_what_they_are() -> None:
         ("csv", {}, "requires the path of a file"),
     ],
 )
-def test_a_source_refuses_what_it_cannot_offer(name: str, given: dict[str, Any], message: str) -> None:
+def test_a_source_rejects_unsupported_options(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(CarbonDataError, match=message):
         make_source(name, SourceOptions(**{"zone": "GB", "web": Web(), **given}))
 
 
 @pytest.mark.parametrize("text", ["2026-05-04T12:00", "noon", 5, None])
-def test_an_instant_without_its_zone_is_none(text: object) -> None:
+def test_a_time_without_time_zone_is_rejected(text: object) -> None:
     with pytest.raises(SourceError, match="is no time with zone") as refused:
         instant("here", text)
     assert refused.value.problem is SourceProblem.NOT_PARSED
@@ -420,7 +420,7 @@ def test_rows_are_a_non_empty_list(held: dict[str, Any], problem: SourceProblem)
     assert refused.value.problem is problem
 
 
-def test_electricity_maps_refuses_factors_it_did_not_ask_for(web: Web) -> None:
+def test_electricity_maps_rejects_other_factors_than_requested(web: Web) -> None:
     with serving(ELECTRICITY_MAPS.script(electricity_maps_reply(100, HOUR_AT))) as server:
         direct = SourceOptions("DE", web, key=SECRET, factor=EmissionFactor.DIRECT, base_url=server.url)
         refused = failure(ELECTRICITY_MAPS.make(direct))

@@ -1,4 +1,4 @@
-"""A rank of a pipeline across hosts follows a plan only where it is agreed and its own daemon has installed it."""
+"""AgreedPlans: a plan is followed only inside its window and if the own daemon has installed it."""
 
 import pytest
 
@@ -30,14 +30,14 @@ def followed(plans: AgreedPlans, iteration_index: int) -> tuple[str, bool, bool]
     return plan.plan_id, bool(plan.clocks), plan.is_full_speed
 
 
-def test_before_its_term_nothing_is_asked_for_and_after_it_full_speed(plans: AgreedPlans) -> None:
+def test_no_clock_is_requested_before_the_window_and_full_speed_after_it(plans: AgreedPlans) -> None:
     assert plans.plan_for(4) is NO_PLAN
     assert followed(plans, 5) == ("a", True, False)
     assert followed(plans, 9) == ("a", True, False)
     assert followed(plans, 10) == ("a", False, True)
 
 
-def test_what_is_agreed_and_not_installed_here_is_not_followed(plans: AgreedPlans) -> None:
+def test_a_plan_with_a_window_that_is_not_installed_is_not_followed(plans: AgreedPlans) -> None:
     plans.add_windows([PlanWindow("b", 10, 20)])
 
     assert followed(plans, 9) == ("a", True, False)
@@ -46,14 +46,14 @@ def test_what_is_agreed_and_not_installed_here_is_not_followed(plans: AgreedPlan
     assert followed(plans, 11) == ("b", True, False)
 
 
-def test_a_released_plan_is_left_at_once_whatever_was_agreed(plans: AgreedPlans) -> None:
+def test_a_revoked_plan_is_dropped_at_once(plans: AgreedPlans) -> None:
     plans.plan_for(5)
     plans.drop("a")
 
     assert followed(plans, 6) == ("a", False, True)
 
 
-def test_a_plan_whose_gpu_was_given_back_is_followed_no_more_and_its_clock_left_alone(plans: AgreedPlans) -> None:
+def test_after_the_gpu_was_restored_no_clock_is_requested(plans: AgreedPlans) -> None:
     plans.plan_for(5)
     plans.add([GIVEN_BACK])
 
@@ -61,7 +61,7 @@ def test_a_plan_whose_gpu_was_given_back_is_followed_no_more_and_its_clock_left_
     assert plans.plan_for(6) is NO_PLAN
 
 
-def test_with_its_daemon_all_plans_are_gone_and_an_old_term_revives_none(plans: AgreedPlans) -> None:
+def test_after_a_daemon_restart_old_windows_are_not_followed(plans: AgreedPlans) -> None:
     plans.plan_for(5)
     plans.clear()
 
@@ -71,7 +71,7 @@ def test_with_its_daemon_all_plans_are_gone_and_an_old_term_revives_none(plans: 
     assert plans.plan_for(7) is NO_PLAN
 
 
-def test_a_repeated_slice_changes_nothing_and_only_the_newest_stay_installed(plans: AgreedPlans) -> None:
+def test_a_repeated_slice_is_ignored_and_only_the_newest_stay_installed(plans: AgreedPlans) -> None:
     plans.add([slice_of("a", 7)])
     assert plans.plan_for(5).plan_epoch == 1
 

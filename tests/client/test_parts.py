@@ -1,4 +1,4 @@
-"""The client's parts by themselves: breaker, recorder, plan queue, environment, control client, import."""
+"""Parts of the client: breaker, recorder, plan queue, environment, HTTP exchange, imports."""
 
 import socket
 import subprocess
@@ -41,7 +41,7 @@ def test_success_closes_the_breaker() -> None:
     assert breaker.may_try(0.0)
 
 
-def test_recorder_keeps_generations_apart_until_they_are_freed() -> None:
+def test_recorder_does_not_reuse_a_buffer_before_it_is_freed() -> None:
     recorder = HostRecorder(capacity=4, num_buffers=2)
     recorder.end(recorder.begin(("F", 0, 0)))
     first = recorder.finish_iteration()
@@ -58,7 +58,7 @@ def test_recorder_keeps_generations_apart_until_they_are_freed() -> None:
     assert recorder.finish_iteration() is not None
 
 
-def test_recorder_drops_what_does_not_fit() -> None:
+def test_recorder_drops_instructions_beyond_its_capacity() -> None:
     recorder = HostRecorder(capacity=2)
     slots = [recorder.begin(("F", m, 0)) for m in range(4)]
     for slot in slots:
@@ -82,7 +82,7 @@ def test_instruction_that_never_ended_is_not_reported() -> None:
     assert taken.rows() == ()
 
 
-def test_of_two_delayed_changes_the_nearer_is_kept() -> None:
+def test_of_two_delayed_changes_the_earlier_is_kept() -> None:
     changes = (("F", 0, 0, 9, 1000), ("F", 0, 0, 5, 1100), ("B", 0, 0, 0, 990), ("B", 0, 0, 3, 1410))
     plan = prepare(PlanSlice("p", 1, 0, changes), b"t")
 
@@ -90,7 +90,7 @@ def test_of_two_delayed_changes_the_nearer_is_kept() -> None:
     assert plan.highest_sm_clock_mhz == 1410
 
 
-def test_newest_applicable_plan_wins_and_void_drops_all() -> None:
+def test_the_newest_due_plan_is_followed_and_clear_drops_all() -> None:
     plans = PlanQueue()
     plans.add(PreparedPlan(epoch, at, {}, b"") for epoch, at in [(1, 2), (3, 4), (2, 4), (4, 9)])
 
@@ -100,7 +100,7 @@ def test_newest_applicable_plan_wins_and_void_drops_all() -> None:
     assert plans.plan_for(9) is NO_PLAN
 
 
-def test_socket_is_the_one_asked_for_then_the_environments_then_the_systems(tmp_path: Path) -> None:
+def test_socket_is_the_argument_then_the_environments_then_the_systems(tmp_path: Path) -> None:
     own = tmp_path / "gpuenergyd" / "gpuenergyd.sock"
     own.parent.mkdir()
     own.touch()
@@ -111,7 +111,7 @@ def test_socket_is_the_one_asked_for_then_the_environments_then_the_systems(tmp_
     assert find_socket_path(None, {"XDG_RUNTIME_DIR": str(tmp_path)}) in {str(own), "/run/gpuenergyd/gpuenergyd.sock"}
 
 
-def test_processes_of_one_run_find_one_key_and_restarts_another() -> None:
+def test_all_processes_of_a_run_have_one_key_and_a_restart_another() -> None:
     launcher = {
         "TORCHELASTIC_RUN_ID": "none",
         "MASTER_ADDR": "h",
@@ -126,20 +126,20 @@ def test_processes_of_one_run_find_one_key_and_restarts_another() -> None:
     assert find_run_key(environ={}) != find_run_key(num_processes=4, environ={})
 
 
-def test_rank_comes_from_the_launcher_and_nonsense_means_alone() -> None:
+def test_rank_comes_from_the_launcher_and_invalid_values_mean_a_single_process() -> None:
     assert find_rank({"RANK": "2", "WORLD_SIZE": "4"}) == (2, 4)
     assert find_rank({}) == (0, 1)
     assert find_rank({"RANK": "x", "WORLD_SIZE": "4"}) == (0, 1)
     assert find_rank({"RANK": "5", "WORLD_SIZE": "4"}) == (0, 1)
 
 
-def test_gpu_uuid_is_given_or_in_the_environment_or_unknown() -> None:
+def test_gpu_uuid_is_the_argument_or_from_the_environment_or_unknown() -> None:
     assert find_gpu_uuid("GPU-a", environ={"GPUENERGYD_GPU_UUID": "GPU-b"}) == "GPU-a"
     assert find_gpu_uuid(environ={"GPUENERGYD_GPU_UUID": "GPU-b"}) == "GPU-b"
     assert find_gpu_uuid(environ={}) is None
 
 
-def test_of_several_gpus_in_the_environment_a_process_has_that_of_its_local_rank() -> None:
+def test_a_list_of_gpus_in_the_environment_is_indexed_by_local_rank() -> None:
     several = {"GPUENERGYD_GPU_UUID": "GPU-a, GPU-b"}
 
     assert find_gpu_uuid(environ={**several, "LOCAL_RANK": "1"}) == "GPU-b"
@@ -147,14 +147,14 @@ def test_of_several_gpus_in_the_environment_a_process_has_that_of_its_local_rank
     assert find_gpu_uuid(environ=several) is None
 
 
-def test_control_client_names_the_socket_where_nobody_answers(tmp_path: Path) -> None:
+def test_control_client_names_the_socket_without_a_daemon(tmp_path: Path) -> None:
     path = str(tmp_path / "nobody.sock")
 
     with pytest.raises(DaemonNotRunningError, match=r"nobody\.sock"):
         DaemonClient(path).get_status()
 
 
-def test_control_client_passes_the_daemons_refusal_on(tmp_path: Path) -> None:
+def test_control_client_reports_the_daemons_reason(tmp_path: Path) -> None:
     with FakeDaemon(tmp_path) as daemon:
         client = DaemonClient(daemon.socket_path)
         assert client.get_status() == {"jobs": []}
@@ -183,7 +183,7 @@ def test_plain_loop_is_a_pipeline_of_one_instruction(tmp_path: Path, monkeypatch
     assert [row[:3] for row in report["instructions"]] == [["F", 0, 0]]
 
 
-def test_exception_in_a_plain_loop_passes_through(tmp_path: Path) -> None:
+def test_exception_in_a_plain_loop_propagates(tmp_path: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
         gpuenergyd.job("resnet", gpu_uuid="GPU-1", socket_path=str(tmp_path / "none")) as job,
@@ -219,7 +219,7 @@ def reply_of(*pieces: bytes) -> tuple[int, bytes, bool]:
         return exchange(ours, "POST", "/v1/iterations", b"{}")
 
 
-def test_reply_is_read_however_it_is_cut_and_says_whether_the_connection_stays() -> None:
+def test_a_reply_in_any_number_of_segments_is_read() -> None:
     head = b"HTTP/1.1 404 Not Found\r\ncontent-LENGTH: 5\r\nX: y\r\n"
 
     assert reply_of(head + b"\r\nhello") == (404, b"hello", True)
@@ -238,24 +238,24 @@ def test_reply_is_read_however_it_is_cut_and_says_whether_the_connection_stays()
         (b"x" * 70_000, "reply headers exceed"),
     ],
 )
-def test_reply_that_is_not_understood_is_an_error_and_never_half_read(reply: bytes, wrong: str) -> None:
+def test_an_invalid_reply_is_an_error(reply: bytes, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         reply_of(reply)
 
 
-def test_reply_that_ends_too_early_is_a_lost_connection() -> None:
+def test_an_incomplete_reply_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionResetError):
         reply_of(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc")
 
 
-def test_path_that_would_be_more_than_a_path_is_refused() -> None:
+def test_a_path_with_unsafe_characters_is_rejected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ValueError, match="printable"):
         exchange(ours, "GET", "/v1/status\r\nX: y", None)
 
 
 @pytest.mark.parametrize(("method", "is_answered"), [("GET", True), ("POST", False)])
-def test_only_a_question_that_changes_nothing_is_asked_again_of_a_daemon_that_closes(
+def test_only_get_requests_are_repeated_after_a_closed_connection(
     tmp_path: Path, method: str, *, is_answered: bool
 ) -> None:
     path = tmp_path / "restarting.sock"

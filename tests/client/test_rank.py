@@ -1,4 +1,4 @@
-"""A rank's client against a real Unix-socket server: what it says, what it follows, and that it never disturbs."""
+"""RankClient against a real Unix-socket server: reports, plans, and no effect on training."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def run_until_reported(client: RankClient, daemon: FakeDaemon) -> dict[str, Any]
         return report
 
 
-def test_registration_says_who_the_rank_is_and_what_it_runs(daemon: FakeDaemon) -> None:
+def test_registration_describes_the_rank_and_its_order(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path, policy="uniform", max_slowdown_ratio=0.05)
 
     registration = get(daemon.registrations)
@@ -154,7 +154,7 @@ def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:
     assert daemon.clock_requests.empty()
 
 
-def test_pause_hands_over_the_iteration_and_returns_to_the_highest_planned_clock(daemon: FakeDaemon) -> None:
+def test_pause_reports_the_iteration_and_requests_the_highest_planned_clock(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
     daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 1005)]), plan_slice(2, 0, [("F", 0, 0, 5, 1410)])]
@@ -193,7 +193,7 @@ def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
 
 
 @pytest.mark.fault(40)
-def test_daemon_restart_means_a_new_registration_and_no_old_plan(daemon: FakeDaemon) -> None:
+def test_after_a_daemon_restart_the_rank_registers_again_without_old_plans(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
     daemon.plans = [plan_slice(9, 0, [("F", 0, 0, 0, 990)])]
@@ -225,7 +225,7 @@ def run_until_registered_again(client: RankClient, daemon: FakeDaemon) -> None:
         return
 
 
-def test_order_learned_later_registers_then(daemon: FakeDaemon) -> None:
+def test_a_rank_with_a_learned_order_registers_when_it_is_known(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path, order=())
     order = run_iteration(client)
     assert daemon.registrations.empty()
@@ -292,7 +292,7 @@ def close_at_once(listener: socket.socket, held: list[socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [None, hang, talk_garbage, close_at_once])
-def test_bad_daemon_is_never_felt_by_the_training_thread(
+def test_a_faulty_daemon_never_affects_the_training_thread(
     tmp_path: Path, forbid_waiting: list[str], behaviour: Callable[[socket.socket, list[socket.socket]], None] | None
 ) -> None:
     socket_path = str(tmp_path / "bad.sock")
@@ -319,7 +319,9 @@ def test_bad_daemon_is_never_felt_by_the_training_thread(
     assert client.total_errors == 0
 
 
-def test_full_clock_socket_is_counted_not_waited_for(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_clock_socket_drops_requests_without_blocking(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
     daemon.plans = [plan_slice(2, 0, [("F", 0, 0, 0, 990), ("B", 0, 0, 0, 1410)])]
@@ -343,7 +345,7 @@ def test_full_clock_socket_is_counted_not_waited_for(daemon: FakeDaemon, monkeyp
     assert client.total_errors == 0
 
 
-def test_own_failure_is_counted_and_training_goes_on(daemon: FakeDaemon) -> None:
+def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) -> None:
     class BrokenTimer:
         def begin(self, key: OrderRow) -> int:  # noqa: ARG002  the Protocol's signature
             raise RuntimeError("broken")
@@ -367,7 +369,7 @@ def test_own_failure_is_counted_and_training_goes_on(daemon: FakeDaemon) -> None
     assert client.total_errors == 2 * len(ORDER) + 1
 
 
-def test_forked_child_says_nothing(daemon: FakeDaemon) -> None:
+def test_a_forked_child_sends_nothing(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)
     daemon.plans = [plan_slice(2, 0, [("F", 0, 0, 0, 990)])]
@@ -396,7 +398,7 @@ def test_forked_child_says_nothing(daemon: FakeDaemon) -> None:
     assert daemon.registrations.qsize() == 1
 
 
-def test_overlapped_threads_each_get_their_own_slot(daemon: FakeDaemon) -> None:
+def test_concurrent_threads_get_different_slots(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     client.begin_iteration()
     slots: list[int] = []

@@ -1,4 +1,4 @@
-"""A daemon stopped by SIGSTOP in the middle of an iteration: steps go on as if it were not there, and reports later."""
+"""Training continues while the daemon is stopped (SIGSTOP), and reports follow later."""
 
 import multiprocessing
 import os
@@ -104,9 +104,7 @@ def step_and_ask(client: RankClient, pipe: Connection) -> tuple[int, int]:
 
 
 @pytest.mark.kill
-def test_steps_go_on_while_the_daemon_is_stopped_and_nothing_waits_for_it(
-    tmp_path: Path, blocking_calls: list[str]
-) -> None:
+def test_steps_continue_without_waiting_while_the_daemon_is_stopped(tmp_path: Path, blocking_calls: list[str]) -> None:
     socket_path = str(tmp_path / "daemon.sock")
     with daemon_elsewhere(tmp_path) as (pid, pipe):
         rank = RankDescription(job_name="gpt", run_key="r", gpu_uuid="GPU-1", schedule_name="gpipe", num_microbatches=2)
@@ -133,7 +131,7 @@ def test_steps_go_on_while_the_daemon_is_stopped_and_nothing_waits_for_it(
 
 
 @pytest.mark.kill
-def test_a_pipeline_under_a_plan_ends_in_order_while_the_daemon_is_stopped(tmp_path: Path) -> None:
+def test_a_tuned_pipeline_finishes_while_the_daemon_is_stopped(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon, iterations=60, arguments=("--policy", "uniform")) as run:
         wait_until(daemon.is_lowered, 60)
 

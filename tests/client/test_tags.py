@@ -1,4 +1,4 @@
-"""Tags say whose run it is and from which source; they are bounded; finding them never raises or starts anything."""
+"""Tags from the environment and the training program; limited, and never an exception."""
 
 from pathlib import Path
 
@@ -86,13 +86,13 @@ def test_user_scheduler_and_container_are_found_in_the_environment() -> None:
     }
 
 
-def test_a_users_own_tags_come_first_and_what_is_no_name_is_left_out() -> None:
+def test_the_users_own_tags_come_first_and_invalid_names_are_left_out() -> None:
     environ = {"GPUENERGYD_TAGS": "Team = vision,=x,no value,bad/name=1,user=me", "USER": "ada"}
 
     assert find_tags(environ, "") == (("team", "vision"), ("user", "me"))
 
 
-def test_tags_are_few_short_and_printable_so_that_the_daemon_takes_them() -> None:
+def test_tags_are_limited_in_number_and_length_and_printable() -> None:
     own = ",".join(f"t{k}={'x' * 1000}" for k in range(100))
     tags = find_tags({"GPUENERGYD_TAGS": own, "SLURM_JOB_NAME": "a\nb\x1b[31m"}, "")
 
@@ -102,7 +102,7 @@ def test_tags_are_few_short_and_printable_so_that_the_daemon_takes_them() -> Non
     assert dict(find_tags({"SLURM_JOB_NAME": "a\nb\x1b[31m"}, "")) == {"slurm_job_name": "a b [31m"}
 
 
-def test_whatever_is_wrong_there_are_no_tags_and_no_exception() -> None:
+def test_errors_result_in_no_tags_and_no_exception() -> None:
     class Broken(dict[str, str]):
         def __getitem__(self, name: str) -> str:
             raise RuntimeError(name)

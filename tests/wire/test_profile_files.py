@@ -1,4 +1,4 @@
-"""Profile CSVs and instance JSONs: what is read, and the one clear line for everything that cannot be."""
+"""Profile tables and planner instances: valid files are read, invalid ones are named with place and value."""
 
 import copy
 import json
@@ -71,7 +71,7 @@ def test_rows_may_come_in_any_order_and_each_class_has_its_own_clocks(tmp_path: 
     assert table.classes[InstructionClass(0, F)].at_clock(1200).energy_j == 25.0
 
 
-def test_columns_are_found_by_name_and_further_ones_are_left_alone(tmp_path: Path) -> None:
+def test_columns_are_found_by_name_and_additional_ones_are_ignored(tmp_path: Path) -> None:
     lines = ["energy,note,time,frequency,instruction,stage"]
     lines += [f"{e},x,{t},{f},{i},{s}" for s, i, f, t, e in (row.split(",") for row in ROWS)]
 
@@ -108,7 +108,7 @@ def test_columns_are_found_by_name_and_further_ones_are_left_alone(tmp_path: Pat
         ([HEADER, '"0,forward'], "not CSV"),
     ],
 )
-def test_a_bad_table_is_named_with_its_line_and_value(tmp_path: Path, lines: list[str], message: str) -> None:
+def test_an_invalid_table_is_rejected_with_line_and_value(tmp_path: Path, lines: list[str], message: str) -> None:
     path = _table(tmp_path, lines)
 
     with pytest.raises(ProfileError, match=message) as caught:
@@ -118,7 +118,7 @@ def test_a_bad_table_is_named_with_its_line_and_value(tmp_path: Path, lines: lis
     assert "\n" not in str(caught.value)
 
 
-def test_a_path_that_is_no_readable_text_file_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"stage,\xff\xfe")
 
@@ -130,7 +130,7 @@ def test_a_path_that_is_no_readable_text_file_is_named(tmp_path: Path) -> None:
         read_pipeline_file(tmp_path / "absent.csv")
 
 
-def test_an_instance_brings_its_own_order_edges_and_blocking_power(tmp_path: Path) -> None:
+def test_an_instance_has_its_own_order_edges_and_blocking_power(tmp_path: Path) -> None:
     instance = read_pipeline_file(_instance(tmp_path, _instance_data()))
 
     assert isinstance(instance, PlannerInstance)
@@ -227,7 +227,7 @@ def _set(*keys: str | int, to: object) -> Callable[[dict[str, Any]], None]:
         (_set("profiles", "1/B", to={"freq_mhz": [], "time_s": [], "energy_j": []}), "1/B.*no measurements"),
     ],
 )
-def test_a_bad_instance_is_named_with_its_key_and_value(
+def test_an_invalid_instance_is_rejected_with_key_and_value(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     data = _instance_data()
@@ -242,7 +242,7 @@ def test_a_bad_instance_is_named_with_its_key_and_value(
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '{"stages": ' + "9" * 5000 + "}", "[" * 100_000])
-def test_text_that_is_no_instance_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_other_json_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(text)
 
@@ -253,7 +253,7 @@ def test_text_that_is_no_instance_is_refused_in_one_line(tmp_path: Path, text: s
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared instances are not on this machine")
-def test_shared_instances_cost_what_their_bounds_file_says_at_full_speed() -> None:
+def test_shared_instances_match_their_published_costs_at_full_speed() -> None:
     bounds = json.loads((SHARED / "instances" / "bounds.json").read_text())
     for name, expected in bounds.items():
         if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""The slowdown account and the grams: what is charged, what may still be spent, what savings are measured against."""
+"""Carbon account: emissions, frontier saving and timing gain of tuned work."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,14 +34,14 @@ def said(slots: list[WorkSlot], host_power_w: float = 0.0) -> JobCarbon:
     return carbon
 
 
-def test_an_evenly_slowed_job_saves_by_its_frontier_alone() -> None:
+def test_a_constant_slowdown_saves_by_the_frontier_only() -> None:
     carbon = said(worked([1 / 1.05] * 6, [100.0, 300.0, 200.0, 500.0, 50.0, 250.0]))
 
     assert carbon.savings.saved_by_timing_g == pytest.approx(0.0, abs=1e-9)
     assert carbon.savings.saved_by_frontier_g > 0
 
 
-def test_slowness_in_dirty_hours_saves_by_timing_and_in_clean_ones_it_costs() -> None:
+def test_slowdown_in_dirty_hours_has_a_positive_timing_gain_and_in_clean_hours_a_negative_one() -> None:
     dirty, clean = [400.0, 400.0, 100.0, 100.0], [100.0, 100.0, 400.0, 400.0]
     slow_first = [1 / 1.1, 1 / 1.1, 1.0, 1.0]
 
@@ -54,7 +54,7 @@ def test_slowness_in_dirty_hours_saves_by_timing_and_in_clean_ones_it_costs() ->
     st.floats(0.3, 3.0),
     st.floats(0.0, 500.0),
 )
-def test_the_parts_add_up_and_an_error_of_the_models_level_cancels(
+def test_savings_add_up_and_an_error_of_the_models_level_cancels(
     hours: list[tuple[float, float]], level: float, host_power_w: float
 ) -> None:
     slots = worked([x for x, _ in hours], [c for _, c in hours])
@@ -87,7 +87,7 @@ def test_the_references_are_those_of_the_replay() -> None:
     assert carbon.savings.full_speed_g == pytest.approx(job.full_speed_g(), rel=1e-3)
 
 
-def test_hours_nobody_knows_are_left_out_and_counted() -> None:
+def test_hours_of_unknown_intensity_are_left_out_and_counted() -> None:
     known = worked([1 / 1.05] * 2, [100.0, 300.0])
     slots = [*known, replace(known[0], begin_at=START_AT + 9 * HOUR, carbon_intensity_g_per_kwh=None)]
 
@@ -98,18 +98,18 @@ def test_hours_nobody_knows_are_left_out_and_counted() -> None:
     assert job_carbon([replace(slot, carbon_intensity_g_per_kwh=None) for slot in slots], FRONTIER) is None
 
 
-def test_without_a_frontier_nothing_is_claimed() -> None:
+def test_without_a_frontier_there_are_no_savings() -> None:
     assert job_carbon(worked([1.0], [100.0]), ()) is None
 
 
-def test_iterations_join_a_slot_whose_hour_and_intensity_stay() -> None:
+def test_with_iterations_adds_time_and_energy_to_a_slot() -> None:
     slot = WorkSlot(START_AT, 2, 3.0, 40.0, 100.0)
 
     assert slot.with_iterations(1.5, 20.0) == WorkSlot(START_AT, 3, 4.5, 60.0, 100.0)
     assert slot.with_iterations(5.0, 60.0, num_iterations=4).num_iterations == 6
 
 
-def test_what_the_plan_saves_is_unknown_while_the_untuned_energy_is() -> None:
+def test_the_plans_saving_is_unknown_without_baseline_energy() -> None:
     carbon = said(worked([1.0] * 2, [100.0, 100.0]))
 
     assert carbon.baseline_g is not None
@@ -124,7 +124,7 @@ def hour(number: int, iterations: int, time_s: float, energy_j: float, intensity
 KWH_J = 3.6e6
 
 
-def test_grams_by_hand_of_two_hours_at_two_speeds() -> None:
+def test_emissions_of_two_hours_at_two_speeds_computed_by_hand() -> None:
     """1 kW at one a second, 0.5 kW at half of it; 100 then 300 g/kWh, the first hour slow and the second fast.
 
     5,400 iterations: at full speed an hour and a half of 1 kW; evenly 0.75 a second, 0.75 kW for two hours.
@@ -143,7 +143,7 @@ def test_grams_by_hand_of_two_hours_at_two_speeds() -> None:
     assert carbon.model_scale == pytest.approx(1.0)
 
 
-def test_the_host_draws_its_power_all_the_while() -> None:
+def test_host_power_counts_over_the_whole_time() -> None:
     slots = [hour(0, 3600, 3600.0, KWH_J, 100.0)]
 
     carbon = job_carbon(slots, [(1.0, 1000.0)], host_power_w=500.0, baseline=(1.0, 1200.0))
@@ -154,7 +154,7 @@ def test_the_host_draws_its_power_all_the_while() -> None:
     assert (carbon.host_power_w, carbon.priced_j) == (500.0, KWH_J)
 
 
-def test_a_model_that_is_off_is_scaled_to_what_was_measured() -> None:
+def test_the_frontier_is_scaled_to_the_measured_energy() -> None:
     carbon = job_carbon([hour(0, 3600, 3600.0, KWH_J, 100.0)], [(1.0, 2000.0)])
 
     assert carbon is not None
@@ -163,7 +163,7 @@ def test_a_model_that_is_off_is_scaled_to_what_was_measured() -> None:
     assert carbon.baseline_g is None
 
 
-def test_a_job_slower_or_faster_than_its_frontier_is_held_against_the_frontiers_end() -> None:
+def test_outside_of_the_frontier_its_end_is_the_reference() -> None:
     frontier = [(1.0, 1000.0), (2.0, 900.0)]
 
     slow = job_carbon([hour(0, 900, 3600.0, KWH_J, 100.0)], frontier)
@@ -175,7 +175,7 @@ def test_a_job_slower_or_faster_than_its_frontier_is_held_against_the_frontiers_
     assert fast.savings.equal_time_constant_g == pytest.approx(200.0)  # at one a second they take two hours
 
 
-def test_work_of_no_time_or_no_iterations_tells_nothing() -> None:
+def test_work_without_time_or_iterations_is_ignored() -> None:
     frontier = [(1.0, 1000.0)]
 
     assert job_carbon([hour(0, 0, 3600.0, KWH_J, 100.0)], frontier) is None

@@ -1,4 +1,4 @@
-"""Carbon intensities and prices at their edges: which hour an instant belongs to, and how old is too old."""
+"""Carbon intensities: boundaries of hours and of ages."""
 
 import math
 from datetime import timedelta
@@ -48,7 +48,7 @@ def sample(hour: float, hours: float, value: float, status: SampleStatus = Sampl
         (3000.1, SignalKind.MARGINAL, False),
     ],
 )
-def test_an_intensity_lies_between_nothing_and_the_dirtiest_grid(value: float, kind: SignalKind, *, ok: bool) -> None:
+def test_an_intensity_is_between_zero_and_the_maximum_of_its_kind(value: float, kind: SignalKind, *, ok: bool) -> None:
     if ok:
         assert checked_intensity(value, kind) == value
     else:
@@ -56,7 +56,7 @@ def test_an_intensity_lies_between_nothing_and_the_dirtiest_grid(value: float, k
             checked_intensity(value, kind)
 
 
-def test_an_instant_belongs_to_the_hour_that_has_begun() -> None:
+def test_an_instant_belongs_to_its_current_hour() -> None:
     two = series(1.0, 2.0)
 
     assert [two.index_of(FIRST_AT + k * HOUR) for k in (-1, 0, 1, 2)] == [-1, 0, 1, 2]
@@ -65,7 +65,7 @@ def test_an_instant_belongs_to_the_hour_that_has_begun() -> None:
     assert two.end_at == FIRST_AT + 2 * HOUR
 
 
-def test_a_replay_knows_the_hours_that_are_complete() -> None:
+def test_a_replay_includes_complete_hours_only() -> None:
     two = series(1.0, 2.0)
 
     known = [len(two.until(FIRST_AT + at).values) for at in (-HOUR, HOUR - SECOND, HOUR, 2 * HOUR, 9 * HOUR)]
@@ -79,7 +79,7 @@ def test_a_series_begins_at_a_full_hour(off: timedelta) -> None:
         HourlySeries("XX", FIRST_AT + off, values=(1.0,))
 
 
-def test_an_hour_of_which_half_is_known_has_a_value_and_less_has_none() -> None:
+def test_an_hour_known_for_less_than_half_is_unknown() -> None:
     half = hourly_series("XX", [sample(0, 0.5, 100.0), sample(1, 0.499, 100.0), sample(2, 1, 7.0)])
 
     assert half is not None
@@ -104,7 +104,7 @@ def test_of_two_samples_of_one_status_the_later_one_counts() -> None:
     assert hourly_series("XX", []) is None
 
 
-def test_a_forecast_holds_for_whole_hours_from_their_begin_on() -> None:
+def test_a_forecast_value_is_valid_for_its_whole_hour() -> None:
     ahead = CarbonForecast("XX", FIRST_AT, "m", tuple(
         ForecastHour(FIRST_AT + k * HOUR, float(k), 0.0, 9.0) for k in range(2)
     ))  # fmt: skip
@@ -135,21 +135,21 @@ def forecast(issued_before: timedelta, value: float = 500.0) -> CarbonForecast:
         (timedelta(days=7) + SECOND, IntensityBasis.NEUTRAL),
     ],
 )
-def test_values_hold_two_hours_forecasts_a_day_and_histories_a_week(after: timedelta, basis: IntensityBasis) -> None:
+def test_default_maximum_ages_are_two_hours_one_day_and_one_week(after: timedelta, basis: IntensityBasis) -> None:
     found = intensity_now(DAYS.end_at + after, DAYS, forecast(HOUR))
 
     assert found.basis is basis
     assert found.age_s == after.total_seconds()
 
 
-def test_how_old_is_too_old_may_be_said() -> None:
+def test_maximum_ages_are_configurable() -> None:
     rules = StalenessRules(live_max_age_s=0.0, forecast_max_age_s=0.0, history_max_age_s=0.0)
 
     assert intensity_now(DAYS.end_at, DAYS, rules=rules).basis is IntensityBasis.LIVE
     assert intensity_now(DAYS.end_at + SECOND, DAYS, forecast(HOUR), rules=rules).basis is IntensityBasis.NEUTRAL
 
 
-def test_one_known_hour_is_enough_wherever_it_lies() -> None:
+def test_a_single_known_hour_is_sufficient() -> None:
     now = FIRST_AT + 2 * HOUR
 
     assert intensity_now(now, series(5.0)).carbon_intensity_g_per_kwh == 5.0
@@ -159,7 +159,7 @@ def test_one_known_hour_is_enough_wherever_it_lies() -> None:
     assert intensity_now(now, series(NAN)).age_s is None
 
 
-def test_the_hour_of_now_counts_where_it_is_known_and_else_the_newest() -> None:
+def test_the_current_hour_is_used_if_known_else_the_newest() -> None:
     known = series(1.0, NAN, 3.0, 4.0)
 
     for hour, value in ((0.5, 1.0), (1.5, 4.0), (2.5, 3.0), (3.5, 4.0), (-5.0, 1.0)):
@@ -167,7 +167,7 @@ def test_the_hour_of_now_counts_where_it_is_known_and_else_the_newest() -> None:
     assert intensity_now(FIRST_AT + HOUR, known).age_s == 0.0
 
 
-def test_a_forecast_without_a_value_stands_for_nothing() -> None:
+def test_a_forecast_without_a_value_is_not_used() -> None:
     found = intensity_now(DAYS.end_at + 3 * HOUR, DAYS, forecast(HOUR, NAN))
 
     assert found.basis is IntensityBasis.HISTORICAL_MEAN
@@ -186,7 +186,7 @@ def test_the_same_hours_mean_is_of_the_last_seven_known_days() -> None:
     assert same_hour_mean(series(1.0), FIRST_AT + HOUR) is None
 
 
-def test_what_running_slower_and_what_choosing_hours_saves() -> None:
+def test_frontier_saving_and_timing_gain_are_separate() -> None:
     saved = CarbonSavings(actual_g=80.0, full_speed_g=100.0, equal_time_constant_g=90.0)
 
     assert (saved.saved_by_frontier_g, saved.saved_by_timing_g) == (10.0, 10.0)

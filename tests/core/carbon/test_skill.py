@@ -1,4 +1,4 @@
-"""Live skill counts what was said at the time; the grid's clock maps instants both ways."""
+"""Live skill of issued forecasts, and the grid clock."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def tracked(off: float, num: int = 48, history: HourlySeries = TRACE) -> LiveSki
     return skill
 
 
-def test_perfect_forecasts_have_full_skill_and_bad_ones_less_than_none() -> None:
+def test_perfect_forecasts_have_skill_one_and_bad_ones_negative_skill() -> None:
     perfect, bad = tracked(0.0).skill(), tracked(500.0).skill()
 
     assert perfect is not None
@@ -43,7 +43,7 @@ def test_perfect_forecasts_have_full_skill_and_bad_ones_less_than_none() -> None
     assert bad.skill_24h_mean_ratio < 0
 
 
-def test_nothing_is_said_before_a_day_of_forecasts_has_come_due() -> None:
+def test_skill_is_unknown_before_a_day_of_forecasts_is_compared() -> None:
     assert tracked(0.0, num=23).skill() is None
     assert tracked(0.0, history=TRACE.until(TRACE.first_hour_at + (FIRST + 30) * HOUR)).skill() is None
 
@@ -60,7 +60,7 @@ def test_a_second_forecast_of_the_same_hour_cannot_improve_the_first() -> None:
     assert said.skill_1h_ratio < 0
 
 
-def test_a_forecast_that_is_no_whole_day_from_its_hour_on_is_not_judged() -> None:
+def test_an_incomplete_forecast_is_not_compared() -> None:
     short, late = LiveSkill(), LiveSkill()
     for first in range(FIRST, FIRST + 48):
         whole = issued(first)
@@ -73,7 +73,7 @@ def test_a_forecast_that_is_no_whole_day_from_its_hour_on_is_not_judged() -> Non
     assert late.skill() is None
 
 
-def test_hours_that_never_became_known_are_given_up() -> None:
+def test_forecasts_of_unknown_hours_are_dropped_after_a_week() -> None:
     values = list(TRACE.values)
     values[FIRST + 50] = math.nan
     holed = replace(TRACE, values=tuple(values))
@@ -84,7 +84,7 @@ def test_hours_that_never_became_known_are_given_up() -> None:
     assert skill.num_origins == 27  # those whose day ends before it; the hole is in every later week
 
 
-def test_a_forecast_is_judged_once_and_one_whose_day_is_not_known_yet_waits_for_it() -> None:
+def test_a_forecast_is_compared_once_and_not_before_its_day_is_known() -> None:
     values = list(TRACE.values)
     hole = FIRST + 40
     values[hole] = math.nan
@@ -104,7 +104,7 @@ def test_a_forecast_is_judged_once_and_one_whose_day_is_not_known_yet_waits_for_
     assert skill.skill() == late
 
 
-def test_an_hour_of_the_grid_may_take_seconds_and_maps_both_ways() -> None:
+def test_an_accelerated_grid_clock_maps_both_ways() -> None:
     host_at = datetime(2026, 5, 1, 12, 0, 30, tzinfo=UTC)
     clock = GridClock(host_at, datetime(2024, 1, 15, tzinfo=UTC), hour_s=6.0)
 
@@ -114,7 +114,7 @@ def test_an_hour_of_the_grid_may_take_seconds_and_maps_both_ways() -> None:
     assert clock.to_host(datetime(2024, 1, 15, 1, tzinfo=UTC)) == host_at + timedelta(seconds=6)
 
 
-def test_in_real_time_nothing_is_mapped() -> None:
+def test_in_real_time_grid_time_equals_host_time() -> None:
     now_at = datetime(2026, 5, 1, 12, 0, 30, 123456, tzinfo=UTC)
     clock = GridClock.real_time(now_at)
 
@@ -123,12 +123,12 @@ def test_in_real_time_nothing_is_mapped() -> None:
 
 
 @pytest.mark.parametrize("hour_s", [0.0, -1.0, 3601.0, math.nan])
-def test_an_hour_that_cannot_be_is_refused(hour_s: float) -> None:
+def test_an_invalid_length_of_a_grid_hour_is_rejected(hour_s: float) -> None:
     with pytest.raises(CarbonDataError, match="length of a grid hour"):
         GridClock(datetime(2026, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC), hour_s)
 
 
-def test_a_forecast_is_not_judged_without_the_week_that_naive_ones_need() -> None:
+def test_a_forecast_is_not_compared_without_a_week_of_history() -> None:
     skill = LiveSkill()
     for first in range(7 * 24):
         skill.add(issued(first))
@@ -137,7 +137,7 @@ def test_a_forecast_is_not_judged_without_the_week_that_naive_ones_need() -> Non
     assert skill.skill() is None
 
 
-def test_skill_is_one_less_our_error_over_the_best_naive_one_at_one_and_six_hours_and_over_the_day() -> None:
+def test_skill_is_one_minus_the_ratio_to_the_best_naive_error() -> None:
     """A grid that stands at 100 for a week and then rises by 10 an hour: persistence and all others are off alike."""
     values = (100.0,) * 168 + tuple(100.0 + 10 * (k + 1) for k in range(100))
     start = TRACE.first_hour_at
@@ -161,7 +161,7 @@ def test_skill_is_one_less_our_error_over_the_best_naive_one_at_one_and_six_hour
     assert skill._waiting == {}
 
 
-def test_naive_forecasts_are_the_last_value_yesterday_a_week_ago_and_the_hours_mean() -> None:
+def test_naive_forecasts_are_persistence_yesterday_last_week_and_the_hourly_mean() -> None:
     """Every day holds its own number, so that each of them says another one of an eighth day of 100."""
     values = tuple(float(k // 24) for k in range(168)) + (100.0,) * 24
     start = TRACE.first_hour_at
@@ -180,7 +180,7 @@ def test_a_day_of_forecasts_is_enough() -> None:
     assert tracked(0.0, num=24).skill() is not None
 
 
-def test_a_naive_forecast_that_never_errs_leaves_no_skill() -> None:
+def test_an_exact_naive_forecast_gives_skill_zero() -> None:
     flat = HourlySeries(TRACE.zone, TRACE.first_hour_at, values=(100.0,) * len(TRACE.values))
 
     said = tracked(0.0, history=flat).skill()
@@ -189,7 +189,7 @@ def test_a_naive_forecast_that_never_errs_leaves_no_skill() -> None:
     assert (said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio) == (0.0, 0.0, 0.0)
 
 
-def test_each_figure_is_held_against_the_naive_forecast_that_is_best_at_it() -> None:
+def test_each_horizon_is_compared_with_its_best_naive_forecast() -> None:
     skill = LiveSkill()
     for _ in range(24):
         skill._compared_errors.append(((1.0, 3.0, 10.0), ((10.0, 10.0, 20.0), (20.0, 5.0, 40.0))))

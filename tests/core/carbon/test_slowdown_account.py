@@ -1,4 +1,4 @@
-"""The slowdown account: what is charged, what may still be spent, and that it can always be balanced."""
+"""Slowdown account: charges, remaining budget, and balance in all cases."""
 
 import math
 import random
@@ -17,7 +17,7 @@ from gpuenergyd.core.carbon.slowdown_account import (
 )
 
 
-def test_a_pause_is_charged_with_what_was_permitted_at_most() -> None:
+def test_a_pause_is_charged_with_the_permitted_time_at_most() -> None:
     account = SlowdownAccount()
 
     account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=True)
@@ -28,7 +28,7 @@ def test_a_pause_is_charged_with_what_was_permitted_at_most() -> None:
 
 
 @given(st.lists(st.floats(1.0, 3.0), min_size=24, max_size=24), st.floats(0.0, 0.3))
-def test_whatever_a_policy_asks_for_the_account_of_a_window_can_be_balanced(wishes: list[float], budget: float) -> None:
+def test_the_account_of_a_window_can_always_be_balanced(wishes: list[float], budget: float) -> None:
     account, left_s = SlowdownAccount(), 24 * 3600.0
     for wish in wishes:
         time_s = min(wish, account.longest_time_s(1.0, allowance=Allowance(budget, left_s), slot_s=3600.0))
@@ -60,7 +60,7 @@ def test_a_job_of_known_work_ends_within_its_budget_and_by_its_deadline(
     assert account.excess_s <= budget * account.full_speed_s + 1e-6
 
 
-def test_an_untouched_account_permits_much_at_first_and_an_empty_one_nothing() -> None:
+def test_a_full_account_permits_slow_slots_and_an_empty_one_full_speed() -> None:
     fresh, spent = SlowdownAccount(), SlowdownAccount(100, 100.0, 20.0)
 
     assert fresh.longest_time_s(2.0, allowance=Allowance(0.05, 36_000.0), slot_s=60.0) > 4.0
@@ -68,7 +68,7 @@ def test_an_untouched_account_permits_much_at_first_and_an_empty_one_nothing() -
     assert spent.longest_time_s(2.0, allowance=Allowance(0.05, math.inf, 60.0), slot_s=60.0) == 2.0
 
 
-def test_a_balanced_account_past_its_window_permits_an_even_slowdown_and_no_more() -> None:
+def test_a_balanced_account_permits_a_constant_slowdown_at_the_budget() -> None:
     account = SlowdownAccount(100, 100.0, 5.0)
 
     longest_s = account.longest_time_s(1.0, allowance=Allowance(0.05, 0.0), slot_s=60.0)
@@ -76,7 +76,7 @@ def test_a_balanced_account_past_its_window_permits_an_even_slowdown_and_no_more
     assert longest_s == pytest.approx(1.05)
 
 
-def test_full_speed_that_has_become_slower_is_reserved_for_once_it_has_settled() -> None:
+def test_drift_of_full_speed_is_reserved_after_settling() -> None:
     account, draw = SlowdownAccount(), random.Random(3)
     for number in range(200):
         slow = 1.2 if number < SETTLING_ITERATIONS else 1.01 + draw.gauss(0.0, 0.002)  # clocks still rise at first
@@ -93,7 +93,7 @@ def test_a_length_is_counted_in_iterations_where_its_owner_gave_hours() -> None:
     assert JobLength(deadline_at=datetime(2030, 1, 1, tzinfo=UTC)).total_iterations(0.5) is None
 
 
-def test_no_time_is_active_before_any_was_charged_and_then_all_that_was() -> None:
+def test_active_time_is_the_total_charged_time() -> None:
     account = SlowdownAccount()
     before_s = account.active_s
     account.add(1.02, full_speed_time_s=1.0, permitted_time_s=1.05, is_own=True)
@@ -112,7 +112,7 @@ def test_no_time_is_active_before_any_was_charged_and_then_all_that_was() -> Non
         (1.3, 0.9, False, 1.0),  # full speed is always permitted
     ],
 )
-def test_what_an_iteration_is_charged_with(
+def test_charged_time_of_own_and_disturbed_iterations(
     time_s: float, permitted_s: float, charged_s: float, *, is_own: bool
 ) -> None:
     charged = charged_time_s(time_s, full_speed_time_s=1.0, permitted_time_s=permitted_s, is_own=is_own)
@@ -120,7 +120,7 @@ def test_what_an_iteration_is_charged_with(
     assert charged == charged_s
 
 
-def test_an_account_that_nothing_was_charged_to_says_nothing() -> None:
+def test_an_empty_account_has_no_slowdown() -> None:
     fresh = SlowdownAccount()
 
     assert (fresh.num_iterations, fresh.active_s, fresh.slowdown_ratio) == (0, 0.0, None)
@@ -157,7 +157,7 @@ def test_drift_is_counted_from_the_ninth_iteration_in_a_row_at_full_speed_on() -
     assert account.drift_s == pytest.approx(0.2)
 
 
-def test_full_speed_is_owed_up_to_a_rounding_error() -> None:
+def test_full_speed_targets_are_recognised_up_to_rounding() -> None:
     account = SlowdownAccount()
     account.add(1.0, full_speed_time_s=1.0, permitted_time_s=1.0 + 0.9e-6, is_own=True)
     assert account.num_at_full_speed == 1
@@ -170,7 +170,7 @@ def test_a_job_faster_than_its_baseline_reserves_nothing_for_drift() -> None:
     assert SlowdownAccount(drift_s=-3.0, drift_full_speed_s=20.0).drift_ratio(1.0) == 0.0
 
 
-def test_the_reserve_is_drift_over_the_time_left_three_sigma_and_a_fiftieth_of_an_iteration() -> None:
+def test_the_reserve_is_drift_three_sigma_and_2_percent_of_an_iteration() -> None:
     drifted = SlowdownAccount(drift_s=1.0, drift_full_speed_s=18.0)
 
     assert drifted.drift_ratio(2.0) == pytest.approx(0.02)
@@ -178,14 +178,14 @@ def test_the_reserve_is_drift_over_the_time_left_three_sigma_and_a_fiftieth_of_a
     assert drifted.reserve_s(2.0, 0.5, math.inf) == pytest.approx(1.5 + 0.04)
 
 
-def test_a_slot_may_be_as_slow_as_full_speed_after_it_makes_up_for() -> None:
+def test_a_slot_may_be_as_slow_as_full_speed_afterwards_balances() -> None:
     """100 s at budget 0.1, of which the next 50 count: their speed x must leave x * 50 + 50 = 100 / 1.1."""
     longest_s = SlowdownAccount().longest_time_s(2.0, allowance=Allowance(0.1, 100.0), slot_s=50.0)
 
     assert longest_s == pytest.approx(2.0 * 50.0 / (100.0 / 1.1 - 50.0))
 
 
-def test_what_was_overspent_and_what_is_reserved_shorten_the_next_slot_alike() -> None:
+def test_overspending_and_reserve_reduce_the_next_slot_equally() -> None:
     overspent = SlowdownAccount(0, 0.0, 4.0).longest_time_s(1.0, allowance=Allowance(0.1, 100.0), slot_s=50.0)
     reserved = SlowdownAccount().longest_time_s(1.0, allowance=Allowance(0.1, 100.0), slot_s=50.0, reserve_s=4.0)
 
@@ -193,7 +193,7 @@ def test_what_was_overspent_and_what_is_reserved_shorten_the_next_slot_alike() -
     assert reserved == pytest.approx(overspent)
 
 
-def test_known_work_leaves_what_budget_and_deadline_both_allow() -> None:
+def test_known_work_is_limited_by_budget_and_deadline() -> None:
     """50 s of work: a budget of 0.1 leaves 5 s, a deadline in 53 s leaves 3, a reserve takes 1 of them."""
     account = SlowdownAccount()
 
@@ -206,7 +206,7 @@ def test_known_work_leaves_what_budget_and_deadline_both_allow() -> None:
     assert with_reserve == pytest.approx(1 / (1 - 2 / 10))
 
 
-def test_a_budget_is_of_the_work_done_and_left_less_what_was_taken() -> None:
+def test_the_budget_covers_done_and_remaining_work() -> None:
     account = SlowdownAccount(100, 100.0, 4.0)
 
     longest_s = account.longest_time_s(1.0, allowance=Allowance(0.1, math.inf, 50.0), slot_s=20.0)
@@ -214,7 +214,7 @@ def test_a_budget_is_of_the_work_done_and_left_less_what_was_taken() -> None:
     assert longest_s == pytest.approx(1 / (1 - 11 / 20))
 
 
-def test_a_slot_that_outlasts_the_work_balances_all_the_way() -> None:
+def test_a_slot_longer_than_the_work_balances_over_its_length() -> None:
     """10 s of work at budget 0.1 would allow 1 s of slack; what may come after the work allows 1.1 as well."""
     account = SlowdownAccount()
 
@@ -223,12 +223,12 @@ def test_a_slot_that_outlasts_the_work_balances_all_the_way() -> None:
     assert longest_s == pytest.approx(1.1)
 
 
-def test_a_budget_beyond_all_time_allows_any_time() -> None:
+def test_a_sufficient_budget_permits_any_time() -> None:
     assert SlowdownAccount(1, 1000.0, 0.0).longest_time_s(1.0, allowance=Allowance(0.1, 10.0), slot_s=10.0) == math.inf
     assert SlowdownAccount().longest_time_s(1.0, allowance=Allowance(5.0, math.inf, 10.0), slot_s=10.0) == math.inf
 
 
-def test_a_debt_is_paid_before_the_window_ends_and_no_faster_than_full_speed() -> None:
+def test_overspending_is_repaid_at_full_speed_within_the_window() -> None:
     """With 20 s left of a slot of 60 a debt has to go in those 20; without debt the slot balances by itself."""
     debt, even = SlowdownAccount(100, 100.0, 11.0), SlowdownAccount(100, 100.0, 9.0)
     allowance = Allowance(0.1, 20.0)
@@ -240,7 +240,7 @@ def test_a_debt_is_paid_before_the_window_ends_and_no_faster_than_full_speed() -
     assert SlowdownAccount(100, 100.0, 90.0).longest_time_s(1.0, allowance=allowance, slot_s=60.0) == 1.0
 
 
-def test_a_reserve_may_be_what_puts_an_account_in_debt() -> None:
+def test_the_reserve_can_exhaust_the_budget() -> None:
     account = SlowdownAccount(100, 100.0, 9.0)
 
     longest_s = account.longest_time_s(1.0, allowance=Allowance(0.1, 20.0), slot_s=60.0, reserve_s=2.0)
@@ -248,7 +248,7 @@ def test_a_reserve_may_be_what_puts_an_account_in_debt() -> None:
     assert longest_s == pytest.approx(1 / ((11 - 10 + 20) / 22))
 
 
-def test_a_debt_past_the_window_has_one_iteration_to_go() -> None:
+def test_overspending_at_the_end_of_a_window_leaves_one_iteration() -> None:
     account = SlowdownAccount(100, 100.0, 10.1)
 
     assert account.longest_time_s(2.0, allowance=Allowance(0.1, 0.0), slot_s=60.0) == pytest.approx(2 / (2.1 / 2.2))

@@ -1,4 +1,4 @@
-"""Which points of a frontier are worth running or mixing, and what a mixture draws."""
+"""Speed curve: hull of a frontier, and power of mixed points."""
 
 import math
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ def flat(curve: Sequence[SpeedPoint]) -> list[float]:
     return [value for point in curve for value in point]
 
 
-def test_points_are_speeds_and_watts_slowest_first_from_the_least_energy_on() -> None:
+def test_points_are_ordered_by_speed_from_the_point_of_least_energy() -> None:
     assert flat(speed_points(POINTS)) == pytest.approx([0.8, 280.0, 1.0, 400.0])
 
 
-def test_host_power_makes_slowness_dearer() -> None:
+def test_host_power_makes_slow_points_more_expensive() -> None:
     """With 500 W of host an iteration takes 900 J at 1 a second, 975 J at 0.8: only full speed is left."""
     assert flat(speed_points(POINTS, 500.0)) == pytest.approx([1.0, 900.0])
 
@@ -38,7 +38,7 @@ def test_of_two_points_of_one_speed_the_cheaper_counts() -> None:
         assert flat(speed_points([*points, (2.0, 290.0)])) == pytest.approx([0.5, 145.0, 1.0, 300.0])
 
 
-def test_between_two_points_they_run_in_turn_and_beyond_the_ends_the_end_runs() -> None:
+def test_power_is_interpolated_between_points_and_constant_beyond_the_ends() -> None:
     curve = speed_points(POINTS)
 
     assert power_at(curve, 0.85) == pytest.approx(310.0)
@@ -49,12 +49,12 @@ def test_between_two_points_they_run_in_turn_and_beyond_the_ends_the_end_runs() 
 
 
 @pytest.mark.parametrize("point", [(0.0, 1.0), (-1.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.nan)])
-def test_a_point_that_is_no_time_and_energy_is_refused(point: tuple[float, float]) -> None:
+def test_an_invalid_frontier_point_is_rejected(point: tuple[float, float]) -> None:
     with pytest.raises(CarbonDataError, match=r"both must be finite and > 0"):
         speed_points([(1.0, 1.0), point])
 
 
-def test_no_point_and_no_host_power_are_refused() -> None:
+def test_an_empty_frontier_and_an_invalid_host_power_are_rejected() -> None:
     with pytest.raises(CarbonDataError, match="no point"):
         speed_points([])
     for host_power_w in (-1.0, math.inf):

@@ -1,4 +1,4 @@
-"""What following a straggler saves is measured against iterations that waited as long, and against no others."""
+"""Measured saving of following a straggler's pace."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which replica holds up the others: noticed at once and not by chance, withdrawn at once, forgotten when silent."""
+"""Straggler detection among replicas."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is judged degraded, what is only noted, and that nothing is named without its fix."""
+"""Diagnosis: level and fix of each problem."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -48,7 +48,7 @@ def about(facts: HostFacts, subject: Subject) -> list[Diagnosis]:
     return [d for d in diagnose(facts) if d.subject is subject and d.level is not Level.FINE]
 
 
-def test_a_host_that_is_well_has_nothing_to_mend_and_each_subject_was_looked_at() -> None:
+def test_a_healthy_host_passes_all_checks() -> None:
     found = diagnose(WELL)
 
     assert {d.level for d in found} == {Level.FINE}
@@ -181,7 +181,9 @@ def test_a_host_that_is_well_has_nothing_to_mend_and_each_subject_was_looked_at(
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named_with_its_fix(changes: dict[str, Any], subject: Subject, level: Level, fix: str) -> None:
+def test_each_problem_is_reported_with_its_fix(
+    changes: dict[str, Any], subject: Subject, level: Level, fix: str
+) -> None:
     found = about(replace(WELL, **changes), subject)
 
     assert [d.level for d in found] == [level]
@@ -195,14 +197,14 @@ def test_a_daemon_that_only_observes_lacks_no_permission() -> None:
     assert about(replace(WELL, daemon=observing), Subject.PERMISSIONS) == []
 
 
-def test_root_needs_no_daemon_to_be_told_that_it_could_change_gpus() -> None:
+def test_root_may_change_gpus_without_a_running_daemon() -> None:
     facts = replace(WELL, daemon=ABSENT, caller=CallerFacts("root", may_change_gpus=True))
 
     assert about(facts, Subject.PERMISSIONS) == []
     assert "a daemon run by root may change GPUs" in {d.detail for d in diagnose(facts)}
 
 
-def test_a_history_that_is_not_there_yet_is_no_complaint_and_one_nobody_looked_for_no_subject() -> None:
+def test_a_missing_database_is_fine_and_an_unchecked_one_is_not_reported() -> None:
     fresh = {d.subject: d for d in diagnose(replace(WELL, history=HistoryFacts("/h", is_there=False)))}
     unknown = {d.subject for d in diagnose(replace(WELL, history=None, disk=None))}
 
@@ -215,7 +217,7 @@ def test_a_history_that_is_not_there_yet_is_no_complaint_and_one_nobody_looked_f
     ("trouble", "fix"),
     [("an older one", "it upgrades the database"), ("Permission denied", "as root"), ("unable to open", "as root")],
 )
-def test_each_trouble_of_the_history_has_its_own_fix(trouble: str, fix: str) -> None:
+def test_each_database_problem_has_its_own_fix(trouble: str, fix: str) -> None:
     [found] = about(replace(WELL, history=HistoryFacts("/h", True, trouble)), Subject.DATABASE)
 
     assert found.fix is not None

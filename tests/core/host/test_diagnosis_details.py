@@ -1,4 +1,4 @@
-"""What a diagnosis says in full, from where on something is called bad, and what is left unsaid."""
+"""Diagnosis: complete messages and thresholds."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -33,7 +33,7 @@ def details(subject: Subject, **changes: Any) -> list[tuple[Level, str]]:
     return [(one.level, one.detail) for one in said(subject, **changes)]
 
 
-def test_what_is_said_of_a_host_that_is_well() -> None:
+def test_messages_of_a_healthy_host() -> None:
     assert [(one.subject, one.detail) for one in diagnose(WELL)] == [
         (Subject.SETTINGS, "valid"),
         (Subject.DRIVER, "nvml: 1 GPUs: A100 GPU-a"),
@@ -50,7 +50,7 @@ def test_what_is_said_of_a_host_that_is_well() -> None:
     ]
 
 
-def test_a_drivers_trouble_comes_with_its_own_remedy() -> None:
+def test_a_driver_error_is_reported_with_its_remedy() -> None:
     (one,) = said(Subject.DRIVER, driver=DriverFacts("nvml", trouble="no driver; load it; now"))
 
     assert (one.detail, one.fix) == ("no driver", "load it; now")
@@ -78,7 +78,7 @@ def test_a_drivers_trouble_comes_with_its_own_remedy() -> None:
         ),
     ],
 )
-def test_who_may_change_gpus(changes: dict[str, Any], expected: list[tuple[Level, str]]) -> None:
+def test_messages_about_permissions(changes: dict[str, Any], expected: list[tuple[Level, str]]) -> None:
     assert details(Subject.PERMISSIONS, **changes) == expected
 
 
@@ -86,7 +86,7 @@ def gpus(*persistent: bool | None) -> DriverFacts:
     return DriverFacts("nvml", tuple(replace(GPU, name=f"g{k}", is_persistent=p) for k, p in enumerate(persistent)))
 
 
-def test_persistence_is_on_off_or_not_told() -> None:
+def test_persistence_mode_is_on_off_or_not_reported() -> None:
     assert details(Subject.PERSISTENCE_MODE, driver=gpus(None, None)) == [(Level.FINE, "not reported by any GPU")]
     assert details(Subject.PERSISTENCE_MODE, driver=gpus(None, True)) == [(Level.FINE, "on")]
     off = details(Subject.PERSISTENCE_MODE, driver=gpus(True, False, None))
@@ -108,7 +108,7 @@ def test_gpus_that_cannot_be_tuned_are_named_and_the_others_are_counted() -> Non
     ]
 
 
-def test_a_journal_tells_of_clocks_only_where_somebody_left_some() -> None:
+def test_a_journal_is_reported_only_if_gpus_were_left_changed() -> None:
     assert details(Subject.CLOCKS, journal=JournalFacts("/j")) == details(Subject.CLOCKS)
     assert details(Subject.CLOCKS, journal=JournalFacts("/j", ("a", "b"))) == [
         (Level.DEGRADED, "a daemon that is no longer running left a, b changed")
@@ -120,7 +120,7 @@ def test_a_journal_tells_of_clocks_only_where_somebody_left_some() -> None:
     ]
 
 
-def test_a_socket_without_a_known_group_still_says_how_to_join_it() -> None:
+def test_a_denied_socket_of_an_unknown_group_has_a_fix() -> None:
     (one,) = said(Subject.SOCKET, daemon=replace(DAEMON, socket_state=SocketState.DENIED, socket_group=None))
 
     assert one.fix == "`usermod -aG the socket's group alice`, then log in again"
@@ -139,14 +139,14 @@ def test_a_socket_without_a_known_group_still_says_how_to_join_it() -> None:
         ("malformed", "start the daemon; it moves the damaged database"),
     ],
 )
-def test_each_trouble_of_the_history_has_its_own_fix(trouble: str, fix: str) -> None:
+def test_each_database_problem_has_its_own_fix(trouble: str, fix: str) -> None:
     (one,) = said(Subject.DATABASE, history=HistoryFacts("/h", True, trouble))
 
     assert one.fix is not None
     assert one.fix.startswith(fix)
 
 
-def test_a_history_that_is_not_there_yet_is_fine_and_what_is_unknown_is_not_told() -> None:
+def test_a_missing_database_is_fine_and_unknown_facts_are_not_reported() -> None:
     assert details(Subject.DATABASE, history=HistoryFacts("/h", is_there=False)) == [
         (Level.FINE, "no database yet at /h; the daemon creates it")
     ]
@@ -165,7 +165,7 @@ def test_room_for_the_reserve_of_128_mib_is_enough() -> None:
     ]
 
 
-def test_a_history_more_than_five_minutes_ahead_says_that_the_clock_is_wrong() -> None:
+def test_records_more_than_five_minutes_in_the_future_mean_a_wrong_clock() -> None:
     ahead = HistoryFacts("/h", True, last_record_at=NOW + timedelta(minutes=5))
 
     assert details(Subject.TIME, history=ahead) == [(Level.FINE, "the clock is synchronised")]
@@ -175,7 +175,7 @@ def test_a_history_more_than_five_minutes_ahead_says_that_the_clock_is_wrong() -
     ]
 
 
-def test_where_nobody_tells_whether_the_clock_is_right_that_is_said() -> None:
+def test_unknown_clock_synchronisation_is_reported_as_such() -> None:
     fine = [(Level.FINE, "synchronisation is not reported on this host")]
 
     assert details(Subject.TIME, is_time_synchronised=None) == fine
@@ -198,13 +198,13 @@ def units(active: dict[str, str], enabled: dict[str, str] | None = None) -> Unit
     return UnitFacts(True, active, {CORE: "enabled"} if enabled is None else enabled)
 
 
-def test_units_that_have_failed_are_each_named_and_nothing_else_is_then_fine() -> None:
+def test_each_failed_unit_is_named() -> None:
     found = details(Subject.UNITS, units=units({CORE: "failed", "a.service": "failed", "b.service": "active"}))
 
     assert found == [(Level.DEGRADED, "a.service has failed"), (Level.DEGRADED, "gpuenergyd.service has failed")]
 
 
-def test_every_unit_is_listed_where_all_are_well() -> None:
+def test_healthy_units_are_listed() -> None:
     assert details(Subject.UNITS, units=units({CORE: "active", "b.service": "inactive"})) == [
         (Level.FINE, "b.service inactive, gpuenergyd.service active")
     ]
@@ -225,7 +225,7 @@ FETCHED = CarbonFacts("GB", newest_at=NOW, is_fetched=True)
         ({CORE: "active"}, None, False),
     ],
 )
-def test_a_fetcher_is_missed_where_the_daemon_wants_what_it_fetches(
+def test_a_missing_fetcher_is_reported_only_if_it_is_required(
     active: dict[str, str], carbon: CarbonFacts | None, *, is_missed: bool
 ) -> None:
     found = details(Subject.UNITS, units=units(active), carbon=carbon)
@@ -245,7 +245,7 @@ def test_a_unit_that_nothing_starts_at_boot_is_noted() -> None:
     ]
 
 
-def test_a_rival_is_named_beside_what_else_is_to_say() -> None:
+def test_a_rival_service_is_reported_in_addition() -> None:
     found = details(Subject.UNITS, units=replace(units({CORE: "active"}), rivals=("a", "b")))
 
     assert [level for level, _ in found] == [Level.DEGRADED, Level.DEGRADED, Level.FINE]

@@ -1,4 +1,4 @@
-"""What each rank's daemon saw alone becomes one iteration; tensor-parallel ranks of a stage count as one."""
+"""Merging of member observations; tensor-parallel ranks of a stage count as one."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def part(forward_s: float, backward_s: float, energy_j: float | None = 10.0) -> 
     return IterationObservation(7, "p.1", 0.5, samples, (RankEnergy(0, 0.5, energy_j, ()),))
 
 
-def test_each_part_becomes_its_rank_and_energies_add_up() -> None:
+def test_each_member_becomes_its_rank_and_energies_add_up() -> None:
     whole = merge_observations({(0, 0): part(0.01, 0.02), (1, 0): part(0.03, 0.04, energy_j=5.0)})
 
     assert [(s.pp_rank, s.time_s) for s in whole.instruction_samples] == [(0, 0.01), (0, 0.02), (1, 0.03), (1, 0.04)]
@@ -25,7 +25,7 @@ def test_each_part_becomes_its_rank_and_energies_add_up() -> None:
     assert (whole.plan_id, whole.iteration_index, whole.is_regular) == ("p.1", 7, True)
 
 
-def test_tensor_parallel_ranks_last_as_long_as_the_slowest_and_cost_what_all_spend() -> None:
+def test_tensor_parallel_ranks_have_the_time_of_the_slowest_and_the_sum_of_energies() -> None:
     whole = merge_observations({(0, 0): part(0.010, 0.02), (0, 1): part(0.012, 0.019)})
 
     assert sorted((s.kind, s.time_s) for s in whole.instruction_samples) == [("B", 0.02), ("F", 0.012)]
@@ -33,25 +33,25 @@ def test_tensor_parallel_ranks_last_as_long_as_the_slowest_and_cost_what_all_spe
     assert len(whole.ranks) == 1
 
 
-def test_missing_energy_of_one_part_is_missing_for_the_stage_and_never_zero() -> None:
+def test_missing_energy_of_a_member_is_missing_for_its_stage() -> None:
     whole = merge_observations({(0, 0): part(0.01, 0.02), (0, 1): part(0.01, 0.02, energy_j=None)})
 
     assert whole.energy_j is None
 
 
-def test_parts_that_followed_different_plans_say_nothing_of_either() -> None:
+def test_an_iteration_under_different_plans_has_no_plan() -> None:
     other = replace(part(0.01, 0.02), plan_id="p.2")
 
     assert merge_observations({(0, 0): part(0.01, 0.02), (1, 0): other}).plan_id is None
 
 
-def test_what_a_part_alone_takes_for_its_launch_gap_is_a_wait_for_others_and_does_not_count() -> None:
+def test_launch_gaps_of_single_members_are_dropped() -> None:
     first = replace(part(0.01, 0.02), launch_gap_s=0.06)
 
     assert merge_observations({(0, 0): first, (1, 0): part(0.01, 0.02)}).launch_gap_s is None
 
 
-def test_a_stage_begins_again_when_the_last_of_its_ranks_does() -> None:
+def test_the_turnaround_of_a_stage_is_that_of_its_last_rank() -> None:
     def turning(turnaround_s: float | None, lead_s: float) -> IterationObservation:
         return replace(part(0.01, 0.02), turnarounds_s=(turnaround_s,), lead_s=lead_s)
 
@@ -69,13 +69,13 @@ def test_a_stage_begins_again_when_the_last_of_its_ranks_does() -> None:
     assert whole.lead_s == 0.001
 
 
-def test_an_iteration_that_one_part_calls_irregular_is() -> None:
+def test_an_iteration_disturbed_on_one_member_is_disturbed() -> None:
     other = replace(part(0.01, 0.02), is_regular=False)
 
     assert not merge_observations({(0, 0): part(0.01, 0.02), (1, 0): other}).is_regular
 
 
-def test_the_instructions_put_into_order_take_what_the_pipeline_takes_without_waits() -> None:
+def test_busy_time_is_the_iteration_time_without_waits() -> None:
     graph = dependency_graph(one_forward_one_backward(2, 2))
     whole = merge_observations({(0, 0): part(0.01, 0.02), (1, 0): part(0.01, 0.02)})
 
@@ -83,7 +83,7 @@ def test_the_instructions_put_into_order_take_what_the_pipeline_takes_without_wa
     assert busy_s(merge_observations({(0, 0): part(0.01, 0.02)}), graph) is None
 
 
-def test_an_instruction_takes_what_those_took_at_the_clock_that_was_planned_for_it() -> None:
+def test_busy_time_uses_the_samples_nearest_to_the_planned_clocks() -> None:
     schedule = one_forward_one_backward(1, 2)
     slow = InstructionSample(0, InstructionKind.B, (ClockShare(780, 0.05), ClockShare(1410, 0.001)), count=1)
     fast = InstructionSample(0, InstructionKind.B, (ClockShare(1410, 0.02),), count=3)

@@ -26,7 +26,7 @@ MS = 1_000_000
     begin=st.integers(0, 1000),
     length=st.integers(0, 500),
 )
-def test_pieces_of_a_clock_history_fill_the_interval(changes: list[tuple[int, int]], begin: int, length: int) -> None:
+def test_clock_intervals_fill_the_requested_interval(changes: list[tuple[int, int]], begin: int, length: int) -> None:
     history = ClockHistory(5)
     for at_ns, clock in changes:
         history.record(at_ns, clock)
@@ -37,7 +37,7 @@ def test_pieces_of_a_clock_history_fill_the_interval(changes: list[tuple[int, in
     assert all(ns > 0 for _, ns in intervals)
 
 
-def test_clock_history_puts_late_news_where_it_belongs() -> None:
+def test_clock_history_sorts_late_records() -> None:
     history = ClockHistory(1410)
     history.record(20, 900)
     history.record(10, 1200)
@@ -45,7 +45,7 @@ def test_clock_history_puts_late_news_where_it_belongs() -> None:
     assert list(history.clocks_between(0, 30)) == [(1410, 10), (1200, 10), (900, 10)]
 
 
-def test_clock_history_forgets_only_what_no_later_interval_needs() -> None:
+def test_clock_history_drops_only_records_that_no_later_interval_needs() -> None:
     history = ClockHistory(1410)
     for at_ns, clock in [(10, 1200), (20, 900), (30, 1410)]:
         history.record(at_ns, clock)
@@ -64,7 +64,7 @@ def test_energy_between_edges_is_interpolated() -> None:
     assert counter.energy_j(50, 150) == pytest.approx(20.0)
 
 
-def test_energy_beyond_the_edges_is_missing_not_zero() -> None:
+def test_energy_beyond_the_edges_is_missing() -> None:
     counter = EnergyCounter()
     counter.record(0, 100.0)
     counter.record(100, 110.0)
@@ -108,7 +108,7 @@ def test_a_clock_change_in_mid_instruction_becomes_two_shares() -> None:
     assert spans[0].mean_sm_clock_mhz == pytest.approx(0.25 * 1410 + 0.75 * 900)
 
 
-def test_the_window_is_wholly_accounted_for() -> None:
+def test_all_time_of_the_window_is_accounted_for() -> None:
     observation, _ = _observe_one_rank(clock_change_ms=15, counter_edges=[(0, 0.0), (100, 50.0)])
 
     (rank,) = observation.ranks
@@ -123,7 +123,7 @@ def test_energy_of_an_iteration_is_missing_when_one_gpu_misses_it() -> None:
     assert observation.energy_j is None
 
 
-def test_communication_latency_is_seen_where_a_rank_waited() -> None:
+def test_communication_latency_is_measured_where_a_rank_waited() -> None:
     observation = _observe_two_ranks(begin_ms=(0, 0), f1_ms=(13, 23), next_begin_ms=(111, 111))
 
     assert observation.communication_latency_s == pytest.approx(0.003)
@@ -131,7 +131,7 @@ def test_communication_latency_is_seen_where_a_rank_waited() -> None:
     assert observation.iteration_time_s == pytest.approx(0.111)
 
 
-def test_a_first_instruction_that_waited_for_its_own_last_step_tells_nothing_of_latency() -> None:
+def test_a_wait_for_the_own_previous_step_is_no_communication_latency() -> None:
     """Rank 1 begins its step 40 ms after its input was there; what it takes from there is no latency either."""
     observation = _observe_two_ranks(begin_ms=(0, 45), f1_ms=(50, 60), next_begin_ms=(120, 170))
 
@@ -139,14 +139,14 @@ def test_a_first_instruction_that_waited_for_its_own_last_step_tells_nothing_of_
     assert observation.launch_gap_s == pytest.approx(0.001)
 
 
-def test_from_its_last_instruction_to_its_next_step_each_rank_takes_its_own_time() -> None:
+def test_turnarounds_are_measured_per_rank() -> None:
     observation = _observe_two_ranks(begin_ms=(-5, 8), f1_ms=(13, 23), next_begin_ms=(120, 70))
 
     assert list(observation.turnarounds_s) == pytest.approx([0.016, 0.003])
     assert observation.lead_s == pytest.approx(0.005)
 
 
-def test_a_last_iteration_tells_of_no_next_step() -> None:
+def test_the_last_iteration_has_no_turnaround() -> None:
     observation = _observe_two_ranks(begin_ms=(0, 8), f1_ms=(13, 23), next_begin_ms=(0, 0))
 
     assert observation.turnarounds_s == (None, None)
@@ -225,7 +225,7 @@ def _busy_s(
 ORDER = one_forward_one_backward(1, 3).orders[0]
 
 
-def test_an_instruction_that_hides_a_wait_counts_as_long_as_its_likes() -> None:
+def test_an_instruction_with_a_hidden_wait_counts_with_the_median_of_its_class() -> None:
     """Forwards take 10 ms and backwards 20; the last backward reduces gradients, and waits for another replica."""
     plain = dict(zip(ORDER, (10, 20, 10, 20, 10, 20), strict=True))
 
@@ -234,7 +234,7 @@ def test_an_instruction_that_hides_a_wait_counts_as_long_as_its_likes() -> None:
     assert _busy_s({**plain, ORDER[5]: 25}) == pytest.approx(0.095)  # what chance explains stays
 
 
-def test_a_job_without_replicas_hides_no_waits_and_an_unreported_instruction_leaves_the_time_unknown() -> None:
+def test_busy_time_is_unknown_without_replicas_or_with_a_missing_instruction() -> None:
     plain = dict(zip(ORDER, (10, 20, 10, 20, 10, 20), strict=True))
     other = Instruction(0, InstructionKind.F, 7)
 
@@ -242,7 +242,7 @@ def test_a_job_without_replicas_hides_no_waits_and_an_unreported_instruction_lea
     assert _busy_s({other if one == ORDER[4] else one: ms for one, ms in plain.items()}) is None
 
 
-def test_no_energy_is_taken_across_a_moment_in_which_nobody_counted() -> None:
+def test_energy_across_an_interruption_is_unknown() -> None:
     counter = EnergyCounter()
     counter.record(0, 10.0)
     counter.record(10, 20.0)
@@ -255,7 +255,7 @@ def test_no_energy_is_taken_across_a_moment_in_which_nobody_counted() -> None:
     assert counter.energy_j(20, 30) == 5.0
 
 
-def test_energy_counter_forgets_only_what_no_later_interval_needs() -> None:
+def test_energy_counter_drops_only_edges_that_no_later_interval_needs() -> None:
     counter = EnergyCounter()
     for at_ns in range(0, 50, 10):
         counter.record(at_ns, float(at_ns))

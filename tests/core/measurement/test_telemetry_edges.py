@@ -1,4 +1,4 @@
-"""Clock histories, counters and observations at their very edges: which side an instant belongs to, and what counts."""
+"""Clock histories, counters and observations: boundary cases."""
 
 from collections.abc import Sequence
 
@@ -47,16 +47,16 @@ def counter(*edges: tuple[int, float]) -> EnergyCounter:
         (15, 14, []),
     ],
 )
-def test_the_clocks_of_an_interval(begin_ns: int, end_ns: int, pieces: list[tuple[int, int]]) -> None:
+def test_clocks_between_two_instants(begin_ns: int, end_ns: int, pieces: list[tuple[int, int]]) -> None:
     assert list(history((10, 7), (20, 9)).clocks_between(begin_ns, end_ns)) == pieces
 
 
-def test_of_two_changes_at_one_instant_the_later_news_holds() -> None:
+def test_of_two_changes_at_one_instant_the_later_record_counts() -> None:
     assert list(history((10, 7), (10, 9), (20, 11)).clocks_between(0, 30)) == [(5, 10), (9, 10), (11, 10)]
 
 
 @pytest.mark.parametrize("before_ns", [0, 9, 10, 19, 20, 29, 30, 99])
-def test_what_is_forgotten_changes_no_later_interval(before_ns: int) -> None:
+def test_dropped_records_change_no_later_interval(before_ns: int) -> None:
     whole, cut = (history((10, 7), (20, 9), (30, 11)) for _ in range(2))
 
     cut.forget_before(before_ns)
@@ -64,7 +64,7 @@ def test_what_is_forgotten_changes_no_later_interval(before_ns: int) -> None:
     assert list(cut.clocks_between(before_ns, 200)) == list(whole.clocks_between(before_ns, 200))
 
 
-def test_what_no_later_interval_needs_is_forgotten() -> None:
+def test_records_that_no_later_interval_needs_are_dropped() -> None:
     cut = history((10, 7), (20, 9), (30, 11))
     cut.forget_before(20)
     assert (cut._at_ns, cut._clocks_mhz, cut.initial_sm_clock_mhz) == ([20, 30], [9, 11], 7)
@@ -88,7 +88,7 @@ def test_edges_that_no_later_interval_needs_are_dropped(before_ns: int, kept: li
         assert cut.energy_j(20, 30) == 2.0
 
 
-def test_nothing_is_forgotten_of_a_counter_that_was_never_seen() -> None:
+def test_an_empty_counter_drops_nothing() -> None:
     empty = EnergyCounter()
     empty.forget_before(10)
 
@@ -108,19 +108,19 @@ def test_energy_is_known_from_the_first_edge_to_the_last() -> None:
     assert (seen.covers(40), seen.covers(41)) == (True, False)
 
 
-def test_an_edge_seen_twice_or_late_changes_nothing() -> None:
+def test_repeated_and_late_edges_are_ignored() -> None:
     seen = counter((10, 1.0), (20, 2.0), (20, 9.0), (15, 9.0), (30, 3.0))
 
     assert seen.energy_j(10, 30) == 2.0
     assert seen._at_ns == [10, 20, 30]
 
 
-def test_a_counter_that_stands_still_goes_on_and_one_that_falls_begins_anew() -> None:
+def test_a_decrease_of_the_counter_is_a_reset_and_a_constant_value_is_not() -> None:
     assert counter((10, 1.0), (20, 1.0), (30, 2.0)).energy_j(10, 30) == 1.0
     assert counter((10, 1.0), (20, 0.5), (30, 2.0)).energy_j(10, 30) is None
 
 
-def test_no_energy_is_taken_across_an_interruption_and_all_after_it() -> None:
+def test_energy_is_known_again_after_an_interruption() -> None:
     seen = counter((10, 1.0), (20, 2.0))
     seen.interrupt()
     for at_ns, energy_j in ((30, 3.0), (40, 4.0), (50, 5.0)):
@@ -167,7 +167,7 @@ def forwards(*spans_ms: tuple[int, int]) -> Times:
     return [(Instruction(0, F, m), a, b) for m, (a, b) in enumerate(spans_ms)]
 
 
-def test_an_instruction_up_to_a_third_longer_than_its_likes_counts_and_a_longer_one_does_not() -> None:
+def test_instructions_more_than_30_percent_above_the_median_are_outliers() -> None:
     usual = [(100, 110), (120, 130), (140, 150)]
 
     (kept,) = observed(forwards(*usual, (200, 213)))[0].instruction_samples
@@ -177,7 +177,7 @@ def test_an_instruction_up_to_a_third_longer_than_its_likes_counts_and_a_longer_
     assert [left_out.count, left_out.time_s] == pytest.approx([3, 0.010])
 
 
-def test_instructions_are_sorted_by_the_clock_that_most_of_them_ran_at() -> None:
+def test_samples_are_grouped_by_the_main_clock() -> None:
     clocks = history((0, 1400), (108 * MS, 700), (115 * MS, 1400), (146 * MS, 700))
     observation, spans = observed(forwards((100, 110), (120, 130), (140, 150)), clocks=clocks)
 
@@ -188,7 +188,7 @@ def test_instructions_are_sorted_by_the_clock_that_most_of_them_ran_at() -> None
     assert [s.mean_sm_clock_mhz for s in spans] == pytest.approx([1260.0, 1400.0, 1120.0])
 
 
-def test_a_clock_that_comes_back_within_an_instruction_is_one_share() -> None:
+def test_a_repeated_clock_within_an_instruction_is_one_share() -> None:
     clocks = history((0, 1400), (103 * MS, 700), (106 * MS, 1400))
 
     (sample,) = observed(forwards((100, 110)), clocks=clocks)[0].instruction_samples
@@ -197,7 +197,7 @@ def test_a_clock_that_comes_back_within_an_instruction_is_one_share() -> None:
     assert [s.time_s for s in sample.shares] == pytest.approx([0.007, 0.003])
 
 
-def test_an_instruction_of_no_length_is_no_sample_and_has_no_clock() -> None:
+def test_an_instruction_of_zero_length_is_no_sample() -> None:
     observation, spans = observed(forwards((100, 100)))
 
     assert observation.instruction_samples == ()
@@ -211,7 +211,7 @@ def test_spans_count_from_the_begin_of_the_iteration() -> None:
     assert (span.pp_rank, span.kind, span.microbatch_index, span.chunk_index) == (0, F, 0, 0)
 
 
-def test_every_moment_of_the_window_is_an_instruction_or_a_wait() -> None:
+def test_the_window_consists_of_instructions_and_waits() -> None:
     edges = counter((0, 0.0), (2000 * MS, 2000.0))
     own = [(Instruction(0, F, 0), 100, 200), (Instruction(0, B, 0), 250, 400)]
 
@@ -246,13 +246,13 @@ def gaps(own_end_ms: int, other_end_ms: int, begin_ms: int) -> tuple[float | Non
     return observation.communication_latency_s, observation.launch_gap_s
 
 
-def test_what_came_two_milliseconds_later_from_elsewhere_was_waited_for() -> None:
+def test_an_input_more_than_2_ms_late_was_waited_for() -> None:
     """F1 on rank 1 has only the other rank to wait for, and begins with its end: 0 of latency, the median of two."""
     assert gaps(100, 203, 209) == pytest.approx((0.003, 0.0))
     assert gaps(100, 102, 109) == pytest.approx((0.0, 0.0))
 
 
-def test_instants_that_run_backwards_are_no_negative_waits() -> None:
+def test_waits_are_never_negative() -> None:
     (f0,), (f1,) = (tuple(order[:1]) for order in gpipe(2, 1).orders)
 
     observation, _ = observed([(f0, 100, 120)], [(f1, 115, 130)])
@@ -268,7 +268,7 @@ def test_a_pipeline_of_one_rank_shows_launch_gaps_only() -> None:
     assert observation.launch_gap_s == pytest.approx(0.0035)
 
 
-def test_a_gap_is_seen_where_the_own_rank_came_last_by_more_than_two_milliseconds() -> None:
+def test_a_launch_gap_is_measured_where_the_input_was_ready_2_ms_earlier() -> None:
     """B0 of rank 0 waits for its own rank: 7 ms. B1 had both inputs within 2 ms: its 30 ms are neither.
 
     Others wait for one side only: gaps of 1, 3 and 9 ms, two latencies of 5 ms.

@@ -1,4 +1,4 @@
-"""Why an instruction runs at its clock, on a pipeline solved by hand."""
+"""Explanations of clocks."""
 
 from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe

@@ -1,4 +1,4 @@
-"""Instructions, the two simple orders, and the dependency graph: what waits for what."""
+"""Instructions, GPipe and 1F1B schedules, and the dependency graph."""
 
 import pytest
 from hypothesis import given
@@ -56,13 +56,13 @@ def test_no_extra_microbatches_is_plain_1f1b() -> None:
         ([-1, 0, 0], "must be >= 0"),
     ],
 )
-def test_extra_microbatches_that_cannot_run_are_refused(extra: list[int], message: str) -> None:
+def test_invalid_extra_microbatches_are_rejected(extra: list[int], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         one_forward_one_backward(3, 8, extra)
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 3), min_size=4, max_size=4))
-def test_1f1b_with_extra_runs_if_and_only_if_no_rank_runs_ahead_further_than_the_one_before(
+def test_extra_microbatches_are_valid_if_no_rank_runs_further_ahead_than_the_previous_one(
     num_ranks: int, num_microbatches: int, extra: list[int]
 ) -> None:
     extra = [*extra[: num_ranks - 1], 0]
@@ -111,7 +111,7 @@ def test_latency_may_depend_on_the_two_ranks() -> None:
     assert latencies == {1.0, 12.0, 10.0, 21.0}
 
 
-def test_input_gradient_waits_for_the_next_stages_input_gradient_and_weight_gradient_for_its_own() -> None:
+def test_dependencies_of_split_backwards() -> None:
     orders = tuple(tuple(Instruction(r, kind, 0) for kind in (F, I, W)) for r in range(2))
     graph = dependency_graph(Schedule("split", 1, orders))
 
@@ -128,7 +128,7 @@ def test_input_gradient_waits_for_the_next_stages_input_gradient_and_weight_grad
         ((("F0", "B0"), ("B0", "F0")), "waits for itself"),
     ],
 )
-def test_orders_that_cannot_run_are_refused(orders: tuple[tuple[str, ...], ...], message: str) -> None:
+def test_invalid_orders_are_rejected(orders: tuple[tuple[str, ...], ...], message: str) -> None:
     schedule = Schedule(
         "bad",
         2,
@@ -154,7 +154,7 @@ def test_parallel_edges_keep_the_longer_latency() -> None:
 @pytest.mark.parametrize(
     ("edge", "message"), [((0, 2, 0.0), "numbered 0 to 1"), ((0, 1, -1.0), "must be >= 0"), ((1, 1, 0.0), "cyclic")]
 )
-def test_edges_that_make_no_sense_are_refused(edge: tuple[int, int, float], message: str) -> None:
+def test_invalid_edges_are_rejected(edge: tuple[int, int, float], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         graph_from_edges([Instruction(0, F, 0), Instruction(0, B, 0)], [edge], num_ranks=1)
 
@@ -162,19 +162,19 @@ def test_edges_that_make_no_sense_are_refused(edge: tuple[int, int, float], mess
 @pytest.mark.parametrize(
     ("num_ranks", "num_microbatches", "message"), [(0, 2, "0 pipeline ranks"), (2, 0, "0 microbatches")]
 )
-def test_a_pipeline_of_nothing_is_refused(num_ranks: int, num_microbatches: int, message: str) -> None:
+def test_an_empty_pipeline_is_rejected(num_ranks: int, num_microbatches: int, message: str) -> None:
     for make in (gpipe, one_forward_one_backward):
         with pytest.raises(ScheduleError, match=f"{message}: must be >= 1"):
             make(num_ranks, num_microbatches)
 
 
-def test_more_extra_microbatches_than_there_are_leave_one_to_alternate_with() -> None:
+def test_extra_microbatches_are_limited_to_all_but_one() -> None:
     """On the first rank of two: two forwards by its place, however many more are wanted of three."""
     assert _words(one_forward_one_backward(2, 3, [9, 0]).orders[0]) == "F0 F1 F2 B0 B1 B2"
     assert _words(one_forward_one_backward(2, 4, [1, 0]).orders[0]) == "F0 F1 F2 B0 F3 B1 B2 B3"
 
 
-def test_fewer_microbatches_than_ranks_are_all_forwards_first() -> None:
+def test_with_fewer_microbatches_than_ranks_all_forwards_come_first() -> None:
     assert [_words(order) for order in one_forward_one_backward(4, 2).orders] == [
         "F0 F1 B0 B1",
         "F0 F1 B0 B1",
@@ -198,25 +198,25 @@ def test_split_backwards_hold_their_activations_until_the_weight_gradient() -> N
     assert Schedule("none", 0, ((),)).peak_inflight(0) == 0
 
 
-def test_launches_take_their_gap_between_instructions_of_a_rank_and_nowhere_else() -> None:
+def test_the_launch_gap_is_only_on_order_edges() -> None:
     graph = dependency_graph(gpipe(2, 1), communication_latency_s=0.5, launch_gap_s=0.25)
 
     assert graph.predecessors == ((), ((0, 0.25), (3, 0.5)), ((0, 0.5),), ((2, 0.25),))
     assert graph.num_ranks == 2
 
 
-def test_gradients_come_from_the_next_stage_only_where_there_is_one() -> None:
+def test_the_last_stage_has_no_gradient_input() -> None:
     with pytest.raises(ScheduleError, match=r"B0@0 needs B\|I0 of stage 1, which no rank computes"):
         dependency_graph(Schedule("bad", 1, ((Instruction(0, F, 0), Instruction(0, B, 0)), (Instruction(1, F, 0),))))
 
 
 @pytest.mark.parametrize("edge", [(-1, 0, 0.0), (0, -1, 0.0), (2, 0, 0.0)])
-def test_edges_of_no_instruction_are_refused(edge: tuple[int, int, float]) -> None:
+def test_edges_of_unknown_nodes_are_rejected(edge: tuple[int, int, float]) -> None:
     with pytest.raises(ScheduleError, match="numbered 0 to 1"):
         graph_from_edges([Instruction(0, F, 0), Instruction(0, B, 0)], [edge], num_ranks=1)
 
 
-def test_sizes_below_one_are_refused_and_one_is_not() -> None:
+def test_sizes_below_one_are_rejected() -> None:
     assert _words(gpipe(1, 1).orders[0]) == "F0 B0"
     with pytest.raises(ScheduleError, match="0 pipeline ranks: must be >= 1"):
         gpipe(0, 1)

@@ -32,7 +32,7 @@ def plan(rank: RankClocks, purpose: PlanPurpose = PlanPurpose.TUNED) -> ClockPla
 GOOD = RankClocks(0, (900, None, 1200, 1410), (ClockChange(FIRST, 0.0, 900),))
 
 
-def test_a_plan_that_fits_is_taken_and_so_is_the_end_of_the_hour() -> None:
+def test_a_valid_plan_is_accepted() -> None:
     check_plan(plan(GOOD), SCHEDULE, CLOCKS)
     check_plan(plan(replace(GOOD, changes=(ClockChange(FIRST, 3599.9, 900),))), SCHEDULE, CLOCKS)
     check_plan(baseline_plan(), SCHEDULE, CLOCKS)
@@ -104,7 +104,7 @@ def test_the_target_time_is_the_longer_of_permitted_time_and_straggler_time(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.01, 0.0])
-def test_a_target_that_is_no_time_is_refused(value: float) -> None:
+def test_an_invalid_target_is_rejected(value: float) -> None:
     with pytest.raises(TargetError, match="straggler time"):
         PerformanceTarget(straggler_time_s=value)
     with pytest.raises(TargetError, match="target time"):
@@ -114,7 +114,7 @@ def test_a_target_that_is_no_time_is_refused(value: float) -> None:
             PerformanceTarget(value)
 
 
-def test_an_instruction_is_known_within_its_rank_by_kind_microbatch_and_chunk() -> None:
+def test_the_key_of_an_instruction_is_kind_microbatch_and_chunk() -> None:
     F = InstructionKind.F  # noqa: N806  torch's own name
 
     assert instruction_key(Instruction(0, F, 3, 1)) == instruction_key(Instruction(5, F, 3, 1))

@@ -1,4 +1,4 @@
-"""Profiles: which options are worth considering, and what is refused."""
+"""Profiles: Pareto sets, hulls, interpolation and validation."""
 
 import math
 from itertools import pairwise
@@ -27,7 +27,7 @@ def test_options_are_kept_highest_clock_first() -> None:
     assert profile.at_clock(900).energy_j == 80.0
 
 
-def test_throttled_top_clock_is_not_the_fastest() -> None:
+def test_a_throttled_maximum_clock_is_not_the_fastest() -> None:
     profile = instruction_profile(
         [ClockOption(1400, 1.0, 110.0), ClockOption(1350, 1.0, 100.0), ClockOption(1300, 0.99, 105.0)], where="test"
     )
@@ -36,14 +36,14 @@ def test_throttled_top_clock_is_not_the_fastest() -> None:
     assert _clocks(profile.pareto(0.0)) == [1300, 1350]
 
 
-def test_slowness_costs_nothing_while_it_only_replaces_waiting() -> None:
+def test_effective_energy_subtracts_blocking_power() -> None:
     profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(700, 2.0, 110.0)], where="test")
 
     assert _clocks(profile.pareto(blocking_power_w=0.0)) == [1400]
     assert _clocks(profile.pareto(blocking_power_w=20.0)) == [1400, 700]
 
 
-def test_hull_leaves_out_what_a_mix_of_its_neighbours_beats() -> None:
+def test_the_hull_excludes_points_above_the_line_of_their_neighbours() -> None:
     profile = instruction_profile(
         [ClockOption(1400, 1.0, 100.0), ClockOption(1200, 2.0, 95.0), ClockOption(1000, 3.0, 50.0)], where="test"
     )
@@ -53,7 +53,7 @@ def test_hull_leaves_out_what_a_mix_of_its_neighbours_beats() -> None:
 
 
 @given(OPTIONS, st.floats(0.0, 200.0))
-def test_pareto_set_is_what_nothing_beats_and_the_hull_is_convex(
+def test_the_pareto_set_is_undominated_and_the_hull_convex(
     profile: InstructionProfile, blocking_power_w: float
 ) -> None:
     pareto = profile.pareto(blocking_power_w)
@@ -70,7 +70,7 @@ def test_pareto_set_is_what_nothing_beats_and_the_hull_is_convex(
     assert all(a <= b + 1e-9 * abs(b) for a, b in pairwise(slopes))
 
 
-def test_clocks_between_measured_ones_are_interpolated_and_beyond_them_clipped() -> None:
+def test_clocks_are_interpolated_and_clipped_at_the_ends() -> None:
     profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0)], where="test")
 
     assert profile.interpolated(1200) == ClockOption(1200, 1.5, 90.0)
@@ -91,7 +91,7 @@ def test_clocks_between_measured_ones_are_interpolated_and_beyond_them_clipped()
         ([ClockOption(900, 1.0, 1.0), ClockOption(900, 2.0, 1.0)], "900 MHz is given twice"),
     ],
 )
-def test_measurements_that_make_no_sense_are_refused(options: list[ClockOption], message: str) -> None:
+def test_invalid_measurements_are_rejected(options: list[ClockOption], message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         instruction_profile(options, where="where")
 
@@ -105,7 +105,7 @@ def test_missing_class_and_missing_clock_are_named() -> None:
         instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0)], where="t").at_clock(800)
 
 
-def test_a_table_that_is_flat_at_the_top_is_throttled_and_one_that_is_not_is_not() -> None:
+def test_constant_times_at_the_highest_clocks_mean_throttling() -> None:
     def table(cap: int) -> InstructionProfile:
         options = [ClockOption(c, 0.02 + 0.08 * 1700 / min(c, cap), 30.0) for c in range(1700, 800, -15)]
         return instruction_profile(options, where="test")
@@ -114,7 +114,7 @@ def test_a_table_that_is_flat_at_the_top_is_throttled_and_one_that_is_not_is_not
     assert table(5000).throttling_clock_mhz is None
 
 
-def test_one_clock_alone_is_never_called_throttled() -> None:
+def test_a_single_clock_is_never_throttled() -> None:
     assert instruction_profile([ClockOption(1400, 0.1, 1.0)], where="test").throttling_clock_mhz is None
 
 
@@ -125,7 +125,7 @@ def test_the_fastest_of_equals_is_the_cheaper_one() -> None:
     assert profile.at_max_clock.sm_clock_mhz == 1400
 
 
-def test_a_clock_is_interpolated_by_its_place_between_its_neighbours() -> None:
+def test_interpolation_is_linear_in_the_clock() -> None:
     options = [ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0), ClockOption(600, 6.0, 40.0)]
     profile = instruction_profile(options, where="t")
 
@@ -136,14 +136,14 @@ def test_a_clock_is_interpolated_by_its_place_between_its_neighbours() -> None:
     assert profile.interpolated(1401) == options[0]
 
 
-def test_equal_cost_at_more_time_is_not_worth_considering() -> None:
+def test_equal_energy_at_more_time_is_dominated() -> None:
     profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1200, 2.0, 100.0)], where="t")
 
     assert _clocks(profile.pareto(0.0)) == [1400]
     assert profile.options[1].effective_energy_j(10.0) == 80.0
 
 
-def test_an_option_on_the_line_between_its_neighbours_is_no_vertex() -> None:
+def test_an_option_on_the_hulls_edge_is_no_vertex() -> None:
     on_it = [ClockOption(1400, 1.0, 100.0), ClockOption(1200, 2.0, 90.0), ClockOption(1000, 3.0, 80.0)]
     below = [on_it[0], ClockOption(1200, 2.0, 89.9), on_it[2]]
 
@@ -160,18 +160,18 @@ def test_an_option_on_the_line_between_its_neighbours_is_no_vertex() -> None:
         (0.9, 1300),
     ],
 )
-def test_a_clock_is_throttled_where_lower_ones_lose_hardly_any_time(time_s: float, expected: int | None) -> None:
+def test_a_clock_is_throttled_if_lower_ones_lose_little_time(time_s: float, expected: int | None) -> None:
     options = [ClockOption(1400, 1.0, 100.0), ClockOption(1300, time_s, 90.0)]
 
     assert instruction_profile(options, where="t").throttling_clock_mhz == expected
 
 
-def test_a_clock_that_loses_a_quarter_of_what_it_falls_by_is_no_throttling() -> None:
+def test_a_loss_of_time_of_a_quarter_of_the_clocks_loss_is_no_throttling() -> None:
     """1360 MHz is 2.94 % below 1400: a quarter of that is 0.735 %."""
     for lost, expected in ((0.0073, 1360), (0.0074, None)):
         options = [ClockOption(1400, 1.0, 100.0), ClockOption(1360, 1.0 + lost, 90.0)]
         assert instruction_profile(options, where="t").throttling_clock_mhz == expected
 
 
-def test_energy_may_be_nothing_and_time_and_clock_may_not() -> None:
+def test_energy_may_be_zero_but_time_and_clock_may_not() -> None:
     assert instruction_profile([ClockOption(1, 1e-9, 0.0)], where="t").at_max_clock.energy_j == 0.0

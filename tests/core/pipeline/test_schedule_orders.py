@@ -64,7 +64,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(("sizes", "orders"), ORDERS.items(), ids=str)
-def test_orders_are_what_their_names_stand_for(sizes: tuple[str, int, int, int], orders: tuple[str, ...]) -> None:
+def test_orders_of_named_schedules(sizes: tuple[str, int, int, int], orders: tuple[str, ...]) -> None:
     schedule = make_schedule(*sizes)
 
     assert tuple(" ".join(str(i).partition("@")[0] for i in order) for order in schedule.orders) == orders
@@ -74,7 +74,7 @@ def test_orders_are_what_their_names_stand_for(sizes: tuple[str, int, int, int],
     assert (schedule.name, schedule.num_microbatches, schedule.num_chunks) == (sizes[0], sizes[2], sizes[3])
 
 
-def test_a_forward_beside_a_backward_is_sent_with_it_but_for_the_first_pair_of_the_last_rank() -> None:
+def test_overlapped_forwards_are_sent_with_their_backwards() -> None:
     sent = make_schedule("dualpipev", 2, 4).sent_after
 
     assert [tuple(map(str, pair)) for pair in sent] == [
@@ -88,19 +88,19 @@ def test_a_forward_beside_a_backward_is_sent_with_it_but_for_the_first_pair_of_t
 
 
 @pytest.mark.parametrize("name", ["zbv", "dualpipev"])
-def test_stages_go_down_the_ranks_and_up_again(name: str) -> None:
+def test_v_schedules_place_stages_down_the_ranks_and_up_again(name: str) -> None:
     assert stage_of_chunk(name, 3) == ((0, 5), (1, 4), (2, 3)) == make_schedule(name, 3, 6).stage_of_chunk
     assert [make_schedule(name, 3, 6).stage_index(r, v) for v in range(2) for r in range(3)] == [0, 1, 2, 5, 4, 3]
 
 
-def test_other_schedules_go_round_the_ranks() -> None:
+def test_other_schedules_place_stages_round_robin() -> None:
     assert stage_of_chunk("interleaved", 3) == ()
     schedule = make_schedule("interleaved", 3, 6)
     assert [schedule.stage_index(r, v) for v in range(2) for r in range(3)] == [0, 1, 2, 3, 4, 5]
     assert (schedule.num_ranks, schedule.num_stages) == (3, 6)
 
 
-def test_the_usual_number_of_chunks_and_whether_there_may_be_others() -> None:
+def test_default_and_valid_numbers_of_chunks() -> None:
     usual = {name: (family.default_num_chunks, family.takes_any_num_chunks) for name, family in SCHEDULES.items()}
 
     assert usual == {
@@ -116,7 +116,7 @@ def test_the_usual_number_of_chunks_and_whether_there_may_be_others() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_one_rank_one_microbatch_is_the_least_of_most_and_nothing_is_none(name: str) -> None:
+def test_minimum_sizes_of_each_schedule(name: str) -> None:
     if name != "dualpipev":
         assert make_schedule(name, 1, 1).num_ranks == 1
     for sizes in ((0, 1), (1, 0), (-1, 1)):
@@ -124,7 +124,7 @@ def test_one_rank_one_microbatch_is_the_least_of_most_and_nothing_is_none(name: 
             make_schedule(name, *sizes)
 
 
-def test_fewer_microbatches_than_ranks_make_one_round() -> None:
+def test_fewer_microbatches_than_ranks_are_one_round() -> None:
     assert [len(order) for order in make_schedule("interleaved", 4, 3).orders] == [12] * 4
     with pytest.raises(ScheduleError, match="7 microbatches do not divide into 3 equal rounds"):
         make_schedule("interleaved", 2, 7)

@@ -1,4 +1,4 @@
-"""Schedules by name: they run, they are complete, and they are what torch.distributed.pipelining runs."""
+"""Named schedules: complete, executable, and equal to those of torch.distributed.pipelining."""
 
 from dataclasses import replace
 
@@ -71,11 +71,11 @@ def _iteration_time(name: str, num_chunks: int | None = None) -> float:
         ("dualpipev", 1.073),  # 1.037 if a forward's output did not wait for the backward beside it, as torch has it
     ],
 )
-def test_bubbles_shrink_as_the_literature_says(name: str, expected: float) -> None:
+def test_iteration_times_match_the_literature(name: str, expected: float) -> None:
     assert _iteration_time(name) == pytest.approx(expected, abs=6e-4)
 
 
-def test_whoever_waits_for_a_forward_beside_a_backward_waits_for_both_on_other_ranks_only() -> None:
+def test_the_receiver_of_an_overlapped_forward_waits_for_its_backward() -> None:
     schedule = make_schedule("dualpipev", 2, 6)
     graph = dependency_graph(schedule)
     node_of = {instruction: node for node, instruction in enumerate(graph.instructions)}
@@ -93,7 +93,7 @@ def test_whoever_waits_for_a_forward_beside_a_backward_waits_for_both_on_other_r
     assert (node_of[beside] in {u for u, _ in graph.predecessors[same_rank]}) == (same_rank == node_of[beside] + 1)
 
 
-def test_what_is_sent_late_is_known_by_name_where_the_orders_are_those_of_the_name() -> None:
+def test_late_sends_are_known_for_the_orders_of_the_named_schedule() -> None:
     schedule = make_schedule("dualpipev", 2, 6)
 
     assert sent_after(replace(schedule, sent_after=())) == schedule.sent_after != ()
@@ -102,7 +102,7 @@ def test_what_is_sent_late_is_known_by_name_where_the_orders_are_those_of_the_na
     assert sent_after(replace(schedule, num_microbatches=3)) == ()
 
 
-def test_zero_bubble_h1_keeps_no_more_microbatches_than_1f1b_on_the_first_rank() -> None:
+def test_zero_bubble_h1_has_no_more_microbatches_in_flight_than_1f1b() -> None:
     assert make_schedule("zb-h1", 8, 32).peak_inflight(0) == make_schedule("1f1b", 8, 32).peak_inflight(0) == 8
 
 
@@ -119,7 +119,7 @@ def test_zero_bubble_h1_keeps_no_more_microbatches_than_1f1b_on_the_first_rank()
         (("zbv", 4, 8, 3), "schedule 'zbv' has 2 chunks per rank, got 3"),
     ],
 )
-def test_sizes_that_a_schedule_cannot_take_are_refused(arguments: tuple[str, int, int], message: str) -> None:
+def test_unsupported_sizes_are_rejected(arguments: tuple[str, int, int], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         make_schedule(*arguments)
 

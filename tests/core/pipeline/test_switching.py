@@ -1,4 +1,4 @@
-"""What a GPU's clock changes tell of its latency: the true one, within what the looks at it can tell."""
+"""Switch latency: the true value is found within the resolution of the readings."""
 
 import math
 import random
@@ -41,7 +41,7 @@ def calibration(prior_s: float = 0.03) -> SwitchCalibration:
     return SwitchCalibration(TOP_MHZ, constant_latency(prior_s))
 
 
-def test_latency_is_the_priors_until_enough_changes_were_seen() -> None:
+def test_latency_is_the_prior_until_enough_changes_are_measured() -> None:
     learning = calibration(prior_s=0.03)
 
     news = [learning.observe(switch(1410, 1110, settle_s=0.0202)) for _ in range(ENOUGH)]
@@ -59,7 +59,7 @@ def test_latency_is_the_priors_until_enough_changes_were_seen() -> None:
     look_every_s=st.sampled_from([0.001, 0.002, 0.01, 0.05]),
     seed=st.integers(0, 10**6),
 )
-def test_true_latency_is_found_within_half_the_distance_of_looks(
+def test_the_true_latency_is_found_within_half_the_reading_interval(
     raise_s: float, lower_s: float, look_every_s: float, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -81,7 +81,7 @@ def test_true_latency_is_found_within_half_the_distance_of_looks(
         assert estimate.resolution_s == pytest.approx(look_every_s)
 
 
-def test_slow_reductions_that_were_never_seen_do_not_make_a_gpu_look_fast() -> None:
+def test_censored_changes_do_not_bias_the_latency() -> None:
     learning = calibration()
     for k in range(60):
         settle_s = 0.01 if k % 3 == 0 else 0.2
@@ -94,7 +94,7 @@ def test_slow_reductions_that_were_never_seen_do_not_make_a_gpu_look_fast() -> N
     assert learning.latency.lower_s == pytest.approx(0.055)
 
 
-def test_latency_is_told_apart_by_direction_and_by_regions_with_the_target_first() -> None:
+def test_latency_is_estimated_by_direction_and_region() -> None:
     learning = calibration()
     for _ in range(30):
         learning.observe(switch(1410, 1200, settle_s=0.002))
@@ -113,7 +113,7 @@ def test_latency_is_told_apart_by_direction_and_by_regions_with_the_target_first
     assert len(regions) == 4
 
 
-def test_without_reductions_seen_they_are_taken_to_be_as_slow_as_raises() -> None:
+def test_unmeasured_reductions_use_the_latency_of_raises() -> None:
     learning = calibration()
     for _ in range(ENOUGH):
         learning.observe(switch(900, 1410, settle_s=0.030))
@@ -121,7 +121,7 @@ def test_without_reductions_seen_they_are_taken_to_be_as_slow_as_raises() -> Non
     assert learning.latency.lower_s == pytest.approx(learning.latency.typical_s(900, 1410))
 
 
-def test_small_moves_of_the_estimate_are_no_news() -> None:
+def test_small_changes_of_the_estimate_are_not_reported() -> None:
     learning = calibration()
     for _ in range(40):
         learning.observe(switch(1410, 900, settle_s=0.020))
@@ -130,7 +130,7 @@ def test_small_moves_of_the_estimate_are_no_news() -> None:
     assert any(learning.observe(switch(1410, 900, settle_s=0.050)) for _ in range(400))
 
 
-def test_quantile_needs_nothing_of_changes_that_came_after_it() -> None:
+def test_a_quantile_does_not_depend_on_later_changes() -> None:
     seen = [ObservedSwitch(1410, 900, 0.0, 0.0, s / 1000, s / 1000) for s in range(1, 8)]
     unseen = [ObservedSwitch(1410, 900, 0.0, 0.0, 0.1, None)] * 3
 
@@ -138,7 +138,7 @@ def test_quantile_needs_nothing_of_changes_that_came_after_it() -> None:
     assert latency_quantile_s([*seen, *unseen], 0.9) is None
 
 
-def test_a_change_takes_as_a_rule_what_its_region_shows_else_what_its_direction_does() -> None:
+def test_typical_latency_is_that_of_the_region_else_of_the_direction() -> None:
     region = RegionLatency(Direction.LOWER, ClockRegion.HIGH, ClockRegion.LOW, late_s=0.009, typical_s=0.004)
     known = SwitchLatency(0.03, 0.01, typical_raise_s=0.02, regions=(region,), max_sm_clock_mhz=TOP_MHZ)
 

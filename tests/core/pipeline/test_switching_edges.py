@@ -1,4 +1,4 @@
-"""Clock changes at the edges: regions, figures, how many changes are enough, and what is news."""
+"""Switch latency: regions, quantiles and thresholds."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def unseen(latency_s: float) -> ObservedSwitch:
     return ObservedSwitch(1000, 500, 0.0, 0.0, latency_s, None)
 
 
-def test_a_change_takes_its_way_to_the_driver_the_call_and_the_middle_of_two_looks() -> None:
+def test_latency_is_the_sum_of_handover_call_and_settling() -> None:
     one = ObservedSwitch(1000, 500, handover_s=0.1, call_s=0.02, settle_low_s=0.003, settle_high_s=0.005)
 
     assert one.settle_s == pytest.approx(0.004)
@@ -34,7 +34,7 @@ def test_a_change_takes_its_way_to_the_driver_the_call_and_the_middle_of_two_loo
     assert ObservedSwitch(1000, 500, 0.1, 0.02, 0.003, None).latency_s == pytest.approx(0.123)
 
 
-def test_regions_begin_at_three_quarters_and_nine_tenths_of_the_top() -> None:
+def test_regions_begin_at_75_and_90_percent_of_the_maximum() -> None:
     assert [region_of(mhz, 1000) for mhz in (1000, 900, 899, 750, 749, 1)] == [
         ClockRegion.HIGH,
         ClockRegion.HIGH,
@@ -60,7 +60,7 @@ def test_without_regions_each_direction_has_its_figures() -> None:
     assert constant_latency(0.4).call_s == 0.0
 
 
-def test_a_region_goes_before_its_direction() -> None:
+def test_a_region_takes_precedence_over_its_direction() -> None:
     own = RegionLatency(Direction.RAISE, ClockRegion.LOW, ClockRegion.HIGH, typical_s=0.5, late_s=0.7)
     latency = SwitchLatency(0.3, 0.1, max_sm_clock_mhz=1000, regions=(own,))
 
@@ -70,13 +70,13 @@ def test_a_region_goes_before_its_direction() -> None:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.1, 0.001), (0.2, 0.002), (0.5, 0.005), (0.51, 0.006), (1.0, 0.01)])
-def test_a_quantile_is_the_least_latency_that_so_many_do_not_exceed(share: float, expected: float) -> None:
+def test_quantiles_of_latency(share: float, expected: float) -> None:
     ten = [seen(k / 1000) for k in range(1, 11)]
 
     assert latency_quantile_s(ten, share) == pytest.approx(expected)
 
 
-def test_changes_watched_in_vain_count_for_the_time_they_were_watched() -> None:
+def test_censored_changes_count_with_the_watched_time() -> None:
     """Kaplan and Meier: of four, one gone unseen after 2 ms leaves 3/4 * 1/2, then nothing."""
     four = [seen(0.001), unseen(0.002), seen(0.003), seen(0.004)]
 
@@ -88,7 +88,7 @@ def test_changes_watched_in_vain_count_for_the_time_they_were_watched() -> None:
     assert latency_quantile_s([], 0.1) is None
 
 
-def test_one_seen_at_the_moment_at_which_another_was_given_up_came_first() -> None:
+def test_at_equal_times_measured_changes_precede_censored_ones() -> None:
     assert latency_quantile_s([unseen(0.002), seen(0.002)], 0.5) == 0.002
 
 
@@ -99,7 +99,7 @@ def calibrated(*switches: ObservedSwitch, prior_s: float = 9.0) -> SwitchCalibra
     return made
 
 
-def test_twelve_changes_of_one_direction_are_enough_and_eleven_are_not() -> None:
+def test_an_estimate_requires_twelve_changes_of_one_direction() -> None:
     assert ENOUGH == 12
     known = calibrated(*[seen(0.1)] * 11)
     assert known.latency == constant_latency(9.0)
@@ -111,7 +111,7 @@ def test_twelve_changes_of_one_direction_are_enough_and_eleven_are_not() -> None
     assert (known.num_seen, known.num_unseen) == (13, 0)
 
 
-def test_raises_are_planned_late_and_reductions_as_a_rule() -> None:
+def test_raises_use_the_late_and_reductions_the_typical_latency() -> None:
     """Of twelve, six are half and eleven are nine tenths; reductions that were not seen are as slow as raises."""
     latency = calibrated(*[seen(k / 100, 500, 1000) for k in range(1, 13)]).latency
 
@@ -122,7 +122,7 @@ def test_raises_are_planned_late_and_reductions_as_a_rule() -> None:
     )
 
 
-def test_where_too_many_were_never_seen_the_longest_watch_stands_for_it() -> None:
+def test_an_unknown_quantile_is_the_longest_observation() -> None:
     known = calibrated(*[seen(0.1)] * 3, *[unseen(0.4)] * 9)
 
     assert known.latency.lower_s == 0.4
@@ -132,7 +132,7 @@ def test_where_too_many_were_never_seen_the_longest_watch_stands_for_it() -> Non
     assert (whole.from_region, region.from_region, region.to_region) == (None, ClockRegion.HIGH, ClockRegion.LOW)
 
 
-def test_an_estimate_tells_the_call_the_settling_and_what_cannot_be_known_better() -> None:
+def test_an_estimate_includes_call_settling_and_resolution() -> None:
     looks = [ObservedSwitch(1000, 500, 0.0, 0.01 * k, 0.1 * k, 0.1 * k + 0.02 * k) for k in (1, 2, 3)]
 
     (whole, _) = calibrated(*looks, ObservedSwitch(1000, 500, 0.0, 0.02, 0.5, None)).estimates()
@@ -145,7 +145,7 @@ def test_an_estimate_tells_the_call_the_settling_and_what_cannot_be_known_better
     assert calibrated().estimates() == ()
 
 
-def test_after_the_first_figures_every_eighth_change_is_looked_at_for_news() -> None:
+def test_after_the_first_estimate_every_eighth_change_updates_it() -> None:
     known = calibrated(*[seen(0.1)] * 12)
 
     news = [known.observe(seen(0.5)) for _ in range(24)]
@@ -155,7 +155,7 @@ def test_after_the_first_figures_every_eighth_change_is_looked_at_for_news() -> 
 
 
 @pytest.mark.parametrize(("later_s", "is_news"), [(0.124, False), (0.126, True), (0.076, False), (0.074, True)])
-def test_a_quarter_more_or_less_is_news(later_s: float, *, is_news: bool) -> None:
+def test_a_change_of_25_percent_is_reported(later_s: float, *, is_news: bool) -> None:
     known = calibrated(*[seen(0.1)] * 12)
 
     news = [known.observe(seen(later_s)) for _ in range(600)]
@@ -163,7 +163,7 @@ def test_a_quarter_more_or_less_is_news(later_s: float, *, is_news: bool) -> Non
     assert any(news) is is_news
 
 
-def test_a_region_that_is_seen_often_enough_for_the_first_time_is_news() -> None:
+def test_a_new_region_is_reported() -> None:
     known = calibrated(*[seen(0.1)] * 12)
     for _ in range(4):
         known.observe(seen(0.1))
@@ -173,7 +173,7 @@ def test_a_region_that_is_seen_often_enough_for_the_first_time_is_news() -> None
     assert [k + 1 for k, found in enumerate(news) if found] == [12]
 
 
-def test_only_the_last_five_hundred_and_twelve_changes_are_remembered() -> None:
+def test_the_last_512_changes_are_kept() -> None:
     known = calibrated(*[unseen(0.9)] * 3, *[seen(0.1)] * 510)
 
     (whole, _) = known.estimates()

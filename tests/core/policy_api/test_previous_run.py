@@ -1,4 +1,4 @@
-"""What a run leaves for the next one: how much of it, and under which names."""
+"""Records of previous runs."""
 
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose

@@ -1,11 +1,11 @@
-"""What the environment says of a job's length: taken where it makes sense, and never a reason to stop."""
+"""The length of a job from environment variables."""
 
 import pytest
 
 from gpuenergyd.client.environment import JobLengthVariables, find_job_length
 
 
-def test_iterations_hours_and_a_deadline_are_found() -> None:
+def test_iterations_hours_and_deadline_are_read_from_the_environment() -> None:
     said = find_job_length(
         {
             "GPUENERGYD_JOB_ITERATIONS": "5000",
@@ -18,7 +18,7 @@ def test_iterations_hours_and_a_deadline_are_found() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-3", "0", "nan", "inf", "1e400"])
-def test_what_makes_no_sense_is_as_if_nobody_had_said_it(text: str) -> None:
+def test_invalid_values_count_as_not_set(text: str) -> None:
     variables = ("GPUENERGYD_JOB_ITERATIONS", "GPUENERGYD_JOB_HOURS", "GPUENERGYD_JOB_DEADLINE")
 
     assert find_job_length(dict.fromkeys(variables, text)) == JobLengthVariables()
