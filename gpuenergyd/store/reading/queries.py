@@ -17,7 +17,7 @@ from gpuenergyd.store.reading import carbon_queries
 from gpuenergyd.store.reading.carbon_queries import StoredIntensity
 from gpuenergyd.store.reading.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
 from gpuenergyd.store.reading.iterations import IterationRow, Iterations, all_iterations, iteration_rows
-from gpuenergyd.store.reading.rollups import RollupFilter, rollups, samples
+from gpuenergyd.store.reading.rollups import rollups, samples
 from gpuenergyd.store.reading.stored_summaries import read_summaries
 from gpuenergyd.store.reading.summaries import JobSummary, MedianIteration, median_baseline
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
@@ -103,13 +103,10 @@ class History:
             rows = reader.select("*", "plans", {"job_id = ?": job_id}, order_by="plan_epoch")
             return tuple(_plan_record(row, baseline) for row in rows)
 
-    def control_events(
-        self, job_id: str | None = None, since: datetime | None = None, until: datetime | None = None
-    ) -> tuple[ControlEventRecord, ...]:
-        """Return entries of the audit log, oldest first."""
-        wanted = {"job_id = ?": job_id, "at >= ?": since, "at < ?": until}
+    def control_events(self, job_id: str | None = None) -> tuple[ControlEventRecord, ...]:
+        """Return entries of the audit log, oldest first; of all jobs if `job_id` is None."""
         with self._database.reading() as reader:
-            return reader.records(ControlEventRecord, "control_events", wanted, order_by="event_id")
+            return reader.records(ControlEventRecord, "control_events", {"job_id = ?": job_id}, order_by="event_id")
 
     def last_recorded_at(self) -> datetime | None:
         """Return the time of the latest control event, None if there is none."""
@@ -123,12 +120,11 @@ class History:
         bucket_s: int,
         since: datetime | None = None,
         until: datetime | None = None,
-        gpu_uuid: str | None = None,
         job_id: str | None = None,
     ) -> tuple[RollupRecord, ...]:
         """Return the energy and power of GPUs per time bucket by GPU, then time."""
         with self._database.reading() as reader:
-            return rollups(reader, bucket_s, RollupFilter(TimeRange(since, until), gpu_uuid, job_id))
+            return rollups(reader, bucket_s, TimeRange(since, until), job_id)
 
     def energy_sums(
         self,
@@ -161,7 +157,7 @@ class History:
     ) -> tuple[SampleRecord, ...]:
         """Return the raw samples of one GPU that are still stored, oldest first."""
         with self._database.reading() as reader:
-            return samples(reader, RollupFilter(TimeRange(since, until), gpu_uuid))
+            return samples(reader, gpu_uuid, TimeRange(since, until))
 
     def intensities(
         self, *, since: datetime | None = None, until: datetime | None = None, zone: str | None = None
