@@ -320,7 +320,7 @@ def spread(times_s: Sequence[float]) -> dict[str, float]:
     return {"p50": round(median(times_s), 4), "p99": round(hundredths[98], 4), "max": round(max(times_s), 4)}
 
 
-def note(what: str) -> None:
+def report_progress(what: str) -> None:
     """Print the current step on standard error."""
     print(f"{time.strftime('%X')} {what}", file=sys.stderr)
 
@@ -352,19 +352,19 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
             for name in ("max_connections", "shared_buffers", "fsync")
         }
         create_tables(connection)
-    note("history")
+    report_progress("history")
     with engine.begin() as connection:
         made = make_history(connection, num_hosts=options.hosts, days=options.days)
     with engine.begin() as connection:
         connection.execute(text("CREATE EXTENSION pg_stat_statements"))
-    note("writes")
+    report_progress("writes")
     with whole_writers(url, options.hosts, options.whole_writers) as writers, ServerWatch(server, url) as watch:
         paced = fleet_writes(url, options.hosts, options.write_seconds, Pace.DUE)
     states = [writer.status() for writer in writers]
     with engine.connect() as connection:
         # Measured before the burst, which writes more rows per minute than real hosts.
         sizes = size_figures(connection, num_hosts=options.hosts, days=options.days)
-    note("burst")
+    report_progress("burst")
     bursts = {}
     for pace in (Pace.BURST, Pace.POOLED):
         with ServerWatch(server, url) as watched:
@@ -372,12 +372,12 @@ def _figures(server: PostgresqlServer, options: argparse.Namespace) -> dict[str,
         bursts[pace].server_cpu_s = watched.used_s
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_stat_statements_reset()"))
-    note("reports")
+    report_progress("reports")
     times, sums = report_figures(url, datetime.now(tz=UTC) - timedelta(days=options.days), watch)
     with engine.connect() as connection:
         slowest = slow_statements(connection)
     engine.dispose()
-    note("done")
+    report_progress("done")
     if not paced.num_writes:
         raise SystemExit(f"no host wrote within {options.write_seconds:g} s: the machine is too busy")
     needed = paced.num_rows / paced.num_writes * options.hosts / BATCH_S

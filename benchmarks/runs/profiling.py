@@ -186,7 +186,7 @@ class Outcome:
     cpu_s: float
 
 
-def judge(job: TrueJob, plan: ClockPlan) -> tuple[float, float]:
+def evaluate(job: TrueJob, plan: ClockPlan) -> tuple[float, float]:
     """Return (energy, iteration time) of a plan's clocks on the true tables."""
     truth = job.profile()
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
@@ -222,7 +222,7 @@ def measure_ours(job: TrueJob, least_j: float) -> tuple[Outcome, float]:
     begin = time.process_time()
     plan, iterations, run = measured_plan(job, num_iterations=12 + 60)
     cpu_s = time.process_time() - begin
-    energy_j, _ = judge(job, plan)
+    energy_j, _ = evaluate(job, plan)
     assert run.job.baseline is not None
     tuned = [t for t, _, p in run.history if p and p.startswith("tuned")]
     slowdown = median(tuned[:6]) / run.job.baseline.iteration_time_s - 1 if tuned else 0.0
@@ -260,7 +260,7 @@ def measure_sweep(job: TrueJob, least_j: float, baseline_s: float) -> Outcome:
     ).iteration_time_s
     solved = solve(graph, believed, deadline_s=target_s)
     plan = as_plan(job, dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True)))
-    energy_j, time_s = judge(job, plan)
+    energy_j, time_s = evaluate(job, plan)
     return Outcome(5 * len(clocks), energy_j / least_j - 1, time_s / baseline_s - 1, time.process_time() - begin)
 
 
@@ -311,7 +311,7 @@ def measure_envpipe(job: TrueJob, least_j: float, baseline_s: float) -> Outcome:
         for i in path:
             if clocks[i] == lowest:
                 clocks[i] = min(c for c in job.clocks_mhz if c >= min(top, lowest + 30))
-    energy_j, time_s = judge(job, as_plan(job, clocks))
+    energy_j, time_s = evaluate(job, as_plan(job, clocks))
     return Outcome(6 * len(grid) + steps, energy_j / least_j - 1, time_s / baseline_s - 1, time.process_time() - begin)
 
 

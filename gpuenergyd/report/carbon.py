@@ -151,9 +151,9 @@ def carbon_report(
         by_status[sample.status] = by_status.get(sample.status, 0.0) + row.sum_energy_j
         total_j = row.sum_energy_j + host_power_w * row.measured_time_s
         carbon_g += grams(total_j, sample.carbon_intensity_g_per_kwh)
-    untuned = None
+    full_speed = None
     if job.baseline_time_s is not None and job.baseline_energy_j is not None:
-        untuned = (job.baseline_time_s, job.baseline_energy_j)
+        full_speed = (job.baseline_time_s, job.baseline_energy_j)
     return CarbonReport(
         signal=signal,
         carbon_g=carbon_g,
@@ -161,7 +161,7 @@ def carbon_report(
         unpriced_j=unpriced_j,
         energy_j_by_status=tuple(by_status.items()),
         host_power_w=host_power_w,
-        tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, baseline=untuned),
+        tuned=job_carbon(_slots(priced), frontier, host_power_w=host_power_w, baseline=full_speed),
         targets=targets,
         slowdown_ratio=slowdown_ratio(job, iterations, targets),
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),

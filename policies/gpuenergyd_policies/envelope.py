@@ -32,7 +32,7 @@ from gpuenergyd_policies.uniform_probe import ClockMeasurement, clock_measuremen
 
 LOWEST_CLOCK_RATIO = 0.55
 """Lowest clock measured, as a share of the highest; the published planner uses about the same."""
-ITERATIONS_TO_JUDGE = 4
+ITERATIONS_TO_EVALUATE = 4
 """Undisturbed iterations measured before clocks are raised."""
 TOLERATED_SLOWDOWN_RATIO = 0.005
 """Excess of the measured iteration time over the target above which clocks are raised."""
@@ -89,7 +89,7 @@ def _tuned_plan(
     why = "envelope at full speed, lower clocks elsewhere"
     if tuned:
         times_s = [o.own_time_s for o in view.observations if o.is_regular and o.plan_id == tuned[-1].plan_id]
-        if len(times_s) < ITERATIONS_TO_JUDGE or median(times_s) <= target_s * (1 + TOLERATED_SLOWDOWN_RATIO):
+        if len(times_s) < ITERATIONS_TO_EVALUATE or median(times_s) <= target_s * (1 + TOLERATED_SLOWDOWN_RATIO):
             return tuned[-1]
         num_raises += 1
         why = f"clocks raised: measured {median(times_s):.4g} s, target {target_s:.4g} s"

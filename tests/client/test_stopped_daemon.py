@@ -99,8 +99,8 @@ def step_and_ask(client: RankClient, pipe: Connection) -> tuple[int, int]:
     step(client)
     pipe.send("what was reported?")
     assert pipe.poll(WAIT_LIMIT_S)
-    said: tuple[int, int] = pipe.recv()
-    return said
+    output: tuple[int, int] = pipe.recv()
+    return output
 
 
 @pytest.mark.kill

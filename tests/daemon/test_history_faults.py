@@ -150,11 +150,11 @@ def test_a_corrupt_database_is_moved_aside_and_clocks_are_set_and_restored(tmp_p
         during = [change_a_clock(daemon) for _ in range(3)]
 
         wait_until(is_on_record(daemon.database_path, during), 30)
-        told = history_troubles(daemon)
+        reported = history_troubles(daemon)
         assert daemon.stop() == 0
 
     kept = sorted(daemon.database_path.parent.glob("history.sqlite3.corrupt-*"))
-    assert f"`sqlite3 {kept[0]} .recover` shows what can be saved" in told[0]
+    assert f"`sqlite3 {kept[0]} .recover` shows what can be saved" in reported[0]
     assert DAMAGE in kept[0].read_bytes()
 
 

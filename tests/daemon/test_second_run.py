@@ -85,8 +85,8 @@ def test_a_second_run_reaches_its_plan_within_six_iterations_of_its_baseline(tmp
     assert num_baseline <= rules + 6
     assert set(second[:num_baseline]) <= {None, BASELINE_PLAN_ID}
     with open_history(database) as read:
-        told = [e for e in read.control_events(job_ids[1]) if e.action == "recall"]
+        reported = [e for e in read.control_events(job_ids[1]) if e.action == "recall"]
         purposes = {row.plan.purpose for row in read.plans(job_ids[1])}
-    assert [event.reason for event in told] == [f"profile of job {job_ids[0]}"]
+    assert [event.reason for event in reported] == [f"profile of job {job_ids[0]}"]
     assert PlanPurpose.TUNED in purposes
     assert PlanPurpose.PROFILE not in purposes

@@ -68,7 +68,7 @@ def test_the_epilog_restores_only_without_a_running_daemon(tmp_path: Path) -> No
             os.kill(daemon.pid, signal.SIGKILL)
             assert daemon.process is not None
             daemon.process.wait(10)
-        assert daemon.is_lowered(), "nobody was left to give the GPUs back"
+        assert daemon.is_lowered(), "no process was left to restore the GPUs"
 
         assert run("epilog.sh", prefix, daemon.journal_path) == 0
         assert daemon.is_as_found()

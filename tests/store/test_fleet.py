@@ -121,11 +121,11 @@ def test_hosts_that_start_together_share_a_history_and_the_fleet_report_is_the_s
     assert sum(group.energy_j or 0.0 for group in users) == pytest.approx(day.energy_j)
     assert day.host_energy_j == pytest.approx(sum(figures[6] or 0.0 for figures in own.values()))
     for job_id, summary in own_jobs.items():
-        told = fleet_jobs[job_id]
-        assert told.host == summary.host == f"host-{job_id.removeprefix('job-')}"
-        assert told.energy_j == pytest.approx(summary.energy_j)
-        assert told.saving_ratio == pytest.approx(summary.saving_ratio, rel=1e-2)
-        assert (told.gpu_uuids, told.num_iterations) == (summary.gpu_uuids, summary.num_iterations)
+        reported = fleet_jobs[job_id]
+        assert reported.host == summary.host == f"host-{job_id.removeprefix('job-')}"
+        assert reported.energy_j == pytest.approx(summary.energy_j)
+        assert reported.saving_ratio == pytest.approx(summary.saving_ratio, rel=1e-2)
+        assert (reported.gpu_uuids, reported.num_iterations) == (summary.gpu_uuids, summary.num_iterations)
 
 
 def test_a_restarted_host_ends_only_its_own_jobs(fleet_url: str) -> None:
@@ -224,15 +224,18 @@ def test_iterations_aggregated_by_the_server_give_the_summary_of_single_ones(fle
         for begin in (None, since):
             (one,) = history.job_summaries(begin, job="job-3", within_range_only=begin is not None)
             all_of_them = history.job_summaries(begin, within_range_only=begin is not None)
-            told = next(summary for summary in all_of_them if summary.job_id == "job-3")
+            reported = next(summary for summary in all_of_them if summary.job_id == "job-3")
 
             assert len(all_of_them) == 16
-            assert (told.num_iterations, told.num_tuned_iterations) == (one.num_iterations, one.num_tuned_iterations)
-            assert told.energy_j == pytest.approx(one.energy_j)
-            assert told.baseline_time_s == pytest.approx(one.baseline_time_s, rel=1e-3)
-            assert told.energy_per_iteration_j == pytest.approx(one.energy_per_iteration_j, rel=1e-3)
-            assert told.saving_ratio == pytest.approx(one.saving_ratio, rel=5e-3)
-            assert told.num_baseline_iterations == one.num_baseline_iterations
+            assert (reported.num_iterations, reported.num_tuned_iterations) == (
+                one.num_iterations,
+                one.num_tuned_iterations,
+            )
+            assert reported.energy_j == pytest.approx(one.energy_j)
+            assert reported.baseline_time_s == pytest.approx(one.baseline_time_s, rel=1e-3)
+            assert reported.energy_per_iteration_j == pytest.approx(one.energy_per_iteration_j, rel=1e-3)
+            assert reported.saving_ratio == pytest.approx(one.saving_ratio, rel=5e-3)
+            assert reported.num_baseline_iterations == one.num_baseline_iterations
 
 
 def test_jobs_left_open_by_an_older_version_are_ended_on_any_host(place: str) -> None:

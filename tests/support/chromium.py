@@ -85,8 +85,8 @@ class Page:
         """Go on to what the keyboard reaches next; return its label or text."""
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
-        said = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent || '').trim()"
-        return str(await self.evaluate(said))
+        label = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent || '').trim()"
+        return str(await self.evaluate(label))
 
     async def screenshot(self, name: str, folder: Path) -> Path:
         """Write the whole page as PNG where TEST_SCREENSHOTS says, for people to look at, or else in `folder`."""

@@ -85,9 +85,9 @@ class JobRun:
         self.records: list[RecordIteration] = []
         self.index = 0
         for rank in range(2):
-            self.tell(joined(rank))
+            self.feed(joined(rank))
 
-    def tell(self, event: Event) -> tuple[Command, ...]:
+    def feed(self, event: Event) -> tuple[Command, ...]:
         """Give the job an event, note which plans are sent, and leave out that the iteration is recorded."""
         commands = self.job.handle(event)
         self.records += [command for command in commands if isinstance(command, RecordIteration)]
@@ -106,7 +106,7 @@ class JobRun:
         """Let the ranks run one more iteration."""
         ranks = (RankEnergy(0, time_s, energy_j, ()),)
         observation = IterationObservation(self.index, None, time_s, (), ranks, is_regular=is_regular)
-        reply = self.tell(MergedIterationObserved(observation, self.epoch))
+        reply = self.feed(MergedIterationObserved(observation, self.epoch))
         self.index += 1
         return reply
 
@@ -138,7 +138,7 @@ class JobRun:
 
     def decide(self, own: ClockPlan) -> tuple[Command, ...]:
         """Answer for the policy."""
-        return self.tell(PlanDecided(own))
+        return self.feed(PlanDecided(own))
 
     def answered_late(self) -> "JobRun":
         """Return it after the answer to a question that was open when it fell back, which counts for nothing."""

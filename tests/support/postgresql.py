@@ -24,7 +24,7 @@ class PostgresqlServer:
     bin_dir: Path
     folder: Path
     user: str | None
-    """Who runs it; None: whoever runs the tests."""
+    """User that runs the server; None for the user of the tests."""
     options: str = TEST_OPTIONS
     """Beyond what the package sets: tests need no data after a power cut."""
 

@@ -141,7 +141,7 @@ class DaemonTraining(VirtualTraining):
         """End the run in order."""
         self._jobs.release(self._tokens[0], ME)
 
-    def tell(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         """Say to the daemon what the training has to say."""
         match event:
             case RankJoined():
@@ -149,7 +149,7 @@ class DaemonTraining(VirtualTraining):
             case RankReported():
                 self._report(event.report)
             case _:
-                super().tell(event)
+                super().feed(event)
 
     def _report(self, report: RankIteration) -> None:
         rows = tuple(

@@ -40,15 +40,15 @@ class VirtualReplicas:
         replica = self.replicas[number]
         own_time_s = replica.pace.own_time_s
         if own_time_s is not None:
-            self.tell(self.group.update_pace(Pace(own_time_s, name(number), replica.now_s)))
+            self.feed(self.group.update_pace(Pace(own_time_s, name(number), replica.now_s)))
 
-    def tell(self, changes: Iterable[StragglerChange]) -> None:
+    def feed(self, changes: Iterable[StragglerChange]) -> None:
         """Tell replicas what is imposed on them from now on."""
         for change in changes:
             waiting = self.replicas[int(change.job_id.rsplit("-", 1)[1])]
             self.changes.append((waiting.iteration_index - 1, change))
             straggler_time_s = change.pace.own_time_s if change.pace is not None else None
-            waiting.tell(StragglerChanged(straggler_time_s, change.reason))
+            waiting.feed(StragglerChanged(straggler_time_s, change.reason))
 
 
 @dataclass
@@ -76,7 +76,7 @@ class ReplicasOnHosts(VirtualReplicas):
     def _speak(self, number: int) -> None:
         replica, gauge = self.replicas[number], self.replicas[number].pace
         if gauge.own_time_s is not None:
-            self.tell(self.groups[number].update_pace(Pace(gauge.own_time_s, name(number), replica.now_s)))
+            self.feed(self.groups[number].update_pace(Pace(gauge.own_time_s, name(number), replica.now_s)))
         self.paces[number].publish(
             self.store,
             gauge.own_time_s,
@@ -92,7 +92,7 @@ class ReplicasOnHosts(VirtualReplicas):
         if others.slowest_time_s is not None:
             pace = Pace(others.slowest_time_s, "a replica elsewhere", replica.now_s)
         group = self.groups[number]
-        self.tell(group.update_pace_elsewhere(name(number), pace, replica.now_s, is_news=others.is_news))
+        self.feed(group.update_pace_elsewhere(name(number), pace, replica.now_s, is_news=others.is_news))
 
 
 def name(number: int) -> str:

@@ -185,7 +185,7 @@ class VirtualTraining:
             self.rules,
         )
         for r, order in enumerate(self.schedule.orders):
-            self.tell(RankJoined(r, order, self._gpu(r)))
+            self.feed(RankJoined(r, order, self._gpu(r)))
 
     @property
     def pace(self) -> PaceEstimator:
@@ -196,7 +196,7 @@ class VirtualTraining:
         latency = self.calibrations[r].latency
         return GpuView(f"GPU-{r}", self.model_name, self.clocks_mhz, latency.raise_s, switching=latency)
 
-    def tell(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         """Give the job an event and carry out what it commands, as the daemon's shell would."""
         queue = list(self.job.handle(event))
         while queue:
@@ -237,7 +237,7 @@ class VirtualTraining:
             return PolicyFailed(repr(error))
 
     def restore(self) -> None:
-        """Put all clocks back; without a lease the worker refuses further wishes."""
+        """Restore all clocks; without a lease the worker refuses clock requests."""
         self.has_lease = False
         for r in self.pending:
             self.pending[r] = [_Pending(self.now_s, self.clocks_mhz[0])]
@@ -252,7 +252,7 @@ class VirtualTraining:
         index = self.iteration_index
         if self._answer_at is not None and self._answer_at[0] <= index:
             view, self._answer_at = self._answer_at[1], None
-            self.tell(self._answer(view))
+            self.feed(self._answer(view))
         for apply_at, epoch, _, changes in self.slices:
             if apply_at <= index:
                 self.epoch, self.changes = epoch, changes
@@ -303,9 +303,9 @@ class VirtualTraining:
         self.now_s = nexts_s[0]
         self._after_rank_0_s = {r: next_s - self.now_s for r, next_s in nexts_s.items()}
         self.iteration_index += 1
-        # The core hears of an iteration while the next one runs: only then have the counters moved past its end.
+        # The daemon gets an iteration while the next one runs: only then have the counters moved past its end.
         for report in self._unheard:
-            self.tell(RankReported(report))
+            self.feed(RankReported(report))
         self._unheard = reports
 
     def _plan_id(self) -> str | None:
@@ -356,7 +356,7 @@ class VirtualTraining:
         low_s, high_s = max(0, looks - 1) * _LOOK_EVERY_S, looks * _LOOK_EVERY_S
         switch = ObservedSwitch(self.clock_now[r], change.clock, 0.0, 0.0, low_s, high_s)
         if self.calibrations[r].observe(switch):
-            self.tell(GpuViewChanged(r, self._gpu(r)))
+            self.feed(GpuViewChanged(r, self._gpu(r)))
 
     def _work_from(self, r: int, instruction: Instruction, start_s: float) -> float:
         work = self.work[r, instruction.kind] if self.work_of is None else self.work_of(instruction)

@@ -55,7 +55,7 @@ class GuardWindow:
         self.since = max(self.since, since)
 
 
-def judge(
+def evaluate(
     recent: Sequence[IterationObservation],
     plan: ClockPlan,
     baseline: BaselineView,

@@ -333,7 +333,7 @@ class Job:
     # --- safety ---
 
     def _guard(self) -> tuple[Command, ...]:
-        verdict = self.control.judge(self.baseline, self.target, self.faults)
+        verdict = self.control.evaluate(self.baseline, self.target, self.faults)
         if verdict is None:
             return ()
         is_slow = verdict[0] is Finding.TOO_SLOW

@@ -10,7 +10,7 @@ from typing import assert_never
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.faults import Faults
 from gpuenergyd.core.job.full_speed_blocks import FullSpeedBlocks
-from gpuenergyd.core.job.guard import Finding, GuardWindow, judge
+from gpuenergyd.core.job.guard import Finding, GuardWindow, evaluate
 from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.knowledge import JobKnowledge
 from gpuenergyd.core.job.messages import Command, JobPhase, LeaseGpus, RestoreGpus, SendPlan
@@ -139,14 +139,14 @@ class PlanControl:
 
     # --- guard ---
 
-    def judge(
+    def evaluate(
         self, baseline: BaselineView | None, target: PerformanceTarget, faults: Faults
     ) -> tuple[Finding, str] | None:
         """Return the guard's finding about the tuned plan in force; clear the faults once it has held for long."""
         if self.current.purpose is not PlanPurpose.TUNED or baseline is None:
             return None
         recent = self.knowledge.iterations.regular_under(self.current.plan_id, since=self.guard.since)
-        finding = judge(recent, self.current, baseline, self.guard.target or target, self.rules.guard)
+        finding = evaluate(recent, self.current, baseline, self.guard.target or target, self.rules.guard)
         if finding is None and len(recent) >= self.rules.redeeming_iterations:
             faults.redeem()
         return finding

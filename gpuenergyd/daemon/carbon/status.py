@@ -21,10 +21,10 @@ def carbon_of(settings: Settings, feed: CarbonFeed, runner: RunningJob, job: Job
         replace(slot, carbon_intensity_g_per_kwh=feed.intensity_of_hour(hour_at))
         for hour_at, slot in sorted(job.slots.items())
     ]
-    untuned = None
+    full_speed = None
     if baseline is not None and baseline.energy_j is not None:
-        untuned = (baseline.iteration_time_s, baseline.energy_j)
-    return job_carbon(slots, job.frontier, host_power_w=settings.carbon_host_power_w, baseline=untuned)
+        full_speed = (baseline.iteration_time_s, baseline.energy_j)
+    return job_carbon(slots, job.frontier, host_power_w=settings.carbon_host_power_w, baseline=full_speed)
 
 
 def target_figures(

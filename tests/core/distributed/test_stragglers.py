@@ -12,7 +12,7 @@ def group(*job_ids: str) -> ReplicaGroup:
     return found
 
 
-def told(replicas: ReplicaGroup, at_s: float, **own_times_s: float) -> list[StragglerChange]:
+def reported(replicas: ReplicaGroup, at_s: float, **own_times_s: float) -> list[StragglerChange]:
     """Let every replica say what it takes; return what that changes."""
     return [
         change
@@ -21,28 +21,28 @@ def told(replicas: ReplicaGroup, at_s: float, **own_times_s: float) -> list[Stra
     ]
 
 
-def imposed_s(change: StragglerChange) -> float | None:
+def straggler_pace_s(change: StragglerChange) -> float | None:
     return change.pace.own_time_s if change.pace is not None else None
 
 
 def test_a_replica_slower_in_two_readings_becomes_the_straggler_of_all_others() -> None:
     replicas = group("a", "b", "c")
-    told(replicas, 1.0, a=1.0, b=1.0, c=1.0)
+    reported(replicas, 1.0, a=1.0, b=1.0, c=1.0)
 
-    first = told(replicas, 2.0, a=1.0, b=1.0, c=1.2)
-    second = told(replicas, 3.0, a=1.0, b=1.0, c=1.21)
+    first = reported(replicas, 2.0, a=1.0, b=1.0, c=1.2)
+    second = reported(replicas, 3.0, a=1.0, b=1.0, c=1.21)
 
     assert first == []
-    assert [(change.job_id, imposed_s(change)) for change in second] == [("a", 1.2), ("b", 1.2)]
+    assert [(change.job_id, straggler_pace_s(change)) for change in second] == [("a", 1.2), ("b", 1.2)]
     assert "c takes 1.2 s" in second[0].reason
 
 
 def test_a_straggler_recovers_at_its_first_fast_reading() -> None:
     replicas = group("a", "b")
-    told(replicas, 1.0, a=1.0, b=1.2)
-    told(replicas, 2.0, a=1.0, b=1.2)
+    reported(replicas, 1.0, a=1.0, b=1.2)
+    reported(replicas, 2.0, a=1.0, b=1.2)
 
-    (change,) = told(replicas, 3.0, b=1.01)
+    (change,) = reported(replicas, 3.0, b=1.01)
 
     assert (change.job_id, change.pace) == ("a", None)
 
@@ -51,48 +51,48 @@ def test_a_straggler_recovers_at_its_first_fast_reading() -> None:
 def test_small_differences_make_no_straggler(slower_ratio: float) -> None:
     replicas = group("a", "b")
 
-    changes = [told(replicas, at_s, a=1.0, b=1.0 + slower_ratio) for at_s in range(20)]
+    changes = [reported(replicas, at_s, a=1.0, b=1.0 + slower_ratio) for at_s in range(20)]
 
     assert not any(changes)
 
 
 def test_between_the_thresholds_a_straggler_remains_one() -> None:
     replicas = group("a", "b")
-    told(replicas, 1.0, a=1.0, b=1.05)
-    told(replicas, 2.0, a=1.0, b=1.05)
+    reported(replicas, 1.0, a=1.0, b=1.05)
+    reported(replicas, 2.0, a=1.0, b=1.05)
 
-    changes = told(replicas, 3.0, a=1.0, b=1.02)
+    changes = reported(replicas, 3.0, a=1.0, b=1.02)
 
-    assert [imposed_s(change) for change in changes] == [1.02]
+    assert [straggler_pace_s(change) for change in changes] == [1.02]
 
 
 def test_a_faster_pace_is_followed_at_once_and_a_slower_one_after_two_readings() -> None:
     replicas = group("a", "b")
-    told(replicas, 1.0, a=1.0, b=1.2)
-    told(replicas, 2.0, a=1.0, b=1.2)
+    reported(replicas, 1.0, a=1.0, b=1.2)
+    reported(replicas, 2.0, a=1.0, b=1.2)
 
-    faster = told(replicas, 3.0, b=1.1)
-    slower_once = told(replicas, 4.0, b=1.3)
-    slower_twice = told(replicas, 5.0, b=1.3)
+    faster = reported(replicas, 3.0, b=1.1)
+    slower_once = reported(replicas, 4.0, b=1.3)
+    slower_twice = reported(replicas, 5.0, b=1.3)
 
-    assert [imposed_s(change) for change in faster] == [1.1]
+    assert [straggler_pace_s(change) for change in faster] == [1.1]
     assert slower_once == []
-    assert [imposed_s(change) for change in slower_twice] == [1.3]
+    assert [straggler_pace_s(change) for change in slower_twice] == [1.3]
 
 
 def test_the_slowest_replica_is_the_straggler_and_has_none_itself() -> None:
     replicas = group("a", "b", "c")
     for at_s in (1.0, 2.0):
-        changes = told(replicas, at_s, a=1.0, b=1.1, c=1.3)
+        changes = reported(replicas, at_s, a=1.0, b=1.1, c=1.3)
 
-    last = {change.job_id: imposed_s(change) for change in changes}
+    last = {change.job_id: straggler_pace_s(change) for change in changes}
     assert last == {"a": 1.3, "b": 1.3}
 
 
 def test_a_replica_that_leaves_is_no_straggler() -> None:
     replicas = group("a", "b")
-    told(replicas, 1.0, a=1.0, b=1.2)
-    told(replicas, 2.0, a=1.0, b=1.2)
+    reported(replicas, 1.0, a=1.0, b=1.2)
+    reported(replicas, 2.0, a=1.0, b=1.2)
 
     (change,) = replicas.leave("b", 3.0)
 
@@ -102,7 +102,7 @@ def test_a_replica_that_leaves_is_no_straggler() -> None:
 def test_a_pace_expires_after_five_of_its_iterations() -> None:
     replicas = group("a", "b")
     for at_s in (0.0, 12.0):
-        told(replicas, at_s, a=10.0, b=12.0)
+        reported(replicas, at_s, a=10.0, b=12.0)
 
     still = replicas.expire_paces(12.0 + 59.0)
     silent = replicas.expire_paces(12.0 + 61.0)
@@ -114,20 +114,20 @@ def test_a_pace_expires_after_five_of_its_iterations() -> None:
 
 def test_replicas_elsewhere_count_like_local_ones() -> None:
     replicas = group("a")
-    told(replicas, 1.0, a=1.0)
+    reported(replicas, 1.0, a=1.0)
 
     first = replicas.update_pace_elsewhere("a", Pace(1.2, "a replica elsewhere", 1.0), 1.1)
     second = replicas.update_pace_elsewhere("a", Pace(1.2, "a replica elsewhere", 2.0), 2.1)
     gone = replicas.update_pace_elsewhere("a", None, 3.0)
 
     assert first == ()
-    assert [imposed_s(change) for change in second] == [1.2]
+    assert [straggler_pace_s(change) for change in second] == [1.2]
     assert [(change.job_id, change.pace) for change in gone] == [("a", None)]
 
 
 def test_an_expired_pace_from_elsewhere_is_ignored() -> None:
     replicas = group("a")
-    told(replicas, 100.0, a=1.0)
+    reported(replicas, 100.0, a=1.0)
 
     changes = [replicas.update_pace_elsewhere("a", Pace(1.2, "elsewhere", 80.0 + k), 100.0 + k) for k in range(5)]
 
@@ -136,7 +136,7 @@ def test_an_expired_pace_from_elsewhere_is_ignored() -> None:
 
 def test_a_repeated_pace_from_elsewhere_extends_its_lifetime_without_a_reading() -> None:
     replicas = group("a")
-    told(replicas, 1.0, a=1.0)
+    reported(replicas, 1.0, a=1.0)
     slow = [Pace(1.2, "elsewhere", at_s) for at_s in (2.0, 3.0, 4.0)]
 
     first = replicas.update_pace_elsewhere("a", slow[0], 2.0)
@@ -147,50 +147,50 @@ def test_a_repeated_pace_from_elsewhere_extends_its_lifetime_without_a_reading()
     ]
 
     assert (first, repeated) == ((), ())
-    assert [imposed_s(change) for change in second] == [1.2]
+    assert [straggler_pace_s(change) for change in second] == [1.2]
     assert alive == [(), ()]
     assert [change.pace for change in replicas.expire_paces(40.0)] == [None]
 
 
-def first_imposed(*paces_s: float) -> float | None:
+def first_straggler_pace(*paces_s: float) -> float | None:
     """Return what is imposed on a replica of 1 s by the readings of another."""
     replicas = group("a", "b")
-    told(replicas, 0.0, a=1.0)
+    reported(replicas, 0.0, a=1.0)
     changes: list[StragglerChange] = []
     for at_s, own_time_s in enumerate(paces_s):
-        changes += told(replicas, float(at_s), b=own_time_s)
-    return imposed_s(changes[-1]) if changes else None
+        changes += reported(replicas, float(at_s), b=own_time_s)
+    return straggler_pace_s(changes[-1]) if changes else None
 
 
 def test_two_readings_more_than_3_percent_slower_make_a_straggler() -> None:
-    assert first_imposed(1.031, 1.031) == 1.031
-    assert first_imposed(1.029, 1.029) is None
-    assert first_imposed(1.1, 1.029) is None
-    assert first_imposed(1.1) is None
-    assert first_imposed(1.1, 1.0, 1.1) is None  # one that was as fast between them begins the count anew
-    assert first_imposed(1.1, 1.2) == 1.1  # never more than every one says
+    assert first_straggler_pace(1.031, 1.031) == 1.031
+    assert first_straggler_pace(1.029, 1.029) is None
+    assert first_straggler_pace(1.1, 1.029) is None
+    assert first_straggler_pace(1.1) is None
+    assert first_straggler_pace(1.1, 1.0, 1.1) is None  # one that was as fast between them begins the count anew
+    assert first_straggler_pace(1.1, 1.2) == 1.1  # never more than every one says
 
 
 def test_a_straggler_recovers_below_one_and_a_half_percent() -> None:
-    assert first_imposed(1.1, 1.1, 1.016) == 1.016
-    assert first_imposed(1.1, 1.1, 1.014) is None
+    assert first_straggler_pace(1.1, 1.1, 1.016) == 1.016
+    assert first_straggler_pace(1.1, 1.1, 1.014) is None
 
 
 def test_pace_changes_of_1_percent_are_followed_down_at_once_and_up_after_two_readings() -> None:
-    assert first_imposed(1.2, 1.2, 1.189) == 1.2
-    assert first_imposed(1.2, 1.2, 1.187) == 1.187
-    assert first_imposed(1.2, 1.2, 1.213) == 1.2
-    assert first_imposed(1.2, 1.2, 1.213, 1.213) == 1.213
-    assert first_imposed(1.2, 1.2, 1.211, 1.211) == 1.2
-    assert first_imposed(1.2, 1.2, 1.211, 1.3) == 1.2
+    assert first_straggler_pace(1.2, 1.2, 1.189) == 1.2
+    assert first_straggler_pace(1.2, 1.2, 1.187) == 1.187
+    assert first_straggler_pace(1.2, 1.2, 1.213) == 1.2
+    assert first_straggler_pace(1.2, 1.2, 1.213, 1.213) == 1.213
+    assert first_straggler_pace(1.2, 1.2, 1.211, 1.211) == 1.2
+    assert first_straggler_pace(1.2, 1.2, 1.211, 1.3) == 1.2
 
 
 @pytest.mark.parametrize(("own_time_s", "counts_s"), [(1.5, 10.0), (2.0, 10.0), (4.0, 20.0)])
 def test_a_pace_lives_ten_seconds_or_five_of_its_iterations(own_time_s: float, counts_s: float) -> None:
     replicas = group("a", "b")
     assert replicas.counts_for_s(Pace(own_time_s, "b", 0.0)) == counts_s
-    told(replicas, 0.0, a=1.0, b=own_time_s)
-    assert told(replicas, 1.0, a=1.0, b=own_time_s) != []
+    reported(replicas, 0.0, a=1.0, b=own_time_s)
+    assert reported(replicas, 1.0, a=1.0, b=own_time_s) != []
 
     assert replicas.expire_paces(1.0 + counts_s) == ()
     (change,) = replicas.expire_paces(1.0 + counts_s + 0.001)
@@ -201,21 +201,21 @@ def test_a_pace_lives_ten_seconds_or_five_of_its_iterations(own_time_s: float, c
 def test_the_slowest_of_several_sets_the_pace() -> None:
     replicas = group("a", "b", "c")
     for at_s in (0.0, 1.0, 2.0):
-        told(replicas, at_s, a=1.0, b=1.3, c=1.2)
-    changes = told(replicas, 3.0, b=1.0)
+        reported(replicas, at_s, a=1.0, b=1.3, c=1.2)
+    changes = reported(replicas, 3.0, b=1.0)
 
-    assert {change.job_id: imposed_s(change) for change in changes} == {"a": 1.2, "c": None}
+    assert {change.job_id: straggler_pace_s(change) for change in changes} == {"a": 1.2, "c": None}
 
 
 def test_a_repeated_pace_is_no_reading() -> None:
     replicas = group("a")
-    told(replicas, 0.0, a=1.0)
+    reported(replicas, 0.0, a=1.0)
     elsewhere = Pace(1.2, "far", 0.0)
 
     assert replicas.update_pace_elsewhere("a", elsewhere, 0.0) == ()
     assert replicas.update_pace_elsewhere("a", elsewhere, 1.0, is_news=False) == ()
     (change,) = replicas.update_pace_elsewhere("a", Pace(1.2, "far", 2.0), 2.0)
-    assert imposed_s(change) == 1.2
+    assert straggler_pace_s(change) == 1.2
     (gone,) = replicas.update_pace_elsewhere("a", None, 3.0)
     assert gone.pace is None
 
@@ -223,7 +223,7 @@ def test_a_repeated_pace_is_no_reading() -> None:
 def test_unknown_jobs_get_no_changes_and_leaving_ends_the_straggler_pace() -> None:
     replicas = group("a", "b")
     for at_s in (0.0, 1.0):
-        told(replicas, at_s, a=1.0, b=1.2, stranger=0.5)
+        reported(replicas, at_s, a=1.0, b=1.2, stranger=0.5)
 
     assert replicas.job_ids == {"a", "b"}
     (change,) = replicas.leave("b", 1.0)
@@ -233,7 +233,7 @@ def test_unknown_jobs_get_no_changes_and_leaving_ends_the_straggler_pace() -> No
 
 
 def test_only_slower_replicas_are_stragglers() -> None:
-    assert first_imposed(2.0, 2.0) == 2.0
-    assert first_imposed(3.5, 3.5) == 3.5
-    assert first_imposed(1.1, 1.1, 0.9) is None
-    assert first_imposed(0.5, 0.5, 0.5) is None
+    assert first_straggler_pace(2.0, 2.0) == 2.0
+    assert first_straggler_pace(3.5, 3.5) == 3.5
+    assert first_straggler_pace(1.1, 1.1, 0.9) is None
+    assert first_straggler_pace(0.5, 0.5, 0.5) is None

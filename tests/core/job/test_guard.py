@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpuenergyd.core.job.guard import Finding, GuardRules, judge, what_changed
+from gpuenergyd.core.job.guard import Finding, GuardRules, evaluate, what_changed
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
@@ -33,7 +33,7 @@ def finding(
     times_s: Sequence[float], *, sigma_s: float = 0.0, plan: ClockPlan = PLAN, slowdown: float = 0.0
 ) -> Finding | None:
     baseline = BaselineView(1.0, None, 10, sigma_s)
-    found = judge(iterations(times_s), plan, baseline, PerformanceTarget(slowdown), RULES)
+    found = evaluate(iterations(times_s), plan, baseline, PerformanceTarget(slowdown), RULES)
     return None if found is None else found[0]
 
 
@@ -74,11 +74,11 @@ def test_the_guard_compares_with_the_target() -> None:
 def test_a_wait_for_another_replica_is_not_slowness_of_the_plan() -> None:
     recent = [iteration(k, 1.3, waited_s=0.3) for k in range(8)]
 
-    assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
+    assert evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
 def test_a_finding_names_the_plan_its_time_and_the_allowed_time() -> None:
-    found = judge(iterations([1.5] * 4), PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+    found = evaluate(iterations([1.5] * 4), PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
 
     assert found == (Finding.TOO_SLOW, "plan 'p' takes 1.5 s per iteration, 1.05 s are allowed")
 
@@ -110,7 +110,7 @@ def test_a_job_whose_instruction_became_faster_has_changed(
     recent[0] = iteration(0, 1.0, sample(0.5), sample(0.5, B))  # the very first is not looked at
     recent += [iteration(20 + k, 1.0, sample(time_s), sample(0.2, B)) for k, time_s in enumerate(last_s)]
 
-    found = judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
 
     line = "F of rank 0 takes 0.970 times as long as when the plan began"
     assert found == ((Finding.JOB_IS_FASTER, line) if is_faster else None)
@@ -121,7 +121,7 @@ def test_the_end_of_a_plan_is_compared_with_its_begin_only() -> None:
     recent = iterations([1.0], sample(0.1)) + [iteration(k, 1.0, sample(0.1)) for k in range(1, 9)]
     recent += [iteration(k, 1.0, sample(0.05)) for k in range(9, 30)]
 
-    found = judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
 
     assert found == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.500 times as long as when the plan began")
 
@@ -138,8 +138,8 @@ def test_the_mean_of_an_instruction_is_weighted_by_its_count() -> None:
     fast = [at_two_clocks(9 + k, 3, 0.09) for k in range(4)]
     baseline, target = BaselineView(1.0, None, 10), PerformanceTarget()
 
-    faster = judge(slow + fast, PLAN, baseline, target, RULES)
-    slower = judge(fast + slow, PLAN, baseline, target, RULES)
+    faster = evaluate(slow + fast, PLAN, baseline, target, RULES)
+    slower = evaluate(fast + slow, PLAN, baseline, target, RULES)
 
     assert faster == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.671 times as long as when the plan began")
     assert slower is None
@@ -148,13 +148,13 @@ def test_the_mean_of_an_instruction_is_weighted_by_its_count() -> None:
 def test_more_time_at_a_higher_clock_is_not_a_faster_instruction() -> None:
     recent = [at_two_clocks(k, 1) for k in range(6)] + [at_two_clocks(9 + k, 3) for k in range(4)]
 
-    assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
+    assert evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
 def test_a_missing_instruction_is_not_a_faster_one() -> None:
     recent = [iteration(k, 1.0, sample(0.1)) for k in range(6)] + [iteration(9 + k, 1.0) for k in range(4)]
 
-    assert judge(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
+    assert evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES) is None
 
 
 def test_the_largest_change_between_two_full_speed_runs_is_named() -> None:

@@ -69,7 +69,7 @@ def test_the_first_iteration_of_a_full_speed_block_is_left_out_and_the_first_of_
     assert indices(run.at_full_speed(PURPOSES, since=5)) == [5, 8]
 
 
-def test_an_irregular_iteration_is_not_selected() -> None:
+def test_a_disturbed_iteration_is_not_selected() -> None:
     run = remembered("baseline", "baseline")
     run.add(iteration(2, "baseline", regular=False), PURPOSES)
     run.add(iteration(3, "tuned", regular=False, gap_s=9.0), PURPOSES)

@@ -26,13 +26,13 @@ def report(rank: int, index: int, *, in_order: bool = True, gap_ns: int = 10**7,
 
 def both_report(run: JobRun, *, in_order: bool = True, gap_ns: int = 10**7) -> tuple[Command, ...]:
     """Let both ranks report an iteration, and observe it."""
-    run.tell(RankReported(report(0, run.index, gap_ns=gap_ns, epoch=run.epoch)))
-    said = run.tell(RankReported(report(1, run.index, in_order=in_order, gap_ns=gap_ns, epoch=run.epoch)))
+    run.feed(RankReported(report(0, run.index, gap_ns=gap_ns, epoch=run.epoch)))
+    commands = run.feed(RankReported(report(1, run.index, in_order=in_order, gap_ns=gap_ns, epoch=run.epoch)))
     run.index += 1
-    seen = said[0]
+    seen = commands[0]
     assert isinstance(seen, ObserveIteration)
     observation = IterationObservation(run.index - 1, seen.plan_id, 1.0, (), (), is_regular=seen.is_regular)
-    return (*said[1:], *run.tell(IterationObserved(observation)))
+    return (*commands[1:], *run.feed(IterationObserved(observation)))
 
 
 def test_the_same_disturbance_is_recorded_once_in_twenty_five_iterations() -> None:
@@ -55,9 +55,9 @@ def test_a_pause_is_named_with_its_length_and_the_iterations_around_it() -> None
     for _ in range(4):
         both_report(run)
 
-    said = both_report(run, gap_ns=10**7 + 2 * 10**9)
+    commands = both_report(run, gap_ns=10**7 + 2 * 10**9)
 
-    assert said[0] == RecordNotice(
+    assert commands[0] == RecordNotice(
         "2 s passed between iterations 4 and 5 (evaluation, checkpoint, waiting for others): left alone"
     )
 
@@ -77,10 +77,10 @@ def test_three_consecutive_iterations_in_another_order_end_the_plan(purpose: Pla
     run.decide(plan("made", purpose))
     run.pass_until(APPLIED)
 
-    said = [kinds(both_report(run, in_order=False)) for _ in range(3)]
+    commands = [kinds(both_report(run, in_order=False)) for _ in range(3)]
 
-    assert "RestoreGpus" not in said[0] + said[1]
-    assert "RestoreGpus" in said[2]
+    assert "RestoreGpus" not in commands[0] + commands[1]
+    assert "RestoreGpus" in commands[2]
     assert run.job.phase_reason.startswith("3 iterations in a row ran other instructions")
     assert run.job.faults.num_faults == 0
 
@@ -88,9 +88,9 @@ def test_three_consecutive_iterations_in_another_order_end_the_plan(purpose: Pla
 def test_without_planned_clocks_another_order_is_only_recorded() -> None:
     run = JobRun().following(ClockPlan("un", PlanPurpose.BASELINE))
 
-    said = [kinds(both_report(run, in_order=False)) for _ in range(8)]
+    commands = [kinds(both_report(run, in_order=False)) for _ in range(8)]
 
-    assert all("RecordPhase" not in one for one in said)
+    assert all("RecordPhase" not in one for one in commands)
     assert run.job.phase is JobPhase.TUNED
 
 

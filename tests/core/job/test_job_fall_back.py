@@ -24,9 +24,9 @@ from tests.support.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, ki
 def test_a_slow_plan_ends_at_its_second_iteration_and_the_policy_is_asked_five_later() -> None:
     run = JobRun().following(plan())
 
-    said = run.fall()
+    commands = run.fall()
 
-    assert kinds(said) == ["SendPlan", "RestoreGpus", "RecordPhase"]
+    assert kinds(commands) == ["SendPlan", "RestoreGpus", "RecordPhase"]
     assert (run.sent[-1].plan.plan_id, run.sent[-1].apply_at_iteration) == ("full-speed-1", 18)
     assert (run.job.faults.num_faults, run.job.faults.num_slow_plans) == (1, 1)
     assert (run.job.phase, run.job.retry_in_iterations, run.job.is_given_up) == (JobPhase.FALLBACK, 8, False)
@@ -107,9 +107,9 @@ def test_faults_and_waits_by_cause(event: Event, line: str, num_faults: int, wai
     run.decide(plan("p", PROFILING))
     run.pass_one()
 
-    said = run.tell(event)
+    commands = run.feed(event)
 
-    assert kinds(said) == ["SendPlan", "RestoreGpus", "RecordPhase"]
+    assert kinds(commands) == ["SendPlan", "RestoreGpus", "RecordPhase"]
     assert (run.job.notices.last or "").startswith(line)
     assert run.job.notices.last_at == 13
     assert run.job.faults.num_faults == num_faults
@@ -119,7 +119,7 @@ def test_faults_and_waits_by_cause(event: Event, line: str, num_faults: int, wai
 def test_a_fault_before_any_plan_restores_nothing_and_waits_from_now_on() -> None:
     run = JobRun().asked()
 
-    assert run.tell(PolicyFailed("late")) == (RecordPhase(JobPhase.FALLBACK, "policy p failed: late"),)
+    assert run.feed(PolicyFailed("late")) == (RecordPhase(JobPhase.FALLBACK, "policy p failed: late"),)
     assert run.job.faults.num_fallbacks == 0
     assert run.first(AskPolicy) == FIRST_ASKED + 5
 
@@ -128,7 +128,7 @@ def test_control_lost_before_there_is_a_baseline_waits_for_it() -> None:
     run = JobRun()
     run.pass_until(2)
     run.pass_one()
-    run.tell(ControlLost("worker gone"))
+    run.feed(ControlLost("worker gone"))
 
     assert run.job.phase is JobPhase.FALLBACK
     assert run.first(AskPolicy) == FIRST_ASKED
@@ -178,29 +178,29 @@ def test_after_two_slow_plans_in_a_row_the_profile_is_measured_again() -> None:
     run.answered_late()
 
     for _ in range(60):
-        said = run.pass_one()
-        if said:
+        commands = run.pass_one()
+        if commands:
             break
 
-    assert kinds(said) == ["RecordPhase", "AskPolicy"]
+    assert kinds(commands) == ["RecordPhase", "AskPolicy"]
     assert run.job.phase_reason == "2 plans in a row were slow: profiling again"
-    assert (asked_view(said).view.generation, run.job.faults.num_faults) == (1, 2)
+    assert (asked_view(commands).view.generation, run.job.faults.num_faults) == (1, 2)
 
 
 def test_a_previous_run_that_does_not_hold_is_deleted() -> None:
     run = JobRun(JobRules(proof_iterations=0, relearn_after_slow_plans=1))
-    run.tell(PreviousRunFound(PreviousRun("earlier", (), ())))
+    run.feed(PreviousRunFound(PreviousRun("earlier", (), ())))
     run.following(plan("tuned-1"))
     run.fall()
     run.answered_late()
 
     for _ in range(60):
-        said = run.pass_one()
-        if said:
+        commands = run.pass_one()
+        if commands:
             break
 
-    assert kinds(said) == ["StoreRun", "RecordPhase", "AskPolicy"]
-    assert said[0] == StoreRun(None)
+    assert kinds(commands) == ["StoreRun", "RecordPhase", "AskPolicy"]
+    assert commands[0] == StoreRun(None)
     assert run.job.knowledge.previous_run is None
 
 
@@ -221,7 +221,7 @@ def test_many_good_iterations_of_one_plan_clear_a_fault() -> None:
 def test_a_fault_without_a_plan_counts_full_speed_from_the_next_iteration_on() -> None:
     run = JobRun().asked()
 
-    run.tell(PolicyFailed("late"))
+    run.feed(PolicyFailed("late"))
 
     assert run.job.faults.fell_back_at == FIRST_ASKED + 1
 
@@ -266,7 +266,7 @@ def test_a_changed_job_keeps_its_profile_for_its_shape() -> None:
 
 def test_a_changed_job_that_never_profiled_keeps_its_previous_run_with_its_own_figures() -> None:
     run = JobRun(JobRules(proof_iterations=0))
-    run.tell(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
+    run.feed(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())
     run.fall()
     run.answered_late()

@@ -31,11 +31,11 @@ def test_endless_profiling_is_a_fault_and_restarts_after_as_many_full_speed_iter
     assert run.job.faults.num_faults == 1
     assert run.job.faults.retry_at_iteration == run.sent[-1].apply_at_iteration + 8
     for _ in range(40):
-        said = run.pass_one()
-        if said:
+        commands = run.pass_one()
+        if commands:
             break
     assert run.job.phase_reason == "profiling did not end: profiling again, from the beginning"
-    assert asked_view(said).view.generation == 1
+    assert asked_view(commands).view.generation == 1
 
 
 def test_a_profiling_plan_is_relieved_after_three_iterations_without_an_answer() -> None:
@@ -44,9 +44,9 @@ def test_a_profiling_plan_is_relieved_after_three_iterations_without_an_answer()
     run.decide(probe)
     run.pass_until(APPLIED + 2)
 
-    said = run.pass_one()
+    commands = run.pass_one()
 
-    assert [one.plan.plan_id for one in said if isinstance(one, SendPlan)] == ["proof"]
+    assert [one.plan.plan_id for one in commands if isinstance(one, SendPlan)] == ["proof"]
     assert run.sent[-1].plan.reason == "the policy has not answered yet"
     run.pass_until(APPLIED + 12)  # and once only
     again = run.decide(probe)
@@ -64,11 +64,11 @@ def test_a_tuned_plan_stays_while_the_policy_takes_long() -> None:
 
 def test_an_earlier_refusal_of_profiling_applies_when_the_policy_wants_to_profile() -> None:
     run = JobRun().asked()
-    assert run.tell(ProfilingPermissionChanged("no budget")) == ()
+    assert run.feed(ProfilingPermissionChanged("no budget")) == ()
 
     assert run.decide(plan("p-1", PROFILING)) == (RecordPhase(JobPhase.FALLBACK, "no budget"),)
     assert run.job.retry_in_iterations == 64
-    run.tell(ProfilingPermissionChanged(None))
+    run.feed(ProfilingPermissionChanged(None))
     run.first(AskPolicy)
     assert kinds(run.decide(plan("p-1", PROFILING))) == ["LeaseGpus", "SendPlan", "RecordPhase"]
 
@@ -76,7 +76,7 @@ def test_an_earlier_refusal_of_profiling_applies_when_the_policy_wants_to_profil
 def test_a_refusal_of_profiling_does_not_stop_a_tuned_plan() -> None:
     run = JobRun().following(plan())
 
-    assert run.tell(ProfilingPermissionChanged("no budget")) == ()
+    assert run.feed(ProfilingPermissionChanged("no budget")) == ()
     assert run.job.phase is JobPhase.TUNED
 
 
@@ -85,7 +85,7 @@ def test_a_refusal_of_profiling_does_not_stop_a_tuned_plan() -> None:
 
 def test_the_profile_of_a_plan_is_stored_after_eight_iterations() -> None:
     run = JobRun(JobRules(proof_iterations=0))
-    run.tell(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
+    run.feed(PreviousRunFound(PreviousRun("earlier", (), (), figures=(("own", 1.0),))))
     run.following(plan())
 
     at = run.first(StoreRun)

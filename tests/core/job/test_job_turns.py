@@ -48,15 +48,15 @@ from tests.support.job_run import (
 def test_after_two_warm_up_and_ten_baseline_iterations_the_policy_is_asked() -> None:
     run = JobRun()
 
-    said = [run.pass_one() for _ in range(12)]
+    returned = [run.pass_one() for _ in range(12)]
 
-    assert said[2] == (RecordPhase(JobPhase.BASELINE, "warm"),)
-    assert [index for index, commands in enumerate(said) if commands] == [2, FIRST_ASKED]
-    view = asked_view(said[FIRST_ASKED]).view
+    assert returned[2] == (RecordPhase(JobPhase.BASELINE, "warm"),)
+    assert [index for index, commands in enumerate(returned) if commands] == [2, FIRST_ASKED]
+    view = asked_view(returned[FIRST_ASKED]).view
     assert (view.baseline.num_iterations, view.generation, view.issued_plans) == (10, 0, ())
 
 
-def test_an_irregular_iteration_counts_neither_for_warm_up_nor_for_the_baseline() -> None:
+def test_a_disturbed_iteration_counts_neither_for_warm_up_nor_for_the_baseline() -> None:
     run = JobRun()
     run.pass_until(2)
 
@@ -71,7 +71,7 @@ def test_iterations_of_an_unknown_epoch_are_not_regular() -> None:
     run.pass_until(2)
 
     for index in (2, 3):
-        assert run.tell(MergedIterationObserved(IterationObservation(index, None, 1.0, (), ()), 9)) == ()
+        assert run.feed(MergedIterationObserved(IterationObservation(index, None, 1.0, (), ()), 9)) == ()
     assert run.job.phase is JobPhase.WARMUP
     assert [o.is_regular for o in run.job.observations] == [False] * 4
 
@@ -94,12 +94,12 @@ def test_a_rank_outside_the_pipeline_is_refused(rank: int) -> None:
 def test_the_policy_sees_new_gpu_measurements_of_joined_ranks_only() -> None:
     run = JobRun()
     better = replace(run.job.ranks.gpus[1], switch_latency_s=0.5)
-    run.tell(GpuViewChanged(1, better))
-    run.tell(GpuViewChanged(2, better))
+    run.feed(GpuViewChanged(1, better))
+    run.feed(GpuViewChanged(2, better))
 
-    said = [run.pass_one() for _ in range(12)]
+    returned = [run.pass_one() for _ in range(12)]
 
-    assert [gpu.switch_latency_s for gpu in asked_view(said[-1]).view.gpus] == [0.01, 0.5]
+    assert [gpu.switch_latency_s for gpu in asked_view(returned[-1]).view.gpus] == [0.01, 0.5]
     assert sorted(run.job.ranks.gpus) == [0, 1]
 
 
@@ -110,7 +110,7 @@ def test_a_previous_run_is_used_only_until_the_policy_has_begun(index: int, *, i
         run.pass_one()
         run.decide(plan()) if run.job.control.question.is_open else None
 
-    run.tell(PreviousRunFound(model))
+    run.feed(PreviousRunFound(model))
 
     assert (run.job.knowledge.previous_run is model) is is_taken
 
@@ -149,14 +149,14 @@ def test_an_unchanged_plan_is_not_sent_again_and_a_new_one_needs_no_new_lease() 
 def test_a_plan_without_clocks_restores_the_gpus_and_iterations_until_then_are_not_regular() -> None:
     run = JobRun().following(plan())
     run.pass_one()
-    untuned = ClockPlan("un", PlanPurpose.BASELINE, reason="enough")
+    full_speed = ClockPlan("un", PlanPurpose.BASELINE, reason="enough")
 
-    said = run.decide(untuned)
+    returned = run.decide(full_speed)
 
-    assert said == (SendPlan(untuned, 2, 17), RestoreGpus(UUIDS, "enough"))
+    assert returned == (SendPlan(full_speed, 2, 17), RestoreGpus(UUIDS, "enough"))
     run.pass_until(19)
     assert [o.is_regular for o in run.job.observations[-4:]] == [False, False, True, True]
-    assert run.tell(RankReleased(0)) == (
+    assert run.feed(RankReleased(0)) == (
         RecordPhase(JobPhase.ENDED, "rank 0 was released"),
         EndJob("rank 0 was released"),
     )
@@ -172,8 +172,8 @@ def test_a_plan_without_clocks_before_any_lease_restores_nothing() -> None:
 def test_the_end_restores_what_is_leased(event: Event) -> None:
     run = JobRun().following(plan())
 
-    assert kinds(run.tell(event)) == ["RestoreGpus", "RecordPhase", "EndJob"]
-    assert run.tell(event) == ()
+    assert kinds(run.feed(event)) == ["RestoreGpus", "RecordPhase", "EndJob"]
+    assert run.feed(event) == ()
 
 
 def test_a_plan_runs_at_full_speed_inside_profiling_without_leaving_it() -> None:
@@ -198,13 +198,13 @@ def test_after_eight_tuned_iterations_a_proof_block_of_four_runs_at_full_speed()
     run = JobRun().following(plan())
     run.pass_until(APPLIED + 7)
 
-    said = run.pass_one()
+    returned = run.pass_one()
 
-    sent = [one for one in said if isinstance(one, SendPlan)]
+    sent = [one for one in returned if isinstance(one, SendPlan)]
     assert [(one.plan.plan_id, one.apply_at_iteration) for one in sent] == [("proof", 24), ("tuned", 28)]
     assert sent[0].plan.reason == "proof of savings"
     assert sent[0].plan.ranks[0].sm_clocks_mhz == (1410,) * 8
-    assert kinds(said) == ["SendPlan", "SendPlan"]
+    assert kinds(returned) == ["SendPlan", "SendPlan"]
 
 
 def test_later_proof_blocks_keep_within_their_share_of_all_iterations() -> None:
@@ -274,6 +274,6 @@ def test_two_plans_in_one_iteration_are_followed_one_after_the_other() -> None:
     run = JobRun().asked()
     run.decide(plan())
 
-    run.tell(ControlLost("worker gone"))
+    run.feed(ControlLost("worker gone"))
 
     assert [one.apply_at_iteration for one in run.sent] == [APPLIED, APPLIED + 1]

@@ -203,10 +203,10 @@ def test_a_gap_of_two_iterations_splits_a_block() -> None:
 
 def test_energy_at_a_straggler_pace_counts_only_without_other_iterations() -> None:
     own = [iteration(k, 1.0, 100.0) for k in range(3)]
-    imposed = [replace(iteration(3 + k, 1.0, 50.0), is_at_straggler_pace=True) for k in range(5)]
+    straggler_pace = [replace(iteration(3 + k, 1.0, 50.0), is_at_straggler_pace=True) for k in range(5)]
 
-    assert baseline_view([*own, *imposed]).energy_j == 100.0
-    assert baseline_view(imposed).energy_j == 50.0
+    assert baseline_view([*own, *straggler_pace]).energy_j == 100.0
+    assert baseline_view(straggler_pace).energy_j == 50.0
     assert baseline_view([*own, iteration(3, 1.0, None)]).energy_j == 100.0
 
 

@@ -52,7 +52,7 @@ def test_every_iteration_is_recorded_as_the_job_counts_it() -> None:
 
 def test_iterations_still_being_observed_at_the_end_are_recorded() -> None:
     run = JobRun().following(plan())
-    run.tell(RankReleased(0))
+    run.feed(RankReleased(0))
     last = run.job.observations[-1]
 
     (record,) = run.job.handle(IterationObserved(last))

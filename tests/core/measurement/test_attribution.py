@@ -75,8 +75,8 @@ def test_energy_of_jobs_and_idle_time_adds_up_to_the_counter(
     host.finish()
 
     counted_j = host.counter.energy_j(host.slices[0].begin_mono_ns, host.slices[-1].end_mono_ns)
-    said_j = fsum((p.energy_j or 0.0) + (p.estimated_j or 0.0) for p in host.slices)
-    assert counted_j == pytest.approx(said_j, rel=1e-9)
+    reported_j = fsum((p.energy_j or 0.0) + (p.estimated_j or 0.0) for p in host.slices)
+    assert counted_j == pytest.approx(reported_j, rel=1e-9)
     assert all(earlier.end_mono_ns == later.begin_mono_ns for earlier, later in pairwise(host.slices))
 
 

@@ -112,7 +112,7 @@ def test_a_revised_value_replaces_the_first_and_is_stored_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "output"),
     [
         (None, None),
         (b"{", "not what a fetcher writes"),
@@ -120,7 +120,7 @@ def test_a_revised_value_replaces_the_first_and_is_stored_again(tmp_path: Path) 
     ],
 )
 def test_a_missing_or_damaged_file_is_reported_without_further_effect(
-    tmp_path: Path, content: bytes | None, said: str | None
+    tmp_path: Path, content: bytes | None, output: str | None
 ) -> None:
     known, kept = settings(tmp_path), Kept()
     feed = feed_of(known, kept)
@@ -130,7 +130,7 @@ def test_a_missing_or_damaged_file_is_reported_without_further_effect(
     asyncio.run(feed.read())
 
     assert feed.signal.series() is None
-    assert (feed.trouble is None) if said is None else (said in (feed.trouble or ""))
+    assert (feed.trouble is None) if output is None else (output in (feed.trouble or ""))
 
 
 def test_values_of_another_zone_are_refused(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_price_signal_is_followed_without_counting_emissions(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("timestamp_utc,carbon_intensity_g_per_kwh\n2026-03-02T10:00:00Z,-5\n", "line 2"),
         ("timestamp_utc,carbon_intensity_g_per_kwh\n2026-03-02T10:00:00Z,1000000\n", "line 2"),
@@ -227,14 +227,14 @@ def test_a_price_signal_is_followed_without_counting_emissions(tmp_path: Path) -
         ("timestamp_utc,x\n", "no rows below the header"),
     ],
 )
-def test_an_invalid_file_is_reported_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_reported_with_its_line(tmp_path: Path, text: str, output: str) -> None:
     path = tmp_path / "XX.csv"
     path.write_text(text)
     feed = feed_of(settings(tmp_path, carbon_zone=None, carbon_signal=str(path)), Kept())
 
     asyncio.run(feed.read())
 
-    assert said in (feed.trouble or "")
+    assert output in (feed.trouble or "")
     assert str(path) in (feed.trouble or "")
 
 

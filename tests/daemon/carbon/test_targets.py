@@ -91,7 +91,7 @@ class Following:
         """Pass an event on."""
         if isinstance(event, ProfilingPermissionChanged) and event.refusal is not None:
             self.reasons.append(event.refusal)
-        self.run.tell(event)
+        self.run.feed(event)
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a scripted reply, or that of the real target policy."""

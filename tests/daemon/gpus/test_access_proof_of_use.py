@@ -201,7 +201,7 @@ def test_a_host_process_does_not_belong_to_a_container_job(tmp_path: Path) -> No
         client_process(path, uid=0, gid=0, has_own_session=False) as beside,
         client_process(path, uid=0, gid=0, unshare=("--pid", "--fork"), has_own_session=False) as inside,
     ):
-        judged = [
+        evaluated = [
             is_of_same_job(me, beside.pid),
             is_of_same_job(PeerCredentials(beside.pid, 0, 0), me.pid),
             is_of_same_job(me, inside.pid),
@@ -209,7 +209,7 @@ def test_a_host_process_does_not_belong_to_a_container_job(tmp_path: Path) -> No
         ]
     listener.close()
 
-    assert judged == [True, True, False, False]
+    assert evaluated == [True, True, False, False]
 
 
 def test_proof_of_use_can_be_switched_off() -> None:

@@ -1,4 +1,4 @@
-"""What a client says of replicas elsewhere: it changes what its own job owes, at once, and nobody else's."""
+"""Paces that a client reports for replicas elsewhere change the target of its own job only, at once."""
 
 import math
 
@@ -48,8 +48,8 @@ def test_a_repeated_pace_is_not_a_second_reading() -> None:
         stage.join()
         stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
         await stage.iterate(times=3)
-        told = [PaceReport(stage.tokens[0], 1.0, is_news=is_news) for is_news in (True, False, False, True)]
-        replies = [stage.jobs.handle_pace(report, ME) for report in told]
+        reported = [PaceReport(stage.tokens[0], 1.0, is_news=is_news) for is_news in (True, False, False, True)]
+        replies = [stage.jobs.handle_pace(report, ME) for report in reported]
 
         assert [reply.straggler_time_s for reply in replies if reply] == [None, None, None, 1.0]
         await stage.jobs.close("test over")

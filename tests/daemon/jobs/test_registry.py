@@ -1,4 +1,4 @@
-"""Jobs and their processes against fakes: what is leased, sent, wished for, restored, recorded, and in what order."""
+"""Jobs and their processes against fakes: leases, plans, clock requests, restores and records, in order."""
 
 import os
 import time
@@ -211,7 +211,7 @@ def test_an_idle_job_is_restored_and_leases_again_at_its_next_report() -> None:
     play(scenario)
 
 
-def would_be_plan() -> ClockPlan:
+def predicted_plan() -> ClockPlan:
     """What a policy answers that is told that nobody may set clocks."""
     return replace(
         plan("would-be", 1200, PlanPurpose.PREDICTED),
@@ -222,7 +222,7 @@ def would_be_plan() -> ClockPlan:
 
 
 def test_an_observing_daemon_records_a_prediction_and_never_leases() -> None:
-    stage = Stage(would_be_plan(), is_observing=True)
+    stage = Stage(predicted_plan(), is_observing=True)
 
     async def scenario() -> None:
         stage.join()
@@ -233,7 +233,7 @@ def test_an_observing_daemon_records_a_prediction_and_never_leases() -> None:
         (recorded,) = [r for r in stage.history.records if isinstance(r, PlanRecord)]
         assert not view.can_set_clocks
         assert given == [(), ()]
-        assert runner.prediction == would_be_plan() == recorded.plan
+        assert runner.prediction == predicted_plan() == recorded.plan
         assert not runner.job.knowledge.plans.kept
         assert stage.worker.calls == []
         assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
@@ -243,7 +243,7 @@ def test_an_observing_daemon_records_a_prediction_and_never_leases() -> None:
 
 
 def test_a_prediction_is_repeated_as_the_job_goes_on() -> None:
-    stage = Stage(would_be_plan(), would_be_plan(), is_observing=True)
+    stage = Stage(predicted_plan(), predicted_plan(), is_observing=True)
 
     async def scenario() -> None:
         stage.join()
@@ -273,7 +273,7 @@ def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_prediction()
 
 
 def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled() -> None:
-    stage = Stage(would_be_plan(), plan("tuned-1", 1200))
+    stage = Stage(predicted_plan(), plan("tuned-1", 1200))
 
     async def scenario() -> None:
         stage.jobs.handle_gpu_health(GpuHealthChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
@@ -422,9 +422,9 @@ def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
         reported = stage.jobs.handle_report(report(stage.tokens[0], 0, 0, 0), stranger)
         released = stage.jobs.release(stage.tokens[0], stranger)
         record = RankClockRequest(bytes.fromhex(stage.tokens[0]), 1, ClockRequest(1200, time.monotonic_ns()))
-        wished = stage.jobs.clock_requests.admit(record, stranger)
+        admitted = stage.jobs.clock_requests.admit(record, stranger)
 
-        assert (reported, released, wished) == (None, False, Admission.HOSTILE)
+        assert (reported, released, admitted) == (None, False, Admission.HOSTILE)
         await stage.jobs.close("test over")
 
     play(scenario)

@@ -20,8 +20,8 @@ def jobs_by_first_gpu(daemon: DaemonProcess) -> list[dict[str, Any]]:
 def waits_for_slow_replica(daemon: DaemonProcess) -> bool:
     """Return whether the fast replica was told of a pace far beyond what chance and its own budget explain."""
     fast, slow = jobs_by_first_gpu(daemon)
-    imposed_s = fast["straggler_time_s"] or 0.0
-    return bool(imposed_s > 1.8 * fast["own_time_s"] and fast["straggler"] == slow["job_id"])
+    straggler_pace_s = fast["straggler_time_s"] or 0.0
+    return bool(straggler_pace_s > 1.8 * fast["own_time_s"] and fast["straggler"] == slow["job_id"])
 
 
 def is_back_at_own_pace(daemon: DaemonProcess) -> bool:

@@ -90,11 +90,11 @@ def test_every_request_is_answered_under_its_id_and_unencodable_results_with_the
 
     run(io.BytesIO(b"".join(encode(one) + b"\n" for one in requests)), answers)
 
-    told = [decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES) for line in answers.getvalue().splitlines()]
-    assert [answer.request_id for answer in told] == [11, 12, 13]
-    assert (told[0].error or "").startswith("the result cannot be encoded: ")
-    assert plan_id(told[1]) == "polite-a-1"
-    assert told[2] == PlanAnswer(13)
+    reported = [decode(line, PlanAnswer, max_bytes=MAX_LINE_BYTES) for line in answers.getvalue().splitlines()]
+    assert [answer.request_id for answer in reported] == [11, 12, 13]
+    assert (reported[0].error or "").startswith("the result cannot be encoded: ")
+    assert plan_id(reported[1]) == "polite-a-1"
+    assert reported[2] == PlanAnswer(13)
 
 
 def test_a_carbon_query_does_not_change_the_jobs_policy() -> None:

@@ -71,11 +71,11 @@ def test_the_fetcher_unit_executes_the_fetcher_with_its_configuration_on_standar
         monkeypatch.setattr("sys.stdin", stdin)
         with pytest.raises(Replaced):
             fetcher_unit.main()
-        told = json.loads(os.read(stdin.fileno(), 2**16))
+        reported = json.loads(os.read(stdin.fileno(), 2**16))
 
     assert program == [sys.executable, "-I", "-m", "gpuenergyd.carbon.fetcher"]
-    assert told["zone"] == "GB"
-    assert told["out_path"] == str(load_settings(processes=Processes.UNITS).carbon_file_path)
+    assert reported["zone"] == "GB"
+    assert reported["out_path"] == str(load_settings(processes=Processes.UNITS).carbon_file_path)
 
 
 def test_the_fetcher_unit_exits_normally_without_a_carbon_zone(

@@ -306,10 +306,10 @@ def test_error_of_a_missing_library_names_the_package_to_install(tmp_path: Path)
     fake = tmp_path / "libnvidia-ml.so.1"
     fake.write_bytes(b"not a library")
 
-    said = _open_host({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    output = _open_host({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
 
-    assert said.startswith("DriverError")
-    assert "libnvidia-ml.so.1 was not found" in said
+    assert output.startswith("DriverError")
+    assert "libnvidia-ml.so.1 was not found" in output
 
 
 @pytest.mark.fault(12)

@@ -334,7 +334,7 @@ def test_the_end_of_any_rank_restores_all_clocks(event: RankLost | RankReleased)
     run.run(40)
     run.commands.clear()
 
-    run.tell(event)
+    run.feed(event)
 
     assert isinstance(run.commands[0], RestoreGpus)
     assert isinstance(run.commands[-1], EndJob)
@@ -347,7 +347,7 @@ def test_lost_control_reverts_to_full_speed_and_retries_later() -> None:
     run = training(BubbleAware())
     run.run(40)
 
-    run.tell(ControlLost("the GPU worker died"))
+    run.feed(ControlLost("the GPU worker died"))
     run.run(30)
 
     assert run.job.phase is JobPhase.TUNED
@@ -359,7 +359,7 @@ def test_a_new_target_leads_to_a_new_plan() -> None:
     run.run(45)
     before, _ = tuned_medians(run)
 
-    run.tell(TargetChanged(PerformanceTarget(max_slowdown_ratio=0.10)))
+    run.feed(TargetChanged(PerformanceTarget(max_slowdown_ratio=0.10)))
     run.run(40)
 
     after, slowdown = tuned_medians(run)

@@ -42,20 +42,20 @@ def training(policy: ClockPolicy, **others: object) -> VirtualTraining:
     return VirtualTraining(schedule, work, policy, rules=JobRules(proof_iterations=0), **others)  # type: ignore[arg-type]
 
 
-def said(run: VirtualTraining) -> list[str]:
+def output(run: VirtualTraining) -> list[str]:
     """Return the job's records in the history."""
     return [c.reason for c in run.commands if isinstance(c, RecordPhase | RecordNotice)]
 
 
-def require_soon_inside_budget(run: VirtualTraining, untuned: VirtualTraining, *happened: int) -> None:
+def require_soon_inside_budget(run: VirtualTraining, at_full_speed: VirtualTraining, *happened: int) -> None:
     """Assert that all iterations after a disturbance are within budget, except the first five after each."""
-    times_s = zip(run.history, untuned.history, strict=True)
+    times_s = zip(run.history, at_full_speed.history, strict=True)
     slow = [
-        (k, plan, time_s / untuned_s)
-        for k, ((time_s, _, plan), (untuned_s, _, _)) in enumerate(times_s)
+        (k, plan, time_s / full_speed_s)
+        for k, ((time_s, _, plan), (full_speed_s, _, _)) in enumerate(times_s)
         if k >= happened[0]
         and not any(at <= k < at + ITERATIONS_TO_BUDGET for at in happened)
-        and time_s > (1 + BUDGET_RATIO) * untuned_s
+        and time_s > (1 + BUDGET_RATIO) * full_speed_s
     ]
     assert slow == []
 
@@ -93,14 +93,14 @@ SLOWNESSES = {
 @pytest.mark.parametrize("what", SLOWNESSES)
 def test_a_change_of_speed_costs_at_most_five_iterations_and_is_replanned_within_32(what: str) -> None:
     slowness, reason = SLOWNESSES[what]
-    run, untuned = (training(policy, slowdown_of=slowness.of) for policy in (BubbleAware(), FullSpeed()))
-    for own in (run, untuned):
+    run, at_full_speed = (training(policy, slowdown_of=slowness.of) for policy in (BubbleAware(), FullSpeed()))
+    for own in (run, at_full_speed):
         own.run(FROM + 10 * slowness.is_gradual + ITERATIONS_TO_OPTIMUM + 12)
 
-    require_soon_inside_budget(run, untuned, FROM)
+    require_soon_inside_budget(run, at_full_speed, FROM)
     require_near(run, least_energy_j(training, lambda rank: slowness.of(rank, 1000)), FROM + 10 * slowness.is_gradual)
     assert run.job.phase is JobPhase.TUNED
-    assert any(line.startswith(reason) for line in said(run))
+    assert any(line.startswith(reason) for line in output(run))
     assert (run.job.notices.last or "").startswith("the job changed")
 
 
@@ -112,18 +112,18 @@ def test_a_throttling_gpu_is_planned_at_the_clock_it_reaches_until_it_has_cooled
         is_hot = rank == 2 and FROM <= iteration < cool_from
         return max(1260, 1410 - 15 * (iteration - FROM)) if is_hot else 1410
 
-    run, untuned = (training(policy, ceiling_of=ceiling_mhz) for policy in (BubbleAware(), FullSpeed()))
-    for own in (run, untuned):
+    run, at_full_speed = (training(policy, ceiling_of=ceiling_mhz) for policy in (BubbleAware(), FullSpeed()))
+    for own in (run, at_full_speed):
         own.run(cool_from)
     hot_j = median(used_j for _, used_j, _ in run.history[FROM + 10 + ITERATIONS_TO_OPTIMUM :])
-    for own in (run, untuned):
+    for own in (run, at_full_speed):
         own.run(ITERATIONS_TO_OPTIMUM + 8)
 
-    require_soon_inside_budget(run, untuned, FROM, cool_from)
+    require_soon_inside_budget(run, at_full_speed, FROM, cool_from)
     best_j = least_energy_j(training, ceiling_mhz=lambda rank: ceiling_mhz(rank, cool_from - 1))
     assert hot_j <= (1 + OPTIMUM_RATIO) * best_j
     require_near(run, least_energy_j(training), cool_from)
-    changes = [line for line in said(run) if line.startswith("the job changed: ")]
+    changes = [line for line in output(run) if line.startswith("the job changed: ")]
     assert [line.split(" takes ")[0] for line in changes] == ["the job changed: F of rank 2"] * 2
 
 
@@ -134,13 +134,13 @@ def test_a_recovered_stage_is_detected_even_if_the_iteration_time_stays() -> Non
     def slowness(rank: int, iteration: int) -> float:
         return 1.1 if rank == 2 and FROM <= iteration < recovers_at else 1.0
 
-    run, untuned = (training(policy, slowdown_of=slowness) for policy in (BubbleAware(), FullSpeed()))
-    for own in (run, untuned):
+    run, at_full_speed = (training(policy, slowdown_of=slowness) for policy in (BubbleAware(), FullSpeed()))
+    for own in (run, at_full_speed):
         own.run(recovers_at + ITERATIONS_TO_OPTIMUM + 8)
 
-    require_soon_inside_budget(run, untuned, FROM, recovers_at)
+    require_soon_inside_budget(run, at_full_speed, FROM, recovers_at)
     require_near(run, least_energy_j(training), recovers_at)
-    assert any("of rank 2 takes 0.909 times as long as when the plan began" in line for line in said(run))
+    assert any("of rank 2 takes 0.909 times as long as when the plan began" in line for line in output(run))
 
 
 @pytest.mark.fault(46)
@@ -159,13 +159,13 @@ def test_the_first_plan_adapts_to_a_batch_with_another_compute_share(memory_rati
         }
         return run
 
-    run, untuned = training(BubbleAware()), training(FullSpeed())
-    for own in (run, untuned):
+    run, at_full_speed = training(BubbleAware()), training(FullSpeed())
+    for own in (run, at_full_speed):
         own.run(FROM)
         own.work = with_new_batch(FullSpeed()).work
         own.run(ITERATIONS_TO_OPTIMUM + 8)
 
-    require_soon_inside_budget(run, untuned, FROM)
+    require_soon_inside_budget(run, at_full_speed, FROM)
     require_near(run, least_energy_j(with_new_batch), FROM)
     assert not any((plan or "").startswith("profile") for _, _, plan in run.history[FROM:])
 
@@ -190,10 +190,10 @@ def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> Non
         usual_j.append(best.replicas[1].history[FROM - 1][1])
 
     slow, fast = ours.replicas
-    untuned_s = [time_s for time_s, _, _ in slow.history]
-    usual_s, slow_s = untuned_s[FROM - 1], untuned_s[FROM]
-    target_s = [slow_s if FROM <= k < FROM + 20 else usual_s for k in range(len(untuned_s))]
-    late = [k for k, time_s in enumerate(untuned_s) if k >= FROM and time_s > (1 + BUDGET_RATIO) * target_s[k]]
+    full_speed_s = [time_s for time_s, _, _ in slow.history]
+    usual_s, slow_s = full_speed_s[FROM - 1], full_speed_s[FROM]
+    target_s = [slow_s if FROM <= k < FROM + 20 else usual_s for k in range(len(full_speed_s))]
+    late = [k for k, time_s in enumerate(full_speed_s) if k >= FROM and time_s > (1 + BUDGET_RATIO) * target_s[k]]
     assert not [k for k in late if not FROM + 20 <= k < FROM + 20 + 3]
     assert fast.history[-1][1] <= (1 + OPTIMUM_RATIO) * min(usual_j)
     assert fast.history[FROM + 19][1] <= (1 + OPTIMUM_RATIO) * min(best_j)
@@ -215,7 +215,7 @@ def test_an_evaluation_every_fifty_iterations_changes_no_plan() -> None:
     assert max(training_times_s) <= (1 + BUDGET_RATIO) * run.job.baseline.iteration_time_s
     require_near(run, least_energy_j(training), FROM)
     assert {o.is_regular for o in run.job.observations if o.iteration_index % 50 == 49} == {False}
-    assert [line for line in said(run) if "(evaluation" in line] == [
+    assert [line for line in output(run) if "(evaluation" in line] == [
         f"2.5 s passed between iterations {k} and {k + 1} (evaluation, checkpoint, waiting for others): left alone"
         for k in (49, 99)
     ]
@@ -247,23 +247,23 @@ class _Liar:
 
 @pytest.mark.fault(45)
 def test_a_wrong_prediction_costs_five_slow_iterations_and_is_retried() -> None:
-    run, untuned = training(_Liar(1)), training(FullSpeed())
-    for own in (run, untuned):
+    run, at_full_speed = training(_Liar(1)), training(FullSpeed())
+    for own in (run, at_full_speed):
         own.run(70)
 
     lies_from = next(k for k, (_, _, plan) in enumerate(run.history) if plan == "tuned-1")
-    require_soon_inside_budget(run, untuned, lies_from)
+    require_soon_inside_budget(run, at_full_speed, lies_from)
     require_near(run, least_energy_j(training), lies_from)
-    assert any(line.startswith("plan 'tuned-1' takes") and "are allowed" in line for line in said(run))
+    assert any(line.startswith("plan 'tuned-1' takes") and "are allowed" in line for line in output(run))
     assert "are allowed" in (run.job.notices.last or "")
 
 
 def report_in_changing_orders(run: VirtualTraining, since: int) -> None:
     """Swap two neighbouring instructions on every rank, different ones in each iteration."""
-    usual: Callable[[Event], None] = run.tell
+    usual: Callable[[Event], None] = run.feed
     dice = random.Random(3)
 
-    def tell(event: Event) -> None:
+    def feed(event: Event) -> None:
         if isinstance(event, RankReported) and event.report.iteration_index >= since:
             rows = list(event.report.instructions)
             k = dice.randrange(len(rows) - 1)
@@ -273,19 +273,19 @@ def report_in_changing_orders(run: VirtualTraining, since: int) -> None:
             event = RankReported(replace(event.report, instructions=tuple(rows)))
         usual(event)
 
-    run.tell = tell  # type: ignore[method-assign]  # the shell between a training and its job
+    run.feed = feed  # type: ignore[method-assign]  # the shell between a training and its job
 
 
 @pytest.mark.fault(46)
 @pytest.mark.parametrize("since", [0, FROM])
 def test_a_job_that_never_repeats_an_order_runs_at_full_speed(since: int) -> None:
-    run, untuned = training(BubbleAware()), training(FullSpeed())
+    run, at_full_speed = training(BubbleAware()), training(FullSpeed())
     report_in_changing_orders(run, since)
-    for own in (run, untuned):
+    for own in (run, at_full_speed):
         own.run(since + ITERATIONS_TO_OPTIMUM + 8)
 
-    require_soon_inside_budget(run, untuned, since)
-    require_near(run, untuned.history[-1][1], since)
+    require_soon_inside_budget(run, at_full_speed, since)
+    require_near(run, at_full_speed.history[-1][1], since)
     assert run.job.phase in {JobPhase.WARMUP, JobPhase.FALLBACK}
     assert "in another order, than were registered" in (run.job.notices.last or "")
-    assert run.job.notices.last in said(run)
+    assert run.job.notices.last in output(run)

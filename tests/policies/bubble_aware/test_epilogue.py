@@ -105,10 +105,10 @@ def test_the_shortest_turnarounds_count_except_those_at_straggler_pace(view: Job
     assert len(others) > 10
     waiting = [replace(o, turnarounds_s=(0.4, 0.0)) for o in others]
     once = (replace(first, turnarounds_s=(0.1, 0.0)), replace(first, turnarounds_s=(0.1, 0.0)), *waiting)
-    imposed = (replace(first, turnarounds_s=(0.01, 0.0), is_at_straggler_pace=True), *once)
+    straggler_pace = (replace(first, turnarounds_s=(0.01, 0.0), is_at_straggler_pace=True), *once)
 
     bias_s = observed_pipeline(view, profile()).bias_s
-    assert epilogues_s(replace(view, observations=imposed))[0] == pytest.approx(0.1 - bias_s, abs=0.001)
+    assert epilogues_s(replace(view, observations=straggler_pace))[0] == pytest.approx(0.1 - bias_s, abs=0.001)
 
 
 def test_without_observations_there_is_no_epilogue(view: JobView) -> None:

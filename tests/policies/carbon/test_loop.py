@@ -15,10 +15,10 @@ from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.virtual_training import VirtualTraining
 
 
-def owed(run: VirtualTraining, ratio: float) -> None:
+def required(run: VirtualTraining, ratio: float) -> None:
     assert run.job.baseline is not None
     target = PerformanceTarget(0.1, permitted_time_s=run.job.baseline.iteration_time_s * (1 + ratio))
-    run.tell(TargetChanged(target))
+    run.feed(TargetChanged(target))
 
 
 def last_slowdown(run: VirtualTraining, num: int = 6) -> float:
@@ -31,7 +31,7 @@ def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
     run.run(35)
     slowdowns = []
     for ratio in (0.08, 0.0, 0.05):
-        owed(run, ratio)
+        required(run, ratio)
         run.run(12)
         slowdowns.append(last_slowdown(run))
 
@@ -40,7 +40,7 @@ def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
     assert slowdowns == pytest.approx([0.08, 0.0, 0.05], abs=0.006)
 
 
-def test_a_plan_is_judged_by_the_target_it_was_made_for() -> None:
+def test_a_plan_is_evaluated_against_the_target_it_was_made_for() -> None:
     class Slowly(BubbleAware):
         """A policy that keeps answering for the old target for a while."""
 
@@ -56,7 +56,7 @@ def test_a_plan_is_judged_by_the_target_it_was_made_for() -> None:
 
     run = training(Slowly(), max_slowdown_ratio=0.08)
     run.run(40)
-    owed(run, 0.0)
+    required(run, 0.0)
     run.run(3)
 
     assert run.job.faults.num_faults == 0
@@ -69,7 +69,7 @@ def test_the_frontier_of_a_pipeline_agrees_with_measured_iterations() -> None:
     run.run(30)
     points = policy.frontier(view_of(run, 0))
 
-    owed(run, 0.05)
+    required(run, 0.05)
     run.run(14)
 
     assert run.job.baseline is not None

@@ -232,7 +232,7 @@ def test_policy_profiles_each_clock_then_saves_energy_at_full_speeds_time() -> N
     assert last.energy_j < 0.98 * job.full_speed.energy_j
 
 
-def test_clocks_rise_while_the_job_is_slower_than_owed() -> None:
+def test_clocks_rise_while_the_job_is_over_target() -> None:
     job = _Job(late_ratio=0.02)
 
     _run(job, 60)

@@ -98,12 +98,12 @@ def test_the_best_rounding_is_the_cheapest_with_waiting_unless_time_is_sunk() ->
     problem = make_problem(*HAND_MADE)
     fast_s, slow_s = np.array([1.0, 1.0]), np.array([2.5, 2.5])
 
-    sunk, owed = (
+    sunk, required = (
         problem.best_rounding([fast_s, slow_s], 5.0 * (1 + 1e-9), forced=forced, effort=Effort.QUICK)
         for forced in (True, False)
     )
 
-    assert sunk.options.tolist() == owed.options.tolist() == [2, 5]
+    assert sunk.options.tolist() == required.options.tolist() == [2, 5]
     dear = replace(problem, tables=replace(problem.tables, blocking_power_w=100.0))
     tight = dear.best_rounding([fast_s, slow_s], 3.5, forced=False, effort=Effort.FULL)
     assert tight.makespan_s <= 3.5

@@ -30,7 +30,7 @@ def kept(run: VirtualTraining) -> list[PreviousRun | None]:
 
 def second_run(model: PreviousRun, **overrides: object) -> VirtualTraining:
     run = training(**overrides)
-    run.tell(PreviousRunFound(model))
+    run.feed(PreviousRunFound(model))
     return run
 
 
@@ -108,7 +108,7 @@ def test_a_job_with_other_instruction_times_is_profiled_again(model: PreviousRun
 def test_a_job_with_another_power_draw_is_profiled_again(model: PreviousRun) -> None:
     run = training()
     run.work = {key: A100Work(w.memory_time_s, w.compute_time_s, 0.20) for key, w in run.work.items()}  # type: ignore[attr-defined]
-    run.tell(PreviousRunFound(model))
+    run.feed(PreviousRunFound(model))
     run.run(40)
 
     assert len(profiled(run)) >= 6
@@ -133,7 +133,7 @@ def test_a_previous_run_found_after_profiling_has_begun_is_not_used(model: Previ
     run = training()
     run.run(20)
     assert profiled(run)
-    run.tell(PreviousRunFound(model))
+    run.feed(PreviousRunFound(model))
     run.run(25)
 
     assert run.job.knowledge.previous_run is None

@@ -41,7 +41,7 @@ class Run:
         """The design after the steps so far."""
         return Design(view_of(self.issued, self.seen), (LEVELS, LEVELS))
 
-    def take(self, *steps: Step, is_regular: bool = True, is_seen: bool = True) -> "Run":
+    def add_steps(self, *steps: Step, is_regular: bool = True, is_seen: bool = True) -> "Run":
         """Issue the plans of these steps and run an iteration of each."""
         for step in steps:
             plan = ClockPlan(self.design.plan_id(step), PlanPurpose.PROFILE)
@@ -61,7 +61,7 @@ class Run:
 @pytest.fixture
 def block() -> Run:
     """Return a run that has measured one point for each level."""
-    return Run().take(*(Step(number, 0) for number in range(len(LEVELS))))
+    return Run().add_steps(*(Step(number, 0) for number in range(len(LEVELS))))
 
 
 def doubt(block: Run) -> tuple[FitQuality, int]:
@@ -75,7 +75,7 @@ def test_points_run_in_order_and_are_evaluated_after_a_complete_block() -> None:
     run = Run()
     for number in range(len(LEVELS)):
         assert run.design.next_step(lambda: pytest.fail("asked too early")) == Step(number, 0)
-        run.take(Step(number, 0))
+        run.add_steps(Step(number, 0))
 
 
 def test_profiling_ends_when_the_expected_loss_is_small(block: Run) -> None:
@@ -88,7 +88,7 @@ def test_a_doubtful_clock_is_measured_again_a_limited_number_of_times(block: Run
     tried = []
     while isinstance(step := block.next_step(doubtful), Step):
         tried.append(step)
-        block.take(step)
+        block.add_steps(step)
 
     assert tried[0] == Step(number, 1)
     level = block.design.points[number].levels[0][F]
@@ -107,11 +107,11 @@ def test_a_doubtful_clock_that_is_no_level_is_ignored(block: Run) -> None:
 def test_a_disturbed_point_is_retried_a_limited_number_of_times() -> None:
     run = Run()
     num_points = len(run.design.points)
-    run.take(Step(0, 0), is_regular=False).take(*(Step(number, 0) for number in range(1, num_points)))
+    run.add_steps(Step(0, 0), is_regular=False).add_steps(*(Step(number, 0) for number in range(1, num_points)))
 
     for attempt in range(1, MAX_ATTEMPTS):
         assert run.next_step() == Step(0, attempt)
-        run.take(Step(0, attempt), is_regular=False)
+        run.add_steps(Step(0, attempt), is_regular=False)
 
     assert run.next_step() is NoStep.DONE
 
@@ -119,6 +119,6 @@ def test_a_disturbed_point_is_retried_a_limited_number_of_times() -> None:
 def test_profiling_waits_for_the_measurement_of_the_last_point() -> None:
     run = Run()
     last = len(run.design.points) - 1
-    run.take(*(Step(number, 0) for number in range(last))).take(Step(last, 0), is_seen=False)
+    run.add_steps(*(Step(number, 0) for number in range(last))).add_steps(Step(last, 0), is_seen=False)
 
     assert run.next_step() is NoStep.WAIT

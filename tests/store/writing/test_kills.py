@@ -84,8 +84,8 @@ def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: 
             pass
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        while said := os.read(reading, 8):
-            acknowledged |= _batch(said)
+        while output := os.read(reading, 8):
+            acknowledged |= _batch(output)
         os.close(reading)
         next_index += 20 * BATCH
 
@@ -102,7 +102,7 @@ def test_no_acknowledged_batch_is_lost_and_the_database_stays_intact(in_memory: 
     assert acknowledged <= sampled
 
 
-def _batch(said: bytes) -> set[int]:
+def _batch(output: bytes) -> set[int]:
     """Return the indices that one acknowledgement is about."""
-    (last,) = struct.unpack("<q", said)
+    (last,) = struct.unpack("<q", output)
     return set(range(last - BATCH + 1, last + 1))

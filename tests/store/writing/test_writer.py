@@ -160,15 +160,15 @@ def test_a_write_ahead_log_that_grows_under_a_long_reader_is_reported_and_trunca
             writer.write(event(num_events))
             num_events += 1
         assert writer.flush(20)
-    told = writer.status().reason
+    reported = writer.status().reason
     reader.execute("ROLLBACK")
     reader.close()
     writer.write(event(num_events))
     wait_until(lambda: writer.status().reason is None)
     writer.close()
 
-    assert told is not None
-    assert "write-ahead log exceeds 1 MiB" in told
+    assert reported is not None
+    assert "write-ahead log exceeds 1 MiB" in reported
     assert not Path(f"{path}-wal").exists()
     assert len(reasons(path)) == num_events + 1
 
@@ -192,13 +192,13 @@ def test_corruption_after_an_unclean_stop_is_found_at_start_and_reported_until_t
     writer.start()
     writer.write(event(0))
     assert writer.flush(10)
-    told = writer.status().reason
+    reported = writer.status().reason
     writer.close()
     reader.close()
 
     (kept,) = [p for p in path.parent.glob("history.sqlite3.corrupt-*") if not p.name.endswith(("-wal", "-shm"))]
-    assert told is not None
-    assert f"sqlite3 {kept} .recover" in told
+    assert reported is not None
+    assert f"sqlite3 {kept} .recover" in reported
     assert reasons(path) == ["0"]
 
 

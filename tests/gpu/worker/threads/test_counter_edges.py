@@ -12,19 +12,19 @@ def _follow(
 ) -> tuple[EnergyEdges, list[tuple[int, float]], int]:
     """Read a counter of 100 W as the sampler does; return the dated updates and the number of readings."""
     edges = EnergyEdges()
-    said: list[tuple[int, float]] = []
+    output: list[tuple[int, float]] = []
     now_ns, next_tick_ns, reads = 1, tick_ns, 0
     while now_ns < until_ns:
         shown_ns = phase_ns + (now_ns - phase_ns) // period_ns * period_ns
         edges.observe(now_ns, round(100.0 * (shown_ns + 10**12) / 1e9, 3))
         reads += 1
         if edges.edge_mono_ns is not None and edges.edge_energy_j is not None:
-            said.append((edges.edge_mono_ns, edges.edge_energy_j))
+            output.append((edges.edge_mono_ns, edges.edge_energy_j))
         while next_tick_ns <= now_ns:
             next_tick_ns += tick_ns
         wanted = edges.next_read_ns or next_tick_ns
         now_ns = max(now_ns + 50_000, min(next_tick_ns, wanted)) + lateness[reads % len(lateness)]
-    return edges, said, reads
+    return edges, output, reads
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,7 +36,7 @@ def _follow(
 def test_each_value_is_dated_to_its_update_within_two_milliseconds(
     period_ms: int, phase_ns: int, lateness: list[int]
 ) -> None:
-    _, said, _ = _follow(
+    _, output, _ = _follow(
         period_ns=period_ms * 1_000_000,
         phase_ns=phase_ns,
         tick_ns=20_000_000,
@@ -44,8 +44,8 @@ def test_each_value_is_dated_to_its_update_within_two_milliseconds(
         lateness=lateness,
     )
 
-    assert len({edge for edge, _ in said}) >= 12
-    for edge_ns, energy_j in said:
+    assert len({edge for edge, _ in output}) >= 12
+    for edge_ns, energy_j in output:
         true_ns = round(energy_j / 100.0 * 1e9) - 10**12
         assert abs(edge_ns - true_ns) < 2_000_000
 
@@ -54,11 +54,11 @@ def test_each_value_is_dated_to_its_update_within_two_milliseconds(
 @given(phase_ns=st.integers(0, 19_000_000), lateness=st.lists(st.integers(0, 300_000), min_size=1, max_size=5))
 def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[int]) -> None:
     """A wrong date costs a whole step of energy, so it must never be off by one."""
-    _, said, _ = _follow(
+    _, output, _ = _follow(
         period_ns=20_000_000, phase_ns=phase_ns, tick_ns=25_000_000, until_ns=3_000_000_000, lateness=lateness
     )
 
-    for edge_ns, energy_j in said:
+    for edge_ns, energy_j in output:
         true_ns = round(energy_j / 100.0 * 1e9) - 10**12
         assert abs(edge_ns - true_ns) < 3_000_000
 
@@ -72,7 +72,7 @@ def test_fast_counter_is_dated_to_its_update_too(phase_ns: int, lateness: list[i
 def test_late_readings_on_a_busy_host_do_not_misdate_updates(phase_ns: int, tick_ms: int, lateness: list[int]) -> None:
     """Some readings are tens of milliseconds late, also while learning; most updates are still dated correctly."""
     quiet = [100_000] * 200
-    _, said, _ = _follow(
+    _, output, _ = _follow(
         period_ns=100_000_000,
         phase_ns=phase_ns,
         tick_ns=tick_ms * 1_000_000,
@@ -80,7 +80,7 @@ def test_late_readings_on_a_busy_host_do_not_misdate_updates(phase_ns: int, tick
         lateness=lateness + quiet,
     )
 
-    errors_ns = sorted(abs(edge - (round(energy / 100.0 * 1e9) - 10**12)) for edge, energy in dict(said).items())
+    errors_ns = sorted(abs(edge - (round(energy / 100.0 * 1e9) - 10**12)) for edge, energy in dict(output).items())
     assert errors_ns[int(0.9 * len(errors_ns))] < 4_000_000
 
 
@@ -95,14 +95,14 @@ def test_tracking_needs_few_extra_readings() -> None:
 @pytest.mark.parametrize(("phase_ms", "most_looks"), [(50, 80), (99, 180)])
 def test_extra_readings_are_only_as_frequent_as_dating_needs(phase_ms: int, most_looks: int) -> None:
     """Ten readings a second of a counter with that period: in the middle of its steps, and right at its updates."""
-    _, said, reads = _follow(
+    _, output, reads = _follow(
         period_ns=100_000_000,
         phase_ns=phase_ms * 1_000_000,
         tick_ns=100_000_000,
         until_ns=20_000_000_000,
         lateness=[100_000],
     )
-    edges = sorted({edge for edge, _ in said})
+    edges = sorted({edge for edge, _ in output})
 
     assert reads - 200 - 500 < most_looks  # ticks and learning
     assert max(b - a for a, b in pairwise(edges)) <= 610_000_000  # two rounds of looks at most
