@@ -12,7 +12,7 @@ def slice_of(plan_id: str, epoch: int = 1) -> PreparedPlan:
     return PreparedPlan(epoch, 0, CLOCKS, b"token", plan_id, full_speed_sm_clock_mhz=1410)
 
 
-GIVEN_BACK = PreparedPlan(9, 0, {}, b"token", "untuned")
+RELEASED = PreparedPlan(9, 0, {}, b"token", "untuned")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_revoked_plan_is_dropped_at_once(plans: AgreedPlans) -> None:
 
 def test_after_the_gpu_was_restored_no_clock_is_requested(plans: AgreedPlans) -> None:
     plans.plan_for(5)
-    plans.add([GIVEN_BACK])
+    plans.add([RELEASED])
 
     assert plans.installed == {"untuned"}
     assert plans.plan_for(6) is NO_PLAN

@@ -6,7 +6,7 @@ from gpuenergyd.client.environment import JobLengthVariables, find_job_length
 
 
 def test_iterations_hours_and_deadline_are_read_from_the_environment() -> None:
-    said = find_job_length(
+    output = find_job_length(
         {
             "GPUENERGYD_JOB_ITERATIONS": "5000",
             "GPUENERGYD_JOB_HOURS": "1.5",
@@ -14,7 +14,7 @@ def test_iterations_hours_and_deadline_are_read_from_the_environment() -> None:
         }
     )
 
-    assert said == JobLengthVariables(5000, 1.5, "2030-01-31T08:00:00+00:00")
+    assert output == JobLengthVariables(5000, 1.5, "2030-01-31T08:00:00+00:00")
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-3", "0", "nan", "inf", "1e400"])

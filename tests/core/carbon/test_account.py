@@ -28,14 +28,14 @@ def worked(speeds_per_s: list[float], intensities: list[float | None]) -> list[W
     ]
 
 
-def said(slots: list[WorkSlot], host_power_w: float = 0.0) -> JobCarbon:
+def output(slots: list[WorkSlot], host_power_w: float = 0.0) -> JobCarbon:
     carbon = job_carbon(slots, FRONTIER, host_power_w=host_power_w, baseline=(1.0, 1200.0))
     assert carbon is not None
     return carbon
 
 
 def test_a_constant_slowdown_saves_by_the_frontier_only() -> None:
-    carbon = said(worked([1 / 1.05] * 6, [100.0, 300.0, 200.0, 500.0, 50.0, 250.0]))
+    carbon = output(worked([1 / 1.05] * 6, [100.0, 300.0, 200.0, 500.0, 50.0, 250.0]))
 
     assert carbon.savings.saved_by_timing_g == pytest.approx(0.0, abs=1e-9)
     assert carbon.savings.saved_by_frontier_g > 0
@@ -45,8 +45,8 @@ def test_slowdown_in_dirty_hours_has_a_positive_timing_gain_and_in_clean_hours_a
     dirty, clean = [400.0, 400.0, 100.0, 100.0], [100.0, 100.0, 400.0, 400.0]
     slow_first = [1 / 1.1, 1 / 1.1, 1.0, 1.0]
 
-    assert said(worked(slow_first, list(dirty))).savings.saved_by_timing_g > 0
-    assert said(worked(slow_first, list(clean))).savings.saved_by_timing_g < 0
+    assert output(worked(slow_first, list(dirty))).savings.saved_by_timing_g > 0
+    assert output(worked(slow_first, list(clean))).savings.saved_by_timing_g < 0
 
 
 @given(
@@ -60,7 +60,7 @@ def test_savings_add_up_and_an_error_of_the_models_level_cancels(
     slots = worked([x for x, _ in hours], [c for _, c in hours])
     wrong = tuple((time_s, level * energy_j) for time_s, energy_j in FRONTIER)
 
-    carbon = said(slots, host_power_w)
+    carbon = output(slots, host_power_w)
     savings = carbon.savings
     other = job_carbon(slots, wrong)
     here = job_carbon(slots, FRONTIER)
@@ -80,7 +80,7 @@ def test_the_references_are_those_of_the_replay() -> None:
     job = TraceJob(speed_hull(FRONTIER), truth, float(work), 0.1)
     run = job.run(np.array([*speeds, 1.0, 1.0]))
 
-    carbon = said(slots)
+    carbon = output(slots)
 
     assert carbon.savings.actual_g == pytest.approx(run.carbon_g, rel=1e-3)
     assert carbon.savings.equal_time_constant_g == pytest.approx(run.constant_g, rel=1e-3)
@@ -91,10 +91,10 @@ def test_hours_of_unknown_intensity_are_left_out_and_counted() -> None:
     known = worked([1 / 1.05] * 2, [100.0, 300.0])
     slots = [*known, replace(known[0], begin_at=START_AT + 9 * HOUR, carbon_intensity_g_per_kwh=None)]
 
-    carbon = said(slots)
+    carbon = output(slots)
 
     assert carbon.unpriced_j == pytest.approx(known[0].energy_j)
-    assert carbon.savings.actual_g == pytest.approx(said(known).savings.actual_g)
+    assert carbon.savings.actual_g == pytest.approx(output(known).savings.actual_g)
     assert job_carbon([replace(slot, carbon_intensity_g_per_kwh=None) for slot in slots], FRONTIER) is None
 
 
@@ -110,7 +110,7 @@ def test_with_iterations_adds_time_and_energy_to_a_slot() -> None:
 
 
 def test_the_plans_saving_is_unknown_without_baseline_energy() -> None:
-    carbon = said(worked([1.0] * 2, [100.0, 100.0]))
+    carbon = output(worked([1.0] * 2, [100.0, 100.0]))
 
     assert carbon.baseline_g is not None
     assert carbon.saved_by_plan_g == carbon.baseline_g - carbon.savings.full_speed_g > 0

@@ -55,9 +55,9 @@ def test_a_second_forecast_of_the_same_hour_cannot_improve_the_first() -> None:
         skill.add(issued(first, 0.0))
     skill.update(TRACE)
 
-    said = skill.skill()
-    assert said is not None
-    assert said.skill_1h_ratio < 0
+    output = skill.skill()
+    assert output is not None
+    assert output.skill_1h_ratio < 0
 
 
 def test_an_incomplete_forecast_is_not_compared() -> None:
@@ -183,10 +183,10 @@ def test_a_day_of_forecasts_is_enough() -> None:
 def test_an_exact_naive_forecast_gives_skill_zero() -> None:
     flat = HourlySeries(TRACE.zone, TRACE.first_hour_at, values=(100.0,) * len(TRACE.values))
 
-    said = tracked(0.0, history=flat).skill()
+    output = tracked(0.0, history=flat).skill()
 
-    assert said is not None
-    assert (said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio) == (0.0, 0.0, 0.0)
+    assert output is not None
+    assert (output.skill_1h_ratio, output.skill_6h_ratio, output.skill_24h_mean_ratio) == (0.0, 0.0, 0.0)
 
 
 def test_each_horizon_is_compared_with_its_best_naive_forecast() -> None:
@@ -194,9 +194,9 @@ def test_each_horizon_is_compared_with_its_best_naive_forecast() -> None:
     for _ in range(24):
         skill._compared_errors.append(((1.0, 3.0, 10.0), ((10.0, 10.0, 20.0), (20.0, 5.0, 40.0))))
 
-    said = skill.skill()
+    output = skill.skill()
 
-    assert said is not None
-    ratios = [said.skill_1h_ratio, said.skill_6h_ratio, said.skill_24h_mean_ratio]
+    assert output is not None
+    ratios = [output.skill_1h_ratio, output.skill_6h_ratio, output.skill_24h_mean_ratio]
     assert ratios == pytest.approx([0.9, 0.4, 0.5])
-    assert said.num_origins == 24
+    assert output.num_origins == 24

@@ -28,10 +28,10 @@ def test_a_pause_is_charged_with_the_permitted_time_at_most() -> None:
 
 
 @given(st.lists(st.floats(1.0, 3.0), min_size=24, max_size=24), st.floats(0.0, 0.3))
-def test_the_account_of_a_window_can_always_be_balanced(wishes: list[float], budget: float) -> None:
+def test_the_account_of_a_window_can_always_be_balanced(requests: list[float], budget: float) -> None:
     account, left_s = SlowdownAccount(), 24 * 3600.0
-    for wish in wishes:
-        time_s = min(wish, account.longest_time_s(1.0, allowance=Allowance(budget, left_s), slot_s=3600.0))
+    for request in requests:
+        time_s = min(request, account.longest_time_s(1.0, allowance=Allowance(budget, left_s), slot_s=3600.0))
         num = min(3600.0, left_s) / time_s
         account.full_speed_s += num
         account.excess_s += num * (time_s - 1.0)
@@ -42,12 +42,12 @@ def test_the_account_of_a_window_can_always_be_balanced(wishes: list[float], bud
 
 @given(st.lists(st.floats(1.0, 3.0), min_size=40, max_size=40), st.floats(0.0, 0.3), st.floats(1.0, 1.5))
 def test_a_job_of_known_work_ends_within_its_budget_and_by_its_deadline(
-    wishes: list[float], budget: float, deadline_ratio: float
+    requests: list[float], budget: float, deadline_ratio: float
 ) -> None:
     account, work_s, left_s = SlowdownAccount(), 24 * 3600.0, deadline_ratio * 24 * 3600.0
-    for wish in wishes:
+    for request in requests:
         allowance = Allowance(budget, left_s, work_s)
-        time_s = min(wish, account.longest_time_s(1.0, allowance=allowance, slot_s=3600.0))
+        time_s = min(request, account.longest_time_s(1.0, allowance=allowance, slot_s=3600.0))
         if work_s <= 0:
             break
         num = min(3600.0 / time_s, work_s)

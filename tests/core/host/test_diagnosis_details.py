@@ -24,13 +24,13 @@ CORE, FETCHER = "gpuenergyd.service", "gpuenergyd-carbon.service"
 SECOND = timedelta(seconds=1)
 
 
-def said(subject: Subject, facts: HostFacts = WELL, **changes: Any) -> list[Diagnosis]:
+def output(subject: Subject, facts: HostFacts = WELL, **changes: Any) -> list[Diagnosis]:
     """Return all that is said of a subject on a host that is well but for some facts."""
     return [one for one in diagnose(replace(facts, **changes)) if one.subject is subject]
 
 
 def details(subject: Subject, **changes: Any) -> list[tuple[Level, str]]:
-    return [(one.level, one.detail) for one in said(subject, **changes)]
+    return [(one.level, one.detail) for one in output(subject, **changes)]
 
 
 def test_messages_of_a_healthy_host() -> None:
@@ -41,7 +41,7 @@ def test_messages_of_a_healthy_host() -> None:
         (Subject.PERSISTENCE_MODE, "on"),
         (Subject.CLOCKS, "no GPU is left changed; supported clocks: 81 of A100 GPU-a"),
         (Subject.SOCKET, "a daemon answers on /run/gpuenergyd/gpuenergyd.sock"),
-        *[(one.subject, one.detail) for one in said(Subject.DAEMON)],
+        *[(one.subject, one.detail) for one in output(Subject.DAEMON)],
         (Subject.DATABASE, "/h is readable"),
         (Subject.DISK, "1024.0 GiB free in /"),
         (Subject.TIME, "the clock is synchronised"),
@@ -51,7 +51,7 @@ def test_messages_of_a_healthy_host() -> None:
 
 
 def test_a_driver_error_is_reported_with_its_remedy() -> None:
-    (one,) = said(Subject.DRIVER, driver=DriverFacts("nvml", trouble="no driver; load it; now"))
+    (one,) = output(Subject.DRIVER, driver=DriverFacts("nvml", trouble="no driver; load it; now"))
 
     assert (one.detail, one.fix) == ("no driver", "load it; now")
 
@@ -96,13 +96,13 @@ def test_persistence_mode_is_on_off_or_not_reported() -> None:
 def test_gpus_that_cannot_be_tuned_are_named_and_the_others_are_counted() -> None:
     old = replace(GPU, name="old", observe_only_reason="no locked clocks")
 
-    found = said(Subject.CLOCKS, driver=DriverFacts("nvml", (GPU, old)))
+    found = output(Subject.CLOCKS, driver=DriverFacts("nvml", (GPU, old)))
     assert [one.detail for one in found] == [
         "old cannot be tuned: no locked clocks",
         "no GPU is left changed; supported clocks: 81 of A100 GPU-a",
     ]
     assert found[0].fix == "install a newer driver"
-    assert len(said(Subject.CLOCKS, driver=DriverFacts("nvml", (old,)))) == 1
+    assert len(output(Subject.CLOCKS, driver=DriverFacts("nvml", (old,)))) == 1
     assert details(Subject.CLOCKS, driver=DriverFacts("nvml")) == [
         (Level.FINE, "no GPU is left changed; supported clocks: none")
     ]
@@ -121,7 +121,7 @@ def test_a_journal_is_reported_only_if_gpus_were_left_changed() -> None:
 
 
 def test_a_denied_socket_of_an_unknown_group_has_a_fix() -> None:
-    (one,) = said(Subject.SOCKET, daemon=replace(DAEMON, socket_state=SocketState.DENIED, socket_group=None))
+    (one,) = output(Subject.SOCKET, daemon=replace(DAEMON, socket_state=SocketState.DENIED, socket_group=None))
 
     assert one.fix == "`usermod -aG the socket's group alice`, then log in again"
     assert one.detail == "alice may not connect to /run/gpuenergyd/gpuenergyd.sock"
@@ -140,7 +140,7 @@ def test_a_denied_socket_of_an_unknown_group_has_a_fix() -> None:
     ],
 )
 def test_each_database_problem_has_its_own_fix(trouble: str, fix: str) -> None:
-    (one,) = said(Subject.DATABASE, history=HistoryFacts("/h", True, trouble))
+    (one,) = output(Subject.DATABASE, history=HistoryFacts("/h", True, trouble))
 
     assert one.fix is not None
     assert one.fix.startswith(fix)
@@ -150,8 +150,8 @@ def test_a_missing_database_is_fine_and_unknown_facts_are_not_reported() -> None
     assert details(Subject.DATABASE, history=HistoryFacts("/h", is_there=False)) == [
         (Level.FINE, "no database yet at /h; the daemon creates it")
     ]
-    assert said(Subject.DATABASE, history=None) == []
-    assert said(Subject.DISK, disk=None) == []
+    assert output(Subject.DATABASE, history=None) == []
+    assert output(Subject.DISK, disk=None) == []
     aside = details(Subject.DATABASE, history=HistoryFacts("/h", True, set_aside=("/a", "/b")))
     assert [level for level, _ in aside] == [Level.FINE, Level.NOTE, Level.NOTE]
 

@@ -185,7 +185,9 @@ def test_a_lost_worker_or_a_failed_change_leads_only_tuned_jobs_to_full_speed() 
 
 
 def failed_set(gpu_uuid: str) -> ClockChange:
-    return ClockChange(gpu_uuid, 1200, 1, 0, 0, None, None, "the journal has no entry for this GPU: it has been restored")
+    return ClockChange(
+        gpu_uuid, 1200, 1, 0, 0, None, None, "the journal has no entry for this GPU: it has been restored"
+    )
 
 
 def test_an_idle_job_is_restored_and_leases_again_at_its_next_report() -> None:
