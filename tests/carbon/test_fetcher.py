@@ -236,7 +236,7 @@ def test_an_invalid_key_is_rejected_without_showing_it(tmp_path: Path, content: 
         read_key(path)
 
 
-def test_a_missing_or_irregular_key_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_special_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CarbonDataError, match="No such file"):
         read_key(tmp_path / "none")
     with pytest.raises(CarbonDataError, match="not a regular file"):

@@ -138,7 +138,7 @@ def test_a_training_that_fails_is_one_line_with_the_end_of_its_log(folder: Path,
 
     assert demo.returncode == 1
     assert "ImportError: this torch is broken" in stderr
-    assert stderr.splitlines()[-1] == ("gpuenergyd: training failed with exit code 1; the end of its log stands above")
+    assert stderr.splitlines()[-1] == ("gpuenergyd: training failed with exit code 1; see the end of its log above")
 
 
 @pytest.mark.torch
@@ -151,4 +151,4 @@ def test_a_policy_without_a_plan_is_an_error(folder: Path, tmp_path: Path) -> No
     _, stderr = demo.communicate()
 
     assert demo.returncode == 1
-    assert stderr.startswith("gpuenergyd: policy 'full-speed' has planned nothing to show: ")
+    assert stderr.startswith("gpuenergyd: policy 'full-speed' made no plan: ")

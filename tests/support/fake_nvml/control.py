@@ -47,7 +47,7 @@ class FakeNvmlControl:
         num_calls: int = -1,
         delay_s: float = 0.0,
     ) -> None:
-        """Let a function (or `field_186`, or `*`) return a code, hang for a while, or both; -1: any GPU, or no limit."""
+        """Let a function (or `field_186`, or `*`) return a code, hang, or both; -1: any GPU or no limit."""
         for slot in range(_MAX_FAULTS):
             at = _FAULTS_AT + slot * _FAULT.size
             if not self._map[at]:
