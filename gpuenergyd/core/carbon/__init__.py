@@ -5,6 +5,6 @@ grid_clock        clock of the grid: real time or a replayed trace
 intensity         intensities, forecasts and grams
 replay            requests and results of replays, forecasts and timing values
 skill             live skill of this host's forecasts
-slowdown_account  a job's slowdown budget and what is left of it
+slowdown_account  slowdown budget of a job and its use
 speed_curve       power over speed of a frontier
 """

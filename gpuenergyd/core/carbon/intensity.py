@@ -28,7 +28,7 @@ class SignalKind(StrEnum):
 
 
 class EmissionFactor(StrEnum):
-    """Emissions of a power plant that are included."""
+    """Scope of the emissions of a power plant."""
 
     LIFECYCLE = "lifecycle"
     DIRECT = "direct"

@@ -84,7 +84,7 @@ def iteration_energy_j(
     num_ranks: int,
     blocking_power_w: float,
 ) -> float:
-    """Return the energy of one iteration: the instructions' energy plus blocking power while ranks wait.
+    """Return the energy of one iteration: own energy of the instructions plus blocking power while ranks wait.
 
     sum(e_i) + P_block * (R * T - sum(t_i)), Perseus (SOSP'24), section 4.1.
     """
