@@ -1,4 +1,4 @@
-"""A job of two ranks in this process, with fakes of everything around it: GPU worker, policy host, history."""
+"""A job of two ranks in this process, with fakes of the GPU worker, the policy host and the history database."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ ME = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
 
 @dataclass
 class FakeWorker:
-    """Notes what is asked of it; `refusal` makes it refuse leases."""
+    """Records its calls; `refusal` makes it refuse leases."""
 
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     requested_clocks: list[tuple[str, int, int]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class FakeWorker:
             raise GpuError(self.refusal)
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Note it."""
+        """Record the call."""
         assert reason
         self.calls.append(("restore", tuple(gpu_uuids)))
         return tuple(
@@ -72,7 +72,7 @@ class FakeWorker:
 
 @dataclass
 class FakePolicy:
-    """Answers what it is told to, once per question; then repeats the plan in force."""
+    """Returns scripted answers in order, then repeats the plan in force."""
 
     answers: list[ClockPlan | PolicyFailure] = field(default_factory=list)
     views: list[JobView] = field(default_factory=list)
@@ -86,22 +86,22 @@ class FakePolicy:
         return self.answers.pop(0) if self.answers else view.issued_plans[-1]
 
     async def preload(self, policy: str) -> None:
-        """Know it already."""
+        """Accept the scripted policy only."""
         assert policy == "scripted"
 
     async def drop_job(self, job_id: str) -> None:
-        """Note it."""
+        """Record the call."""
         self.forgotten.append(job_id)
 
 
 @dataclass
 class FakeHistory:
-    """Keeps what is recorded."""
+    """Keeps all records."""
 
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep it."""
+        """Keep a record."""
         self.records.append(record)
 
 
@@ -118,7 +118,7 @@ def plan(plan_id: str, clock_mhz: int, purpose: PlanPurpose = PlanPurpose.TUNED)
 
 
 class Stage:
-    """Two ranks of one job in this very process, on two GPUs, and everything around them faked."""
+    """Two ranks of one job in this process, on two GPUs, with faked services."""
 
     def __init__(self, *answers: ClockPlan | PolicyFailure, is_observing: bool = False) -> None:
         self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
@@ -174,12 +174,12 @@ class Stage:
         return self.jobs.clock_requests.admit(RankClockRequest(token, self.sequence, request), ME)
 
     def events(self, action: str) -> list[ControlEventRecord]:
-        """Return what was recorded of one kind."""
+        """Return the control events of one action."""
         return [r for r in self.history.records if isinstance(r, ControlEventRecord) and r.action == action]
 
     @property
     def phase(self) -> str:
-        """Where the only job stands."""
+        """The phase of the only job."""
         (runner,) = self.jobs
         return runner.job.phase
 
@@ -220,7 +220,7 @@ def report(token: str, pp_rank: int, index: int, plan_epoch: int) -> IterationRe
 
 
 async def settle() -> None:
-    """Let everything that can run now run."""
+    """Let the event loop run all pending callbacks."""
     for _ in range(20):
         await asyncio.sleep(0)
 
