@@ -283,13 +283,18 @@ def next_random(state: int) -> int:
 
 
 @compiled
-def climb(m: int, window: Window, random: int, cost: float) -> tuple[float, int]:
-    """Improve `window.best`, of this cost: make one operation faster, let others slow down, keep if not dearer.
+def climb(  # noqa: C901, PLR0912  one move after the other, each with a few short loops
+    m: int, window: Window, random: int, cost: float
+) -> tuple[float, int]:
+    """Improve `window.best`, of this cost: make one operation faster, let others slow down, keep if not more expensive.
 
-    Returns the cost and the state of the pseudo-random sequence.
+    Others use the trial's slack at random in two sweeps, then as far as possible in two more. Returns the cost and the
+    state of the pseudo-random sequence.
     """
-    low, costs = window.options.low, window.options.costs
-    best, trial = window.best, window.trial.choice
+    pred, pred_node, pred_latency, succ, succ_node, succ_latency, release, due = window.graph
+    low, _, last, _, _, _, times, costs = window.options
+    best = window.best
+    trial, finish, latest, _ = window.trial
     for _ in range(CLIMB_MOVES):
         random = next_random(random)
         moved = (random >> 8) % m
@@ -299,7 +304,31 @@ def climb(m: int, window: Window, random: int, cost: float) -> tuple[float, int]
             trial[i] = best[i]
         random = next_random(random)
         trial[moved] = max(low[moved], best[moved] - 1 - (random >> 8) % 3)
-        random = _absorb_randomly(m, window, moved, random)
+        random = next_random(random)
+        odds = 300 + (random >> 8) % 724
+        for sweep in range(4):
+            for i in range(m - 1, -1, -1):
+                slow = due[i]
+                for k in range(succ[i], succ[i + 1]):
+                    w = succ_node[k]
+                    slow = min(slow, latest[w] - times[trial[w]] - succ_latency[k])
+                latest[i] = slow
+            changed = False
+            for i in range(m):
+                begin = release[i]
+                for k in range(pred[i], pred[i + 1]):
+                    begin = max(begin, finish[pred_node[k]] + pred_latency[k])
+                option = trial[i]
+                if option < last[i] and begin + times[option + 1] <= latest[i]:
+                    random = next_random(random)
+                    if sweep >= 2 or (i != moved and (random >> 8) % 1024 < odds):
+                        while option < last[i] and begin + times[option + 1] <= latest[i]:
+                            option += 1
+                        trial[i] = option
+                        changed = True
+                finish[i] = begin + times[option]
+            if sweep >= 2 and not changed:
+                break
         total = 0.0
         for i in range(m):
             total += costs[trial[i]]
@@ -308,37 +337,3 @@ def climb(m: int, window: Window, random: int, cost: float) -> tuple[float, int]
             for i in range(m):
                 best[i] = trial[i]
     return cost, random
-
-
-@compiled
-def _absorb_randomly(m: int, window: Window, moved: int, random: int) -> int:
-    """Slow operations other than the moved one down into the trial's slack: two sweeps at random, then all."""
-    pred, pred_node, pred_latency, succ, succ_node, succ_latency, release, due = window.graph
-    _, _, last, _, _, _, times, _ = window.options
-    trial, finish, latest, _ = window.trial
-    random = next_random(random)
-    odds = 300 + (random >> 8) % 724
-    for sweep in range(4):
-        for i in range(m - 1, -1, -1):
-            slow = due[i]
-            for k in range(succ[i], succ[i + 1]):
-                w = succ_node[k]
-                slow = min(slow, latest[w] - times[trial[w]] - succ_latency[k])
-            latest[i] = slow
-        changed = False
-        for i in range(m):
-            begin = release[i]
-            for k in range(pred[i], pred[i + 1]):
-                begin = max(begin, finish[pred_node[k]] + pred_latency[k])
-            option = trial[i]
-            if option < last[i] and begin + times[option + 1] <= latest[i]:
-                random = next_random(random)
-                if sweep >= 2 or (i != moved and (random >> 8) % 1024 < odds):
-                    while option < last[i] and begin + times[option + 1] <= latest[i]:
-                        option += 1
-                    trial[i] = option
-                    changed = True
-            finish[i] = begin + times[option]
-        if sweep >= 2 and not changed:
-            break
-    return random

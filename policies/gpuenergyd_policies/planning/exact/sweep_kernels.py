@@ -221,13 +221,11 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
         time -= step
         if stop_early and next_deadline == num_deadlines and least_energy_time >= 0:
             break
-        push = _bottleneck(source, sink, network, state)
+        # Stop at T* with exactly the flow of that price: its bound holds whatever the makespan.
+        push = _augment(source, sink, network, state, idle_price - value if value < idle_price else FAR)
         if push == FAR:
             finished = True
             continue
-        if value < idle_price < value + push:
-            push = idle_price - value  # stop at T* with exactly this flow: its bound holds whatever the makespan
-        _augment(source, sink, network, state, push)
         value += push
         augmentations += 1
         if breakpoint_ticks[-1] == time:
@@ -293,8 +291,13 @@ def _take_snapshot(
 
 
 @compiled
-def _bottleneck(source: int, sink: int, network: NetworkArrays, state: SweepState) -> int:
-    """Return the least capacity on the path to the sink, FAR if it consists of operations at their fastest."""
+def _augment(  # noqa: C901, PLR0912  two walks along one path
+    source: int, sink: int, network: NetworkArrays, state: SweepState, limit: int
+) -> int:
+    """Push as much flow as the path to the sink can take, up to a limit, and return how much.
+
+    Returns FAR, without a push, if capacity is unlimited: the path consists of operations at their fastest.
+    """
     first, _, _, slope, tail, head, _, _, _, _, _ = network
     search, _, vertex, flow, edge_flow = state
     parent = search.parent
@@ -321,15 +324,9 @@ def _bottleneck(source: int, sink: int, network: NetworkArrays, state: SweepStat
                     room = slope[here] - slope[here + 1]
                 push = min(push, room)
                 node += 1
-    return push
-
-
-@compiled
-def _augment(source: int, sink: int, network: NetworkArrays, state: SweepState, push: int) -> None:
-    """Push flow along the path to the sink, and move operations to the vertex where their flow now lies."""
-    first, _, _, slope, tail, head, _, _, _, _, _ = network
-    search, _, vertex, flow, edge_flow = state
-    parent = search.parent
+    if push == FAR:
+        return FAR
+    push = min(push, limit)
     node = sink
     while node != source:
         e = parent[node]
@@ -351,3 +348,4 @@ def _augment(source: int, sink: int, network: NetworkArrays, state: SweepState, 
                 vertex[v] += 1
             flow[v] -= push
             node += 1
+    return push
