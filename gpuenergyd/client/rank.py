@@ -239,6 +239,7 @@ class RankClient:
             self._plan, self._clocks = NO_PLAN, NO_PLAN.clocks
             if self._reporter is not None:
                 self._reporter.stop(shall_wait=shall_wait)
+            self._timer.close()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 

@@ -50,6 +50,10 @@ class InstructionTimer(Protocol):
         """Return the current records and start new ones; None if all other memory is still being read."""
         ...
 
+    def close(self) -> None:
+        """End the timer's threads, if it has any."""
+        ...
+
 
 class _Buffer:
     __slots__ = ("begin_ns", "capacity", "end_ns", "is_free", "keys", "next_slot")
@@ -110,6 +114,9 @@ class HostRecorder:
     def order(self) -> tuple[OrderRow, ...]:
         """Return the instructions of the current iteration in order of begin."""
         return self._current.order()
+
+    def close(self) -> None:
+        """Do nothing: this recorder has no threads."""
 
     def finish_iteration(self) -> RecordedIteration | None:
         """Return the current records and start new ones; None if all other memory is still being read."""

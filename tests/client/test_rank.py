@@ -362,6 +362,9 @@ def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) 
         def finish_iteration(self) -> None:
             raise RuntimeError("broken")
 
+        def close(self) -> None:
+            """Nothing to end."""
+
     client = make_client(daemon.socket_path, timer=BrokenTimer())
     assert run_iteration(client) == ()
 

@@ -170,3 +170,4 @@ def test_a_clock_is_requested_when_the_gpu_reaches_the_instruction(gpu: FakeGpu)
     recorder.call_at_begin(slot, lambda: asked_at_ms.put(gpu.run_until_ms))
 
     assert 50.0 <= asked_at_ms.get(timeout=20.0) <= 51.1  # launched at 0 ms; one polling gap
+    recorder.close()

@@ -72,11 +72,12 @@ class CudaRecorder:
     def __init__(self, device: Any, capacity: int, *, num_buffers: int = 4) -> None:
         self._device = torch.device(device)
         self._capacity = capacity
-        self._generations = [_Buffer(self, capacity) for _ in range(num_buffers)]
-        self._current = self._generations[0]
+        self._buffers = [_Buffer(self, capacity) for _ in range(num_buffers)]
+        self._current = self._buffers[0]
         self._current.is_free = False
-        self._to_begin: queue.SimpleQueue[tuple[Any, Callable[[], None]]] = queue.SimpleQueue()
+        self._to_begin: queue.SimpleQueue[tuple[Any, Callable[[], None]] | None] = queue.SimpleQueue()
         self._poller: threading.Thread | None = None
+        self._is_closed = False
         first = _timing_event()
         first.record(torch.cuda.current_stream(self._device))
         first.synchronize()
@@ -102,7 +103,7 @@ class CudaRecorder:
 
     def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:
         """Have the polling thread call `act` when the GPU reaches an instruction; never blocks."""
-        if slot < 0:
+        if slot < 0 or self._is_closed:
             return
         if self._poller is None:
             self._poller = threading.Thread(target=self._poll, name="gpuenergyd-cuda-poller", daemon=True)
@@ -110,12 +111,18 @@ class CudaRecorder:
         self._to_begin.put((self._current.begins[slot], act))
 
     def _poll(self) -> None:
-        while True:
-            event, act = self._to_begin.get()
+        while (waiting := self._to_begin.get()) is not None:
+            event, act = waiting
             with contextlib.suppress(Exception):  # this thread must not print tracebacks into a training run
-                while not event.query():
+                while not self._is_closed and not event.query():
                     time.sleep(_BEGUN_POLL_S)
-                act()
+                if not self._is_closed:
+                    act()
+
+    def close(self) -> None:
+        """End the polling thread; clock requests that still wait for their instruction are dropped."""
+        self._is_closed = True
+        self._to_begin.put(None)
 
     def order(self) -> tuple[OrderRow, ...]:
         """Return the instructions begun in the present iteration, in order."""
@@ -126,10 +133,10 @@ class CudaRecorder:
         closing = _timing_event()  # not reused: it may be needed as an anchor later
         closing.record(torch.cuda.current_stream(self._device))
         self._current.closing = closing
-        for generation in self._generations:
-            if generation.is_free:
-                taken, self._current = self._current, generation
-                generation.is_free = False
+        for buffer in self._buffers:
+            if buffer.is_free:
+                taken, self._current = self._current, buffer
+                buffer.is_free = False
                 return taken
         self._current.free()
         self._current.is_free = False
