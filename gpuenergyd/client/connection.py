@@ -21,7 +21,7 @@ _RECEIVE_BYTES = 65_536
 _UNSENDABLE = re.compile(r"[^!-~]")
 
 
-class DaemonConnection:
+class HttpConnection:
     """One persistent connection to the daemon, for one thread at a time."""
 
     def __init__(self, socket_path: str) -> None:
@@ -152,7 +152,7 @@ class DaemonClient:
     """Blocking client of the command line, with readable errors."""
 
     def __init__(self, socket_path: str) -> None:
-        self._connection = DaemonConnection(socket_path)
+        self._connection = HttpConnection(socket_path)
 
     def get_status(self) -> dict[str, Any]:
         """Return the daemon's status.

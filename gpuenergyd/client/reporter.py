@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from gpuenergyd.client.connection import CONNECT_LIMIT_S, DaemonConnection, close_descriptor
+from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.recorder import RecordedIteration
@@ -83,7 +83,7 @@ class Reporter:
         self._registration = registration
         self._plans = plans
         self._socket_path_wanted = socket_path
-        self._connection: DaemonConnection | None = None
+        self._connection: HttpConnection | None = None
         self._breaker = CircuitBreaker()
         self._registered: RankRegistered | None = None
         self._waiting: deque[FinishedIteration] = deque()
@@ -193,7 +193,7 @@ class Reporter:
     def _register(self) -> None:
         socket_path = find_socket_path(self._socket_path_wanted)
         if self._connection is None or self._connection.socket_path != socket_path:
-            self._connection = DaemonConnection(socket_path)
+            self._connection = HttpConnection(socket_path)
         reply = self._post("/v1/ranks", encode(self._registration), REGISTRATION_LIMIT_S)
         if reply is None:
             return

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any, Self
 
-from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.wire.clock_request import RankClockRequest, decode_clock_request
 
 WAIT_LIMIT_S = 60.0
@@ -155,7 +155,7 @@ class FakeDaemon:
 
 def wait_for_report(socket_path: str, pp_rank: int, iteration_index: int) -> None:
     """Return when a rank's report of an iteration has come; from any process."""
-    connection = DaemonConnection(socket_path)
+    connection = HttpConnection(socket_path)
     status, _ = connection.request("GET", f"/reported/{pp_rank}/{iteration_index}", limit_s=2 * WAIT_LIMIT_S)
     connection.close()
     assert status == 200, f"no report of iteration {iteration_index} of rank {pp_rank}"

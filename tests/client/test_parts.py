@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpuenergyd
-from gpuenergyd.client.connection import DaemonClient, DaemonConnection, exchange
+from gpuenergyd.client.connection import DaemonClient, HttpConnection, exchange
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.recorder import HostRecorder
@@ -273,7 +273,7 @@ def test_only_get_requests_are_repeated_after_a_closed_connection(
 
         server = threading.Thread(target=serve)
         server.start()
-        connection = DaemonConnection(str(path))
+        connection = HttpConnection(str(path))
         if is_answered:
             assert connection.request(method, "/v1/status", limit_s=10) == (200, b"{}")
         else:

@@ -18,7 +18,7 @@ from docs.site.entry_points import GROUPS, offered_entry_points
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
 from gpuenergyd.cli.help.command_tree import described_commands
-from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.settings import Settings, load_settings
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
@@ -204,7 +204,7 @@ def test_the_reference_lists_every_resource_and_message() -> None:
 
 
 def test_the_reference_lists_every_exported_metric(daemon: DaemonProcess) -> None:
-    connection = DaemonConnection(str(daemon.socket_path))
+    connection = HttpConnection(str(daemon.socket_path))
     try:
         _, body = connection.request("GET", "/v1/metrics", limit_s=30)
         exported = set(re.findall(r"^# TYPE (\S+)", body.decode(), flags=re.MULTILINE))

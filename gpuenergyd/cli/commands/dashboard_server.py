@@ -14,7 +14,7 @@ from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from gpuenergyd.cli.output import json_text
-from gpuenergyd.client.connection import DaemonClient, DaemonConnection
+from gpuenergyd.client.connection import DaemonClient, HttpConnection
 from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
 
 HOST = "127.0.0.1"
@@ -146,7 +146,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             client.close()
 
     def _metrics(self) -> None:
-        connection = DaemonConnection(self.server.socket_path)
+        connection = HttpConnection(self.server.socket_path)
         try:
             status, body = connection.request("GET", "/v1/metrics", limit_s=_DAEMON_TIMEOUT_S)
         except (OSError, ProtocolError) as error:

@@ -77,12 +77,12 @@ def _socket_path(socket: str | None, settings: Settings | None) -> str:
 
 
 def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
-    from gpuenergyd.client.connection import DaemonConnection  # noqa: PLC0415
+    from gpuenergyd.client.connection import HttpConnection  # noqa: PLC0415
 
     group = None
     with contextlib.suppress(OSError, KeyError):
         group = grp.getgrgid(Path(path).stat().st_gid).gr_name
-    connection = DaemonConnection(path)
+    connection = HttpConnection(path)
     try:
         code, body = connection.request("GET", "/v1/status", limit_s=10.0)
         status = json.loads(body)

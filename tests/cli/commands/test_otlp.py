@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.client.connection import HttpConnection
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import wait_until
 
@@ -64,7 +64,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 
 def metrics_of(daemon: DaemonProcess) -> str:
-    connection = DaemonConnection(str(daemon.socket_path))
+    connection = HttpConnection(str(daemon.socket_path))
     _, text = connection.request("GET", "/v1/metrics", limit_s=30)
     connection.close()
     return text.decode()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.wire.clock_request import RankClockRequest
 from tests.support.clock_requests import encode_clock_request
@@ -29,13 +29,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 
 @pytest.fixture
-def connection(daemon: DaemonProcess) -> Iterator[DaemonConnection]:
-    connection = DaemonConnection(str(daemon.socket_path))
+def connection(daemon: DaemonProcess) -> Iterator[HttpConnection]:
+    connection = HttpConnection(str(daemon.socket_path))
     yield connection
     connection.close()
 
 
-def call(connection: DaemonConnection, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+def call(connection: HttpConnection, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     status, answer = connection.request(method, path, data, limit_s=10)
     return status, json.loads(answer)
@@ -60,7 +60,7 @@ def report(token: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def token(daemon: DaemonProcess, connection: DaemonConnection) -> Iterator[str]:
+def token(daemon: DaemonProcess, connection: HttpConnection) -> Iterator[str]:
     """Return the token of a registered rank, and release it afterwards."""
     status, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0]))
     assert status == 200, answer
@@ -70,7 +70,7 @@ def token(daemon: DaemonProcess, connection: DaemonConnection) -> Iterator[str]:
 
 
 def test_unknown_status_values_are_null_never_zero(
-    daemon: DaemonProcess, connection: DaemonConnection, token: str
+    daemon: DaemonProcess, connection: HttpConnection, token: str
 ) -> None:
     _, status = call(connection, "GET", "/v1/status")
 
@@ -87,7 +87,7 @@ def test_unknown_status_values_are_null_never_zero(
     assert status["gpus"][1]["job_id"] is None
 
 
-def test_a_job_has_its_plan_and_last_timeline(connection: DaemonConnection, token: str) -> None:
+def test_a_job_has_its_plan_and_last_timeline(connection: HttpConnection, token: str) -> None:
     job_id = call(connection, "GET", "/v1/status")[1]["jobs"][0]["job_id"]
     call(connection, "POST", "/v1/iterations", report(token))
     wait_until(lambda: call(connection, "GET", f"/v1/jobs/{job_id}")[1]["timeline"] != [])
@@ -114,7 +114,7 @@ def test_a_job_has_its_plan_and_last_timeline(connection: DaemonConnection, toke
     ids=["half", "empty", "not utf-8", "deep", "mistyped", "incomplete", "too large"],
 )
 def test_a_malformed_message_is_refused_in_one_line(
-    connection: DaemonConnection, body: bytes, status: int, wrong: str
+    connection: HttpConnection, body: bytes, status: int, wrong: str
 ) -> None:
     got, answer = call(connection, "POST", "/v1/ranks", body)
 
@@ -140,7 +140,7 @@ def test_a_malformed_message_is_refused_in_one_line(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_an_invalid_registration_is_refused_without_effect(
-    daemon: DaemonProcess, connection: DaemonConnection, changes: dict[str, Any], status: int, wrong: str
+    daemon: DaemonProcess, connection: HttpConnection, changes: dict[str, Any], status: int, wrong: str
 ) -> None:
     got, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0], **changes))
 
@@ -152,7 +152,7 @@ def test_an_invalid_registration_is_refused_without_effect(
 
 @pytest.mark.fault(28)
 def test_a_gpu_in_use_is_refused_to_another_job_with_owner_job_and_age(
-    daemon: DaemonProcess, connection: DaemonConnection, token: str
+    daemon: DaemonProcess, connection: HttpConnection, token: str
 ) -> None:
     status, answer = call(
         connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0], job_name="second", run_key="2")
@@ -165,7 +165,7 @@ def test_a_gpu_in_use_is_refused_to_another_job_with_owner_job_and_age(
 
 
 def test_a_repeated_registration_gets_the_same_token(
-    daemon: DaemonProcess, connection: DaemonConnection, token: str
+    daemon: DaemonProcess, connection: HttpConnection, token: str
 ) -> None:
     status, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(gpu_uuids(daemon)[0]))
 
@@ -174,7 +174,7 @@ def test_a_repeated_registration_gets_the_same_token(
 
 
 def test_contradicting_ranks_are_refused_with_the_differing_field(
-    daemon: DaemonProcess, connection: DaemonConnection
+    daemon: DaemonProcess, connection: HttpConnection
 ) -> None:
     first, second, *_ = gpu_uuids(daemon)
     _, answer = call(connection, "POST", "/v1/ranks", one_stage_registration(first, num_pp_ranks=2))
@@ -190,7 +190,7 @@ def test_contradicting_ranks_are_refused_with_the_differing_field(
 
 
 @pytest.mark.parametrize("unknown", ["", "00" * 16, "not hex at all", "ab" * 64])
-def test_an_unknown_token_is_answered_with_register_again(connection: DaemonConnection, unknown: str) -> None:
+def test_an_unknown_token_is_answered_with_register_again(connection: HttpConnection, unknown: str) -> None:
     reported, _ = call(connection, "POST", "/v1/iterations", report(unknown))
     released, _ = call(connection, "POST", "/v1/release", {"rank_token": unknown})
 
@@ -209,7 +209,7 @@ def test_an_unknown_token_is_answered_with_register_again(connection: DaemonConn
     ],
 )
 def test_an_invalid_iteration_report_is_refused(
-    connection: DaemonConnection, token: str, changes: dict[str, Any], wrong: str
+    connection: HttpConnection, token: str, changes: dict[str, Any], wrong: str
 ) -> None:
     status, answer = call(connection, "POST", "/v1/iterations", report(token, **changes))
 
@@ -217,14 +217,14 @@ def test_an_invalid_iteration_report_is_refused(
     assert wrong in answer["error"]
 
 
-def test_metrics_are_served(daemon: DaemonProcess, connection: DaemonConnection) -> None:
+def test_metrics_are_served(daemon: DaemonProcess, connection: HttpConnection) -> None:
     status, body = connection.request("GET", "/v1/metrics", limit_s=10)
 
     assert status == 200
     assert f'gpu_uuid="{gpu_uuids(daemon)[0]}"' in body.decode()
 
 
-def test_unknown_paths_and_methods_are_refused_with_the_valid_ones(connection: DaemonConnection) -> None:
+def test_unknown_paths_and_methods_are_refused_with_the_valid_ones(connection: HttpConnection) -> None:
     unknown_path = call(connection, "GET", "/v2/nothing")
     wrong_method = call(connection, "GET", "/v1/ranks")
     unknown_job = call(connection, "GET", "/v1/jobs/nope")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from tests.support.daemon_process import running_daemon
 from tests.support.virtual_time import VirtualTime
@@ -53,7 +53,7 @@ def test_many_simultaneous_faults_do_not_flood_the_log(tmp_path: Path) -> None:
                 noise.connect(str(daemon.socket_path))
                 noise.sendall(b"\x16\x03\x01\r\n\r\n")
                 noise.recv(1)
-            connection = DaemonConnection(str(daemon.socket_path))
+            connection = HttpConnection(str(daemon.socket_path))
             connection.request("POST", "/v1/ranks", b"{" * 1000, limit_s=20)
             connection.close()
         wait_until(lambda: daemon.status()["clock_requests"]["num_hostile"] == hostile + 60, 30)

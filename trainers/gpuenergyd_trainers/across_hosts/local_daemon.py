@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from gpuenergyd.client.connection import DaemonConnection
+from gpuenergyd.client.connection import HttpConnection
 
 logger = logging.getLogger("gpuenergyd.trainers")
 _LIMIT_S = 1.0
@@ -16,12 +16,12 @@ class LocalDaemon:
     """This host's daemon, on a connection that belongs to one thread."""
 
     socket_path: str
-    _connection: DaemonConnection | None = None
+    _connection: HttpConnection | None = None
 
     def post(self, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
         """Return the reply as a JSON object; None after any failure, which the reporter logs for this rank."""
         if self._connection is None:
-            self._connection = DaemonConnection(self.socket_path)
+            self._connection = HttpConnection(self.socket_path)
         body = json.dumps(message, separators=(",", ":")).encode()
         try:
             status, answer = self._connection.request("POST", path, body, limit_s=_LIMIT_S)
