@@ -1,5 +1,7 @@
-"""Plans of clocks that exist: rounding and refinement.
+"""Plans with supported clocks: rounding and refinement.
 
-refinement  better clocks, window by window
-rounding    continuous durations to clocks that exist, never late
+refinement        improves clocks window by window
+rounding          rounds continuous durations to supported clocks, never late
+rounding_kernels  compiled kernel of rounding
+window_kernels    compiled kernels of refinement
 """
