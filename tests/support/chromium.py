@@ -25,7 +25,7 @@ SCREENSHOTS_VARIABLE = "TEST_SCREENSHOTS"
 
 @dataclass(slots=True)
 class Page:
-    """One tab: its complaints and its requests so far."""
+    """One tab with its console errors and network requests so far."""
 
     _socket: aiohttp.ClientWebSocketResponse
     complaints: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Page:
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     async def listen(self) -> None:
-        """Sort what the browser says into replies, complaints and requests."""
+        """Sort incoming messages into replies, console errors and requests."""
         async for message in self._socket:
             reported = message.json()
             if (reply := self._replies.pop(reported.get("id", 0), None)) is not None:
@@ -51,7 +51,7 @@ class Page:
                     self.requests.append(params["request"]["url"])
 
     async def call(self, method: str, **params: Any) -> Any:
-        """Return what the browser answers to one method of the protocol."""
+        """Call a method of the protocol and return its result."""
         number = next(self._numbers)
         self._replies[number] = reply = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
@@ -82,14 +82,14 @@ class Page:
                 await asyncio.sleep(0.05)
 
     async def press_tab(self) -> str:
-        """Go on to what the keyboard reaches next; return its label or text."""
+        """Press Tab; return the label or text of the focused element."""
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
         label = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent || '').trim()"
         return str(await self.evaluate(label))
 
     async def screenshot(self, name: str, folder: Path) -> Path:
-        """Write the whole page as PNG where TEST_SCREENSHOTS says, for people to look at, or else in `folder`."""
+        """Write a PNG of the whole page to the folder in TEST_SCREENSHOTS, else to `folder`."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         kept = Path(os.environ.get(SCREENSHOTS_VARIABLE) or folder)
         await asyncio.to_thread(kept.mkdir, parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class Page:
 
 @asynccontextmanager
 async def chromium_page(profile: Path) -> AsyncIterator[Page]:
-    """Yield the tab of a browser of its own."""
+    """Start a browser and yield its tab."""
     assert CHROMIUM is not None
     command = [CHROMIUM, *_FLAGS.split(), f"--user-data-dir={profile}"]
     with (profile.parent / "chromium.log").open("wb") as log:
@@ -127,7 +127,7 @@ async def chromium_page(profile: Path) -> AsyncIterator[Page]:
 
 
 def in_browser(profile: Path, look: Callable[[Page], Coroutine[Any, Any, None]]) -> None:
-    """Run a look at pages in a browser of its own."""
+    """Run a coroutine with a tab of a new browser."""
 
     async def run() -> None:
         async with chromium_page(profile) as page:

@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def small_disk(mount_point: Path, size: str) -> Iterator[Path]:
-    """Mount a disk of this size for the length of a block; skip the test where that is refused."""
+    """Mount a tmpfs of this size; skip the test if that is not permitted."""
     mount = shutil.which("mount")
     if mount is None or os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root and mount(8)")
@@ -30,7 +30,7 @@ def small_disk(mount_point: Path, size: str) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Write until nothing more fits, to the last page; return the file that takes the room."""
+    """Fill the disk completely; return the file that takes the space."""
     ballast = disk / "ballast"
     with ballast.open("ab", buffering=0) as file:
         for size in (2**20, 4096, 1):
@@ -43,7 +43,7 @@ def fill(disk: Path) -> Path:
 
 
 def remount(disk: Path, mode: str) -> None:
-    """Make it "ro" or "rw"; while somebody has a file open for writing, the kernel refuses "ro"."""
+    """Remount as "ro" or "rw"; retries because "ro" fails while a file is open for writing."""
 
     def is_done() -> bool:
         return (
