@@ -1,4 +1,4 @@
-"""Bounds what clocks can save in any order of whole forwards and backwards, however many microbatches are in flight.
+"""Bounds on time and energy over all orders of whole forwards and backwards, with any number of microbatches in flight.
 
 Theory of operation. A stage's first instruction is a forward, which waits for one forward on each stage before it; its
 last is a backward, after which one backward on each stage before it still has to run. So a stage has the iteration less
@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 
 
 def any_order_bound_j(profile: PipelineProfile, num_stages: int, num_microbatches: int, time_s: float) -> float:
-    """Return a bound on the energy of iterations that take exactly this long; infinite where no order is that fast."""
+    """Return a lower bound on the energy of iterations of exactly this time, infinity if no order is that fast."""
     total_j = profile.blocking_power_w * num_stages * time_s
     before_s = 0.0
     for stage in range(num_stages):
@@ -26,7 +26,7 @@ def any_order_bound_j(profile: PipelineProfile, num_stages: int, num_microbatche
 
 
 def any_order_min_time_s(profile: PipelineProfile, num_stages: int, num_microbatches: int) -> float:
-    """Return a time that no order of whole forwards and backwards beats."""
+    """Return a lower bound on the iteration time over all orders of whole forwards and backwards."""
     least_s, before_s = 0.0, 0.0
     for stage in range(num_stages):
         once_s = sum(hull[0].time_s for hull in _hulls(profile, stage))
@@ -43,7 +43,7 @@ def _hulls(profile: PipelineProfile, stage: int) -> tuple[tuple[ClockOption, ...
 def _least_effective_j(
     hulls: Iterable[tuple[ClockOption, ...]], num_times: int, available_s: float, blocking_power_w: float
 ) -> float:
-    """Return the least energy above blocking of so many instructions of each hull within a time."""
+    """Return the least effective energy of `num_times` instructions of each hull within a time."""
     energy_j, left_s = 0.0, available_s
     steps = []
     for hull in hulls:

@@ -1,11 +1,10 @@
-"""Plans very long 1F1B pipelines by planning a short one and repeating its middle.
+"""Plans for very long 1F1B pipelines: the solution of a short pipeline with its middle repeated.
 
-Theory of operation. Between warm-up and cool-down 1F1B repeats itself, microbatch by microbatch, and so does its
-optimum. So a pipeline with few microbatches is swept finely; the durations of its first and last half serve the ends
-of the long one, those of its middle microbatch everything between. The short pipeline's slowdown is not the long
-one's, hence several are tried. Nothing rests on the repetition being right: rounding on the whole graph keeps the
-deadline, and the bound comes from a sweep of the whole graph with coarsely thinned hulls, whose own durations compete
-as well.
+Theory of operation. Between warm-up and cool-down 1F1B is periodic, microbatch by microbatch, and so is its optimum. A
+pipeline with few microbatches is swept finely; the durations of its first and last half are used at the ends of the
+long one, those of its middle microbatch in between. The short pipeline's slowdown differs from the long one's, hence
+several are tried. Correctness does not depend on periodicity: rounding on the whole graph meets the deadline, and the
+bound comes from a sweep of the whole graph with coarsely thinned hulls, whose own durations are candidates as well.
 """
 
 from collections.abc import Callable
@@ -19,17 +18,17 @@ from gpuenergyd_policies.planning.frontier import SolvedPlan, solved_plan
 from gpuenergyd_policies.planning.problem import Effort, make_problem
 
 LONG_PIPELINE = 10_000
-"""Instructions from which repeating pays: below, the whole pipeline is swept finely in seconds."""
+"""Number of instructions above which repetition pays; shorter pipelines are swept finely in seconds."""
 SHORT_ROUNDS = 6
 """Microbatches of the short pipeline, per rank; with two per rank plans lose 3 to 15 %."""
 COARSE_TOLERANCE = 1e-2
 FINE_TOLERANCE = 1e-3
 SLOWDOWN_SCALES = (0.0, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.4)
-"""Slowdowns of the short pipeline to try, in parts of the long one's."""
+"""Slowdowns of the short pipeline to try, as multiples of the long one's."""
 
 
 def is_periodic(schedule: Schedule | None, graph: DependencyGraph) -> bool:
-    """Return whether a pipeline is long enough to be worth repeating, and of the kind that repeats itself."""
+    """Return whether a pipeline is periodic (1F1B) and long enough for repetition to pay."""
     return (
         schedule is not None
         and schedule.name == "1f1b"
@@ -47,7 +46,7 @@ def solve_periodic(
     forced: bool = False,
     communication_latency_s: Callable[[int, int], float] | float = 0.0,
 ) -> SolvedPlan:
-    """Return a plan for a long 1F1B pipeline, with the same promises as `solve`.
+    """Return a plan for a long 1F1B pipeline, with the same guarantees as `solve`.
 
     Raises:
         ProfileError: a class of the graph was not measured.
@@ -81,16 +80,16 @@ def _short_microbatches(schedule: Schedule) -> int:
 def _nodes_in_short(
     graph: DependencyGraph, short: DependencyGraph, num_microbatches: int, short_microbatches: int
 ) -> IntArray:
-    """Return for each node of the long graph the node of the short one that stands for it."""
+    """Return, for each node of the long graph, the corresponding node of the short one."""
     node_of = {(i.pp_rank, i.kind, i.microbatch_index): v for v, i in enumerate(short.instructions)}
     half = short_microbatches // 2
     removed = num_microbatches - short_microbatches
 
-    def stand_in(microbatch: int) -> int:
+    def short_index(microbatch: int) -> int:
         if microbatch < half:
             return microbatch
         return max(half, microbatch - removed)
 
     return np.array(
-        [node_of[i.pp_rank, i.kind, stand_in(i.microbatch_index)] for i in graph.instructions], dtype=np.int64
+        [node_of[i.pp_rank, i.kind, short_index(i.microbatch_index)] for i in graph.instructions], dtype=np.int64
     )

@@ -1,9 +1,9 @@
-"""EnvPipe's planner (Choi et al., USENIX ATC'23), as a baseline: full speed on the outer envelope, the valley inside.
+"""EnvPipe's planner (Choi et al., USENIX ATC'23), for comparison: full speed on the envelope, lower clocks inside.
 
-Theory of operation. The *valley* of a stage is the one clock at which a whole iteration costs it least. The *outer
-envelope* of a pipeline are the instructions that cannot be stretched without stretching the iteration if all stages
-are alike: everything on the last stage, the first forward and the last backward of every other. They run at full
-speed, the rest at its stage's valley. That is too slow, so *reconfiguration* walks back along the critical path and
+Theory of operation. The *valley* of a stage is the clock with the least energy per iteration. The *outer envelope* of a
+pipeline consists of the instructions that cannot be slowed down without a longer iteration if all stages are alike:
+everything on the last stage, the first forward and the last backward of every other. They run at full speed, all
+others at their stage's valley. That is too slow, so *reconfiguration* walks back along the critical path and
 speeds it up, until the path lies on the envelope: *balanced* raises all of its slowest instructions a little, *greedy*
 its latest one below full speed a lot. Clocks only ever rise. The published planner measures waits of a running job;
 this one computes them.
@@ -18,41 +18,41 @@ from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, evaluate_options
 
 VALLEY_STEP_MHZ = 90
-"""Valleys are looked for at multiples of this."""
+"""Valleys are searched at multiples of this."""
 BALANCED_STEP_MHZ = 30
 GREEDY_STEP_MHZ = 90
 NO_WAIT_S = 1e-9
 
 
 class EnvelopeMode(StrEnum):
-    """How far EnvPipe's planner goes."""
+    """Stages of EnvPipe's planner."""
 
     UNIFORM = "uniform"
-    """Every stage at its valley: slower."""
+    """Every stage at its valley: slower than full speed."""
     ENVELOPE = "envelope"
-    """Full speed on the envelope: still slower."""
+    """Full speed on the envelope: still slower than full speed everywhere."""
     BALANCED = "balanced"
-    """Reconfigured evenly, to full speed's time."""
+    """Reconfigured evenly until as fast as full speed."""
     GREEDY = "greedy"
-    """Reconfigured instruction by instruction, to full speed's time."""
+    """Reconfigured instruction by instruction until as fast as full speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvelopePlan:
-    """Clocks with what they take and cost, and how many reconfigurations (iterations, on a real job) they took."""
+    """Clocks with their time and energy, and the number of reconfigurations (iterations of a running job)."""
 
     evaluation: PlanEvaluation
     num_steps: int
 
 
 def profiled_clocks(profile: PipelineProfile, step_mhz: int = VALLEY_STEP_MHZ) -> list[int]:
-    """Return the clocks that a profiling run tries: multiples of a step that all classes have, and the highest."""
+    """Return the clocks of a profiling run: multiples of a step common to all classes, and the highest clock."""
     common = set.intersection(*({o.sm_clock_mhz for o in p.options} for p in profile.classes.values()))
     return sorted({mhz for mhz in common if mhz % step_mhz == 0} | ({max(common)} if common else set()))
 
 
 def valleys(graph: DependencyGraph, profile: PipelineProfile, clocks_mhz: Iterable[int]) -> tuple[int, ...]:
-    """Return, per rank, the clock at which an iteration with all ranks at that clock costs this rank least."""
+    """Return, per rank, the clock of least energy for that rank when all ranks run at the same clock."""
     best: list[tuple[float, int]] = [(float("inf"), 0)] * graph.num_ranks
     for mhz in clocks_mhz:
         options = [profile[i.instruction_class].interpolated(mhz) for i in graph.instructions]
@@ -71,7 +71,7 @@ def extra_warm_up(
     num_microbatches: int,
     caps: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return EnvPipe's extra in-flight microbatches per rank: forwards that fit into the backwards behind it."""
+    """Return EnvPipe's extra in-flight microbatches per rank: forwards that fit into backwards of later ranks."""
     num_ranks = len(valleys_mhz)
     counts = []
     for r, valley_mhz in enumerate(valleys_mhz):
@@ -101,7 +101,7 @@ def plan_envelope(
         top[v] if on_envelope[v] and mode is not EnvelopeMode.UNIFORM else min(top[v], valleys_mhz[i.pp_rank])
         for v, i in enumerate(graph.instructions)
     ]
-    options_at = _LookUp(graph, profile)
+    options_at = _OptionCache(graph, profile)
     num_steps = 0
     if mode in {EnvelopeMode.BALANCED, EnvelopeMode.GREEDY}:
         step = step_mhz or (BALANCED_STEP_MHZ if mode is EnvelopeMode.BALANCED else GREEDY_STEP_MHZ)
@@ -141,7 +141,7 @@ def _latest(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> l
 
 
 def _critical_walk(graph: DependencyGraph, durations_s: Sequence[float]) -> list[int]:
-    """Walk back from the last backward of rank 0: along its rank while it did not wait, else to what it waited for."""
+    """Return the critical path back from rank 0's last backward: along the rank, or to the operation waited for."""
     n = len(graph.instructions)
     finish_s = [0.0] * n
     start_s = [0.0] * n
@@ -162,8 +162,8 @@ def _critical_walk(graph: DependencyGraph, durations_s: Sequence[float]) -> list
     return path
 
 
-class _LookUp:
-    """Options of each node by clock, each clock worked out once."""
+class _OptionCache:
+    """Cache of options by node and clock."""
 
     def __init__(self, graph: DependencyGraph, profile: PipelineProfile) -> None:
         self._keys = [i.instruction_class for i in graph.instructions]
@@ -180,6 +180,6 @@ class _LookUp:
         return self._known[key]
 
     def next_clock(self, node: int, sm_clock_mhz: int) -> int:
-        """Return the lowest measured clock from this one up, at most the highest."""
+        """Return the lowest measured clock that is not below this one, or the highest clock."""
         clocks = self._clocks[self._keys[node]]
         return next((mhz for mhz in clocks if mhz >= sm_clock_mhz), clocks[-1])

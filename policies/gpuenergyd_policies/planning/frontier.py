@@ -1,6 +1,6 @@
-"""The planner's door: one plan for a deadline, or the whole time-energy frontier, each with a proven lower bound.
+"""Public functions of the planner: one plan for a deadline, or the time-energy frontier, with proven lower bounds.
 
-Knows nothing of GPUs, sockets or files: a dependency graph and a profile in, values out.
+Pure functions of a dependency graph and a profile, without GPUs, sockets or files.
 """
 
 from collections.abc import Sequence
@@ -42,18 +42,18 @@ __all__ = (
 )
 
 ROUGH_TOLERANCE = 1e-2
-"""Thinning with which T* is found roughly, to know where to put the plans."""
+"""Thinning tolerance of the first sweep, which locates T* roughly."""
 NEIGHBOURS = 2
-"""How many plans further on durations are taken from, too: those of a slightly later deadline often round better."""
+"""Distance, in plans, of the later deadline whose durations are rounded too, since they often round better."""
 
 
 @dataclass(frozen=True, slots=True)
 class SolvedPlan:
-    """Clocks for every node of a graph, what they cost, and the optimum of the relaxation that they come from.
+    """Clocks for every node of a graph, their time and energy, and the optimum of the continuous relaxation.
 
     `energy_j` charges waiting up to `iteration_time_s`. `lower_bound_j` is proven: no plan that meets `deadline_s`
-    needs less, waiting charged up to its own end, or, when the time passes anyway, up to the same end as here.
-    `prices_w[i]` is what one more second for node i would save; `price_w`, one more second in all.
+    needs less, with waiting charged up to its own end, or up to the same end as here if the wait is forced.
+    `prices_w[i]` is the energy saved per additional second for node i, `price_w` per second of iteration time.
     """
 
     sm_clocks_mhz: tuple[int, ...]
@@ -63,7 +63,7 @@ class SolvedPlan:
     energy_j: float
     lower_bound_j: float
     deadline_s: float
-    """The iteration time planned for: the target, or T* or T_slow where more time is of no use."""
+    """The iteration time planned for: the target, limited to T* or T_slow."""
     fractional_durations_s: tuple[float, ...]
     prices_w: tuple[float, ...]
     price_w: float
@@ -74,7 +74,7 @@ class SolvedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """Where the continuous frontier bends: its energy there, and the price of one second less below that time."""
+    """A breakpoint of the continuous frontier: its energy, and the price of one second less below that time."""
 
     iteration_time_s: float
     energy_j: float
@@ -83,7 +83,7 @@ class Breakpoint:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The time-energy frontier of a pipeline: every breakpoint of the continuous one, and real plans along it.
+    """The time-energy frontier of a pipeline: breakpoints of the continuous frontier, and discrete plans along it.
 
     T_min is the fastest time, T* the time of least energy, T_slow the time with every instruction at its cheapest.
     Breakpoints and points run from fast to slow. Energy charges waiting up to the iteration time.
@@ -107,8 +107,8 @@ def solve(
 ) -> SolvedPlan:
     """Return the cheapest plan found with iteration time at most `deadline_s`.
 
-    A deadline is a permission, used up to T* and no further; `forced` says that the time will pass anyway, so that
-    slowness is worth its energy up to T_slow.
+    A deadline is used up to T*, beyond which energy rises. With `forced` the time passes anyway (a straggler), so plans
+    slow down to T_slow.
 
     Raises:
         ProfileError: a class of the graph was not measured.
@@ -130,9 +130,9 @@ def frontier(
     thin_tolerance: float | None = None,
     until_slowest: bool = True,
 ) -> Frontier:
-    """Return the whole frontier with about `num_points` real plans, none dominated by a faster one.
+    """Return the frontier with about `num_points` discrete plans, none dominated by a faster one.
 
-    Half of the plans lie in [T_min, T*], the rest beyond, where only a forced wait is worth planning for;
+    Half of the plans lie in [T_min, T*], the rest beyond, for forced waits;
     without `until_slowest` all lie up to T*.
 
     Raises:
@@ -175,7 +175,7 @@ def min_iteration_time_s(graph: DependencyGraph, profile: PipelineProfile) -> fl
 
 
 def warm_up() -> None:
-    """Load or compile the kernels, so that the first real plan does not pay for it."""
+    """Load or compile the kernels ahead of the first plan."""
     options = (ClockOption(3, 0.1, 3.0), ClockOption(2, 0.15, 1.8), ClockOption(1, 0.2, 1.0))
     kinds = (InstructionKind.F, InstructionKind.B)
     profile = PipelineProfile({InstructionClass(0, kind): InstructionProfile(options) for kind in kinds}, 1.0)
@@ -193,7 +193,7 @@ def solved_plan(
 ) -> SolvedPlan:
     """Return the plan for the first of these deadlines, which are the sweep's first rows.
 
-    `more_durations_s` are rounded as well; they may come from anywhere.
+    `more_durations_s` are further candidates for rounding.
     """
     wanted_s, row = float(deadlines_s[0]), 0
     rows = list(range(len(deadlines_s)))
@@ -234,7 +234,7 @@ def solved_plan(
 
 
 def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slowest: bool) -> FloatArray:
-    """Return deadlines for a frontier's plans, closest where it bends most: next to T_min."""
+    """Return deadlines for a frontier's plans, densest near T_min, where the frontier is most curved."""
     roughly = problem.thinned(ROUGH_TOLERANCE).sweep(np.array([problem.slowest_time_s]), stop_early=True)
     least_s = max(problem.min_time_s, roughly.min_energy_time_s)
     num_fast = (num_points + 1) // 2 if until_slowest else num_points
@@ -244,7 +244,7 @@ def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slow
 
 
 def _frontier(problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *, until_slowest: bool) -> Frontier:
-    """Return the frontier whose plans lie at these deadlines, the sweep's rows, and at T*."""
+    """Return the frontier with plans at these deadlines, which are the sweep's rows, and at T*."""
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
     idle_w = problem.tables.idle_power_w
     deadlines_s = np.append(deadlines_s, least_s)
@@ -289,7 +289,7 @@ def _frontier(problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *
 
 
 def _breakpoints(problem: PlanningProblem, sweep: Sweep) -> tuple[Breakpoint, ...]:
-    """Return the breakpoints, fast to slow; between them energy is linear, so it adds up from the slow end."""
+    """Return the breakpoints, fast to slow; energy is linear between them and is summed from the slow end."""
     times_s, prices_w = sweep.breakpoint_times_s, sweep.breakpoint_prices_w
     tables = problem.tables
     slowest_j = float(tables.costs_j[tables.start[tables.class_of + 1] - 1].sum())

@@ -1,11 +1,11 @@
-"""Chooses how far each stage of 1F1B runs ahead, together with the clocks: the largest lever on energy at full speed.
+"""Search for extra in-flight microbatches of 1F1B, together with the clocks: the largest saving at full speed.
 
-Theory of operation. With balanced stages plain 1F1B has no slack between its stages: the loop of one microbatch
-through the stages behind and back is exactly as long as the microbatches in flight take. Each further microbatch in
-flight on stage s gives that loop slack, and slack is what clocks turn into energy. More is not always better: beyond
-about twice the plain number, the drain at the end costs more than the slack brings. So the search starts from
-vectors proportional to the distance from the last stage, and then moves single stages and whole fronts of stages up
-and down while that lowers the optimum of the relaxation, which is smoother and quicker to get than a rounded plan.
+Theory of operation. With balanced stages plain 1F1B has no slack: the round trip of a microbatch through the later
+stages takes exactly as long as the microbatches in flight need. Each further microbatch in flight on stage s adds slack
+to that loop, and lower clocks turn slack into energy savings. More is not always better: beyond about twice the plain
+number, draining the pipeline at the end costs more than the slack saves. So a local search starts from vectors
+proportional to the distance from the last stage, and changes single stages and prefixes of stages by one while that
+lowers the optimum of the relaxation, which is smoother and faster to compute than a rounded plan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 
 PROPORTIONS = (0.5, 1.0, 1.5, 2.0, 2.5)
-"""Extra microbatches per stage of distance from the last one, to start from."""
+"""Starting points: extra microbatches per stage of distance from the last one."""
 SEARCH_TOLERANCE = 2e-3
-"""Hulls are thinned this much while vectors are compared."""
+"""Thinning tolerance of hulls while vectors are compared."""
 FINALISTS = 3
 MAX_SOLVES = 100
 
@@ -35,12 +35,12 @@ class InflightPlan:
 
     @property
     def extra_inflight(self) -> tuple[int, ...]:
-        """How many microbatches each rank keeps in flight beyond plain 1F1B."""
+        """Microbatches that each rank keeps in flight beyond plain 1F1B."""
         return self.schedule.extra_inflight or (0,) * self.schedule.num_ranks
 
 
 def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[int, ...]:
-    """Return how many more microbatches fit on each rank than plain 1F1B keeps in flight.
+    """Return the microbatches that fit on each rank beyond those that plain 1F1B keeps in flight.
 
     Raises:
         ScheduleError: plain 1F1B itself does not fit.
@@ -55,7 +55,7 @@ def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[in
 
 
 def requested_caps(request: OfflineRequest, num_ranks: int) -> tuple[int, ...] | None:
-    """Return what a request allows each rank beyond plain 1F1B: the least of its number and its memory limits.
+    """Return each rank's limit of extra microbatches: the least of the requested number and the memory limits.
 
     Raises:
         ScheduleError: the schedule is not 1F1B, or does not fit into memory even without extra microbatches.
@@ -153,7 +153,7 @@ def _search(limits: Sequence[int], cost: Callable[[tuple[int, ...]], float]) -> 
 
 
 def _neighbours(extra: tuple[int, ...], limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Give vectors one step away: one rank, or the first ranks up to it together, one more or one less."""
+    """Yield vectors one step away: one rank, or all ranks up to it, with one microbatch more or less."""
     num_ranks = len(extra)
     for last in reversed(range(num_ranks - 1)):
         for step in (1, -1):
@@ -163,7 +163,7 @@ def _neighbours(extra: tuple[int, ...], limits: Sequence[int]) -> Iterator[tuple
 
 
 def _repaired(extra: Sequence[int], limits: Sequence[int]) -> tuple[int, ...]:
-    """Clip to the limits, and let no rank run ahead further than the one before it: that order would deadlock."""
+    """Clip to the limits, and limit each rank to one more than the rank before it, since other orders deadlock."""
     result = [max(0, min(k, limit)) for k, limit in zip(extra, limits, strict=True)]
     for r in range(len(result) - 1):
         result[r + 1] = min(result[r + 1], result[r] + 1)

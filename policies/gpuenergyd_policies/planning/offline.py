@@ -1,4 +1,4 @@
-"""The bubble-aware planner without a daemon: what `gpuenergyd plan` runs on tables.
+"""Offline planning with the bubble-aware planner, as run by `gpuenergyd plan`.
 
 The baseline is every instruction at its maximum clock under the plain schedule.
 """
@@ -63,7 +63,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
 def _with_switching(
     request: OfflineRequest, plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, deadline_s: float
 ) -> OfflinePlan:
-    """Return the plan as it comes out when clocks take a while, in few segments if so asked."""
+    """Return the plan with switch latency, in at most `max_switches` segments if requested."""
     latency_s, profile, forced = request.switch_latency_s, request.profile, request.target.is_forced
     free_changes = clock_changes(
         timeline(graph, solved.durations_s), plan.sm_clocks_mhz, latency=latency_s, profile=profile
@@ -84,7 +84,7 @@ def _with_switching(
         if segmented is None:
             raise TargetError(
                 f"iteration time {deadline_s:.6g} s cannot be met with {request.max_switches} clock segments per stage"
-                f" and {latency_s:g} s latency; without that limit it can"
+                f" and {latency_s:g} s switch latency; it can be met without --max-switches"
             )
         clocks = dict(zip(graph.instructions, segmented.sm_clocks_mhz, strict=True))
         changes, simulated = segmented.changes, segmented.simulated
@@ -110,7 +110,7 @@ def _with_switching(
 
 
 def _solved(request: OfflineRequest, deadline_s: float) -> tuple[DependencyGraph, tuple[int, ...], SolvedPlan]:
-    """Return the graph to run, its extra in-flight microbatches, and its clocks."""
+    """Return the graph to run, its extra in-flight microbatches, and its solved plan."""
     forced = request.target.is_forced
     latency_s = float(request.options.get("communication_latency_s", "0"))
     if request.extra_inflight is None and request.schedule and is_periodic(request.schedule, request.graph):

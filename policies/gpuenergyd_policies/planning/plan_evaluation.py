@@ -1,4 +1,4 @@
-"""What given clocks really take and cost on a dependency graph, and the baseline that every saving refers to."""
+"""Time and energy of given clocks on a dependency graph, and the baseline that savings refer to."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 
 @dataclass(frozen=True, slots=True)
 class PlanEvaluation:
-    """Clocks for every node of a graph with their timeline and their energy, waiting charged up to its end."""
+    """Clocks for every node of a graph with their timeline and energy, waiting included up to the end."""
 
     sm_clocks_mhz: tuple[int, ...]
     timeline: Timeline
@@ -19,14 +19,14 @@ class PlanEvaluation:
 
     @property
     def iteration_time_s(self) -> float:
-        """How long the iteration takes."""
+        """Iteration time of these clocks."""
         return self.timeline.iteration_time_s
 
 
 def evaluate_options(
     graph: DependencyGraph, profile: PipelineProfile, options: Iterable[ClockOption]
 ) -> PlanEvaluation:
-    """Return what an iteration takes and costs when node i runs with the i-th option."""
+    """Return timeline and energy of an iteration in which node i runs with the i-th option."""
     chosen = tuple(options)
     durations_s = [option.time_s for option in chosen]
     planned = timeline(graph, durations_s)
@@ -44,7 +44,7 @@ def evaluate_options(
 
 
 def evaluate_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Sequence[int]) -> PlanEvaluation:
-    """Return what an iteration takes and costs at these clocks, node by node; each must have been measured."""
+    """Return timeline and energy of an iteration at these clocks, one per node; each must have been measured."""
     return evaluate_options(
         graph,
         profile,
@@ -56,7 +56,7 @@ def evaluate_clocks(graph: DependencyGraph, profile: PipelineProfile, sm_clocks_
 
 
 def baseline(graph: DependencyGraph, profile: PipelineProfile) -> PlanEvaluation:
-    """Return what the pipeline takes and costs when nobody tunes anything."""
+    """Return timeline and energy with every instruction at its maximum clock."""
     return evaluate_options(graph, profile, (profile[i.instruction_class].at_max_clock for i in graph.instructions))
 
 
@@ -69,7 +69,7 @@ def rank_orders(graph: DependencyGraph) -> tuple[tuple[Instruction, ...], ...]:
 
 
 def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_s: float) -> OfflinePlan:
-    """Return clocks for a request's own graph as its answer, without a bound."""
+    """Return an offline plan with these clocks for the request's graph, without a lower bound."""
     reference = baseline(request.graph, request.profile)
     return OfflinePlan(
         orders=rank_orders(request.graph),

@@ -1,4 +1,4 @@
-"""One pipeline made ready for planning, and the steps that solving takes: sweep, prove, round, improve."""
+"""One pipeline prepared for planning, and the steps of solving it: sweep, bound, round, refine."""
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -17,34 +17,35 @@ from gpuenergyd_policies.planning.exact.sweep import Sweep, sweep_frontier
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables, planning_tables
 
 DEADLINE_ROUNDING_RATIO = 1e-12
-"""A deadline this little below T_min is T_min, added up in another order."""
+"""Relative tolerance below T_min, for sums of the same times in another order."""
 PRICE_ROUNDING_W = 1e-5
-"""Prices are whole microwatts."""
-HAIR_RATIO = 1e-9
+"""Tolerance of prices, which are whole microwatts."""
+SLOWEST_MARGIN_RATIO = 1e-9
+"""Margin beyond T_slow with which rounding still reaches every slowest option."""
 LARGE_PIPELINE = 4096
-"""Instructions from which long hulls are thinned unless told otherwise."""
+"""Number of instructions from which long hulls are thinned by default."""
 WINDOW_TOLERANCE = 1e-3
-"""Thinning of large pipelines, and of the windows that are planned again when a plan is improved."""
+"""Thinning tolerance for large pipelines and for windows in refinement."""
 LATER_RATIOS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02)
-"""Durations that are optimal for a slightly later deadline are worth rounding too."""
+"""Later deadlines whose optimal durations are rounded too, since they often round better."""
 SMALL_PIPELINE = 160
-"""Up to this many instructions improving a plan costs next to nothing."""
+"""Number of instructions up to which a plan is always refined in full."""
 WIDE_GAP, NARROW_GAP = 3e-3, 2e-4
-"""Gaps to the bound, in parts of the energy, above which improving is worth all passes, or a few."""
+"""Gaps to the bound, as shares of the energy, above which a plan is refined with all passes, or with a few."""
 
 
 class Effort(IntEnum):
-    """How hard to look for clocks once the frontier is known."""
+    """Effort spent on clocks once the frontier is known."""
 
     QUICK = 1
     """Two candidates: for frontiers of many plans, and for comparing schedules."""
     FULL = 2
-    """All candidates, then improvement window by window: for the plan that will run."""
+    """All candidates, then refinement window by window: for the plan that will run."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """A graph with its tables in all the forms that the planner's steps need."""
+    """A graph and its tables in the forms that the steps of planning need."""
 
     graph: DependencyGraph
     tables: PlanningTables
@@ -70,8 +71,8 @@ class PlanningProblem:
             )
 
     def useful_s(self, deadline_s: float) -> float:
-        """Return how much of a deadline can be of use: up to T_slow, and a hair more so that rounding reaches it."""
-        return max(self.min_time_s, min(deadline_s, self.slowest_time_s * (1.0 + HAIR_RATIO)))
+        """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding reaches T_slow."""
+        return max(self.min_time_s, min(deadline_s, self.slowest_time_s * (1.0 + SLOWEST_MARGIN_RATIO)))
 
     def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
         """Return optimal flows and durations at these deadlines, and at T* as the last row."""
@@ -84,7 +85,7 @@ class PlanningProblem:
         )
 
     def cost_bounds_j(self, sweep: Sweep, rows: IntArray, deadlines_s: FloatArray) -> FloatArray:
-        """Return the proven least effective energy of plans that meet each deadline."""
+        """Return lower bounds on the effective energy of plans that meet each deadline."""
         return cost_lower_bounds_j(
             self.tables,
             self.network,
@@ -95,10 +96,10 @@ class PlanningProblem:
         )
 
     def energy_bound_j(self, sweep: Sweep, row: int, deadline_s: float) -> float:
-        """Return the proven least energy of plans that meet a deadline, waiting charged up to their own end.
+        """Return a lower bound on the energy of plans that meet a deadline, with waiting charged up to their own end.
 
         A plan with makespan M costs at least cost bound + F * (deadline - M) + idle power * M: least at the deadline if
-        a second costs more than waiting, and at T_min else.
+        a second costs more than waiting, else at T_min.
         """
         price_w = float(sweep.snapshot_prices_w[row])
         end_s = deadline_s if price_w >= self.tables.idle_power_w else self.min_time_s
@@ -106,13 +107,13 @@ class PlanningProblem:
         return cost_j + self.tables.idle_power_w * end_s
 
     def is_beyond_least_energy(self, sweep: Sweep, row: int) -> bool:
-        """Return whether a snapshot lies beyond T*, where slowness only pays if the wait is forced."""
+        """Return whether a snapshot lies beyond T*, where slowing down only pays if the wait is forced."""
         return float(sweep.snapshot_prices_w[row]) < self.tables.idle_power_w - PRICE_ROUNDING_W
 
     def best_rounding(
         self, durations_s: list[FloatArray], deadline_s: float, *, forced: bool, effort: Effort
     ) -> RoundedPlan:
-        """Return the cheapest rounding: by effective energy when time is sunk, else with waiting charged to its end."""
+        """Return the cheapest rounding: by effective energy if the wait is forced, else with waiting up to its end."""
         slack_shares = (LATE,) if effort is Effort.QUICK else (LATE, EARLY, MIDDLE)
         idle_w = 0.0 if forced else self.tables.idle_power_w
         candidates = (
@@ -124,7 +125,7 @@ class PlanningProblem:
         return min(candidates, key=lambda plan: plan.cost_j + idle_w * plan.makespan_s)
 
     def improved(self, plan: RoundedPlan, deadline_s: float, *, cost_bound_j: float) -> RoundedPlan:
-        """Return the plan after as much improvement as its gap to the bound is worth."""
+        """Return the plan refined as thoroughly as its gap to the bound justifies."""
         gap = (plan.cost_j - cost_bound_j) / (cost_bound_j + self.tables.idle_power_w * deadline_s)
         if gap <= NARROW_GAP:
             return plan
@@ -143,7 +144,7 @@ class PlanningProblem:
 def make_problem(
     graph: DependencyGraph, profile: PipelineProfile, thin_tolerance: float | None = None
 ) -> PlanningProblem:
-    """Return a pipeline ready for planning; `thin_tolerance` None thins hulls only where pipelines are large.
+    """Prepare a pipeline for planning; with `thin_tolerance` None only hulls of large pipelines are thinned.
 
     Raises:
         ProfileError: a class of the graph was not measured.
@@ -162,5 +163,5 @@ def make_problem(
 
 
 def later_deadlines_s(deadline_s: float) -> FloatArray:
-    """Return a deadline and those a little later whose durations are worth rounding to it."""
+    """Return a deadline followed by the slightly later ones whose durations are rounded too."""
     return deadline_s * (1.0 + np.array([0.0, *LATER_RATIOS]))

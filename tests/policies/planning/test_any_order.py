@@ -27,7 +27,7 @@ from tests.policies.planning.profiles import forward_backward_profile
     extra=st.integers(0, 3),
     more_time=st.sampled_from([1.0, 1.05, 1.5]),
 )
-def test_no_order_of_any_kind_needs_less_or_is_faster(
+def test_no_order_beats_the_bounds_on_energy_and_time(
     weights: list[float], num_microbatches: int, extra: int, more_time: float
 ) -> None:
     num_stages = len(weights)

@@ -12,7 +12,7 @@ from tests.policies.planning.pipelines import plain_pipeline
 
 @pytest.mark.parametrize("slowdown", [0.0, 0.02, 0.1, 1.0])
 @pytest.mark.parametrize("extra_inflight", [(), (2, 1, 0)])
-def test_repeated_plan_keeps_the_deadline_and_is_nearly_as_good_as_the_whole_one(
+def test_a_compressed_plan_meets_the_deadline_and_is_nearly_as_good_as_the_full_one(
     slowdown: float, extra_inflight: tuple[int, ...]
 ) -> None:
     _, profile = plain_pipeline(3, 1, weights=(1.0, 1.1, 0.95))
@@ -30,7 +30,7 @@ def test_repeated_plan_keeps_the_deadline_and_is_nearly_as_good_as_the_whole_one
     assert repeated.energy_j <= whole.energy_j * (1 + 4e-3)
 
 
-def test_straggler_is_waited_for() -> None:
+def test_with_a_straggler_the_plan_uses_its_time() -> None:
     _, profile = plain_pipeline(3, 1)
     schedule = one_forward_one_backward(3, 60)
     graph = dependency_graph(schedule)
@@ -47,7 +47,7 @@ def test_deadline_below_t_min_is_refused() -> None:
         solve_periodic(one_forward_one_backward(3, 60), graph, profile, deadline_s=1.0)
 
 
-def test_only_long_1f1b_repeats_itself() -> None:
+def test_only_long_1f1b_pipelines_are_compressed() -> None:
     num_microbatches = LONG_PIPELINE // 4 + 1
     long_1f1b, long_gpipe = one_forward_one_backward(2, num_microbatches), gpipe(2, num_microbatches)
     short = one_forward_one_backward(2, 100)

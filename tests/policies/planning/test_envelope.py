@@ -92,7 +92,7 @@ def test_reconfiguration_saves_energy_in_full_speeds_time_and_only_raises_clocks
     assert plan.num_steps > 0
 
 
-def test_heaviest_stage_in_the_middle_ends_reconfiguration_too() -> None:
+def test_reconfiguration_also_ends_with_the_heaviest_stage_in_the_middle() -> None:
     slow_middle = PipelineProfile(
         {
             key: InstructionProfile(
@@ -151,7 +151,7 @@ def test_offline_envelope_plans_with_its_own_extra_microbatches() -> None:
         ),
     ],
 )
-def test_offline_envelope_says_what_it_cannot_do(
+def test_the_offline_envelope_policy_rejects_unsupported_requests(
     request_: OfflineRequest, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -21,7 +21,7 @@ FORWARD = (ClockOption(900, 1.0, 90.0), ClockOption(720, 1.2, 84.0), ClockOption
 BACKWARD = (ClockOption(900, 2.0, 180.0), ClockOption(720, 2.4, 168.0), ClockOption(540, 3.4, 204.0))
 
 
-def test_clocks_are_multiples_that_all_classes_have_and_the_highest_of_these() -> None:
+def test_profiled_clocks_are_common_multiples_and_the_highest_common_clock() -> None:
     forward = tuple(ClockOption(mhz, 1.0, 1.0) for mhz in (1000, 950, 900, 720, 600))
     backward = tuple(ClockOption(mhz, 1.0, 1.0) for mhz in (950, 900, 810, 720, 600))
     profile = _profile(1, forward, backward)
@@ -41,7 +41,7 @@ def test_a_valley_is_the_clock_of_least_energy_with_waiting_and_the_lower_one_of
     assert valleys(graph, _profile(1, flat, flat), [900, 720]) == (720,)
 
 
-def test_a_rank_that_waits_for_another_pays_for_its_waiting() -> None:
+def test_waiting_ranks_are_charged_blocking_power() -> None:
     """Rank 1 gets cheaper by slowness, rank 0 only waits longer for it: 2 J saved per rank and 12 J waited."""
     tables = {
         InstructionClass(r, k): InstructionProfile((ClockOption(900, 1.0, 90.0), ClockOption(720, t, j)))
@@ -66,7 +66,7 @@ def test_a_rank_that_waits_for_another_pays_for_its_waiting() -> None:
         (20, (9, 1, 9, 9), (6, 1, 1, 0)),
     ],
 )
-def test_extra_warm_up_is_what_fits_into_the_backwards_behind(
+def test_extra_warm_up_is_the_number_of_forwards_that_fit_into_later_backwards(
     num_microbatches: int, caps: tuple[int, ...] | None, extra: tuple[int, ...]
 ) -> None:
     profile = _profile(4, FORWARD[:1], BACKWARD)
@@ -109,7 +109,7 @@ def test_the_walk_back_stays_on_its_rank_while_that_did_not_wait() -> None:
 
 def test_the_next_clock_is_the_lowest_measured_one_from_there_up_at_most_the_highest() -> None:
     graph = dependency_graph(gpipe(1, 1))
-    look_up = envpipe._LookUp(graph, _profile(1, FORWARD, BACKWARD))
+    look_up = envpipe._OptionCache(graph, _profile(1, FORWARD, BACKWARD))
 
     assert [look_up.next_clock(0, mhz) for mhz in (500, 540, 541, 720, 721, 900, 901)] == [
         *(540, 540, 720, 720, 900, 900, 900)
@@ -118,7 +118,7 @@ def test_the_next_clock_is_the_lowest_measured_one_from_there_up_at_most_the_hig
     assert look_up(0, 810).time_s == pytest.approx(1.1)
 
 
-def test_modes_without_reconfiguration_take_no_steps_and_uniform_spares_nobody() -> None:
+def test_modes_without_reconfiguration_take_no_steps() -> None:
     graph, profile = dependency_graph(one_forward_one_backward(2, 3)), _profile(2, FORWARD, BACKWARD)
 
     uniform, envelope = (

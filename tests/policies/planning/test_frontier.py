@@ -80,7 +80,9 @@ def test_bound_is_the_optimum_of_the_relaxation(pipeline: Pipeline, fraction: fl
 
 @settings(max_examples=60, deadline=None)
 @given(pipeline=random_pipelines(), fraction=fractions, forced=st.booleans())
-def test_plans_meet_every_target_and_cost_what_they_say(pipeline: Pipeline, fraction: float, *, forced: bool) -> None:
+def test_plans_meet_every_target_and_report_their_true_energy(
+    pipeline: Pipeline, fraction: float, *, forced: bool
+) -> None:
     deadline_s = _deadline_s(pipeline, fraction)
 
     for effort in Effort:
@@ -117,7 +119,7 @@ def test_frontier_is_convex_monotone_and_non_dominated(pipeline: Pipeline) -> No
 
 @settings(max_examples=25, deadline=None)
 @given(pipeline=random_pipelines())
-def test_energy_is_least_where_a_second_costs_what_all_ranks_draw_waiting(pipeline: Pipeline) -> None:
+def test_energy_is_least_where_the_price_of_time_equals_idle_power(pipeline: Pipeline) -> None:
     whole = frontier(*pipeline, num_points=2)
     energies_j = [b.energy_j for b in whole.breakpoints]
 
@@ -163,7 +165,7 @@ def test_numbering_of_instructions_changes_nothing() -> None:
     assert here.min_time_s == there.min_time_s
 
 
-def test_identical_stages_take_no_more_paths_than_different_ones() -> None:
+def test_identical_stages_take_no_more_augmentations_than_different_ones() -> None:
     """Ties are broken by a fixed jitter: without it identical stages cost hundreds of times as many augmentations."""
     same = make_problem(*plain_pipeline(6, 12))
     varied = make_problem(*plain_pipeline(6, 12, weights=(1.0, 1.03, 0.98, 1.05, 0.97, 1.01)))
@@ -186,7 +188,7 @@ def test_pipeline_of_single_clocks_runs_at_them() -> None:
     assert solved.min_time_s == solved.slowest_time_s == solved.iteration_time_s
 
 
-def test_target_below_t_min_says_what_t_min_is() -> None:
+def test_the_error_for_a_target_below_t_min_names_t_min() -> None:
     graph, profile = plain_pipeline(2, 3)
     t_min_s = min_iteration_time_s(graph, profile)
 
@@ -198,7 +200,7 @@ def test_target_below_t_min_says_what_t_min_is() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(pipeline=random_pipelines(), fraction=fractions)
-def test_bound_of_a_permission_holds_for_every_plan_that_meets_it(pipeline: Pipeline, fraction: float) -> None:
+def test_the_bound_holds_for_every_plan_that_meets_the_deadline(pipeline: Pipeline, fraction: float) -> None:
     """Also for faster plans: the relaxed optimum at any time up to the deadline is no less."""
     deadline_s = _deadline_s(pipeline, fraction)
     problem = make_problem(*pipeline)
@@ -232,7 +234,7 @@ def test_bound_is_exact_for_very_short_and_very_long_instructions(scale: float) 
     )
 
 
-def test_class_without_a_table_is_named() -> None:
+def test_a_class_missing_from_the_profile_is_named_in_the_error() -> None:
     graph, profile = plain_pipeline(2, 3)
     partial = PipelineProfile({k: v for k, v in profile.classes.items() if k != InstructionClass(1, B)}, 85.0)
 
@@ -240,7 +242,7 @@ def test_class_without_a_table_is_named() -> None:
         solve(graph, partial, deadline_s=10.0)
 
 
-def test_permission_is_used_up_to_the_least_energy_and_a_forced_wait_up_to_the_slowest_plan() -> None:
+def test_deadlines_are_used_up_to_t_star_and_forced_waits_up_to_t_slow() -> None:
     pipeline = plain_pipeline(4, 8)
     permitted = solve(*pipeline, deadline_s=100.0)
     forced = solve(*pipeline, deadline_s=100.0, forced=True)
@@ -345,7 +347,7 @@ def test_shared_instances_reach_their_known_optimum_at_every_deadline(name: str)
 
 
 @pytest.mark.parametrize(("gpu", "at_least", "bound"), [("a100-sxm", 0.143, 0.1452), ("a40", 0.103, 0.1092)])
-def test_gpt3_saves_what_is_known_to_be_possible_at_full_speed(gpu: str, at_least: float, bound: float) -> None:
+def test_gpt3_reaches_the_known_saving_at_full_speed(gpu: str, at_least: float, bound: float) -> None:
     graph, profile = gpt3(gpu, 32)
     full_speed = baseline(graph, profile)
 
@@ -366,7 +368,7 @@ def test_gpt3_optimum_and_best_known_plans_are_reached_at_every_slowdown() -> No
             assert solved.energy_j <= point["best_known_j"] * 1.001
 
 
-def test_fractional_durations_and_prices_belong_together() -> None:
+def test_fractional_durations_and_prices_satisfy_complementary_slackness() -> None:
     """An instruction is at its fastest only if time is dear there, at its slowest only if time is free."""
     graph, profile = plain_pipeline(4, 8, weights=(1.0, 1.1, 0.9, 1.0))
     solved = solve(graph, profile, deadline_s=1.04 * min_iteration_time_s(graph, profile))

@@ -53,7 +53,7 @@ def test_choice_keeps_deadline_and_caps_and_is_never_worse_than_plain_1f1b(
     assert planned.solved.energy_j <= solve(plain, profile, deadline_s=deadline_s).energy_j * (1 + 1e-4)
 
 
-def test_extra_microbatches_turn_into_saving_at_the_same_time() -> None:
+def test_extra_microbatches_save_energy_at_the_same_iteration_time() -> None:
     profile = forward_backward_profile([1.0, 1.0, 1.0, 1.05])
     plain = dependency_graph(one_forward_one_backward(4, 16))
     full_speed = baseline(plain, profile)
@@ -65,7 +65,7 @@ def test_extra_microbatches_turn_into_saving_at_the_same_time() -> None:
     assert full_speed.energy_j - planned.solved.energy_j > 1.3 * (full_speed.energy_j - plain_j)
 
 
-def test_no_room_for_more_is_plain_1f1b() -> None:
+def test_without_room_for_extra_microbatches_the_schedule_is_plain_1f1b() -> None:
     profile = forward_backward_profile([1.0, 1.1, 1.0])
     plain = dependency_graph(one_forward_one_backward(3, 6))
     deadline_s = baseline(plain, profile).iteration_time_s
@@ -87,7 +87,7 @@ def test_memory_limits_become_caps() -> None:
         caps_from_microbatches([2, 3, 2])
 
 
-def test_offline_planner_keeps_cap_and_memory_limit_together() -> None:
+def test_the_offline_planner_respects_both_cap_and_memory_limit() -> None:
     schedule = one_forward_one_backward(4, 12)
     request = OfflineRequest(
         "test",
@@ -131,7 +131,7 @@ SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
         ("gpt3-175b_a40", 70.38, None, 20.1),
     ],
 )
-def test_gpt3_saves_what_is_known_to_be_possible_at_no_slowdown(
+def test_gpt3_reaches_the_known_saving_without_slowdown(
     table: str, blocking_power_w: float, cap: int | None, least_saving_percent: float
 ) -> None:
     classes: dict[InstructionClass, list[ClockOption]] = {}

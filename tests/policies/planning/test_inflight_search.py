@@ -63,7 +63,7 @@ def test_what_cannot_meet_the_deadline_is_left_out_and_limits_hold() -> None:
         ([1, 3, 9, 4], (1, 2, 3, 0)),
     ],
 )
-def test_a_rank_runs_ahead_by_one_more_than_the_rank_before_it_at_most(
+def test_a_rank_has_at_most_one_extra_microbatch_more_than_the_rank_before_it(
     extra: list[int], repaired: tuple[int, ...]
 ) -> None:
     assert _repaired(extra, [3, 9, 9, 0]) == repaired

@@ -47,7 +47,7 @@ def test_the_plan_found_is_the_one_that_was_found_before(
     assert energy_j < 1.01 * bound_j
 
 
-def test_the_frontier_found_is_the_one_that_was_found_before() -> None:
+def test_frontiers_match_the_pinned_ones() -> None:
     found = frontier(*PIPELINES["uneven stages and a latency"], num_points=5)
 
     assert [value for point in found.points for value in (point.iteration_time_s, point.energy_j)] == pytest.approx(

@@ -62,7 +62,7 @@ def test_more_slowdown_never_costs_energy() -> None:
     assert energies_j == sorted(energies_j, reverse=True)
 
 
-def test_target_nobody_can_meet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PerformanceTarget, "iteration_time_s", lambda _target, baseline_s: 0.5 * baseline_s)
 
     with pytest.raises(TargetError, match="T_min"):

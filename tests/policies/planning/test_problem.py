@@ -26,7 +26,7 @@ HAND_MADE = (
 )
 
 
-def test_a_deadline_is_of_use_from_t_min_to_a_hair_beyond_t_slow() -> None:
+def test_a_deadline_is_limited_to_the_range_from_t_min_to_t_slow() -> None:
     problem = make_problem(*HAND_MADE)
 
     assert (problem.min_time_s, problem.slowest_time_s) == (2.0, 5.0)
@@ -38,7 +38,7 @@ def test_a_deadline_is_of_use_from_t_min_to_a_hair_beyond_t_slow() -> None:
         problem.require_possible(1.999)
 
 
-def test_the_bound_at_given_prices_is_the_cheapest_options_at_them_less_the_deadlines_price() -> None:
+def test_the_bound_is_the_cost_of_the_cheapest_options_at_the_prices_minus_the_deadlines_price() -> None:
     problem = make_problem(*HAND_MADE)
     edges = len(problem.network.edge_tail)
     prices_w = np.array([[50.0, 50.0], [20.0, 20.0], [10.0, 10.0], [0.0, 0.0], [50.0, 10.0]])
@@ -77,7 +77,7 @@ def test_flow_over_a_latency_adds_to_the_bound() -> None:
     assert with_flow - without == pytest.approx(3.0 * 2 * 0.25)
 
 
-def test_energy_is_bounded_at_the_deadline_where_time_is_dear_and_at_t_min_where_waiting_is() -> None:
+def test_the_energy_bound_lies_at_the_deadline_or_at_t_min_depending_on_the_price_of_time() -> None:
     problem = make_problem(*HAND_MADE)
     sweep = problem.sweep(np.array([2.5, 4.0]), stop_early=False)
     dear = replace(problem, tables=replace(problem.tables, blocking_power_w=30.0))
@@ -94,7 +94,7 @@ def test_energy_is_bounded_at_the_deadline_where_time_is_dear_and_at_t_min_where
     assert not equal.is_beyond_least_energy(sweep, 1)
 
 
-def test_the_best_rounding_is_the_cheapest_with_waiting_unless_time_is_sunk() -> None:
+def test_the_best_rounding_is_the_cheapest_with_waiting_unless_the_wait_is_forced() -> None:
     problem = make_problem(*HAND_MADE)
     fast_s, slow_s = np.array([1.0, 1.0]), np.array([2.5, 2.5])
 
@@ -109,7 +109,7 @@ def test_the_best_rounding_is_the_cheapest_with_waiting_unless_time_is_sunk() ->
     assert tight.makespan_s <= 3.5
 
 
-def test_a_plan_at_its_bound_is_left_as_it_is_and_one_far_above_is_improved() -> None:
+def test_a_plan_at_its_bound_is_unchanged_and_one_far_above_it_is_refined() -> None:
     graph, profile = plain_pipeline(3, 4, weights=(1.0, 1.2, 0.9))
     problem = make_problem(graph, profile)
     deadline_s = 1.08 * problem.min_time_s
@@ -143,7 +143,7 @@ def test_breakpoints_of_two_instructions_in_a_row() -> None:
     assert whole.points[-1].energy_j == pytest.approx(140.0)
 
 
-def test_instructions_of_a_long_pipeline_stand_for_those_of_a_short_one() -> None:
+def test_instructions_of_a_long_pipeline_map_to_those_of_a_short_one() -> None:
     long, short = (dependency_graph(one_forward_one_backward(2, num)) for num in (20, 12))
 
     nodes = compression._nodes_in_short(long, short, 20, 12)
@@ -158,7 +158,7 @@ def test_instructions_of_a_long_pipeline_stand_for_those_of_a_short_one() -> Non
     assert compression._short_microbatches(one_forward_one_backward(3, 30, (2, 1, 0))) == 22
 
 
-def test_a_request_allows_the_least_of_its_number_its_caps_and_what_memory_holds() -> None:
+def test_extra_microbatches_are_limited_by_the_requested_number_the_caps_and_memory() -> None:
     schedule = one_forward_one_backward(3, 12)
     request = OfflineRequest(
         "test", HAND_MADE[1], schedule, dependency_graph(schedule), PerformanceTarget(), extra_inflight="auto"
@@ -179,7 +179,7 @@ def test_a_request_allows_the_least_of_its_number_its_caps_and_what_memory_holds
         requested_caps(replace(request, schedule=gpipe(3, 12)), 3)
 
 
-def test_the_bound_for_any_order_takes_the_dearest_second_first_and_waits_when_nothing_is_left_to_save() -> None:
+def test_the_any_order_bound_uses_the_most_valuable_seconds_first() -> None:
     """One forward and one backward of 96, 74 and 60 J: 1 s at 44 W, 2 s at 14 W, and waiting with 4 W throughout."""
     profile = HAND_MADE[1]
     a_hundredth = InstructionProfile(tuple(replace(option, energy_j=option.energy_j / 100) for option in OPTIONS))

@@ -1,7 +1,7 @@
 """Plans with supported clocks: rounding and refinement.
 
-refinement        improves clocks window by window
-rounding          rounds continuous durations to supported clocks, never late
-rounding_kernels  compiled kernel of rounding
-window_kernels    compiled kernels of refinement
+refinement        improvement of a plan, window by window
+rounding          continuous durations to supported clocks, within the deadline
+rounding_kernels  kernel of rounding
+window_kernels    kernels of refinement
 """

@@ -1,13 +1,12 @@
-"""Improves a plan of real clocks piece by piece: free a window of it, plan that again exactly, round, keep if cheaper.
+"""Refinement: re-optimizes windows of a rounded plan one after the other (large neighbourhood search).
 
-Theory of operation. Rounding loses most where a hull has wide gaps: the continuous plan mixes two clocks inside one
-instruction, a real one has to spread them over microbatches, and only the rest of the plan says where there is room.
-So we take a window (a stretch of time, or some microbatches) with everything that lies on paths between its parts. What
-came before gives each of its operations a release, what comes after a due time; both are exact because the window
-is convex. The sweep solves the window's relaxation, several roundings of it are tried, and a hill climb (make one
-operation faster, let others absorb) polishes the best. The plan outside stays, so the whole never gets dearer or late.
-
-Pseudo-random choices come from a fixed sequence: the same input gives the same plan, compiled or not.
+Theory of operation. Rounding loses most where a hull has wide gaps: the continuous plan mixes two clocks within one
+instruction, while a discrete plan has to spread them over microbatches, depending on slack in the rest of the plan. A
+window is a stretch of time, or some microbatches, with all operations on paths between its members. The plan before it
+gives each of its operations a release time and the plan after it a due time; both are exact because the window is
+closed under paths. The sweep solves the window's relaxation, several roundings of it are tried, and a hill climb (make
+one operation faster, let others use the slack) improves the best. The plan outside is unchanged, so the result never
+costs more and never exceeds the deadline.
 """
 
 import numpy as np
@@ -49,7 +48,7 @@ def refine(
     *,
     passes: tuple[tuple[int, int], ...] = FULL_PASSES,
 ) -> RoundedPlan:
-    """Return a plan that is no dearer in effective energy and still meets the deadline."""
+    """Return a plan with at most the same effective energy that still meets the deadline."""
     n = rounder.num_operations
     order = rounder.order
     most_edges = len(network.edge_tail) + 2 * n
@@ -153,7 +152,7 @@ def _largest_window(rounder: Rounder, network: FlowNetwork, tables: PlanningTabl
 
 
 def _windows(n: int, num_microbatches: int, passes: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-    """Return (kind, begin, end) of the windows of all passes; later passes of a kind are shifted."""
+    """Return (kind, begin, end) of the windows of all passes; later passes are shifted against earlier ones."""
     windows = []
     for number, (kind, operations) in enumerate(passes):
         places = num_microbatches if kind == BY_MICROBATCH else n

@@ -1,11 +1,11 @@
-"""Proves how little energy any plan could need: a lower bound from a flow, by weak duality.
+"""Lower bounds on the energy of any plan, from a flow by weak LP duality.
 
 For any flow x >= 0 from source to sink of value F, and any plan with makespan at most T,
 
     sum_i cost_i >= sum_i min_k (cost_ik + x_i * time_ik) + sum_e x_e * latency_e - F * T.
 
-It is evaluated on the original tables and latencies, not on the rounded and thinned ones that found the flow, so it
-holds whatever the sweep did: a worse flow gives a weaker bound, never a wrong one.
+The bound is evaluated on the original tables and latencies, not on the rounded and thinned ones of the sweep, so it is
+valid for any flow: a worse flow gives a weaker bound, never an invalid one.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def cost_lower_bounds_j(
     values_w: FloatArray,
     deadlines_s: FloatArray,
 ) -> FloatArray:
-    """Return for each row of prices the least total effective energy of any plan that meets that row's deadline."""
+    """Return, for each row of prices, a lower bound on the effective energy of plans that meet that row's deadline."""
     bounds = edge_prices_w @ network.edge_latency_s - values_w * deadlines_s
     for index, table in enumerate(tables.tables):
         members = np.flatnonzero(tables.class_of == index)

@@ -1,8 +1,8 @@
 """The dependency graph as an integer flow network, on which the frontier is swept without rounding errors.
 
 Times become whole nanoseconds and prices of time whole microwatts, so flow is conserved exactly. Every dependency
-edge gets 0 to 16 ns of fixed extra length: identical stages otherwise tie everywhere, and the sweep crawls through
-hundreds of thousands of augmentations that change nothing.
+edge gets 0 to 16 ns of fixed extra length as a tie-break: with identical stages the sweep otherwise makes hundreds of
+thousands of degenerate augmentations.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, Plan
 MICROWATTS = 1e6
 JITTER_TICKS = 17
 MIN_TICKS = 1e6
-"""The shortest instruction shall take so many ticks, or rounding and jitter would show."""
+"""Ticks of the shortest instruction, at least; with fewer, rounding and jitter become visible."""
 MAX_KEY = 2**62
-"""Heap keys are time * nodes + node and have to fit into 64 bits."""
+"""Limit of heap keys, time * nodes + node, which must fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowNetwork:
-    """Nodes 2i and 2i + 1 are the begin and end of operation i; operations n and n + 1 are source and sink.
+    """Integer flow network: nodes 2i and 2i + 1 are begin and end of operation i, n and n + 1 are source and sink.
 
     Edges are sorted by tail. Levels of operation i, fastest first, are first_level[i] to last_level[i], with slope 0
     on the last.
@@ -47,7 +47,7 @@ class FlowNetwork:
 
 
 def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_tolerance: float) -> FlowNetwork:
-    """Return the network of a graph; hulls lose vertices that matter less than `thin_tolerance` of the energy."""
+    """Return the network of a graph; thinning removes hull vertices worth less than `thin_tolerance` of the energy."""
     n = len(graph.instructions)
     edges = [(u, v, latency) for v in range(n) for u, latency in graph.predecessors[v]]
     edges += [(n, v, 0.0) for v in range(n) if not graph.predecessors[v]]
@@ -95,7 +95,7 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
 
 
 def _tick_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:
-    """Return the unit of time: a nanosecond, less for very short instructions, more for very long pipelines."""
+    """Return the length of a tick: 1 ns, shorter for very short instructions, longer for very long pipelines."""
     tick_s = 1e-9
     while shortest_s / tick_s < MIN_TICKS and longest_s / (tick_s / 10) * num_nodes < MAX_KEY:
         tick_s /= 10
@@ -105,7 +105,7 @@ def _tick_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:
 
 
 def _integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tuple[list[int], list[int]]:
-    """Return the ticks of a convex chain and its strictly falling slopes, the last one 0; equal ones are merged."""
+    """Return ticks and strictly falling slopes of a convex chain, 0 for the last; equal times and slopes are merged."""
     kept: list[tuple[int, float]] = []
 
     def slope_uw(left: tuple[int, float], right: tuple[int, float]) -> int:
@@ -124,7 +124,7 @@ def _integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tu
 
 
 def _hash(tail: IntArray, head: IntArray) -> IntArray:
-    """Return a fixed scatter of an edge's ends, the same in every run."""
+    """Return a hash of each edge's ends, the same in every run."""
     mixed = tail * 2654435761 + head * 40503 + 12345
     mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)
     return (mixed ^ (mixed >> 13)) & ((1 << 31) - 1)

@@ -1,9 +1,9 @@
-"""Walks the whole time-energy frontier of a pipeline, from its slowest to its fastest point, breakpoint by breakpoint.
+"""The time-energy frontier of a pipeline as a parametric minimum-cost flow, breakpoint by breakpoint.
 
 Theory of operation. For a fixed iteration time T the cheapest durations solve a convex-cost project-crashing problem
 whose dual is a flow from source to sink: operation i carries x_i, the price in watts at which it would buy time, and
-the value F of the flow is what one second less of iteration time costs (Fulkerson 1961; Phillips and Dessouky 1977).
-We start with everything slowest and no flow, and repeat:
+the value F of the flow is the price of one second less of iteration time (Fulkerson 1961; Phillips and Dessouky 1977).
+Starting with all operations slowest and no flow, the sweep repeats:
 
 1. Shortest distances from the source over the residual network. Arc lengths are slacks, so the distance D of the sink
    says how far T can fall while this very flow stays optimal: a linear piece of the frontier, slope -F.
@@ -33,7 +33,7 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep saw. Snapshots are in the order of the requested deadlines, the one at T* last.
+    """Result of a sweep. Snapshots are in the order of the requested deadlines, followed by one at T*.
 
     `durations_s`, `prices_w` have one column per operation, `edge_prices_w` one per edge of the network.
     Breakpoints run from slow to fast; the price is the one that holds below that time.
@@ -49,7 +49,7 @@ class Sweep:
     num_augmentations: int
 
     def without(self, num_rows: int) -> "Sweep":
-        """Return the same sweep less its first snapshots."""
+        """Return the same sweep without its first snapshots."""
         return replace(
             self,
             durations_s=self.durations_s[num_rows:],
@@ -103,7 +103,7 @@ def sweep_frontier(
 
 
 def _longest_path(network: FlowNetwork) -> int:
-    """Return the network's own T_min in ticks."""
+    """Return T_min of the network in ticks, jitter included."""
     n = network.num_operations
     finish = [0] * (n + 2)
     ticks = network.level_ticks[network.first_level].tolist()
@@ -118,7 +118,7 @@ def _longest_path(network: FlowNetwork) -> int:
 
 
 def network_arrays(network: FlowNetwork) -> NetworkArrays:
-    """Return a network in the form that kernels take."""
+    """Return a network as kernel arrays."""
     return NetworkArrays(
         first=ints(network.first_level),
         last=ints(network.last_level),
@@ -135,7 +135,7 @@ def network_arrays(network: FlowNetwork) -> NetworkArrays:
 
 
 def sweep_state(num_operations: int, num_edges: int) -> SweepState:
-    """Return room for a sweep over a network of at most this size."""
+    """Return working memory for sweeps of networks up to this size."""
     nodes = 2 * num_operations + 3
     return SweepState(
         search=Search(

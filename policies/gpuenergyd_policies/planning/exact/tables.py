@@ -1,8 +1,8 @@
-"""The profile of a pipeline as arrays: what each instruction may choose from, and the hulls that the sweep walks.
+"""A pipeline's profile as arrays: clock options per instruction class and their lower convex hulls.
 
 Options of a class are kept as its Pareto set in (time, effective energy), fastest first, where effective energy is
-energy minus blocking power times time: what running costs beyond waiting. The sweep works on the lower hull of that
-set, rounding on all of it.
+energy minus blocking power times time: the cost of running beyond that of waiting. The sweep uses the lower hull of
+that set, rounding all of it.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 LONG_HULL = 16
-"""Hulls up to this many vertices are never thinned: there is nothing to win."""
+"""Hulls up to this many vertices are never thinned, since that would save no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassTable:
-    """One instruction class; `hull` holds the positions of the hull's vertices among the options."""
+    """Options of one instruction class; `hull` holds the positions of the hull's vertices among them."""
 
     sm_clocks_mhz: IntArray
     times_s: FloatArray
@@ -33,7 +33,7 @@ class ClassTable:
 
 @dataclass(frozen=True, slots=True)
 class PlanningTables:
-    """All classes of a pipeline; `class_of[i]` is the class of node i, options of class c are start[c]:start[c + 1]."""
+    """Options of all classes; `class_of[i]` is the class of node i, its options are start[c]:start[c + 1]."""
 
     tables: tuple[ClassTable, ...]
     class_of: IntArray
@@ -60,7 +60,7 @@ class PlanningTables:
 
     @property
     def idle_power_w(self) -> float:
-        """What all ranks draw while they wait."""
+        """Power of all ranks together while they wait."""
         return self.blocking_power_w * self.num_ranks
 
 
@@ -103,7 +103,7 @@ def planning_tables(graph: DependencyGraph, profile: PipelineProfile) -> Plannin
 
 
 def thinned(table: ClassTable, tolerance_ratio: float) -> IntArray:
-    """Return a part of the hull whose chords rise above the rest by at most `tolerance_ratio` of the least energy."""
+    """Return hull vertices whose chords lie at most `tolerance_ratio` of the least energy above the full hull."""
     hull = table.hull
     if len(hull) <= LONG_HULL or tolerance_ratio <= 0:
         return hull

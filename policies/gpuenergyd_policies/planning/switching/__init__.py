@@ -1,8 +1,8 @@
-"""Clock changes: when to request them, plans with few of them, and the cost of late ones.
+"""Clock changes: timing of requests, plans with few changes, and the cost of late clocks.
 
-annealing     compiled kernels of the segment search
-driver_queue  how long clock changes of several GPUs wait for each other
-requests      when to request which clock
+annealing     kernels of the segment search
+driver_queue  waits of clock changes for the driver, which sets one GPU at a time
+requests      timing of clock requests
 segments      plans with few clock changes
-simulation    simulator of clock changes that take effect late
+simulation    simulator of iterations with late clocks
 """

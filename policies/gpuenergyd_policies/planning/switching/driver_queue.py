@@ -1,4 +1,4 @@
-"""Clock changes of several GPUs wait for each other: the driver of a host carries out one at a time."""
+"""Queue of clock changes at the driver, which sets one GPU of a host at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class QueuedClockCall:
-    """A call that sets a clock of one GPU: due then, taking so long once the driver is free."""
+    """A driver call that sets the clock of one GPU, due at `due_s`, which occupies the driver for `call_s`."""
 
     due_s: float
     call_s: float
@@ -15,10 +15,10 @@ class QueuedClockCall:
 
 
 def driver_waits_s(calls: Sequence[QueuedClockCall]) -> list[float]:
-    """Return how long each call waits for the driver: raises go first, then what has been due longest.
+    """Return the wait of each call for the driver: raises go first, then the call that has been due longest.
 
-    A change that comes while an older one of the same GPU still waits would replace it; here both are carried out,
-    which errs towards longer waits.
+    In reality a change replaces an older one of the same GPU that still waits; here both are carried out, which
+    overestimates waits.
     """
     waits_s = [0.0] * len(calls)
     left = sorted(range(len(calls)), key=lambda k: calls[k].due_s, reverse=True)

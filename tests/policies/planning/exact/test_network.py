@@ -44,7 +44,7 @@ def _edges(graph: DependencyGraph) -> list[tuple[int, int]]:
     return [(u, v) for v in range(len(graph.instructions)) for u, _ in graph.predecessors[v]]
 
 
-def test_a_loop_of_four_becomes_its_edges_and_those_from_source_and_to_sink() -> None:
+def test_four_dependent_operations_become_a_network_with_source_and_sink() -> None:
     graph, profile = _hand_made()
     names = [f"{i.kind}{i.pp_rank}" for i in graph.instructions]
     assert names == ["F0", "B0", "F1", "B1"]

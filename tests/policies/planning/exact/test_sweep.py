@@ -122,7 +122,7 @@ def test_every_snapshot_is_optimal_and_at_its_deadline(
 
 @settings(max_examples=25, deadline=None)
 @given(pipeline=random_pipelines(), fraction=st.floats(0.0, 1.0))
-def test_breakpoints_add_up_to_what_every_snapshot_costs(pipeline: Pipeline, fraction: float) -> None:
+def test_breakpoints_sum_up_to_the_cost_of_every_snapshot(pipeline: Pipeline, fraction: float) -> None:
     problem = make_problem(*pipeline)
     network, shift = problem.network, _shift_ticks(problem)
     sweep = problem.sweep(_deadlines_s(problem, [fraction]), stop_early=False)
@@ -144,7 +144,7 @@ def test_breakpoints_add_up_to_what_every_snapshot_costs(pipeline: Pipeline, fra
 
 @settings(max_examples=20, deadline=None)
 @given(pipeline=random_pipelines())
-def test_least_energy_is_where_the_price_passes_what_all_ranks_draw_waiting(pipeline: Pipeline) -> None:
+def test_t_star_is_where_the_price_of_time_passes_idle_power(pipeline: Pipeline) -> None:
     problem = make_problem(*pipeline)
     idle_w = problem.tables.idle_power_w
 
@@ -162,7 +162,7 @@ def test_least_energy_is_where_the_price_passes_what_all_ranks_draw_waiting(pipe
         assert sweep.snapshot_prices_w[-1] == sweep.breakpoint_prices_w[-1] < idle_w
 
 
-def test_rows_follow_the_deadlines_asked_for_in_any_order() -> None:
+def test_rows_follow_the_order_of_the_requested_deadlines() -> None:
     problem = make_problem(*UNEVEN)
     rising = _deadlines_s(problem, [0.0, 0.3, 0.8, 1.0])
     turned = [2, 0, 3, 1]
@@ -174,7 +174,7 @@ def test_rows_follow_the_deadlines_asked_for_in_any_order() -> None:
         assert ours.tolist() == theirs[[*turned, 4]].tolist()
 
 
-def test_stopping_early_sees_the_same_down_to_the_last_deadline() -> None:
+def test_stopping_early_gives_the_same_result_down_to_the_last_deadline() -> None:
     problem = make_problem(*UNEVEN)
     deadlines_s = _deadlines_s(problem, [0.6, 0.4])
 

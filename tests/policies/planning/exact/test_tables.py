@@ -22,7 +22,7 @@ def rise_j(table: ClassTable, kept: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("tolerance_ratio", [1e-4, 1e-3, 1e-2, 0.1])
-def test_a_thinned_hull_rises_by_no_more_than_was_allowed(tolerance_ratio: float) -> None:
+def test_a_thinned_hull_stays_within_the_tolerance(tolerance_ratio: float) -> None:
     table = curve(60)
     allowed_j = tolerance_ratio * 55.0
 
@@ -42,13 +42,13 @@ def test_more_tolerance_keeps_fewer_vertices() -> None:
     assert (counts[0], counts[-1]) == (60, 2)
 
 
-def test_a_short_hull_and_no_tolerance_stay_as_they_are() -> None:
+def test_short_hulls_and_zero_tolerance_are_not_thinned() -> None:
     assert len(thinned(curve(LONG_HULL), 1.0)) == LONG_HULL
     assert len(thinned(curve(LONG_HULL + 1), 1.0)) == 2
     assert len(thinned(curve(60), 0.0)) == 60
 
 
-def test_options_of_all_classes_stand_one_after_the_other() -> None:
+def test_options_of_all_classes_are_concatenated() -> None:
     """Two classes on one rank; of each the dominated option drops out, and of the backward one lies above the hull."""
     forward = [(1410, 1.0, 500.0), (1200, 1.2, 420.0), (900, 1.3, 600.0)]
     backward = [(1410, 2.0, 1000.0), (1200, 2.2, 990.0), (900, 2.8, 800.0)]

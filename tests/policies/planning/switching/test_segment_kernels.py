@@ -149,7 +149,7 @@ def _node_clocks(bounds: Sequence[int], clocks: Sequence[int]) -> list[int]:
 @pytest.mark.parametrize("lower_s", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize("slowdown", [0.0, 0.1, 0.4, 2.0])
 @pytest.mark.parametrize("waiting_power_w", [0.0, BLOCKING_W, 45.0])
-def test_annealing_finds_the_cheapest_segments_that_keep_the_deadline(
+def test_annealing_finds_the_cheapest_segments_that_meet_the_deadline(
     lower_s: float, slowdown: float, waiting_power_w: float
 ) -> None:
     classes = {

@@ -52,31 +52,31 @@ def _one_rank_changes(clocks_mhz: list[int], switch_latency_s: float) -> list[tu
     return [(str(c.instruction), round(c.offset_s, 9), c.sm_clock_mhz) for c in changes]
 
 
-def test_reduction_is_asked_for_when_the_slow_instruction_begins_and_raise_a_latency_before_need() -> None:
+def test_reductions_are_requested_at_the_begin_of_the_slow_instruction_and_raises_a_latency_ahead() -> None:
     changes = _one_rank_changes([1000, 1000, 500, 500, 1000, 1000, 1000, 1000], 0.25)
 
     assert changes == [("F0@0", 0.0, 1000), ("F2@0", 0.0, 500), ("F3@0", 1.75, 1000)]
 
 
-def test_raise_hangs_on_the_instruction_that_runs_when_it_is_due() -> None:
+def test_a_raise_is_tied_to_the_instruction_that_runs_when_it_is_due() -> None:
     changes = _one_rank_changes([1000, 500, 500, 500, 1000, 1000, 1000, 1000], 2.5)
 
     assert changes == [("F0@0", 0.0, 1000), ("F1@0", 0.0, 500), ("F2@0", 1.5, 1000)]
 
 
-def test_slow_segment_shorter_than_the_latency_is_not_switched_for() -> None:
+def test_a_slow_segment_shorter_than_the_latency_causes_no_switch() -> None:
     changes = _one_rank_changes([1000, 1000, 500, 1000, 1000, 1000, 1000, 1000], 2.5)
 
     assert changes == [("F0@0", 0.0, 1000)]
 
 
-def test_clock_of_the_next_iteration_is_asked_for_at_the_end_of_this_one() -> None:
+def test_the_clock_of_the_next_iteration_is_requested_at_the_end_of_this_one() -> None:
     changes = _one_rank_changes([1000, 500, 500, 500, 500, 500, 500, 500], 0.5)
 
     assert changes == [("F0@0", 0.0, 1000), ("F1@0", 0.0, 500), ("B3@0", 1.5, 1000)]
 
 
-def test_lead_reaches_over_a_bubble_on_the_instruction_before_it() -> None:
+def test_a_lead_across_a_bubble_is_an_offset_from_the_previous_instruction() -> None:
     graph = dependency_graph(one_forward_one_backward(2, 1))
     options = {InstructionClass(r, k): _linear(c1000=1.0, c500=2.0) for r in range(2) for k in (F, B)}
     clocks = dict.fromkeys(graph.instructions, 1000)
@@ -100,7 +100,7 @@ def test_raises_in_steps_within_one_instruction_are_merged_into_the_first_and_hi
     ]
 
 
-def test_change_that_may_replace_a_delayed_one_says_again_what_is_due() -> None:
+def test_a_change_that_may_replace_a_delayed_one_repeats_the_clock_that_is_due() -> None:
     changes = _one_rank_changes([750, 750, 750, 900, 1000, 1000, 1000, 1000], 0.6)
 
     # F2 asks for 900 MHz late in its run, F3 for 1000: were F3 early, its record would replace the one before
@@ -146,7 +146,7 @@ def test_with_lead_and_an_exact_latency_an_iteration_is_never_slower_than_planne
 
 @settings(max_examples=100, deadline=None)
 @given(_planned_pipelines())
-def test_every_rank_heals_at_its_first_instruction_and_asks_now_and_once_later_per_instruction(
+def test_every_rank_has_a_change_at_its_first_instruction_and_at_most_two_per_instruction(
     case: tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float],
 ) -> None:
     graph, profile, clocks, switch_latency_s = case
@@ -178,7 +178,7 @@ def test_without_latency_the_simulation_is_the_plan() -> None:
     assert simulated.energy_j == pytest.approx(1200.0)
 
 
-def test_a_clock_that_arrives_in_mid_flight_changes_speed_and_power_from_there_on() -> None:
+def test_a_clock_change_within_an_instruction_changes_its_remaining_speed_and_power() -> None:
     graph = dependency_graph(gpipe(1, 1))
     options = {
         InstructionClass(0, F): _linear(c1000=1.0),
@@ -215,7 +215,7 @@ def _two_dips(latencies: tuple[SwitchLatency, ...]) -> tuple[PipelineProfile, tu
     return profile, clock_changes(timeline(TWO_RANKS, durations_s), TWO_DIPS, latency=latencies, profile=profile)
 
 
-def test_a_raise_that_waits_for_another_gpus_call_is_asked_for_that_much_earlier() -> None:
+def test_a_raise_that_waits_for_another_gpus_driver_call_is_requested_earlier_by_that_wait() -> None:
     _, alone = _two_dips(ALONE)
     _, queued = _two_dips(QUEUED)
 
@@ -226,7 +226,7 @@ def test_a_raise_that_waits_for_another_gpus_call_is_asked_for_that_much_earlier
     assert queued[1][-1].offset_s == pytest.approx(1.2)
 
 
-def test_in_simulation_a_raise_waits_for_the_other_gpus_call_unless_it_was_asked_for_earlier() -> None:
+def test_in_simulation_a_raise_waits_for_another_gpus_call_unless_requested_earlier() -> None:
     profile, unaware = _two_dips(ALONE)
     _, aware = _two_dips(QUEUED)
 
