@@ -5,7 +5,8 @@ api            the HTTP API and the clock socket
 app            composition root: starts, supervises and stops the components
 carbon         carbon in the daemon: values, forecasts, targets and budgets of jobs that follow the grid
 gpus           GPUs as the daemon knows them: inventory, history and access
-jobs           jobs: state machines, delivery of plans and clocks, hand-over on a restart
+handover       hand-over of running jobs to the next daemon
+jobs           jobs: state machines, delivery of plans and clocks
 manual_leases  GPU leases held outside any job
 periodic       periodic tasks on the event loop
 ports          protocols of the services of a job and of its command executor

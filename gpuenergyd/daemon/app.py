@@ -21,8 +21,8 @@ from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import Gpus, utc_at
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
-from gpuenergyd.daemon.jobs.handover import hand_over_jobs, take_over_job
-from gpuenergyd.daemon.jobs.handover_file import consume_hand_over, write_hand_over
+from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
+from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.jobs.previous_runs import PreviousRunStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases

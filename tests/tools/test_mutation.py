@@ -116,7 +116,7 @@ def test_each_equivalent_mutant_changes_a_line_of_the_code() -> None:
         assert known.before != known.after
         assert len(known.reason.split()) >= 5
         assert reason_for(known.path, known.before, known.after) == known.reason
-    assert reason_for("gpuenergyd/core/job/savings.py", "a", "b") is None
+    assert reason_for("gpuenergyd/core/job/measurements/savings.py", "a", "b") is None
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files are the tree's")
@@ -124,10 +124,10 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Workbench(tmp_path)
-    source = ROOT / "gpuenergyd" / "core" / "job" / "savings.py"
+    source = ROOT / "gpuenergyd" / "core" / "job" / "measurements" / "savings.py"
     text = source.read_text(encoding="utf-8")
-    mutant = a_mutant(1, path="gpuenergyd/core/job/savings.py")
-    tests = {"tests/core/job/test_savings.py": 10.0}
+    mutant = a_mutant(1, path="gpuenergyd/core/job/measurements/savings.py")
+    tests = {"tests/core/job/measurements/test_savings.py": 10.0}
     changed = text.replace("CONFIDENCE / 2", "CONFIDENCE * 2")
 
     same = bench.test(mutant, text, tests)
@@ -142,9 +142,9 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     assert changed != text
     assert same == again == (Verdict.SURVIVED, "")
     assert detected is Verdict.DETECTED
-    assert by.startswith("tests/core/job/test_savings.py::test_")
+    assert by.startswith("tests/core/job/measurements/test_savings.py::test_")
     assert hung == spun == (Verdict.HUNG, "")
-    assert (tmp_path / "tree" / "gpuenergyd" / "core" / "job" / "savings.py").read_text(encoding="utf-8") == text
+    assert (tmp_path / "tree" / "gpuenergyd" / "core" / "job" / "measurements" / "savings.py").read_text(encoding="utf-8") == text
     assert source.read_text(encoding="utf-8") == text
 
 

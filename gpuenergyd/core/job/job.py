@@ -19,10 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from gpuenergyd.core.job.control.faults import Faults
+from gpuenergyd.core.job.control.plan_control import PlanControl, phase_under
+from gpuenergyd.core.job.control.recovery import recover
 from gpuenergyd.core.job.description import JobDescription, JobRanks
-from gpuenergyd.core.job.faults import Faults
 from gpuenergyd.core.job.guard import Finding
-from gpuenergyd.core.job.knowledge import JobKnowledge
+from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
+from gpuenergyd.core.job.measurements.rank_reports import RankReports, WholeIteration
+from gpuenergyd.core.job.measurements.savings import baseline_view
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     Command,
@@ -49,11 +53,7 @@ from gpuenergyd.core.job.messages import (
     StragglerChanged,
     TargetChanged,
 )
-from gpuenergyd.core.job.plan_control import PlanControl, phase_under
-from gpuenergyd.core.job.rank_reports import RankReports, WholeIteration
-from gpuenergyd.core.job.recovery import recover
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.job.savings import baseline_view
 from gpuenergyd.core.job.snapshot import JobSnapshot
 from gpuenergyd.core.job.story import Notices, Story
 from gpuenergyd.core.measurement.observation import IterationObservation

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from gpuenergyd.core.job.faults import Faults
-from gpuenergyd.core.job.knowledge import KnowledgeSnapshot
+from gpuenergyd.core.job.control.faults import Faults
+from gpuenergyd.core.job.control.plan_control import PlanControlSnapshot
+from gpuenergyd.core.job.measurements.knowledge import KnowledgeSnapshot
+from gpuenergyd.core.job.measurements.rank_reports import RankReportsSnapshot
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.core.job.plan_control import PlanControlSnapshot
-from gpuenergyd.core.job.rank_reports import RankReportsSnapshot
 from gpuenergyd.core.job.story import Notices
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from gpuenergyd.core.job.savings import Interval
+from gpuenergyd.core.job.measurements.savings import Interval
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers

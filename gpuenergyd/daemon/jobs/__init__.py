@@ -1,10 +1,8 @@
-"""Jobs: running their state machines, delivering plans and clocks, handing over on a restart.
+"""Jobs: running their state machines, delivering plans and clocks.
 
 audit_log           who changed a job's control, and why
 clock_requests      which clock requests reach the worker
 executor            executes commands, each through its own port
-handover            hands running jobs over to the next daemon
-handover_file       the file that it reads them from
 iteration_observer  matches reported iterations with GPU samples
 iteration_recorder  records iterations
 leases              GPU leases of a job: acquire, suspend while it is idle, release

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, intensity_now
 from gpuenergyd.core.carbon.replay import Forecast, TimingValue, TimingValueEstimator
-from gpuenergyd.core.job.measured_frontier import measured_frontier
+from gpuenergyd.core.job.measurements.measured_frontier import measured_frontier
 from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView, TargetDecision, TargetView
 from gpuenergyd.errors import UnknownPolicyError
 

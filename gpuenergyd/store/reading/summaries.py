@@ -13,7 +13,7 @@ from gpuenergyd.store.reading.summary_inputs import SummaryInputs
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
 if TYPE_CHECKING:
-    from gpuenergyd.core.job.savings import Interval
+    from gpuenergyd.core.job.measurements.savings import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
 
     If it covers only a part of the job, the baseline is still that of the whole job.
     """
-    from gpuenergyd.core.job.savings import saving_between  # noqa: PLC0415  reports of ended jobs need no statistics
+    from gpuenergyd.core.job.measurements.savings import saving_between  # noqa: PLC0415  reports of ended jobs need no statistics
 
     whole_job = inputs.iterations
     in_range = [each for each in whole_job if time_range.contains(each.started_at)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuenergyd.core.job.faults import Faults
-from gpuenergyd.core.job.recovery import is_settled
+from gpuenergyd.core.job.control.faults import Faults
+from gpuenergyd.core.job.control.recovery import is_settled
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.observation import IterationObservation
 

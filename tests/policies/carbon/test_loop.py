@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from gpuenergyd.core.job.measured_frontier import measured_frontier
+from gpuenergyd.core.job.measurements.measured_frontier import measured_frontier
 from gpuenergyd.core.job.messages import JobPhase, TargetChanged
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView

@@ -20,13 +20,13 @@ _PLANNING = "policies/gpuenergyd_policies/planning"
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
-        f"{_CORE}/job/rank_reports.py",
+        f"{_CORE}/job/measurements/rank_reports.py",
         "plan_id = plan_id_of(epochs.pop()) if len(epochs) == 1 else None",
         "plan_id = plan_id_of(epochs.pop()) if len(epochs) <= 1 else None",
         "the epochs come from the reports, and there is at least one report",
     ),
     Equivalent(
-        f"{_CORE}/job/rank_reports.py",
+        f"{_CORE}/job/measurements/rank_reports.py",
         "return self.ranks[0].iteration_index",
         "return self.ranks[ -1].iteration_index",
         "reports are grouped by iteration index, so all have the same one; there is at least one report",
@@ -62,7 +62,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "the options are sorted by descending clock, so the left one is never lower",
     ),
     Equivalent(
-        f"{_CORE}/job/measured_frontier.py",
+        f"{_CORE}/job/measurements/measured_frontier.py",
         "settled = own[1:] if len(own) > LEAST_ITERATIONS else own",
         "settled = own[1:] if len(own) != LEAST_ITERATIONS else own",
         "they differ only for a single iteration, which gives no point in either case",

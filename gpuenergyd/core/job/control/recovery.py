@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuenergyd.core.job.faults import Faults
+from gpuenergyd.core.job.control.faults import Faults
 from gpuenergyd.core.job.guard import what_changed
-from gpuenergyd.core.job.knowledge import JobKnowledge
+from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
+from gpuenergyd.core.job.measurements.savings import baseline_view
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.job.savings import baseline_view
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView

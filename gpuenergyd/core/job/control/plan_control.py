@@ -7,15 +7,15 @@ some iterations after it is sent; the guard and the proof blocks wait until then
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from gpuenergyd.core.job.control.faults import Faults
+from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
+from gpuenergyd.core.job.control.policy_question import PolicyQuestion
 from gpuenergyd.core.job.description import JobRanks
-from gpuenergyd.core.job.faults import Faults
-from gpuenergyd.core.job.full_speed_blocks import FullSpeedBlocks
 from gpuenergyd.core.job.guard import Finding, GuardWindow, evaluate
 from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
-from gpuenergyd.core.job.knowledge import JobKnowledge
+from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
+from gpuenergyd.core.job.measurements.rank_reports import RankReports
 from gpuenergyd.core.job.messages import Command, JobPhase, LeaseGpus, RestoreGpus, SendPlan
-from gpuenergyd.core.job.policy_question import PolicyQuestion
-from gpuenergyd.core.job.rank_reports import RankReports
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import BaselineView

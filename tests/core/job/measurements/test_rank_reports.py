@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.job.rank_reports import RankReports, WholeIteration
+from gpuenergyd.core.job.measurements.rank_reports import RankReports, WholeIteration
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward

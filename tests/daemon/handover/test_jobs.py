@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.daemon.jobs.handover import hand_over_jobs, take_over_job
-from gpuenergyd.daemon.jobs.handover_file import consume_hand_over, write_hand_over
+from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
+from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.errors import GpuEnergyError
 from tests.support.job_stage import Stage, plan, play
 

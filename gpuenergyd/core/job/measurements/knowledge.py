@@ -8,9 +8,9 @@ from statistics import median
 from gpuenergyd.core.distributed.pace import PaceEstimator
 from gpuenergyd.core.distributed.straggler_savings import StragglerSavingEstimator
 from gpuenergyd.core.job.description import JobRanks
-from gpuenergyd.core.job.history import KeptIterations
 from gpuenergyd.core.job.issued_plans import IssuedPlans, IssuedPlansSnapshot
-from gpuenergyd.core.job.savings import MeasuredSaving
+from gpuenergyd.core.job.measurements.history import KeptIterations
+from gpuenergyd.core.job.measurements.savings import MeasuredSaving
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose

@@ -1,6 +1,6 @@
 """Which iterations of a job stay remembered, and which of those count as what."""
 
-from gpuenergyd.core.job.history import KeptIterations
+from gpuenergyd.core.job.measurements.history import KeptIterations
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from gpuenergyd.core.job.issued_plans import Purposes
-from gpuenergyd.core.job.savings import MeasuredSaving, measured_saving
+from gpuenergyd.core.job.measurements.savings import MeasuredSaving, measured_saving
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 

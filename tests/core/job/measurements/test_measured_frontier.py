@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.job.measured_frontier import measured_frontier
+from gpuenergyd.core.job.measurements.measured_frontier import measured_frontier
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import BaselineView, JobView

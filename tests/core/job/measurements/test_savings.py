@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from gpuenergyd.core.job.savings import baseline_view, measured_saving, saving_between, student_quantile
+from gpuenergyd.core.job.measurements.savings import baseline_view, measured_saving, saving_between, student_quantile
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 
 

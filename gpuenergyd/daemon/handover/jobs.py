@@ -8,7 +8,7 @@ import time
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import RankLost
 from gpuenergyd.daemon.gpus.inventory import GpuClaim
-from gpuenergyd.daemon.jobs.handover_file import HandedJob, HandedSession
+from gpuenergyd.daemon.handover.file import HandedJob, HandedSession
 from gpuenergyd.daemon.jobs.registry import LAST_COMMANDS_LIMIT_S, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession
