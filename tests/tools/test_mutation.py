@@ -144,7 +144,7 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     assert detected is Verdict.DETECTED
     assert by.startswith("tests/core/job/measurements/test_savings.py::test_")
     assert hung == spun == (Verdict.HUNG, "")
-    assert (tmp_path / "tree" / "gpuenergyd" / "core" / "job" / "measurements" / "savings.py").read_text(encoding="utf-8") == text
+    assert (tmp_path / "tree" / source.relative_to(ROOT)).read_text(encoding="utf-8") == text
     assert source.read_text(encoding="utf-8") == text
 
 
