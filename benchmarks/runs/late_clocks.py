@@ -1,4 +1,4 @@
-"""What the planner keeps of its saving where clocks come late and are few, for planner.py.
+"""Savings of plans with few clock segments and late clocks, for planner.py.
 
 Eight stages, 32 microbatches, no slowdown when simulated with the latency. Shares are of the ideal saving, the proven
 bound with clocks that change at once. "Naive" asks for each clock when its instruction begins.
@@ -35,7 +35,7 @@ def print_late_clocks(tables: dict[str, tuple[Path, float]], instances: Path) ->
 def pipelines(
     tables: dict[str, tuple[Path, float]], instances: Path
 ) -> Iterator[tuple[str, Path, int | None, float | None]]:
-    """Yield what there is: name, file, and where the file does not say them microbatches and blocking power."""
+    """Yield the available pipelines: name, file, and microbatches and blocking power if the file lacks them."""
     if (instance := instances / f"{INSTANCE}.json").is_file():
         yield f"{INSTANCE} (synthetic)", instance, None, None
     for name, (path, blocking_power_w) in tables.items():
@@ -55,6 +55,6 @@ def late_plan(path: Path, microbatches: int | None, blocking_power_w: float | No
 
 
 def share(plan: OfflinePlan, energy_j: float) -> float:
-    """Return a saving in percent of the most that can be proven possible."""
+    """Return a saving in percent of the proven maximum."""
     assert plan.lower_bound_j is not None
     return 100 * (plan.baseline_energy_j - energy_j) / (plan.baseline_energy_j - plan.lower_bound_j)

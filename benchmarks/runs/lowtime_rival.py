@@ -1,7 +1,7 @@
-"""Runs lowtime 0.3.0 on a pipeline as Perseus does, for comparison; optional; `make bench` installs it.
+"""Runner of lowtime 0.3.0 on a pipeline, set up as in Perseus, for comparison; optional; `make bench` installs it.
 
-Fits an exponential to every table, starts with everything slowest and takes one time unit off per plan. lowtime knows
-no latencies between stages and no deadline; what a plan really takes and costs is for the caller to judge.
+Fits an exponential to every table, starts with everything slowest and takes one time unit off per plan. lowtime
+has no latencies between stages and no deadline; the caller evaluates the time and energy of its plans.
 """
 
 import importlib
@@ -26,12 +26,12 @@ class LowtimeRun:
 
 
 def is_installed() -> bool:
-    """Return whether lowtime can be run at all."""
+    """Return whether lowtime is installed."""
     return importlib.util.find_spec("lowtime") is not None
 
 
 def run_lowtime(graph: DependencyGraph, profile: PipelineProfile, *, unit_s: float, budget_s: float) -> LowtimeRun:
-    """Return what lowtime finds within a budget of CPU seconds; the plan under way when it ends still counts."""
+    """Return lowtime's plans within a budget of CPU seconds, including the plan in progress at its end."""
     plans: list[tuple[int, ...]] = []
     began_s = time.process_time()
     is_finished, failure = True, None

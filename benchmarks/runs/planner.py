@@ -1,4 +1,4 @@
-"""Measures the planner beside its rivals on the same inputs in one run: ours, EnvPipe's, lowtime 0.3.0 and HiGHS.
+"""Benchmark of the planner against EnvPipe's planner, lowtime 0.3.0 and HiGHS on the same inputs in one run.
 
 Usage: python benchmarks/runs/planner.py [--lowtime-budget-s 60] [--instance-budget-s 40] [--tables FOLDER]
            [--instances FOLDER]
@@ -65,14 +65,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """CPU seconds of some runs."""
+    """CPU seconds of repeated runs."""
 
     seconds: tuple[float, ...]
     is_finished: bool = True
 
     @property
     def median_s(self) -> float:
-        """Middle one."""
+        """Median of the runs."""
         return statistics.median(self.seconds)
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def table_path(folder: Path, gpu: str) -> Path:
-    """Return where the measured stage table of a GPU is, if there is one."""
+    """Return the path of a GPU's measured stage table."""
     return folder / f"gpt3-175b_{gpu}.csv"
 
 

@@ -1,4 +1,4 @@
-"""Measures the planner against lowtime on instance files, energy at the same real time.
+"""Comparison of the planner with lowtime on instance files: energy at the same real iteration time.
 
 Usage: python benchmarks/runs/planner_against_lowtime.py [--instances FOLDER] [--only NAME] [--instance-budget-s 40]
 
@@ -37,7 +37,7 @@ HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ours against one plan of lowtime."""
+    """Difference of our plan to one of lowtime's."""
 
     time_ratio: float
     """Its real time over T_min."""
@@ -46,7 +46,7 @@ class Difference:
 
 
 def main() -> None:
-    """Print the table for the instances asked for."""
+    """Print the table for the requested instances."""
     parser = argparse.ArgumentParser(description="planner against lowtime")
     parser.add_argument("--instances", type=Path, default=INSTANCES)
     parser.add_argument("--only", help="the name of one instance")
@@ -117,7 +117,7 @@ def _differences(
 
 
 def _coarser_unit_ms(graph: DependencyGraph, profile: PipelineProfile, run: LowtimeRun) -> int:
-    """Return a unit with which it may end within the budget: it takes one unit off the iteration per plan."""
+    """Return a time unit with which lowtime, which removes one unit per plan, may finish within the budget."""
     classes = (profile[i.instruction_class].lower_hull(profile.blocking_power_w)[-1] for i in graph.instructions)
     slowest_s = timeline(graph, [option.time_s for option in classes]).iteration_time_s
     needed = (slowest_s - min_iteration_time_s(graph, profile)) * 1000 / UNIT_MS

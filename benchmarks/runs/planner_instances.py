@@ -1,4 +1,4 @@
-"""Measures the planner on instance files: CPU seconds, gap to the proven bound, memory, growth with size.
+"""Benchmark of the planner on instance files: CPU seconds, gap to the proven bound, memory, growth with size.
 
 Usage: python benchmarks/runs/planner_instances.py [FOLDER] [--exact-large] [--json]
 
@@ -28,7 +28,7 @@ THIN = 1e-3
 
 
 def main(arguments: list[str]) -> None:
-    """Print one row per instance, then how the cost grows."""
+    """Print one row per instance, then the growth of CPU time."""
     if arguments[:1] == ["--one"]:
         print(json.dumps(_measure(Path(arguments[1]), exact_large="--exact-large" in arguments)))
         return
@@ -117,7 +117,7 @@ def _deviation(path: Path, instance: PlannerInstance) -> float | None:
 
 
 def _growth(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return how CPU seconds grow with instructions at eight stages, from 512 to 2048 of them."""
+    """Return the exponent of CPU time in the number of instructions, from 512 to 2048 at eight stages."""
     small, large = rows.get("s8m32_1f1b_a100"), rows.get("s8m128_1f1b_a100")
     if not small or not large:
         return {}

@@ -1,4 +1,4 @@
-"""What no clocks could beat: the planner's proven bounds on the exact tables of the demo's simulated stages."""
+"""Proven bounds on savings: the planner's bounds on the exact tables of the demo's simulated stages."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _GPU_MODEL = "a100-sxm"
 
 
 def exact_profile(schedule: Schedule, duration_scale: float = 1.0) -> PipelineProfile:
-    """Return what each instruction of a schedule takes at each clock, as the simulated GPUs compute it."""
+    """Return the profile of a schedule's instructions, as computed by the simulated GPUs."""
     model = device_parameters(_GPU_MODEL)
     classes = {}
     for order in schedule.orders:
@@ -46,14 +46,14 @@ def most_saved_ratio(schedule: Schedule, duration_scale: float = 1.0) -> float:
 
 
 def schedule_of(name: str, num_ranks: int, num_microbatches: int, extra_inflight: Sequence[int] | None) -> Schedule:
-    """Return the schedule that a case runs."""
+    """Return the schedule of a case."""
     if extra_inflight is not None:
         return one_forward_one_backward(num_ranks, num_microbatches, extra_inflight)
     return make_schedule(name, num_ranks, num_microbatches)
 
 
 def extra_inflight_for(num_ranks: int, num_microbatches: int, *, memory_limit: int) -> tuple[int, ...]:
-    """Return the extra microbatches that the planner chooses at no slowdown, where so many fit on each rank."""
+    """Return the extra microbatches that the planner chooses without slowdown, within a memory limit per rank."""
     plain = make_schedule("1f1b", num_ranks, num_microbatches)
     profile = exact_profile(plain)
     deadline_s = baseline(dependency_graph(plain), profile).iteration_time_s

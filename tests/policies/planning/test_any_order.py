@@ -1,4 +1,4 @@
-"""The bound for any order holds for every order tried, and is met where a stage's hull leaves no choice."""
+"""The any-order bounds hold for every tested order and are tight for a single stage."""
 
 import math
 

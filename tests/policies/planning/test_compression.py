@@ -1,4 +1,4 @@
-"""Long 1F1B pipelines planned from a short one: never late, proven, and nearly as good as planned whole."""
+"""Long 1F1B pipelines planned from a short one: on time, with a bound, and nearly as good as the full solution."""
 
 import pytest
 

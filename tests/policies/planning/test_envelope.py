@@ -1,4 +1,4 @@
-"""EnvPipe's planner and policy: its published rules, the figures known for it, and its flaws kept at bay."""
+"""EnvPipe's planner and policy: published rules, known figures, and protection against its known flaws."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_the_offline_envelope_policy_rejects_unsupported_requests(
 
 
 class _Job:
-    """A job that runs whatever plan it gets, on the profile above, with clocks there in time."""
+    """A simulated job that executes plans on the profile above, with clocks in effect in time."""
 
     def __init__(self, *, late_ratio: float = 0.0) -> None:
         self.observations: list[IterationObservation] = []
@@ -295,7 +295,7 @@ def test_known_figures_on_gpt3_are_reproduced() -> None:
 
 
 def observed_at_full_speed() -> JobView:
-    """Return the view of a job whose clocks have all been tried, without anything that was measured."""
+    """Return the view of a job whose clocks have all been profiled, without measurements."""
     clocks = (1410, 1400, 1000)
     return JobView(
         job_id="job",

@@ -1,4 +1,4 @@
-"""The parts of EnvPipe's planner, each on numbers by hand: valleys, extra warm-up, the envelope, and the walk back."""
+"""Steps of EnvPipe's planner on cases solved by hand: valleys, extra warm-up, envelope and critical path."""
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_balanced_raises_all_of_the_slowest_on_the_path_and_greedy_the_latest_be
     assert envpipe._latest([3, 1, 2, 0], clocks, top) == [1]
 
 
-def test_the_walk_back_stays_on_its_rank_while_that_did_not_wait() -> None:
+def test_the_critical_path_stays_on_a_rank_that_did_not_wait() -> None:
     """Two ranks, two microbatches; forwards take 1 s and backwards 2: rank 0 waits for rank 1 before its backwards."""
     graph = dependency_graph(one_forward_one_backward(2, 2))
     durations_s = [2.0 if i.kind is B else 1.0 for i in graph.instructions]
@@ -107,7 +107,7 @@ def test_the_walk_back_stays_on_its_rank_while_that_did_not_wait() -> None:
     assert path == ["B1@0", "B1@1", "F1@1", "B0@1", "F0@1", "F0@0"]
 
 
-def test_the_next_clock_is_the_lowest_measured_one_from_there_up_at_most_the_highest() -> None:
+def test_the_next_clock_is_the_lowest_measured_one_not_below_or_the_highest() -> None:
     graph = dependency_graph(gpipe(1, 1))
     look_up = envpipe._OptionCache(graph, _profile(1, FORWARD, BACKWARD))
 
@@ -131,7 +131,7 @@ def test_modes_without_reconfiguration_take_no_steps() -> None:
     assert envelope.evaluation.sm_clocks_mhz == tuple(900 if is_on else 720 for is_on in on_envelope)
 
 
-def test_what_given_clocks_cost_is_their_energy_and_waiting() -> None:
+def test_the_energy_of_given_clocks_includes_waiting() -> None:
     """F0 1 s and B0 2.4 s on one rank, then two ranks: each waits while the other runs."""
     profile = _profile(2, FORWARD, BACKWARD)
     graph = dependency_graph(gpipe(2, 1))

@@ -1,4 +1,4 @@
-"""Extra microbatches in flight: within memory, never a deadlock, never slower, and worth what is known."""
+"""Extra in-flight microbatches: within memory, free of deadlocks, never slower, with the known savings."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,7 @@ F, B = InstructionKind.F, InstructionKind.B
     num_microbatches=st.integers(1, 10),
     cap=st.sampled_from([0, 1, 3, None]),
 )
-def test_choice_keeps_deadline_and_caps_and_is_never_worse_than_plain_1f1b(
+def test_the_chosen_schedule_respects_deadline_and_caps_and_is_never_worse_than_plain_1f1b(
     weights: list[float], num_microbatches: int, cap: int | None
 ) -> None:
     num_ranks = len(weights)

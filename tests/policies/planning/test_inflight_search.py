@@ -1,4 +1,4 @@
-"""The search for extra microbatches in flight, on costs that are known beforehand."""
+"""The search for extra in-flight microbatches, on known cost functions."""
 
 import math
 
@@ -9,14 +9,14 @@ from gpuenergyd_policies.planning.inflight import MAX_SOLVES, _neighbours, _repa
 
 
 class Cost:
-    """The distance to one vector, infinite where some rank has fewer than it must; remembers what it was asked."""
+    """Cost function: distance to one vector, infinity below a minimum; records the vectors it was called with."""
 
     def __init__(self, target: tuple[int, ...], least: int = 0) -> None:
         self._target, self._least = target, least
         self.asked: list[tuple[int, ...]] = []
 
     def __call__(self, extra: tuple[int, ...]) -> float:
-        """Return what this many extra microbatches cost."""
+        """Return the cost of these extra microbatches."""
         self.asked.append(extra)
         if min(extra[:-1]) < self._least:
             return math.inf
@@ -24,7 +24,7 @@ class Cost:
 
 
 @pytest.mark.parametrize("target", [(0, 0, 0, 0), (3, 2, 1, 0), (1, 2, 1, 0), (6, 5, 4, 0), (2, 0, 0, 0)])
-def test_the_search_walks_to_the_cheapest_and_gives_it_first(target: tuple[int, ...]) -> None:
+def test_the_search_returns_the_cheapest_vector_first(target: tuple[int, ...]) -> None:
     cost = Cost(target)
 
     ranked = _search([9, 9, 9, 0], cost)
@@ -33,7 +33,7 @@ def test_the_search_walks_to_the_cheapest_and_gives_it_first(target: tuple[int, 
     assert [cost(extra) for extra in ranked] == sorted(cost(extra) for extra in ranked)
 
 
-def test_nothing_is_solved_twice_and_no_more_than_the_limit() -> None:
+def test_the_search_solves_no_vector_twice_and_stops_at_its_limit() -> None:
     cost = Cost((60, 60, 60, 60, 60, 0))
 
     ranked = _search([99] * 5 + [0], cost)
@@ -42,7 +42,7 @@ def test_nothing_is_solved_twice_and_no_more_than_the_limit() -> None:
     assert sorted(ranked) == sorted(cost.asked)
 
 
-def test_what_cannot_meet_the_deadline_is_left_out_and_limits_hold() -> None:
+def test_the_search_drops_infeasible_vectors_and_respects_limits() -> None:
     cost = Cost((4, 4, 4, 0), least=1)
 
     ranked = _search([2, 3, 9, 0], cost)

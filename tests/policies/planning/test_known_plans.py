@@ -1,8 +1,8 @@
-"""What the planner has found for a few small pipelines, to the last digit: no change makes plans dearer unnoticed.
+"""Pinned plans of a few small pipelines: a change that makes plans more expensive does not go unnoticed.
 
 Where clocks are discrete the search is heuristic, and no theory says what it finds; each plan here lies within 1 % of
-its proven bound. A change that finds cheaper plans writes its own figures here; one that finds dearer ones says why.
-The same figures hold with numba and without.
+its proven bound. Update the figures when a change finds cheaper plans; a change that finds more expensive ones must
+justify it. The same figures hold with numba and without.
 """
 
 import pytest
@@ -35,7 +35,7 @@ PIPELINES: dict[str, Pipeline] = {
         ("1f1b", 1.2, 10958.409906759905, 25.91558275058275, 10939.604644005762),
     ],
 )
-def test_the_plan_found_is_the_one_that_was_found_before(
+def test_plans_match_the_pinned_ones(
     name: str, slowness: float, energy_j: float, time_s: float, bound_j: float
 ) -> None:
     pipeline = PIPELINES[name]
@@ -71,9 +71,7 @@ def test_frontiers_match_the_pinned_ones() -> None:
         (0.1, 1.05, 13982.828122950152, 22.66898065438211),
     ],
 )
-def test_the_three_segments_found_are_those_that_were_found_before(
-    latency_s: float, slowness: float, energy_j: float, time_s: float
-) -> None:
+def test_segments_match_the_pinned_ones(latency_s: float, slowness: float, energy_j: float, time_s: float) -> None:
     pipeline = PIPELINES["1f1b"]
     deadline_s = slowness * make_problem(*pipeline).min_time_s
     solved = solve(*pipeline, deadline_s=deadline_s)

@@ -1,4 +1,4 @@
-"""The offline planner answers a request: baseline, target, frontier, and figures that can be re-computed."""
+"""The offline planner: baseline, target, frontier, and reproducible figures."""
 
 import pytest
 

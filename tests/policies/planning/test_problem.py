@@ -1,4 +1,4 @@
-"""What the planner's steps promise, one by one, on numbers by hand: deadlines, bounds, rounding, and sums of them."""
+"""Steps of planning on cases solved by hand: deadlines, bounds, rounding and breakpoints."""
 
 from dataclasses import replace
 

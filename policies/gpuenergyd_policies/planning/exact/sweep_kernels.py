@@ -200,13 +200,19 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
                         else:
                             heapq.heappush(heap, reach * num_nodes + to)
         step = 0 if finished else dist[sink]
-        if least_energy_time < 0 and (value >= idle_price or finished):
-            least_energy_time = time
-            _take_snapshot(n, num_edges, network, state, out, num_deadlines, 0, value)
-        while next_deadline < num_deadlines and (finished or deadlines[next_deadline] > time - step):
-            shift = max(0, time - deadlines[next_deadline])
-            _take_snapshot(n, num_edges, network, state, out, next_deadline, shift, value)
-            next_deadline += 1
+        while True:
+            row = -1
+            shift = 0
+            if least_energy_time < 0 and (value >= idle_price or finished):
+                row = num_deadlines
+                least_energy_time = time
+            elif next_deadline < num_deadlines and (finished or deadlines[next_deadline] > time - step):
+                row = next_deadline
+                shift = max(0, time - deadlines[row])
+                next_deadline += 1
+            if row < 0:
+                break
+            _take_snapshot(n, num_edges, network, state, out, row, shift, value)
         if finished:
             if breakpoint_ticks[-1] != time:
                 breakpoint_ticks.append(time)

@@ -1,4 +1,4 @@
-"""The integer network of a pipeline: whole ticks, falling slopes, edges by tail and by head, and a fixed scatter."""
+"""The integer network of a pipeline: whole ticks, falling slopes, edges by tail and by head, and fixed jitter."""
 
 import numpy as np
 import pytest
@@ -178,7 +178,7 @@ def test_slopes_are_by_time_and_not_by_tick() -> None:
     assert _integer_hull(times_s, costs_j, 1e-6) == ([1000, 2000], [2_000_000_000, 0])
 
 
-def test_the_scatter_of_edges_is_the_same_in_every_run_and_even() -> None:
+def test_the_jitter_of_edges_is_repeatable_and_evenly_distributed() -> None:
     tails, heads = (part.ravel() for part in np.meshgrid(np.arange(60), np.arange(60)))
 
     scattered = _hash(tails, heads)

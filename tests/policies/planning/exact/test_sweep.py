@@ -1,4 +1,4 @@
-"""The sweep alone, on its integer network: each snapshot is optimal, and breakpoints add up to what it costs."""
+"""The sweep on its integer network: each snapshot is optimal, and breakpoints sum up to its cost."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -28,7 +28,7 @@ def _edges(network: FlowNetwork) -> list[tuple[int, int, int]]:
 
 
 def _makespan_ticks(network: FlowNetwork, ticks: list[int]) -> int:
-    """Return when the sink is reached at these durations."""
+    """Return the makespan of these durations in ticks."""
     n = network.num_operations
     finish = {n: 0}
     for v in [*network.order.tolist(), n + 1]:
@@ -44,7 +44,7 @@ def _levels(network: FlowNetwork, v: int) -> tuple[list[int], list[int]]:
 
 
 def _fair_prices_uw(network: FlowNetwork, v: int, ticks: int) -> tuple[float, float]:
-    """Return between which prices of time this duration is the best for an operation."""
+    """Return the lowest and highest price of time at which this duration is optimal for an operation."""
     chain, slopes = _levels(network, v)
     below = [slope for tick, slope in zip(chain, slopes, strict=True) if tick < ticks]
     upto = [slope for tick, slope in zip(chain, slopes, strict=True) if tick <= ticks]
@@ -52,7 +52,7 @@ def _fair_prices_uw(network: FlowNetwork, v: int, ticks: int) -> tuple[float, fl
 
 
 def _cost_j(network: FlowNetwork, ticks: list[int]) -> float:
-    """Return what these durations cost more than the slowest."""
+    """Return the cost of these durations above that of the slowest."""
     total_uw_ticks = 0
     for v, duration in enumerate(ticks):
         chain, slopes = _levels(network, v)
@@ -203,7 +203,7 @@ def test_every_augmentation_raises_the_price_and_is_counted() -> None:
     assert min(slopes) > idle_uw
 
 
-def test_without_the_first_rows_the_others_stay() -> None:
+def test_dropping_the_first_snapshots_leaves_the_others_unchanged() -> None:
     problem = make_problem(*UNEVEN)
     sweep = problem.sweep(_deadlines_s(problem, [0.1, 0.5, 0.9]), stop_early=False)
 

@@ -1,4 +1,4 @@
-"""The arrays that the planner works on: what each node may choose from, and hulls with fewer vertices."""
+"""The planner's tables: clock options per node, and thinned hulls."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from gpuenergyd_policies.planning.exact.tables import LONG_HULL, ClassTable, pla
 
 
 def curve(num: int, bend: float = 1.0) -> ClassTable:
-    """Return a class whose hull is all of its options: times from 1 to 2 s, energies that fall ever slower."""
+    """Return a class whose hull is all of its options: times from 1 to 2 s, convex falling energies."""
     times = np.linspace(1.0, 2.0, num)
     costs = 100.0 * times**-bend
     return ClassTable(np.arange(num), times, costs + 5.0, costs, np.arange(num))

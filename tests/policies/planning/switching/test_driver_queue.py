@@ -1,4 +1,4 @@
-"""In which order a driver that does one thing at a time changes clocks, and how long each change waits."""
+"""Order and waits of clock changes at a driver that serves one call at a time."""
 
 import pytest
 

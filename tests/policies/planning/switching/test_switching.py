@@ -1,4 +1,4 @@
-"""Clock changes with lead: when each clock is asked for, and that a late clock never costs time."""
+"""Timing of clock requests: raises ahead of need, reductions at the begin, and no time lost to late clocks."""
 
 from itertools import pairwise
 
@@ -167,7 +167,7 @@ def test_every_rank_has_a_change_at_its_first_instruction_and_at_most_two_per_in
             assert not might_replace or change.offset_s == 0.0
 
 
-def test_without_latency_the_simulation_is_the_plan() -> None:
+def test_without_latency_the_simulation_matches_the_plan() -> None:
     clocks = dict(zip(ONE_RANK.instructions, [1000, 500] * 4, strict=True))
     profile, durations_s = _pipeline(ONE_RANK, ONE_RANK_OPTIONS, clocks)
     planned = timeline(ONE_RANK, durations_s)
