@@ -95,7 +95,7 @@ def test_on_a_full_disk_clocks_are_set_restored_and_recorded(daemon: DaemonProce
     wait_until((disk / "history.sqlite3.reserve").exists)
     ballast = fill(disk)
     try:
-        wait_for_trouble(daemon, "disk is full")
+        wait_for_trouble(daemon, "disk full")
         during = [change_a_clock(daemon) for _ in range(3)]
         wait_until(is_on_record(disk / "history.sqlite3", during), 30)
         still_full = history_troubles(daemon)
@@ -154,7 +154,7 @@ def test_a_corrupt_database_is_moved_aside_and_clocks_are_set_and_restored(tmp_p
         assert daemon.stop() == 0
 
     kept = sorted(daemon.database_path.parent.glob("history.sqlite3.corrupt-*"))
-    assert f"`sqlite3 {kept[0]} .recover` shows what can be saved" in reported[0]
+    assert f"`sqlite3 {kept[0]} .recover` shows what can be recovered" in reported[0]
     assert DAMAGE in kept[0].read_bytes()
 
 

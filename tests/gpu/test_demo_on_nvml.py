@@ -73,7 +73,7 @@ def test_demo_refuses_an_unknown_gpu_model_in_one_line(world: tuple[Path, dict[s
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
 
     assert run.returncode == 1
-    assert run.stderr.startswith("gpuenergyd: the demo trains simulated stages, which cannot run on the real GPUs")
+    assert run.stderr.startswith("gpuenergyd: the demo runs on simulated GPUs only, but NVML lists real GPUs")
     assert len(run.stderr.splitlines()) == 1
 
 
@@ -82,4 +82,4 @@ def test_demo_refuses_more_stages_than_gpus(world: tuple[Path, dict[str, str]], 
     run = demo(world[1], "--gpus", "4", "--out", str(tmp_path / "report.html"))
 
     assert run.returncode == 1
-    assert run.stderr == "gpuenergyd: --gpus 4: NVML shows 2 simulated GPUs here\n"
+    assert run.stderr == "gpuenergyd: --gpus 4: NVML lists only 2 simulated GPUs\n"

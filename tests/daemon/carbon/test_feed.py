@@ -115,8 +115,8 @@ def test_a_revised_value_replaces_the_first_and_is_stored_again(tmp_path: Path) 
     ("content", "output"),
     [
         (None, None),
-        (b"{", "not what a fetcher writes"),
-        (b"<html>502</html>", "not what a fetcher writes"),
+        (b"{", "invalid content"),
+        (b"<html>502</html>", "invalid content"),
     ],
 )
 def test_a_missing_or_damaged_file_is_reported_without_further_effect(
@@ -221,8 +221,8 @@ def test_a_price_signal_is_followed_without_counting_emissions(tmp_path: Path) -
     [
         ("timestamp_utc,carbon_intensity_g_per_kwh\n2026-03-02T10:00:00Z,-5\n", "line 2"),
         ("timestamp_utc,carbon_intensity_g_per_kwh\n2026-03-02T10:00:00Z,1000000\n", "line 2"),
-        ("timestamp_utc,carbon_intensity_g_per_kwh\n2026-03-02T10:30:00Z,5\n", "no full hour"),
-        ("timestamp_utc,carbon_intensity_g_per_kwh\nyesterday,5\n", "no time and number"),
+        ("timestamp_utc,carbon_intensity_g_per_kwh\n2026-03-02T10:30:00Z,5\n", "expected a full hour"),
+        ("timestamp_utc,carbon_intensity_g_per_kwh\nyesterday,5\n", "expected a time and a number"),
         ("a,b,c\n1,2,3\n", "valid: timestamp_utc and one more"),
         ("timestamp_utc,x\n", "no rows below the header"),
     ],

@@ -184,7 +184,7 @@ def test_container_root_must_run_on_the_gpu_even_without_control_rules(
         world.close()
 
     assert without[0] == 403
-    assert "no process of its job runs there" in without[1]
+    assert "no process of its job runs on it" in without[1]
     assert commanded == 403
     assert running == (200, "")
 

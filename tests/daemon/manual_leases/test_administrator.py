@@ -149,7 +149,7 @@ def test_a_dry_run_reports_the_change_without_applying_it(
         (("lock", "0", "5000"), "supports 210 to 1410"),
         (("lock", "99", "1200"), "no GPU '99' on this host"),
         (("lock", "0", "1200", "--for", "0"), "valid are values above 0"),
-        (("limit", "0", "1"), "refused 'limit'"),
+        (("limit", "0", "1"), "refused SetPowerLimit"),
         (("limit", "0", "20000"), "valid are values above 0"),
         (("lock", "0", "--release"), "has no lease"),
     ],
@@ -218,7 +218,7 @@ def test_a_lease_is_applied_again_after_a_worker_restart(daemon: DaemonProcess) 
     worker = daemon.status()["worker"]
 
     os.kill(worker["pid"], signal.SIGKILL)
-    wait_until(lambda: "after the worker: GPU-" in daemon.log, 30)
+    wait_until(lambda: "after the worker's end: GPU-" in daemon.log, 30)
 
     wait_until(lambda: daemon.locks_mhz()[0] == 1200 and power_limits_w(daemon)[0] == 250.0, 30)
     assert lease_of(daemon, 0) is not None

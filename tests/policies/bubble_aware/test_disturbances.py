@@ -198,7 +198,7 @@ def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> Non
     assert fast.history[-1][1] <= (1 + OPTIMUM_RATIO) * min(usual_j)
     assert fast.history[FROM + 19][1] <= (1 + OPTIMUM_RATIO) * min(best_j)
     assert [change.reason.split(":")[0] for _, change in ours.changes] == ["straggler", "straggler recovered"]
-    assert "replica-0 takes" in (fast.job.notices.last or "")
+    assert "replica-0 now takes" in (fast.job.notices.last or "")
 
 
 @pytest.mark.fault(46)
