@@ -116,7 +116,7 @@ class PostedPlans:
     handle: Callable[[Event], None]
     posted: ClockPlan | None = None
 
-    def ask(self, _view: JobView) -> None:
+    def ask(self, view: JobView) -> None:  # noqa: ARG002  the plan has been posted already
         """Answer at once with the posted plan, or with full speed."""
         self._answer()
 
@@ -126,7 +126,7 @@ class PostedPlans:
         if is_followed:
             self._answer()
 
-    def ask_again(self, _view: JobView | None) -> None:
+    def ask_again(self, view: JobView | None) -> None:
         """Nothing is open: every question is answered at once."""
 
     def resume(self, current: ClockPlan) -> None:
