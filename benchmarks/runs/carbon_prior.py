@@ -20,7 +20,7 @@ from gpuenergyd_policies.carbon.features import (
     NUM_TARGET_HOURS,
     WEEK_HOURS,
     Array,
-    History,
+    FilledHistory,
     crossed_shape_features,
     shape_features,
     targets,
@@ -56,7 +56,7 @@ class Network(torch.nn.Module):
         return result
 
 
-def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list[History]:
+def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list[FilledHistory]:
     """Return one history per zone and source, since sources differ in the quantity they report."""
     rows: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
     for path in sorted(folder.glob("*_*_*.csv")):
@@ -72,11 +72,11 @@ def read_histories(folder: Path, until: datetime, leave_out: str | None) -> list
     histories = []
     for hours in rows.values():
         values = np.array([hours[at] for at in sorted(hours)])
-        histories.append(History(min(hours), values, np.zeros(len(values), dtype=bool)))
+        histories.append(FilledHistory(min(hours), values, np.zeros(len(values), dtype=bool)))
     return histories
 
 
-def training_data(histories: list[History]) -> tuple[Array, Array, Array, Array]:
+def training_data(histories: list[FilledHistory]) -> tuple[Array, Array, Array, Array]:
     """Return shape features, dynamics features, corrections of the naive forecast, and each zone's weight per hour."""
     features, local, corrections, weights = [], [], [], []
     for history in histories:

@@ -40,7 +40,7 @@ from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
 from gpuenergyd.errors import GpuEnergyError, GpuError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealthChange, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample
 from gpuenergyd.service_manager import Watchdog, notify
 from gpuenergyd.store import HistoryWriter, WriterOptions, WriterStatus
 from gpuenergyd.store.maintenance.retention import Retention
@@ -256,7 +256,7 @@ class Daemon:
         """Pass readings on to the jobs."""
         self.jobs.handle_samples(samples)
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Pass a clock change on to jobs and manual leases."""
         self.jobs.handle_clock_change(change)
         self.leases.handle_clock_change(change)

@@ -7,6 +7,7 @@ still occur where another program defines them (zeusd's protocol, NVML, the stan
 import ast
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("gpuenergyd", "policies", "trainers", "tests", "benchmarks", "tools", "docs", "examples")
+PRODUCT_FOLDERS = ("gpuenergyd", "policies", "trainers")
 THIS_FILE = "tests/project/test_names.py"
 EXEMPT_FILES = (THIS_FILE, "CHANGELOG.md", "docs/adr/0037-standard-terms.md")
 
@@ -89,6 +91,12 @@ REPLACED_PHRASES = {
     r"nobody answers": "fire-and-forget",
 }
 """Regular expressions of phrases in prose, with their replacements."""
+
+
+SHARED_CLASS_NAMES = {
+    "_Hooks": "the callbacks of two frameworks, found by name in Lightning and in the Hugging Face Trainer",
+}
+"""Class names that product packages define twice, with the reason."""
 
 
 def files(*patterns: str) -> list[Path]:
@@ -175,3 +183,16 @@ def test_no_prose_uses_a_replaced_phrase(folder: str) -> None:
     }
 
     assert sorted(found) == []
+
+
+def test_every_class_name_of_the_product_packages_has_one_meaning() -> None:
+    defined: defaultdict[str, list[str]] = defaultdict(list)
+    for path in python_files():
+        if path.relative_to(ROOT).parts[0] in PRODUCT_FOLDERS:
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    defined[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    shared = {name: places for name, places in defined.items() if len(places) > 1}
+
+    assert {name: places for name, places in shared.items() if name not in SHARED_CLASS_NAMES} == {}
+    assert shared.keys() == SHARED_CLASS_NAMES.keys(), "names listed as shared that are not"

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.link.client import WorkerLink
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -29,7 +29,7 @@ class Received:
     """What the worker sent on one link: a listener that records it."""
 
     samples: list[GpuSample] = field(default_factory=list)
-    clock_changes: list[ClockChange] = field(default_factory=list)
+    clock_changes: list[ClockChangeReport] = field(default_factory=list)
     health_changes: list[GpuHealthChange] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -37,7 +37,7 @@ class Received:
         """Record samples."""
         self.samples.extend(samples)
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Record a clock change."""
         self.clock_changes.append(change)
 

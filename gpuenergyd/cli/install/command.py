@@ -11,7 +11,7 @@ import typer
 
 from gpuenergyd.cli.install.installation import (
     Action,
-    Step,
+    FileStep,
     apply_steps,
     carbon_text,
     plan_install,
@@ -126,7 +126,7 @@ def _is_without_systemd(stderr: str) -> bool:
 
 
 def _print_outcome(
-    steps: Sequence[Step],
+    steps: Sequence[FileStep],
     commands: Sequence[Sequence[str]],
     *,
     is_dry_run: bool,

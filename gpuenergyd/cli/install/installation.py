@@ -44,7 +44,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FileStep:
     """One file or folder and its change."""
 
     action: Action
@@ -89,7 +89,7 @@ def files_to_install(python: Path) -> dict[Path, str]:
     return files
 
 
-def plan_install(root: Path, python: Path, *, replaces_changed: bool) -> tuple[Step, ...]:
+def plan_install(root: Path, python: Path, *, replaces_changed: bool) -> tuple[FileStep, ...]:
     """Return the change of each file on install; an edited configuration is always kept."""
     steps = []
     for path, text in files_to_install(python).items():
@@ -101,13 +101,13 @@ def plan_install(root: Path, python: Path, *, replaces_changed: bool) -> tuple[S
             action = Action.REPLACE if may_replace else Action.KEEP_CHANGED
         else:
             action = Action.UP_TO_DATE if target.read_text(encoding="utf-8") == content else Action.REPLACE
-        steps.append(Step(action, target, content))
+        steps.append(FileStep(action, target, content))
     return tuple(steps)
 
 
 def plan_uninstall(
     root: Path, *, removes_changed: bool, removes_config: bool, removes_history: bool
-) -> tuple[Step, ...]:
+) -> tuple[FileStep, ...]:
     """Return the change of each file on uninstall; configuration and history stay unless requested."""
     steps = []
     for path in files_to_install(Path(UNITS_PYTHON)):
@@ -116,10 +116,10 @@ def plan_uninstall(
             continue
         is_ours = not target.is_symlink() and _is_unchanged(target)
         is_requested = removes_config if path == CONFIG_PATH else removes_changed
-        steps.append(Step(Action.REMOVE if is_ours or is_requested else Action.KEEP_CHANGED, target))
+        steps.append(FileStep(Action.REMOVE if is_ours or is_requested else Action.KEEP_CHANGED, target))
     history = root / STATE_DIR
     if history.is_dir():
-        steps.append(Step(Action.REMOVE if removes_history else Action.KEEP, history))
+        steps.append(FileStep(Action.REMOVE if removes_history else Action.KEEP, history))
     return tuple(steps)
 
 
@@ -138,7 +138,7 @@ def carbon_text(root: Path) -> str:
     return f"carbon: no source configured (carbon_zone in /{CONFIG_PATH}); gpuenergyd-carbon.service exits at once"
 
 
-def apply_steps(steps: Sequence[Step]) -> None:
+def apply_steps(steps: Sequence[FileStep]) -> None:
     """Apply the changes; files are written atomically.
 
     Raises:

@@ -12,7 +12,7 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpus.history import GpuHistory
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.store.records import Record
 
 _NS_PER_S = 1_000_000_000
@@ -111,7 +111,7 @@ class Gpu:
             self._history.records_of(sample, at=utc_at(sample.read_mono_ns), job_id=job_id, counter=self.counter)
         )
 
-    def record_clock_change(self, change: ClockChange) -> bool:
+    def record_clock_change(self, change: ClockChangeReport) -> bool:
         """Record a clock change; return whether it changed the latency that plans use."""
         if change.error is not None:
             return False
@@ -217,7 +217,7 @@ class Gpus:
                 gpu.claim = None
 
 
-def observed_switch(change: ClockChange) -> ObservedSwitch | None:
+def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:
     """Return the measured latency of a clock change, None if the clock read back is not the requested one."""
     before_mhz, requested_mhz, actual_mhz = (
         change.previous_sm_clock_mhz,

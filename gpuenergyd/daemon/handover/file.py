@@ -58,7 +58,7 @@ class HandedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class HandoverFile:
     """The content of the file."""
 
     version: int
@@ -73,8 +73,8 @@ def write_hand_over(path: Path, worker_token: str, jobs: Iterable[HandedJob]) ->
     Raises:
         GpuEnergyError: the file cannot be written or not be read again.
     """
-    body = encode(HandOver(_VERSION, read_boot_id(), worker_token, tuple(jobs)))
-    decode(body, HandOver, max_bytes=_MAX_BYTES)
+    body = encode(HandoverFile(_VERSION, read_boot_id(), worker_token, tuple(jobs)))
+    decode(body, HandoverFile, max_bytes=_MAX_BYTES)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def write_hand_over(path: Path, worker_token: str, jobs: Iterable[HandedJob]) ->
         raise GpuEnergyError(f"cannot write {path}: {error.strerror}") from None
 
 
-def consume_hand_over(path: Path) -> HandOver | None:
+def consume_hand_over(path: Path) -> HandoverFile | None:
     """Return what an earlier daemon left since the host booted, and delete the file: it is taken over once only.
 
     Raises:
@@ -113,5 +113,5 @@ def consume_hand_over(path: Path) -> HandOver | None:
         version = None
     if version != _VERSION:
         raise ProtocolError(f"{path}: version {version}; this program reads {_VERSION}")
-    handed = decode(body, HandOver, max_bytes=_MAX_BYTES)
+    handed = decode(body, HandoverFile, max_bytes=_MAX_BYTES)
     return handed if handed.boot_id == read_boot_id() else None

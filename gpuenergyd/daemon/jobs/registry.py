@@ -31,7 +31,7 @@ from gpuenergyd.daemon.registration import (
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UnknownPolicyError
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample, LeaseOwner
 from gpuenergyd.store.records import JobRecord, RankRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
@@ -216,7 +216,7 @@ class Jobs:
                     self.services.history.write(record)
         self._observe_soon()
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Record a clock change, or fall back if it failed."""
         gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:

@@ -21,7 +21,7 @@ from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus, utc
 from gpuenergyd.daemon.ports import HistoryPort, LimitingWorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
 from gpuenergyd.errors import GpuError, UsageError
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, LeaseOwner
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, LeaseOwner
 from gpuenergyd.store.records import ControlEventRecord
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class ManualLeases:
     history: HistoryPort
     _leases: dict[str, ManualLease] = field(default_factory=dict)
     _locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    _pending_clocks: dict[str, tuple[int, asyncio.Future[ClockChange]]] = field(default_factory=dict)
+    _pending_clocks: dict[str, tuple[int, asyncio.Future[ClockChangeReport]]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def get(self, gpu_uuid: str) -> ManualLease | None:
@@ -166,7 +166,7 @@ class ManualLeases:
         self.record("restore", lease.gpu_uuid, lease.holder, f"lease {lease.lease_id}", "leased", reason)
         return texts
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Complete the request that waits for this clock change."""
         asked_mono_ns, result = self._pending_clocks.get(change.gpu_uuid, (0, None))
         if result is not None and change.due_mono_ns == asked_mono_ns and not result.done():
@@ -235,7 +235,7 @@ class ManualLeases:
     async def _lock(self, lease: ManualLease, sm_clock_mhz: int) -> None:
         """Request a clock and wait for the worker's result."""
         gpu_uuid, asked_mono_ns = lease.gpu_uuid, time.monotonic_ns()
-        result: asyncio.Future[ClockChange] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[ClockChangeReport] = asyncio.get_running_loop().create_future()
         self._pending_clocks[gpu_uuid] = (asked_mono_ns, result)
         lease.gpu.requested_sm_clock_mhz = sm_clock_mhz
         self.worker.request_clock(gpu_uuid, ClockRequest(sm_clock_mhz, asked_mono_ns))

@@ -14,7 +14,7 @@ from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.client import GpuListener, WorkerLink
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealthChange, GpuSample, GpuSnapshot, LeaseOwner
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample, GpuSnapshot, LeaseOwner
 from gpuenergyd.gpu.restore.executor import RestoreOutcome
 from gpuenergyd.gpu.restore.policy import RestoreRules
 
@@ -216,7 +216,7 @@ class GpuWorker:
         """Deliver samples to the listener."""
         self._listener().handle_samples(samples)
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Deliver a clock change to the listener."""
         self._listener().handle_clock_change(change)
 

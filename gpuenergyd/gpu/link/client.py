@@ -17,11 +17,12 @@ from gpuenergyd.errors import DriverError, GpuError, ProtocolError
 from gpuenergyd.gpu.link.codec import MAX_DATAGRAM_BYTES, MAX_PIDFDS, PEERCRED, decode, encode
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
-    ClockChange,
+    ClockChangeReport,
     Done,
     Failed,
     GpuHealth,
     GpuHealthChange,
+    GpuProcesses,
     GpuSample,
     GpuSnapshot,
     HandOver,
@@ -31,7 +32,6 @@ from gpuenergyd.gpu.link.messages import (
     Message,
     Ping,
     PowerLimit,
-    Processes,
     Refused,
     Reply,
     Request,
@@ -62,7 +62,7 @@ class GpuListener(Protocol):
         """Process readings."""
         ...
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Process a clock change."""
         ...
 
@@ -187,7 +187,7 @@ class WorkerLink:
         Raises:
             GpuError: the driver does not report them, or the worker is gone.
         """
-        return (await self._ask(ListProcesses(gpu_uuid), Processes)).pids
+        return (await self._ask(ListProcesses(gpu_uuid), GpuProcesses)).pids
 
     async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         """Read a GPU and its settings now.
@@ -303,7 +303,7 @@ class WorkerLink:
         match message:
             case Samples():
                 self._listener.handle_samples(message.samples)
-            case ClockChange():
+            case ClockChangeReport():
                 self._listener.handle_clock_change(message)
             case GpuHealthChange():
                 self._listener.handle_gpu_health(message)

@@ -89,7 +89,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class ListProcesses:
-    """List the processes that compute on a GPU. Reply: Processes."""
+    """List the processes that compute on a GPU. Reply: GpuProcesses."""
 
     gpu_uuid: str
 
@@ -103,7 +103,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RequestClock:
-    """Set clocks of a leased GPU. No reply; the effect follows as ClockChange."""
+    """Set clocks of a leased GPU. No reply; the effect follows as ClockChangeReport."""
 
     gpu_uuid: str
     request: ClockRequest
@@ -172,7 +172,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
+class GpuProcesses:
     """Host pids of the processes that compute on a GPU."""
 
     pids: tuple[int, ...]
@@ -216,7 +216,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockChange:
+class ClockChangeReport:
     """One clock change, from the request to the effect.
 
     With an `error` nothing was set. An idle GPU never shows a raised clock, so the effect may stay unknown.
@@ -248,6 +248,6 @@ class Refused:
 
 
 Request = Hello | HandOver | Ping | AcquireLease | SetPowerLimit | Restore | ListProcesses | TakeSnapshot | RequestClock
-Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | Processes | GpuSnapshot
-Notice = Samples | ClockChange | GpuHealthChange | Refused
+Reply = Welcome | Done | Failed | WorkerCounters | PowerLimit | Restored | GpuProcesses | GpuSnapshot
+Notice = Samples | ClockChangeReport | GpuHealthChange | Refused
 Message = Request | Reply | Notice

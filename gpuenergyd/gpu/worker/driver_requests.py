@@ -8,11 +8,11 @@ from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
     Done,
+    GpuProcesses,
     GpuSnapshot,
     LeaseOwner,
     ListProcesses,
     PowerLimit,
-    Processes,
     SetPowerLimit,
     TakeSnapshot,
 )
@@ -64,14 +64,14 @@ class DriverRequests:
                 self.journal.add([replace(entry, intended_value=actual_w)])
         return PowerLimit(actual_w)
 
-    def query(self, request: ListProcesses | TakeSnapshot) -> Processes | GpuSnapshot:
+    def query(self, request: ListProcesses | TakeSnapshot) -> GpuProcesses | GpuSnapshot:
         """Read from the driver what a request needs.
 
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
         if isinstance(request, ListProcesses):
-            return Processes(tuple(self.controller.process_ids(request.gpu_uuid)))
+            return GpuProcesses(tuple(self.controller.process_ids(request.gpu_uuid)))
         reading = self.controller.read(request.gpu_uuid)
         return GpuSnapshot(reading.power_w, reading.total_energy_j, self.controller.details(request.gpu_uuid))
 

@@ -16,7 +16,7 @@ from gpuenergyd.errors import GpuEnergyError, GpuError, JournalError, ProtocolEr
 from gpuenergyd.gpu.device import GpuController
 from gpuenergyd.gpu.link.messages import (
     AcquireLease,
-    ClockChange,
+    ClockChangeReport,
     Done,
     Failed,
     GpuHealth,
@@ -266,7 +266,7 @@ class Supervisor:
             self._threads.actuator.request_clock(uuid, request)
             return
         clock_mhz = request.first_sm_clock_mhz
-        self.handle_clock_change(ClockChange(uuid, clock_mhz, request.sent_mono_ns, 0, 0, None, None, refusal))
+        self.handle_clock_change(ClockChangeReport(uuid, clock_mhz, request.sent_mono_ns, 0, 0, None, None, refusal))
 
     def _lease(self, request_id: int | None, request: AcquireLease, pidfds: Sequence[int]) -> None:
         self._health.require_changeable(request.gpu_uuids)
@@ -348,7 +348,7 @@ class Supervisor:
         if batch:
             self._daemon.send(Samples(batch))
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Send a clock change to the daemon."""
         self._daemon.send(change)
 

@@ -17,7 +17,7 @@ from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_pla
 from gpuenergyd_policies.profiling.design import clock_levels, profile_plan
 from gpuenergyd_policies.profiling.fit import NotEnoughDataError
 from gpuenergyd_policies.profiling.previous_run import with_previous_run
-from gpuenergyd_policies.profiling.procedure import Design, NoStep
+from gpuenergyd_policies.profiling.procedure import Design, NoProfilingStep
 from gpuenergyd_policies.profiling.rescaling import change_of
 
 
@@ -74,9 +74,9 @@ def _next_profiling_plan(view: JobView, levels_mhz: Sequence[Sequence[int]]) -> 
     design = Design(view, levels_mhz)
     step = design.next_step(lambda: fit_quality(view))
     match step:
-        case NoStep.DONE:
+        case NoProfilingStep.DONE:
             return tuned_plan(with_previous_run(view), caution_ratio=None, number=1, why="first plan from the profile")
-        case NoStep.WAIT:
+        case NoProfilingStep.WAIT:
             return _waiting_plan(view)
         case _:
             point = design.points[step.number]

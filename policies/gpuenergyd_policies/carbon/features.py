@@ -23,7 +23,7 @@ _DAYS_PER_YEAR = 365.2425
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class FilledHistory:
     """A history without gaps; `is_filled` marks the hours whose value was unknown."""
 
     first_hour_at: datetime
@@ -31,7 +31,7 @@ class History:
     is_filled: NDArray[np.bool_]
 
 
-def filled_history(series: HourlySeries) -> History | None:
+def filled_history(series: HourlySeries) -> FilledHistory | None:
     """Return a history whose gaps hold the value of the day before, else the last one; None without values.
 
     It begins with the first known value and ends with the series, whose last hours may be unknown.
@@ -44,7 +44,7 @@ def filled_history(series: HourlySeries) -> History | None:
     is_filled = ~np.isfinite(values)
     for k in np.flatnonzero(is_filled):
         values[k] = values[k - 24] if k >= 24 else values[k - 1]
-    return History(series.first_hour_at + int(known[0]) * HOUR, values, is_filled)
+    return FilledHistory(series.first_hour_at + int(known[0]) * HOUR, values, is_filled)
 
 
 def targets(values: Array, origins: Origins, num_hours: int = NUM_TARGET_HOURS) -> Array:
@@ -74,7 +74,7 @@ class Shapes:
         return predicted * self.spread[:, None] + self.level[:, None]
 
 
-def shape_features(history: History, origins: Origins) -> Shapes:
+def shape_features(history: FilledHistory, origins: Origins) -> Shapes:
     """Return the features of models for all zones; origins are >= 168."""
     week = history.values[origins[:, None] + np.arange(-WEEK_HOURS, 0)]
     level = week.mean(axis=1)
@@ -118,7 +118,7 @@ def crossed_shape_features(features: Array) -> Array:
     )
 
 
-def zone_features(history: History, origins: Origins, *, with_season: bool) -> tuple[Array, Array]:
+def zone_features(history: FilledHistory, origins: Origins, *, with_season: bool) -> tuple[Array, Array]:
     """Return the features of a model for one zone, first column constant, and the level that normalises its targets.
 
     The last day's values are multiplied by harmonics of the hour of day, so that coefficients can differ between 6 am
@@ -159,12 +159,12 @@ def _harmonics(turns: Array, orders: Sequence[int]) -> Array:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
-def _weekdays(history: History, origins: Origins) -> Origins:
+def _weekdays(history: FilledHistory, origins: Origins) -> Origins:
     first = history.first_hour_at
     return ((origins + first.hour) // 24 + first.weekday()) % 7
 
 
-def _year_share(history: History, origins: Origins) -> Array:
+def _year_share(history: FilledHistory, origins: Origins) -> Array:
     first = history.first_hour_at
     begin = first.timetuple().tm_yday - 1 + first.hour / 24.0
     share: Array = ((begin + origins / 24.0) / _DAYS_PER_YEAR) % 1.0

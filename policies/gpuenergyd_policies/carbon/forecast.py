@@ -21,7 +21,7 @@ from gpuenergyd_policies.carbon.features import (
     NUM_TARGET_HOURS,
     WEEK_HOURS,
     Array,
-    History,
+    FilledHistory,
     Origins,
     filled_history,
     same_hour_means,
@@ -57,7 +57,7 @@ class ZoneForecaster:
         """Errors of the first hour of each recorded forecast, before correction; NaN where the truth is unknown."""
         self._correction = ErrorCorrection(USUAL_PERSISTENCE_RATIO)
 
-    def refit(self, history: History, end: int) -> None:
+    def refit(self, history: FilledHistory, end: int) -> None:
         """Fit the models to the history before `end`; record the forecasts for the hours since the last refit."""
         self._floor = 0.5 * float(history.values[:end].min()) if end else 0.0
         if self._zone_model is None and end >= ZONE_MODEL_FROM_HOURS:
@@ -75,7 +75,7 @@ class ZoneForecaster:
             self._zone_model.update(history, end)
         self._end = end
 
-    def predict(self, history: History, origins: Origins) -> Array:
+    def predict(self, history: FilledHistory, origins: Origins) -> Array:
         """Return forecasts of 72 hours for each origin, in the unit of the history."""
         early = origins < WEEK_HOURS
         result = np.empty((len(origins), NUM_TARGET_HOURS))
@@ -88,7 +88,7 @@ class ZoneForecaster:
             result[~early] = np.maximum(predicted, self._floor)
         return result
 
-    def _uncorrected(self, history: History, origins: Origins) -> tuple[Array, Array]:
+    def _uncorrected(self, history: FilledHistory, origins: Origins) -> tuple[Array, Array]:
         """Return uncorrected forecasts, and the errors of those issued an hour before; origins are >= 168."""
         needed = np.union1d(origins, origins[origins > WEEK_HOURS] - 1)
         predicted = self._prior.predict(history, needed)
@@ -101,14 +101,14 @@ class ZoneForecaster:
         errors[has_error] = history.values[before[has_error]] - before_predicted
         return predicted[np.searchsorted(needed, origins)], errors
 
-    def skill(self, history: History, end: int) -> ForecastSkill | None:
+    def skill(self, history: FilledHistory, end: int) -> ForecastSkill | None:
         """Return the skill of the recorded forecasts that have come due; None while they are too few."""
         origins, predicted = self._due(end)
         if len(origins) < _LEAST_ORIGINS:
             return None
         return skill_against_naive(history.values, origins, predicted)
 
-    def bounds(self, history: History, origin: int, predicted: Array) -> tuple[Array, Array]:
+    def bounds(self, history: FilledHistory, origin: int, predicted: Array) -> tuple[Array, Array]:
         """Return the lower and upper quantile of one forecast, from the errors of recorded ones."""
         origins, recorded = self._due(origin)
         known = history.values[max(0, origin - WEEK_HOURS) : origin]
@@ -128,7 +128,7 @@ class ZoneForecaster:
         grown = (end - ZONE_MODEL_FROM_HOURS) / (ZONE_MODEL_FULL_HOURS - ZONE_MODEL_FROM_HOURS)
         return ZONE_MODEL_SHARE * min(1.0, max(0.0, grown))
 
-    def _record(self, history: History, begin: int, end: int) -> None:
+    def _record(self, history: FilledHistory, begin: int, end: int) -> None:
         origins = np.arange(max(begin, WEEK_HOURS), end)
         if not len(origins):
             return
@@ -181,7 +181,7 @@ class Forecasts:
             skill=forecaster.skill(known, end),
         )
 
-    def _forecaster(self, zone: str, known: History, end: int) -> ZoneForecaster:
+    def _forecaster(self, zone: str, known: FilledHistory, end: int) -> ZoneForecaster:
         kept = self._kept.get(zone)
         if kept is not None:
             first_at, fitted_at, refitted_at, forecaster = kept

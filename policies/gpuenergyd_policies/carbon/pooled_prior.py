@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuenergyd_policies.carbon.features import Array, History, Origins, crossed_shape_features, shape_features
+from gpuenergyd_policies.carbon.features import Array, FilledHistory, Origins, crossed_shape_features, shape_features
 from gpuenergyd_policies.carbon.recent_dynamics import dynamics_features
 
 _FILE = Path(__file__).with_name("pooled_prior.npz")
@@ -49,7 +49,7 @@ class PooledPrior:
     networks: tuple[Network, ...]
     ridge_weight: float
 
-    def predict(self, history: History, origins: Origins) -> Array:
+    def predict(self, history: FilledHistory, origins: Origins) -> Array:
         """Return 72 hours for each origin, in the unit of the history; origins are >= 168."""
         return np.concatenate(
             [
@@ -58,7 +58,7 @@ class PooledPrior:
             ]
         )
 
-    def _predict_few(self, history: History, origins: Origins) -> Array:
+    def _predict_few(self, history: FilledHistory, origins: Origins) -> Array:
         shapes = shape_features(history, origins)
         crossed = crossed_shape_features(shapes.features)
         dynamics = dynamics_features(history.values, origins, shapes)

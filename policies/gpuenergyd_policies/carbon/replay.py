@@ -26,7 +26,7 @@ from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_policies.carbon.budget import Array, SpeedHull, speed_hull
 from gpuenergyd_policies.carbon.chase import chase_speed
 from gpuenergyd_policies.carbon.features import (
-    History,
+    FilledHistory,
     Origins,
     filled_history,
     same_hour_means,
@@ -66,7 +66,7 @@ def replay(request: ReplayRequest) -> Sequence[ZoneReplay]:
 
 
 def issue_forecasts(
-    history: History, first_origin: int, *, prior: PooledPrior | None = None, history_days: int | None = None
+    history: FilledHistory, first_origin: int, *, prior: PooledPrior | None = None, history_days: int | None = None
 ) -> IssuedTable:
     """Return the forecasts issued at every hour from `first_origin` on, each from the history before it."""
     num = len(history.values)
@@ -75,7 +75,7 @@ def issue_forecasts(
     for day in range(first_origin, num, 24):
         until = min(day + 24, num)
         begin = max(0, day - history_days * 24) if history_days is not None else 0
-        seen = History(
+        seen = FilledHistory(
             history.first_hour_at + begin * HOUR, history.values[begin:until], history.is_filled[begin:until]
         )
         if history_days is not None:
@@ -102,7 +102,7 @@ class _JobComparison:
 
 
 def _compare(
-    request: ReplayRequest, hull: SpeedHull, history: History, start: int, issued: IssuedTable
+    request: ReplayRequest, hull: SpeedHull, history: FilledHistory, start: int, issued: IssuedTable
 ) -> _JobComparison:
     longest = math.ceil(request.job_hours * (1.0 + request.max_slowdown_ratio) * 1.5)
     job = TraceJob(
@@ -199,12 +199,12 @@ def _method(
     )
 
 
-def _skill(history: History, issued: IssuedTable) -> ForecastSkill:
+def _skill(history: FilledHistory, issued: IssuedTable) -> ForecastSkill:
     origins = np.arange(issued.first_origin, len(history.values) - 23)
     return skill_against_naive(history.values, origins, issued.rows[: len(origins)])
 
 
-def _starts(request: ReplayRequest, trace: HourlySeries, history: History, first: int) -> Origins:
+def _starts(request: ReplayRequest, trace: HourlySeries, history: FilledHistory, first: int) -> Origins:
     """Return the positions of the hours at which jobs start."""
     num = len(history.values)
     slots = math.ceil(request.job_hours * (1.0 + request.max_slowdown_ratio) - 1e-9)
@@ -223,7 +223,7 @@ def _starts(request: ReplayRequest, trace: HourlySeries, history: History, first
     return np.random.default_rng(request.seed).choice(candidates, request.num_starts, replace=False)
 
 
-def _position(trace: HourlySeries, history: History, start: datetime, first: int, last: int) -> int:
+def _position(trace: HourlySeries, history: FilledHistory, start: datetime, first: int, last: int) -> int:
     position = (start - history.first_hour_at) // HOUR
     if not first <= position <= last or (start - history.first_hour_at) % HOUR:
         begin, end = (history.first_hour_at + k * HOUR for k in (first, last))

@@ -13,7 +13,7 @@ from gpuenergyd_policies.carbon.features import (
     NUM_TARGET_HOURS,
     WEEK_HOURS,
     Array,
-    History,
+    FilledHistory,
     Origins,
     targets,
     zone_features,
@@ -44,7 +44,7 @@ class ZoneModel:
         """Whether any origin with all its targets has been added."""
         return self._coefficients is not None
 
-    def update(self, history: History, end: int) -> None:
+    def update(self, history: FilledHistory, end: int) -> None:
         """Add every new origin whose targets are all before `end`."""
         origins = np.arange(self._next_origin, end - NUM_TARGET_HOURS + 1)
         if not len(origins):
@@ -59,7 +59,7 @@ class ZoneModel:
         self._solve()
         self._next_origin = int(origins[-1]) + 1
 
-    def predict(self, history: History, origins: Origins) -> Array:
+    def predict(self, history: FilledHistory, origins: Origins) -> Array:
         """Return 72 hours for each origin, in the unit of the history.
 
         Raises:
@@ -73,7 +73,7 @@ class ZoneModel:
             rows.append((features @ self._coefficients) * level[:, None])
         return np.concatenate(rows)
 
-    def _add(self, history: History, origins: Origins) -> None:
+    def _add(self, history: FilledHistory, origins: Origins) -> None:
         newest = origins[-1]
         for k in range(0, len(origins), _CHUNK_ROWS):
             some = origins[k : k + _CHUNK_ROWS]

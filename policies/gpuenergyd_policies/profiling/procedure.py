@@ -32,7 +32,7 @@ _IN_FLIGHT = 3
 """Iterations between issuing a plan and its measurement, and hence between evaluations."""
 
 
-class NoStep(StrEnum):
+class NoProfilingStep(StrEnum):
     """Reasons for not running a further step."""
 
     DONE = "done"
@@ -40,7 +40,7 @@ class NoStep(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProfilingStep:
     """One attempt of a design point; both are counted from 0."""
 
     number: int
@@ -68,20 +68,20 @@ class Design:
         self._measured_plans = {o.plan_id for o in view.observations}
         self._regular = {o.plan_id for o in view.observations if o.is_regular and o.energy_j is not None}
 
-    def plan_id(self, step: Step) -> str:
+    def plan_id(self, step: ProfilingStep) -> str:
         """Return the plan id of a step."""
         return self._view.plan_id(f"profile-{step.number + 1}.{step.attempt + 1}")
 
-    def reason(self, step: Step) -> str:
+    def reason(self, step: ProfilingStep) -> str:
         """Return the reason shown for a step's plan."""
         again = f", attempt {step.attempt + 1}" if step.attempt else ""
         return f"profiling, point {step.number + 1} of up to {len(self.points)}{again}"
 
-    def next_step(self, evaluate: Callable[[], FitQuality]) -> Step | NoStep:
+    def next_step(self, evaluate: Callable[[], FitQuality]) -> ProfilingStep | NoProfilingStep:
         """Return the next step; `evaluate` is slow and only called when profiling may end."""
         num_issued = self._num_issued()
         if not self._is_within_slowdown_budget(num_issued):
-            return NoStep.WAIT
+            return NoProfilingStep.WAIT
         measured = [n for n in range(num_issued) if self._attempts(n) & self._regular]
         block = min(self._num_levels, len(self.points))
         is_due = (len(measured) - block) % _IN_FLIGHT == 0 or self._is_last_measured()
@@ -91,34 +91,34 @@ class Design:
             if repetition is not None:
                 return repetition
             if quality.regret_ratio <= GOOD_REGRET_RATIO:
-                return NoStep.DONE
+                return NoProfilingStep.DONE
         return self._next_point(num_issued, measured)
 
-    def _next_point(self, num_issued: int, measured: Sequence[int]) -> Step | NoStep:
+    def _next_point(self, num_issued: int, measured: Sequence[int]) -> ProfilingStep | NoProfilingStep:
         """Return the next point of the design, then attempts of those without an undisturbed iteration."""
         is_in_first_block = num_issued < min(self._num_levels, len(self.points))
         if num_issued < len(self.points) and (is_in_first_block or self._is_within_time_budget(num_issued)):
-            return Step(num_issued, 0)
+            return ProfilingStep(num_issued, 0)
         if not self._is_last_measured():
-            return NoStep.WAIT
+            return NoProfilingStep.WAIT
         for number in range(num_issued):
             attempt = len(self._attempts(number) & self._issued)
             if number not in measured and attempt < MAX_ATTEMPTS:
-                return Step(number, attempt)
-        return NoStep.DONE
+                return ProfilingStep(number, attempt)
+        return NoProfilingStep.DONE
 
     def _num_issued(self) -> int:
         numbers = range(len(self.points))
-        return next((n for n in numbers if self.plan_id(Step(n, 0)) not in self._issued), len(self.points))
+        return next((n for n in numbers if self.plan_id(ProfilingStep(n, 0)) not in self._issued), len(self.points))
 
     def _attempts(self, number: int) -> set[str]:
-        return {self.plan_id(Step(number, attempt)) for attempt in range(MAX_ATTEMPTS)}
+        return {self.plan_id(ProfilingStep(number, attempt)) for attempt in range(MAX_ATTEMPTS)}
 
     def _is_last_measured(self) -> bool:
         last = self._view.issued_plans[-1] if self._view.issued_plans else None
         return last is None or last.plan_id in self._measured_plans
 
-    def _repetition(self, quality: FitQuality, num_issued: int) -> Step | None:
+    def _repetition(self, quality: FitQuality, num_issued: int) -> ProfilingStep | None:
         """Return a step that measures a doubtful clock again; None without one that has attempts left."""
         for key, clock_mhz in sorted(quality.doubtful, key=str):
             levels = list(self._levels_mhz[key.pp_rank])
@@ -130,7 +130,7 @@ class Design:
                 runs_clock = self.points[number].levels[key.pp_rank].get(key.kind) == level
                 is_pending = bool((self._attempts(number) & self._issued) - self._measured_plans)
                 if runs_clock and not is_pending and attempt < MAX_ATTEMPTS:
-                    return Step(number, attempt)
+                    return ProfilingStep(number, attempt)
         return None
 
     def _is_within_slowdown_budget(self, number: int) -> bool:

@@ -13,7 +13,7 @@ from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuHealthChange, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample
 from gpuenergyd.store.records import (
     IterationRecord,
     JobEndRecord,
@@ -184,8 +184,8 @@ def test_a_lost_worker_or_a_failed_change_leads_only_tuned_jobs_to_full_speed() 
     play(scenario)
 
 
-def failed_set(gpu_uuid: str) -> ClockChange:
-    return ClockChange(
+def failed_set(gpu_uuid: str) -> ClockChangeReport:
+    return ClockChangeReport(
         gpu_uuid, 1200, 1, 0, 0, None, None, "the journal has no entry for this GPU: it has been restored"
     )
 
@@ -394,7 +394,7 @@ def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
         assumed_s = stage.gpus["GPU-0"].view().switch_latency_s
         for k in range(40):
             asked_ns = 10**12 + k * 10**9
-            change = ClockChange(
+            change = ClockChangeReport(
                 *("GPU-0", 1200, asked_ns, asked_ns, asked_ns + 3_500_000, asked_ns + 4_500_000, 1200, None),
                 previous_sm_clock_mhz=900,
             )

@@ -18,7 +18,7 @@ from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.drivers.device_parameters import A100_SXM, DeviceParameters
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.drivers.simulated_world import World, create_world
-from gpuenergyd.gpu.link.messages import ClockChange
+from gpuenergyd.gpu.link.messages import ClockChangeReport
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.worker_site import OWNER, Received, Site, request_clock, run, until
@@ -31,7 +31,7 @@ CLOCKS_MHZ = (900, 1410)
 class Seen:
     """A clock change as the worker reported it, and the exact instant of its effect."""
 
-    change: ClockChange
+    change: ClockChangeReport
     effective_mono_ns: int
 
     @property
@@ -177,16 +177,16 @@ def reading(at_ms: float, clock_mhz: int) -> GpuReading:
     return GpuReading("GPU-0", round(at_ms * 1e6), sm_clock_mhz=clock_mhz)
 
 
-def awaited(requested_mhz: int, *, returned_ms: float) -> ClockChange:
+def awaited(requested_mhz: int, *, returned_ms: float) -> ClockChangeReport:
     returned_ns = round(returned_ms * 1e6)
-    return ClockChange(
+    return ClockChangeReport(
         "GPU-0", requested_mhz, returned_ns - 5_000_000, returned_ns - 4_000_000, returned_ns, None, None, None
     )
 
 
 def reads_until_reported(
     watch: EffectWatch, effective_ms: float, *, before_mhz: int, after_mhz: int
-) -> tuple[ClockChange, int]:
+) -> tuple[ClockChangeReport, int]:
     """Read at the instants that the watch requests; return the reported change and the number of readings."""
     for num_reads in range(1, 500):
         at_ms = watch.next_read_ns / 1e6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuenergyd_policies.carbon.error_correction import USUAL_PERSISTENCE_RATIO, ErrorCorrection
-from gpuenergyd_policies.carbon.features import WEEK_HOURS, History, shape_features
+from gpuenergyd_policies.carbon.features import WEEK_HOURS, FilledHistory, shape_features
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster
 from gpuenergyd_policies.carbon.recent_dynamics import dynamics_features, dynamics_forecasts
 
@@ -63,11 +63,11 @@ def test_a_filled_value_is_not_an_error() -> None:
     is_filled = np.zeros(240, dtype=bool)
     is_filled[-1] = True
     forecaster = ZoneForecaster()
-    forecaster.refit(History(FIRST_AT, values, np.zeros(240, dtype=bool)), 239)
+    forecaster.refit(FilledHistory(FIRST_AT, values, np.zeros(240, dtype=bool)), 239)
 
     origin = np.array([240])
     known, invented = (
-        forecaster._uncorrected(History(FIRST_AT, jumped, filled), origin)[1]
+        forecaster._uncorrected(FilledHistory(FIRST_AT, jumped, filled), origin)[1]
         for filled in (np.zeros(240, dtype=bool), is_filled)
     )
 
@@ -103,7 +103,7 @@ def test_dynamics_forecasts_do_not_depend_on_other_origins_or_future_values() ->
 
 @pytest.mark.parametrize("values", [np.full(200, 5.0), np.zeros(200), 1e-3 * going_on(0.5, 200), 1e6 * np.ones(200)])
 def test_any_week_gives_finite_features(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    history, origins = History(FIRST_AT, values, np.zeros(200, dtype=bool)), np.array([WEEK_HOURS, 199])
+    history, origins = FilledHistory(FIRST_AT, values, np.zeros(200, dtype=bool)), np.array([WEEK_HOURS, 199])
     features = dynamics_features(values, origins, shape_features(history, origins))
 
     assert features.shape == (2, 36)

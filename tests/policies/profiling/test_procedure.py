@@ -9,7 +9,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, on
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, FitQuality, NoStep, Step
+from gpuenergyd_policies.profiling.procedure import MAX_ATTEMPTS, Design, FitQuality, NoProfilingStep, ProfilingStep
 
 F = InstructionKind.F
 LEVELS = (1410, 1290, 1140, 1005, 900, 780)
@@ -41,7 +41,7 @@ class Run:
         """The design after the steps so far."""
         return Design(view_of(self.issued, self.seen), (LEVELS, LEVELS))
 
-    def add_steps(self, *steps: Step, is_regular: bool = True, is_seen: bool = True) -> "Run":
+    def add_steps(self, *steps: ProfilingStep, is_regular: bool = True, is_seen: bool = True) -> "Run":
         """Issue the plans of these steps and run an iteration of each."""
         for step in steps:
             plan = ClockPlan(self.design.plan_id(step), PlanPurpose.PROFILE)
@@ -53,7 +53,7 @@ class Run:
                 )
         return self
 
-    def next_step(self, quality: FitQuality = POOR_FIT) -> Step | NoStep:
+    def next_step(self, quality: FitQuality = POOR_FIT) -> ProfilingStep | NoProfilingStep:
         """Return the next step."""
         return self.design.next_step(lambda: quality)
 
@@ -61,7 +61,7 @@ class Run:
 @pytest.fixture
 def block() -> Run:
     """Return a run that has measured one point for each level."""
-    return Run().add_steps(*(Step(number, 0) for number in range(len(LEVELS))))
+    return Run().add_steps(*(ProfilingStep(number, 0) for number in range(len(LEVELS))))
 
 
 def doubt(block: Run) -> tuple[FitQuality, int]:
@@ -74,51 +74,55 @@ def doubt(block: Run) -> tuple[FitQuality, int]:
 def test_points_run_in_order_and_are_evaluated_after_a_complete_block() -> None:
     run = Run()
     for number in range(len(LEVELS)):
-        assert run.design.next_step(lambda: pytest.fail("asked too early")) == Step(number, 0)
-        run.add_steps(Step(number, 0))
+        assert run.design.next_step(lambda: pytest.fail("asked too early")) == ProfilingStep(number, 0)
+        run.add_steps(ProfilingStep(number, 0))
 
 
 def test_profiling_ends_when_the_expected_loss_is_small(block: Run) -> None:
-    assert block.next_step(GOOD_FIT) is NoStep.DONE
-    assert isinstance(block.next_step(POOR_FIT), Step)
+    assert block.next_step(GOOD_FIT) is NoProfilingStep.DONE
+    assert isinstance(block.next_step(POOR_FIT), ProfilingStep)
 
 
 def test_a_doubtful_clock_is_measured_again_a_limited_number_of_times(block: Run) -> None:
     doubtful, number = doubt(block)
     tried = []
-    while isinstance(step := block.next_step(doubtful), Step):
+    while isinstance(step := block.next_step(doubtful), ProfilingStep):
         tried.append(step)
         block.add_steps(step)
 
-    assert tried[0] == Step(number, 1)
+    assert tried[0] == ProfilingStep(number, 1)
     level = block.design.points[number].levels[0][F]
     assert all(block.design.points[step.number].levels[0][F] == level for step in tried)
     assert sorted(tried, key=str) == sorted(set(tried), key=str)
     assert max(step.attempt for step in tried) == MAX_ATTEMPTS - 1
-    assert block.next_step(doubtful) is NoStep.DONE
+    assert block.next_step(doubtful) is NoProfilingStep.DONE
 
 
 def test_a_doubtful_clock_that_is_no_level_is_ignored(block: Run) -> None:
     unknown = FitQuality(0.0, frozenset({(InstructionClass(0, F), 1333)}))
 
-    assert block.next_step(unknown) is NoStep.DONE
+    assert block.next_step(unknown) is NoProfilingStep.DONE
 
 
 def test_a_disturbed_point_is_retried_a_limited_number_of_times() -> None:
     run = Run()
     num_points = len(run.design.points)
-    run.add_steps(Step(0, 0), is_regular=False).add_steps(*(Step(number, 0) for number in range(1, num_points)))
+    run.add_steps(ProfilingStep(0, 0), is_regular=False).add_steps(
+        *(ProfilingStep(number, 0) for number in range(1, num_points))
+    )
 
     for attempt in range(1, MAX_ATTEMPTS):
-        assert run.next_step() == Step(0, attempt)
-        run.add_steps(Step(0, attempt), is_regular=False)
+        assert run.next_step() == ProfilingStep(0, attempt)
+        run.add_steps(ProfilingStep(0, attempt), is_regular=False)
 
-    assert run.next_step() is NoStep.DONE
+    assert run.next_step() is NoProfilingStep.DONE
 
 
 def test_profiling_waits_for_the_measurement_of_the_last_point() -> None:
     run = Run()
     last = len(run.design.points) - 1
-    run.add_steps(*(Step(number, 0) for number in range(last))).add_steps(Step(last, 0), is_seen=False)
+    run.add_steps(*(ProfilingStep(number, 0) for number in range(last))).add_steps(
+        ProfilingStep(last, 0), is_seen=False
+    )
 
-    assert run.next_step() is NoStep.WAIT
+    assert run.next_step() is NoProfilingStep.WAIT

@@ -28,7 +28,7 @@ _SUSPECT_RATIO = 1 + StragglerRules().enter_ratio
 
 
 @dataclass(slots=True)
-class PipelineLeader:
+class LeaderRank:
     """The leader's state: what it last offered and published, and the pace of its pipeline and of the replicas."""
 
     place: PipelinePlace

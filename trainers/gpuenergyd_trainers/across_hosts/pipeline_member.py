@@ -19,7 +19,7 @@ from gpuenergyd.core.distributed.plan_windows import PlanWindow
 from gpuenergyd.wire.client_codec import decode_iteration_reply
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
-from gpuenergyd_trainers.across_hosts.pipeline_leader import PipelineLeader
+from gpuenergyd_trainers.across_hosts.pipeline_leader import LeaderRank
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
 
@@ -41,7 +41,7 @@ class PipelineMember:
         self._plans = plans
         self._place = place
         self._daemon = LocalDaemon(find_socket_path(socket_path))
-        self._leader = PipelineLeader(place, self._daemon, period_s) if place.is_leader else None
+        self._leader = LeaderRank(place, self._daemon, period_s) if place.is_leader else None
         self._posted: tuple[str | None, str] | None = None
         self._agreement: bytes = b""
         self._thread = StoreThread(

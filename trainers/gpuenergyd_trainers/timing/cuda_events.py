@@ -34,7 +34,7 @@ _BEGUN_POLL_S = 0.001
 _NS_PER_MS = 1_000_000
 
 
-class _Buffer:
+class _EventBuffer:
     def __init__(self, recorder: "CudaRecorder", capacity: int) -> None:
         self.recorder = recorder
         self.begins = [_timing_event() for _ in range(capacity)]
@@ -72,7 +72,7 @@ class CudaRecorder:
     def __init__(self, device: Any, capacity: int, *, num_buffers: int = 4) -> None:
         self._device = torch.device(device)
         self._capacity = capacity
-        self._buffers = [_Buffer(self, capacity) for _ in range(num_buffers)]
+        self._buffers = [_EventBuffer(self, capacity) for _ in range(num_buffers)]
         self._current = self._buffers[0]
         self._current.is_free = False
         self._to_begin: queue.SimpleQueue[tuple[Any, Callable[[], None]] | None] = queue.SimpleQueue()
@@ -128,7 +128,7 @@ class CudaRecorder:
         """Return the instructions begun in the present iteration, in order."""
         return tuple(self._current.keys)
 
-    def finish_iteration(self) -> _Buffer | None:
+    def finish_iteration(self) -> _EventBuffer | None:
         """Return the recorded iteration and start a new one; None when all other event buffers are still being read."""
         closing = _timing_event()  # not reused: it may be needed as an anchor later
         closing.record(torch.cuda.current_stream(self._device))

@@ -12,7 +12,7 @@ from functools import partial
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.errors import GpuEnergyError, GpuLostError, GpuPermissionError
 from gpuenergyd.gpu.device import GpuController, GpuIdentity
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
 
@@ -68,7 +68,7 @@ class Actuator(DriverThread):
         journal: Journal,
         identities: Sequence[GpuIdentity],
         *,
-        on_set: Callable[[ClockChange], None],
+        on_set: Callable[[ClockChangeReport], None],
         on_health: Callable[[str, GpuHealth, str], None],
         on_returned: Callable[[str], None],
     ) -> None:
@@ -204,7 +204,7 @@ class Actuator(DriverThread):
         blocked_ns = self._blocked_ns(uuid, request.sent_mono_ns, called_ns)
         self._finished.append(_FinishedCall(uuid, called_ns, returned_ns))
         self._on_set(
-            ClockChange(
+            ClockChangeReport(
                 gpu_uuid=uuid,
                 requested_sm_clock_mhz=sm_clock_mhz,
                 due_mono_ns=request.sent_mono_ns,

@@ -11,7 +11,7 @@ that the change is not yet in effect only where the GPU runs above the requested
 from dataclasses import dataclass, replace
 
 from gpuenergyd.gpu.device import GpuReading
-from gpuenergyd.gpu.link.messages import ClockChange
+from gpuenergyd.gpu.link.messages import ClockChangeReport
 
 _SHORTEST_PAUSE_NS = 1_000_000
 _READ_FRACTION = 8
@@ -26,13 +26,13 @@ class EffectWatch:
 
     next_read_ns: int = 0
     """Instant of the next reading that the watch needs; 0 for none."""
-    _change: ClockChange | None = None
+    _change: ClockChangeReport | None = None
     _was_at_mhz: int | None = None
     _locked_mhz: int | None = None
     _was_idle: bool = False
     _limit_ns: int = _FIRST_LIMIT_NS
 
-    def await_effect(self, change: ClockChange) -> ClockChange | None:
+    def await_effect(self, change: ClockChangeReport) -> ClockChangeReport | None:
         """Start watching for a change; return the previous one if its effect was not observed."""
         replaced, self._change = self._change, replace(change, previous_sm_clock_mhz=self._was_at_mhz)
         if replaced is not None:
@@ -41,7 +41,7 @@ class EffectWatch:
         self._was_idle = False
         return replaced
 
-    def observe(self, reading: GpuReading) -> ClockChange | None:
+    def observe(self, reading: GpuReading) -> ClockChangeReport | None:
         """Process a reading; return the change once it is in effect or the time limit has passed."""
         change = self._change
         if change is None:
@@ -70,7 +70,7 @@ class EffectWatch:
         return replace(change, actual_sm_clock_mhz=reading.sm_clock_mhz)
 
 
-def _shows(reading: GpuReading, change: ClockChange) -> bool:
+def _shows(reading: GpuReading, change: ClockChangeReport) -> bool:
     """Return whether a reading shows the requested clock, or the highest that the power cap allows."""
     actual_mhz, was_at_mhz = reading.sm_clock_mhz, change.previous_sm_clock_mhz
     if actual_mhz is None:
@@ -81,7 +81,7 @@ def _shows(reading: GpuReading, change: ClockChange) -> bool:
     return actual_mhz >= change.requested_sm_clock_mhz or has_risen_to_cap
 
 
-def _is_pending(reading: GpuReading, change: ClockChange, locked_mhz: int | None) -> bool:
+def _is_pending(reading: GpuReading, change: ClockChangeReport, locked_mhz: int | None) -> bool:
     """Return whether a reading without the new clock proves that the change is not yet in effect."""
     actual_mhz, was_at_mhz = reading.sm_clock_mhz, change.previous_sm_clock_mhz
     if actual_mhz is None or was_at_mhz is None:

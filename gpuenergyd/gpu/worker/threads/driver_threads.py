@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gpuenergyd.gpu.device import GpuController
-from gpuenergyd.gpu.link.messages import ClockChange, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuSample
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.threads.actuator import Actuator
@@ -22,7 +22,7 @@ class DriverThreadsListener(Protocol):
         """Process readings; on the sampler's thread."""
         ...
 
-    def handle_clock_change(self, change: ClockChange) -> None:
+    def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Process a clock change whose effect is known or that failed; on either thread."""
         ...
 
@@ -117,7 +117,7 @@ class DriverThreads:
         if self._is_ending:
             self.actuator.close(timeout_s=0.0)
 
-    def _follow_up(self, change: ClockChange) -> None:
+    def _follow_up(self, change: ClockChangeReport) -> None:
         """Have the sampler watch for the effect of a clock change; one that failed is complete."""
         if change.error is None:
             self.sampler.await_effect(change)

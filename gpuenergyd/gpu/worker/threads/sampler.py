@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.device import GpuReader
-from gpuenergyd.gpu.link.messages import ClockChange, GpuHealth, GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import health_after
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
@@ -48,7 +48,7 @@ class Sampler(DriverThread):
         *,
         period_s: float,
         on_samples: Callable[[Sequence[GpuSample]], None],
-        on_settled: Callable[[ClockChange], None],
+        on_settled: Callable[[ClockChangeReport], None],
         on_health: Callable[[str, GpuHealth, str], None],
         on_counter_reset: Callable[[str], None],
         on_returned: Callable[[str], None],
@@ -91,7 +91,7 @@ class Sampler(DriverThread):
             self._gpus = {**self._gpus, gpu_uuid: _SampledGpu(gpu_uuid)}
             self._wakeup.notify()
 
-    def await_effect(self, change: ClockChange) -> None:
+    def await_effect(self, change: ClockChangeReport) -> None:
         """Read the GPU until a clock change takes effect, then report the change; a newer one replaces it."""
         with self._wakeup:
             gpu = self._gpus.get(change.gpu_uuid)

@@ -19,7 +19,7 @@ from gpuenergyd_policies.planning.discrete.window_kernels import (
     BY_MICROBATCH,
     BY_TIME,
     LATER_SPANS,
-    Pipeline,
+    PipelineArrays,
     PlanState,
     Window,
     Windows,
@@ -71,7 +71,7 @@ def refine(
             begins=ints([begin for _, begin, _ in windows]),
             ends=ints([end for _, _, end in windows]),
         ),
-        Pipeline(
+        PipelineArrays(
             graph=rounder.due_by(deadline_s),
             options=rounder.options,
             first_vertex=ints(network.first_level[order]),

@@ -31,7 +31,7 @@ class Windows(NamedTuple):
     ends: list[int]
 
 
-class Pipeline(NamedTuple):
+class PipelineArrays(NamedTuple):
     """The whole pipeline with its deadline: graph, options, and hull vertices of the flow network by operation.
 
     Chains of a single vertex, one per option, begin at `single_vertex`.
@@ -75,7 +75,7 @@ def refine_windows(
     n: int,
     seed: int,
     windows: Windows,
-    pipeline: Pipeline,
+    pipeline: PipelineArrays,
     plan: PlanState,
     window: Window,
     sweep: tuple[SweepRequest, SweepState, SweepSnapshots],
@@ -109,7 +109,7 @@ def refine_windows(
 
 
 @compiled
-def _find_earliest_finishes(n: int, pipeline: Pipeline, plan: PlanState) -> None:
+def _find_earliest_finishes(n: int, pipeline: PipelineArrays, plan: PlanState) -> None:
     pred, pred_node, pred_latency, _, _, _, _, _ = pipeline.graph
     times, choice, earliest = pipeline.options.times, plan.choice, plan.earliest
     for v in range(n):
@@ -120,7 +120,7 @@ def _find_earliest_finishes(n: int, pipeline: Pipeline, plan: PlanState) -> None
 
 
 @compiled
-def mark_window(n: int, pipeline: Pipeline, plan: PlanState, window: Window) -> int:
+def mark_window(n: int, pipeline: PipelineArrays, plan: PlanState, window: Window) -> int:
     """List the free operations and all on paths between them; return how many they are.
 
     Computes earliest and latest finishes of all operations on the way.
@@ -153,7 +153,7 @@ def mark_window(n: int, pipeline: Pipeline, plan: PlanState, window: Window) -> 
 
 
 @compiled
-def copy_graph(m: int, pipeline: Pipeline, plan: PlanState, window: Window) -> tuple[float, float]:
+def copy_graph(m: int, pipeline: PipelineArrays, plan: PlanState, window: Window) -> tuple[float, float]:
     """Copy the window's graph and options; return when it begins and when it is due.
 
     Operations outside become releases and due times. Operations that are not free keep their option, except that
@@ -206,7 +206,7 @@ def copy_graph(m: int, pipeline: Pipeline, plan: PlanState, window: Window) -> t
 
 
 @compiled
-def copy_network(m: int, last_due: float, pipeline: Pipeline, window: Window) -> int:
+def copy_network(m: int, last_due: float, pipeline: PipelineArrays, window: Window) -> int:
     """Make the window's flow network from its graph, with edges from the source and to the sink; count its edges."""
     tick_s, graph, network, nodes = pipeline.tick_s, window.graph, window.network, window.nodes
     num_edges = 0
@@ -253,7 +253,7 @@ def _round_again(
     num_edges: int,
     begin: float,
     end: float,
-    pipeline: Pipeline,
+    pipeline: PipelineArrays,
     window: Window,
     sweep: tuple[SweepRequest, SweepState, SweepSnapshots],
     cost: float,

@@ -16,6 +16,7 @@ from gpuenergyd_policies.planning.discrete.rounding_kernels import GraphArrays, 
 from gpuenergyd_policies.planning.discrete.window_kernels import (
     BY_MICROBATCH,
     BY_TIME,
+    PipelineArrays,
     PlanState,
     Window,
     climb,
@@ -24,7 +25,6 @@ from gpuenergyd_policies.planning.discrete.window_kernels import (
     mark_window,
     next_random,
 )
-from gpuenergyd_policies.planning.discrete.window_kernels import Pipeline as PipelineArrays
 from gpuenergyd_policies.planning.exact.network import JITTER_TICKS
 from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
 from gpuenergyd_policies.planning.problem import PlanningProblem, make_problem
