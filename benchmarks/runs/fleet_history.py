@@ -116,11 +116,11 @@ def _store_summaries(connection: Connection, now: datetime) -> float:
     begin = perf_counter()
     for _ in range(4):
         store_summaries(connection, now)
-    num_kept: int = connection.execute(text("SELECT count(*) FROM job_figures")).scalar_one()
+    num_kept: int = connection.execute(text("SELECT count(*) FROM job_summaries")).scalar_one()
     took_s = (perf_counter() - begin) / num_kept
     connection.execute(
-        text("""INSERT INTO job_figures
-            SELECT job_id, :version, (SELECT figures FROM job_figures ORDER BY job_id LIMIT 1)
+        text("""INSERT INTO job_summaries
+            SELECT job_id, :version, (SELECT summary FROM job_summaries ORDER BY job_id LIMIT 1)
             FROM jobs WHERE ended_at IS NOT NULL ON CONFLICT DO NOTHING"""),
         {"version": SUMMARY_VERSION},
     )

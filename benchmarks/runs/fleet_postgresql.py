@@ -257,7 +257,7 @@ def size_figures(connection: Connection, *, num_hosts: int, days: int) -> dict[s
     rollup, of_host = per_row("gpu_rollups"), per_row("host_rollups") * 4 / NUM_GPUS
     rest = sum(
         one(f"SELECT pg_total_relation_size('{table}')")
-        for table in ("iterations", "iteration_blocks", "jobs", "ranks", "plans", "job_figures")
+        for table in ("iterations", "iteration_blocks", "jobs", "ranks", "plans", "job_summaries")
     )
     per_gpu_day = {
         "samples": 1440 * (one(points.format(0)) + overhead),

@@ -26,7 +26,7 @@ from sqlalchemy import Connection
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.store import History, HistoryWriter, WriterOptions, open_history
-from gpuenergyd.store.database import migrate, writing_engine
+from gpuenergyd.store.database import create_tables, writing_engine
 from gpuenergyd.store.maintenance.compaction import compact_iterations
 from gpuenergyd.store.maintenance.retention import Retention, used_bytes
 from gpuenergyd.store.maintenance.stored_summaries import store_summaries
@@ -123,7 +123,7 @@ def generate(path: Path, days: int, now: datetime) -> int:
     noise, kept = random.Random(1), Retention()
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
-        migrate(connection)
+        create_tables(connection)
         raw_pool = packed_pool(noise, connection, is_raw=True)
         second_pool = packed_pool(noise, connection, is_raw=False)
     begin = now - timedelta(days=days)

@@ -121,7 +121,7 @@ def reading_engine(path_or_url: str | Path, *, keeps_connection: bool = False) -
 def create_tables(connection: Connection) -> None:
     """Create the tables in an empty database, in the open transaction.
 
-    Running all migrations gives the same tables, but importing Alembic takes longer than the rest of a first start.
+    Migrations only upgrade: importing Alembic takes longer than the rest of a first start.
     """
     _set_application_id(connection)
     metadata.create_all(connection)
@@ -131,8 +131,8 @@ def create_tables(connection: Connection) -> None:
     connection.execute(insert(revisions), {"version_num": SCHEMA_REVISION})
 
 
-def migrate(connection: Connection, revision: str = "head") -> None:
-    """Upgrade the schema to a revision, in the open transaction."""
+def migrate(connection: Connection) -> None:
+    """Upgrade the schema of an earlier version to this version's, in the open transaction."""
     logging.getLogger("alembic").setLevel(logging.WARNING)  # before the import, which logs
     from alembic import command  # noqa: PLC0415  slow to import, needed only for an outdated schema
     from alembic.config import Config  # noqa: PLC0415  as above
@@ -141,7 +141,7 @@ def migrate(connection: Connection, revision: str = "head") -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    command.upgrade(config, "head")
 
 
 def _set_application_id(connection: Connection) -> None:

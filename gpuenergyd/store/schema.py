@@ -149,12 +149,12 @@ gpu_rollups = Table(
     sqlite_with_rowid=False,
 )
 
-job_figures = Table(
-    "job_figures",
+job_summaries = Table(
+    "job_summaries",
     metadata,
     Column("job_id", String(64), primary_key=True),
     Column("version", Integer, nullable=False),
-    Column("figures", Text, nullable=False),
+    Column("summary", Text, nullable=False),
 )
 """Stored summaries of ended jobs, written by `store.maintenance.stored_summaries`."""
 
@@ -250,7 +250,7 @@ targets = Table(
     Column("policy", String(256), nullable=False),
     Column("permitted_time_s", Float),
     Column("reason", String(1024), nullable=False),
-    Column("rung", String(32), nullable=False),
+    Column("basis", String(32), nullable=False),
     Column("intensity", Float),
     Column("unit", String(64), nullable=False),
     Column("slowdown_so_far_ratio", Float),

@@ -179,7 +179,7 @@ def test_one_host_at_a_time_deletes_expired_rows_and_only_of_its_own_jobs(fleet_
         assert not try_lock_cleanup(of_another)
         delete_expired(mine, START + timedelta(days=1), Retention(), host="a")
     with engine.begin() as connection:
-        kept = connection.execute(select(schema.job_figures.c.job_id)).scalars().all()
+        kept = connection.execute(select(schema.job_summaries.c.job_id)).scalars().all()
         assert try_lock_cleanup(connection)
     engine.dispose()
 

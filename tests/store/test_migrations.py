@@ -1,6 +1,7 @@
-"""The writer upgrades the history of every earlier version without losing data."""
+"""The writer upgrades a history of version 0.1.0 without losing data, and refuses earlier ones."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,17 +9,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, insert, inspect
 
+from gpuenergyd.core.carbon.intensity import IntensityBasis
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.errors import StoreError
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
-from gpuenergyd.store.database import MIGRATIONS, create_tables, migrate, reading_engine, writing_engine
-from gpuenergyd.store.readers.reader import SCHEMA_REVISION, SchemaState, epoch_us, schema_state
+from gpuenergyd.store.database import create_tables, migrate, reading_engine, writing_engine
+from gpuenergyd.store.encoding.compressed_json import encode_clocks
+from gpuenergyd.store.readers.reader import APPLICATION_ID, SchemaState, epoch_us, schema_state
 from gpuenergyd.store.readers.sqlalchemy import EngineReader
 from gpuenergyd.store.schema import metadata
 from tests.store.test_history import job
 
 BEGIN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-REVISIONS = sorted(path.stem[1:5] for path in (MIGRATIONS / "versions").glob("r[0-9]*.py"))
-EARLIER = [revision for revision in REVISIONS if revision != SCHEMA_REVISION]
+SCHEMA_OF_0_1_0 = Path(__file__).with_name("schema_0_1_0.sql").read_text(encoding="utf-8")
 JOB: dict[str, Any] = {
     "job_id": "old-1",
     "job_name": "old",
@@ -35,6 +38,20 @@ JOB: dict[str, Any] = {
     "started_at": epoch_us(BEGIN),
     "ended_at": epoch_us(BEGIN + timedelta(hours=2)),
     "end_reason": "released",
+}
+
+
+TARGET: dict[str, Any] = {
+    "job_id": "old-1",
+    "decided_at": epoch_us(BEGIN),
+    "policy": "green-hours",
+    "permitted_time_s": 1.1,
+    "reason": "test",
+    "rung": "forecast",
+    "intensity": 200.0,
+    "unit": "gCO2e/kWh",
+    "budget_ratio": 0.1,
+    "host_power_w": 0.0,
 }
 
 
@@ -69,28 +86,48 @@ def iteration(index: int) -> dict[str, Any]:
     }
 
 
-def write_as(connection: Connection, revision: str) -> None:
-    """Make the tables of a revision and write two hours of a job, as far as that version had columns for it."""
-    migrate(connection, revision)
+def create_tables_of_0_1_0(connection: Connection) -> None:
+    """Create the tables of version 0.1.0 in an empty database."""
+    statements = SCHEMA_OF_0_1_0
+    if connection.dialect.name == "postgresql":
+        statements = statements.replace(" WITHOUT ROWID", "").replace("BLOB", "BYTEA")
+        statements = statements.replace("event_id INTEGER", "event_id SERIAL")
+    else:
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    for statement in statements.split(";\n"):
+        if statement:
+            connection.exec_driver_sql(statement)
+
+
+def write_history_of_0_1_0(connection: Connection) -> None:
+    """Create a history of version 0.1.0: two hours of one job with a target and two plans, one of them predicted."""
+    create_tables_of_0_1_0(connection)
     held = MetaData()
     held.reflect(connection)
 
     def write(table: str, *rows: dict[str, Any]) -> None:
-        columns = held.tables[table].columns
-        connection.execute(insert(held.tables[table]), [{k: v for k, v in row.items() if k in columns} for row in rows])
+        connection.execute(insert(held.tables[table]), list(rows))
 
     write("jobs", JOB)
     write("iterations", *(iteration(index) for index in range(10)))
     write("gpu_rollups", *(rollup(60, BEGIN + timedelta(minutes=minute), 60.0) for minute in range(120)))
-    if revision == "0002":  # it began to keep hours half way through this one
-        write("gpu_rollups", rollup(3600, BEGIN + timedelta(hours=1), 1800.0))
-    if revision >= "0003":
-        write("gpu_rollups", *(rollup(3600, BEGIN + timedelta(hours=hour), 3600.0) for hour in range(2)))
+    write("gpu_rollups", *(rollup(3600, BEGIN + timedelta(hours=hour), 3600.0) for hour in range(2)))
+    write("job_figures", {"job_id": "old-1", "version": 1, "figures": '{"would_save_ratio": null}'})
+    write("plans", *(plan(epoch, purpose) for epoch, purpose in enumerate(("would_be", "tuned"))))
+    write("targets", TARGET)
 
 
-def test_revisions_are_numbered_consecutively() -> None:
-    assert [f"{number:04d}" for number in range(1, len(REVISIONS) + 1)] == REVISIONS
-    assert REVISIONS[-1] == SCHEMA_REVISION
+def plan(epoch: int, purpose: str) -> dict[str, Any]:
+    return {
+        "job_id": "old-1",
+        "plan_epoch": epoch,
+        "plan_id": f"plan-{epoch}",
+        "purpose": purpose,
+        "reason": "test",
+        "issued_at": epoch_us(BEGIN),
+        "apply_at_iteration": 5,
+        "clocks": encode_clocks(()),
+    }
 
 
 def tables_in(connection: Connection) -> dict[str, Any]:
@@ -108,13 +145,17 @@ def tables_in(connection: Connection) -> dict[str, Any]:
     }
 
 
-def test_a_new_history_has_the_same_tables_as_a_migrated_one(place: str, other_place: str) -> None:
-    """It is made at once, for what carries out migrations takes long to load; nothing tells it from a migrated one."""
+def test_a_new_history_has_the_same_tables_as_an_upgraded_one(place: str, other_place: str) -> None:
     made = []
-    for where, make in ((place, create_tables), (other_place, migrate)):
+    for where, is_upgraded in ((place, False), (other_place, True)):
         engine = writing_engine(where, busy_timeout_s=5)
         with engine.begin() as connection:
-            make(connection)
+            if is_upgraded:
+                create_tables_of_0_1_0(connection)
+                assert schema_state(EngineReader(connection)) is SchemaState.OLDER
+                migrate(connection)
+            else:
+                create_tables(connection)
             made.append((tables_in(connection), schema_state(EngineReader(connection))))
             migrate(connection)  # finds nothing to do
         engine.dispose()
@@ -123,13 +164,14 @@ def test_a_new_history_has_the_same_tables_as_a_migrated_one(place: str, other_p
     assert made[0][1] is SchemaState.CURRENT
 
 
-@pytest.mark.parametrize("revision", EARLIER)
-def test_a_history_of_every_earlier_version_is_upgraded_and_keeps_its_data(revision: str, place: str) -> None:
-    """Its job, its iterations and its joules are there, its minutes are added up to hours once, and writing goes on."""
+def test_a_history_of_0_1_0_is_upgraded_and_keeps_its_data(place: str) -> None:
+    """Its job, iterations, energy, plans and targets remain, its summary is computed again, and writing goes on."""
     engine = writing_engine(place, busy_timeout_s=5)
     with engine.begin() as connection:
-        write_as(connection, revision)
+        write_history_of_0_1_0(connection)
     engine.dispose()
+    with pytest.raises(StoreError, match="start the daemon once to upgrade it"):
+        open_history(place)
 
     writer = HistoryWriter(place, WriterOptions(batch_s=0.01))
     writer.start()
@@ -141,14 +183,36 @@ def test_a_history_of_every_earlier_version_is_upgraded_and_keeps_its_data(revis
     with open_history(place) as history:
         old, new = sorted(history.job_summaries(), key=lambda summary: summary.job_id, reverse=True)
         hours = history.rollups(bucket_s=3600)
-        parts = history.energy_sums()
+        sums = history.energy_sums()
+        plans = history.plans("old-1")
+        (target,) = history.targets("old-1")
     assert (old.job_id, new.job_id) == ("old-1", "new-1")
     assert (old.num_baseline_iterations, old.num_tuned_iterations, old.energy_j) == (5, 5, 900.0)
     assert old.saving_ratio == pytest.approx(0.2)
     assert [(hour.started_at, hour.energy_j, hour.num_samples) for hour in hours] == [
         (BEGIN + timedelta(hours=number), 3600.0, 36_000) for number in range(2)
     ]
-    assert [hour.mean_power_w for hour in hours] == pytest.approx([1.0, 1.0])
-    assert sum(part.energy_j or 0.0 for part in parts) == pytest.approx(7200.0)
+    assert sum(part.energy_j or 0.0 for part in sums) == pytest.approx(7200.0)
+    assert [record.plan.purpose for record in plans] == [PlanPurpose.PREDICTED, PlanPurpose.TUNED]
+    assert target.basis is IntensityBasis.FORECAST
     with reading_engine(place).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_a_history_of_a_version_before_0_1_0_is_refused_with_one_clear_error(place: str) -> None:
+    engine = writing_engine(place, busy_timeout_s=5)
+    with engine.begin() as connection:
+        create_tables_of_0_1_0(connection)
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0005'")
+    engine.dispose()
+
+    with pytest.raises(StoreError, match=r"before 0\.1\.0; only that version can read it"):
+        open_history(place)
+    writer = HistoryWriter(place, WriterOptions(batch_s=0.01))
+    writer.start()
+    writer.write(job("new-1"))
+    writer.close()
+
+    assert "before 0.1.0 and cannot be upgraded" in str(writer.status().reason)
+    with writing_engine(place, busy_timeout_s=5).connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 0

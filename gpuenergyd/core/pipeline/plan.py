@@ -17,7 +17,7 @@ class PlanPurpose(StrEnum):
     """Runs other clocks to measure their time and energy."""
     TUNED = "tuned"
     """Saves energy within the target iteration time."""
-    PREDICTED = "would_be"
+    PREDICTED = "predicted"
     """Never applied: a policy's predicted plan for a job whose clocks may not be set."""
 
 

@@ -23,7 +23,7 @@ _MAX_PER_TRANSACTION = 16
 
 def store_summaries(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
     """Store summaries of jobs that have ended, in the open transaction; return whether there are more."""
-    jobs, stored = schema.jobs, schema.job_figures
+    jobs, stored = schema.jobs, schema.job_summaries
     query = (
         select(jobs)
         .join(stored, stored.c.job_id == jobs.c.job_id, isouter=True)
@@ -42,7 +42,7 @@ def store_summaries(connection: Connection, now: datetime, *, host: str | None =
             {
                 "job_id": row.job_id,
                 "version": SUMMARY_VERSION,
-                "figures": encode_summary(job_summary(row, inputs[row.job_id])),
+                "summary": encode_summary(job_summary(row, inputs[row.job_id])),
             }
             for row in rows
         ]
@@ -54,4 +54,4 @@ def delete_summaries(connection: Connection, job_ids: Iterable[str]) -> None:
     """Delete the stored summaries of jobs that have new records."""
     outdated = list(job_ids)
     if outdated:
-        connection.execute(delete(schema.job_figures).where(schema.job_figures.c.job_id.in_(outdated)))
+        connection.execute(delete(schema.job_summaries).where(schema.job_summaries.c.job_id.in_(outdated)))

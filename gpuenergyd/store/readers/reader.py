@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0007"
 """The latest revision in migrations/; revision numbers sort as text."""
+
+OLDEST_REVISION = "0006"
+"""The revision of 0.1.0, the oldest in migrations/: databases of earlier versions cannot be upgraded."""
 
 APPLICATION_ID = 0x6745_6E72
 """SQLite's application_id of history files: it identifies a foreign database before anything is written to it."""
@@ -47,6 +50,8 @@ class SchemaState(StrEnum):
     EMPTY = "empty"
     CURRENT = "current"
     OLDER = "older"
+    UNSUPPORTED = "unsupported"
+    """Written before version 0.1.0; cannot be upgraded."""
     NEWER = "newer"
     FOREIGN = "foreign"
 
@@ -171,14 +176,15 @@ def schema_state(reader: Reader) -> SchemaState:
         return SchemaState.FOREIGN
     if not tables:
         return SchemaState.EMPTY
-    if "alembic_version" not in tables or "control_events" not in tables:
-        return SchemaState.FOREIGN
-    revision = reader.first_value("version_num", "alembic_version")
+    is_history = {"alembic_version", "control_events"} <= set(tables)
+    revision = reader.first_value("version_num", "alembic_version") if is_history else None
     if revision is None:
         return SchemaState.FOREIGN
     if revision == SCHEMA_REVISION:
         return SchemaState.CURRENT
-    return SchemaState.NEWER if str(revision) > SCHEMA_REVISION else SchemaState.OLDER
+    if str(revision) > SCHEMA_REVISION:
+        return SchemaState.NEWER
+    return SchemaState.OLDER if str(revision) >= OLDEST_REVISION else SchemaState.UNSUPPORTED
 
 
 def epoch_us(at: datetime) -> int:

@@ -53,8 +53,7 @@ def forecasts(reader: Reader, zone: str, since: datetime) -> tuple[CarbonForecas
 
 def targets(reader: Reader, job_id: str) -> tuple[TargetRecord, ...]:
     """Return the iteration time targets of a job, oldest first."""
-    columns = ["rung" if name == "basis" else name for name in column_names(TargetRecord)]
-    rows = reader.values(columns, "targets", {"job_id = ?": job_id}, order_by="decided_at")
+    rows = reader.values(column_names(TargetRecord), "targets", {"job_id = ?": job_id}, order_by="decided_at")
     return tuple(_target(TargetRecord(*row)) for row in rows)
 
 

@@ -23,8 +23,8 @@ from gpuenergyd.store.reading.summaries import JobSummary, MedianIteration, medi
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 from gpuenergyd.store.records import ControlEventRecord, PlanRecord, RollupRecord, SampleRecord, TargetRecord
 
-_JOBS = "jobs LEFT JOIN job_figures ON job_figures.job_id = jobs.job_id"
-_JOB_COLUMNS = "jobs.*, job_figures.version AS summary_version, job_figures.figures AS stored_summary"
+_JOBS = "jobs LEFT JOIN job_summaries ON job_summaries.job_id = jobs.job_id"
+_JOB_COLUMNS = "jobs.*, job_summaries.version AS summary_version, job_summaries.summary AS stored_summary"
 
 
 class History:
@@ -195,9 +195,10 @@ def open_history(path_or_url: str | Path, *, has_no_writer: bool = False) -> His
             state = schema_state(reader)
     except StoreError as error:
         raise StoreError(f"{path_or_url}: {error}") from None
+    if state is SchemaState.CURRENT:
+        return History(database)
+    database.close()
     match state:
-        case SchemaState.CURRENT:
-            return History(database)
         case SchemaState.EMPTY:
             raise StoreError(f"{path_or_url} is empty: no daemon has written a history to it yet")
         case SchemaState.FOREIGN:
@@ -206,6 +207,8 @@ def open_history(path_or_url: str | Path, *, has_no_writer: bool = False) -> His
             raise StoreError(
                 f"{path_or_url} was written by an older version of gpuenergyd; start the daemon once to upgrade it"
             )
+        case SchemaState.UNSUPPORTED:
+            raise StoreError(f"{path_or_url} was written by gpuenergyd before 0.1.0; only that version can read it")
         case SchemaState.NEWER:
             raise StoreError(f"{path_or_url} was written by a newer version of gpuenergyd; use that version to read it")
 

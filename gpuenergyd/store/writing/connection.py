@@ -120,7 +120,7 @@ class WriterConnection:
             )
 
     def _check_before_opening(self, path: Path | None) -> None:
-        """Refuse a foreign or newer file before anything touches it."""
+        """Refuse a foreign, newer or unsupported file before anything touches it."""
         if path is not None and path.is_file() and path.stat().st_size > 0:
             with reading_engine(path).connect() as connection:
                 self._refuse_unless_writable(schema_state(EngineReader(connection)))
@@ -141,6 +141,12 @@ class WriterConnection:
         if state is SchemaState.NEWER:
             self.is_refused = True
             raise StoreError("the history was written by a newer version of gpuenergyd; nothing is recorded")
+        if state is SchemaState.UNSUPPORTED:
+            self.is_refused = True
+            raise StoreError(
+                f"{self.path_or_url} was written by gpuenergyd before 0.1.0 and cannot be upgraded; nothing is recorded"
+                " until it is moved away"
+            )
         if state is SchemaState.FOREIGN:
             self.is_refused = True
             raise StoreError(f"{self.path_or_url} belongs to another program; nothing is recorded")

@@ -142,8 +142,7 @@ def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR
             texts = {name: getattr(record, name)[:MAX_REASON_CHARS] for name in ("reason", "before", "after")}
             return "control_events", {**_fields(record), **texts}
         case TargetRecord():
-            row = {**_fields(record), "rung": record.basis, "reason": record.reason[:MAX_REASON_CHARS]}
-            del row["basis"]
+            row = {**_fields(record), "reason": record.reason[:MAX_REASON_CHARS]}
             row["frontier"] = encode_points(record.frontier) if record.frontier is not None else None
             return "targets", row
         case IntensityRecord():

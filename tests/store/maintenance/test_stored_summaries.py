@@ -30,7 +30,7 @@ def summary(path: Path) -> JobSummary:
 
 
 def num_kept(connection: Connection) -> int:
-    return connection.execute(select(func.count()).select_from(schema.job_figures)).scalar() or 0
+    return connection.execute(select(func.count()).select_from(schema.job_summaries)).scalar() or 0
 
 
 def test_a_stored_summary_equals_the_computed_one_and_is_read_instead(path: Path) -> None:
@@ -76,13 +76,13 @@ def test_new_records_of_a_job_delete_its_stored_summary(path: Path, record: JobR
     engine.dispose()
 
 
-@pytest.mark.parametrize("change", [{"version": 0}, {"figures": '{"num_iterations":1}'}], ids=["version", "names"])
+@pytest.mark.parametrize("change", [{"version": 0}, {"summary": '{"num_iterations":1}'}], ids=["version", "names"])
 def test_a_stored_summary_of_another_version_is_computed_again(path: Path, change: dict[str, object]) -> None:
     anew = summary(path)
     engine = writing_engine(path, busy_timeout_s=5)
     with engine.begin() as connection:
         store_summaries(connection, datetime.now(tz=UTC))
-        connection.execute(update(schema.job_figures).values(**change))
+        connection.execute(update(schema.job_summaries).values(**change))
     engine.dispose()
 
     assert summary(path) == anew
