@@ -85,8 +85,8 @@ def common_gpu(pp_rank: int, members: Mapping[MemberKey, MemberReport]) -> GpuVi
     return replace(gpus[0], supported_sm_clocks_mhz=tuple(sorted(common, reverse=True)))
 
 
-def _check_member(part: ReportedMember) -> None:
-    state, where = part.state, f"part {part.pp_rank}.{part.tp_rank}"
+def _check_member(member: ReportedMember) -> None:
+    state, where = member.state, f"member {member.pp_rank}.{member.tp_rank}"
     clocks = state.gpu.supported_sm_clocks_mhz
     if not clocks or list(clocks) != sorted(set(clocks), reverse=True) or clocks[-1] <= 0:
         raise ProtocolError(

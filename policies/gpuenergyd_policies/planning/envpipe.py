@@ -96,19 +96,19 @@ def plan_envelope(
 ) -> EnvelopePlan:
     """Return EnvPipe's clocks for a pipeline whose valleys are known."""
     top = [profile[i.instruction_class].at_max_clock.sm_clock_mhz for i in graph.instructions]
-    on_envelope = _on_envelope(graph)
+    on_envelope = envelope_flags(graph)
     clocks = [
         top[v] if on_envelope[v] and mode is not EnvelopeMode.UNIFORM else min(top[v], valleys_mhz[i.pp_rank])
         for v, i in enumerate(graph.instructions)
     ]
-    options_at = _OptionCache(graph, profile)
+    options_at = OptionCache(graph, profile)
     num_steps = 0
     if mode in {EnvelopeMode.BALANCED, EnvelopeMode.GREEDY}:
         step = step_mhz or (BALANCED_STEP_MHZ if mode is EnvelopeMode.BALANCED else GREEDY_STEP_MHZ)
         choose: Callable[[Sequence[int], Sequence[int], Sequence[int]], list[int]]
-        choose = _slowest if mode is EnvelopeMode.BALANCED else _latest
+        choose = slowest_on_path if mode is EnvelopeMode.BALANCED else latest_on_path
         while True:
-            path = _critical_walk(graph, [options_at(v, clocks[v]).time_s for v in range(len(clocks))])
+            path = critical_walk(graph, [options_at(v, clocks[v]).time_s for v in range(len(clocks))])
             if all(on_envelope[v] for v in path) or all(clocks[v] >= top[v] for v in path):
                 break
             for v in choose(path, clocks, top):
@@ -119,7 +119,8 @@ def plan_envelope(
     )
 
 
-def _on_envelope(graph: DependencyGraph) -> list[bool]:
+def envelope_flags(graph: DependencyGraph) -> list[bool]:
+    """Return whether each instruction is on the envelope: at full speed, so that the others can be stretched."""
     last_rank = graph.num_ranks - 1
     last_microbatch = max(i.microbatch_index for i in graph.instructions)
     return [
@@ -130,17 +131,19 @@ def _on_envelope(graph: DependencyGraph) -> list[bool]:
     ]
 
 
-def _slowest(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
+def slowest_on_path(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
+    """Return the operations of a path with the lowest clock, of those below their top clock."""
     below = [v for v in path if clocks[v] < top[v]]
     lowest = min(clocks[v] for v in below)
     return [v for v in below if clocks[v] == lowest]
 
 
-def _latest(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
+def latest_on_path(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
+    """Return the latest operation of a path below its top clock; the path runs backwards in time."""
     return [next(v for v in path if clocks[v] < top[v])]
 
 
-def _critical_walk(graph: DependencyGraph, durations_s: Sequence[float]) -> list[int]:
+def critical_walk(graph: DependencyGraph, durations_s: Sequence[float]) -> list[int]:
     """Return the critical path back from rank 0's last backward: along the rank, or to the operation waited for."""
     n = len(graph.instructions)
     finish_s = [0.0] * n
@@ -162,7 +165,7 @@ def _critical_walk(graph: DependencyGraph, durations_s: Sequence[float]) -> list
     return path
 
 
-class _OptionCache:
+class OptionCache:
     """Cache of options by node and clock."""
 
     def __init__(self, graph: DependencyGraph, profile: PipelineProfile) -> None:
@@ -174,6 +177,7 @@ class _OptionCache:
         }
 
     def __call__(self, node: int, sm_clock_mhz: int) -> ClockOption:
+        """Return the time and energy of an instruction at a clock, interpolated between measured clocks."""
         key = self._keys[node], sm_clock_mhz
         if key not in self._known:
             self._known[key] = self._profile[key[0]].interpolated(sm_clock_mhz)

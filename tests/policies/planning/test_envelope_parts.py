@@ -6,8 +6,18 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, g
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.planning import envpipe
-from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
+from gpuenergyd_policies.planning.envpipe import (
+    EnvelopeMode,
+    OptionCache,
+    critical_walk,
+    envelope_flags,
+    extra_warm_up,
+    latest_on_path,
+    plan_envelope,
+    profiled_clocks,
+    slowest_on_path,
+    valleys,
+)
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks, rank_orders, unproven_plan
 from tests.policies.planning.pipelines import B, F
 
@@ -84,7 +94,7 @@ def test_forwards_of_extra_warm_up_run_at_their_valley_and_backwards_at_full_spe
 def test_the_envelope_is_the_last_rank_and_the_first_forward_and_last_backward_of_the_others() -> None:
     graph = dependency_graph(one_forward_one_backward(3, 4))
 
-    inside = {str(i) for i, is_on in zip(graph.instructions, envpipe._on_envelope(graph), strict=True) if not is_on}
+    inside = {str(i) for i, is_on in zip(graph.instructions, envelope_flags(graph), strict=True) if not is_on}
 
     assert inside == {f"F{k}@{r}" for k in (1, 2, 3) for r in (0, 1)} | {f"B{k}@{r}" for k in (0, 1, 2) for r in (0, 1)}
 
@@ -92,9 +102,9 @@ def test_the_envelope_is_the_last_rank_and_the_first_forward_and_last_backward_o
 def test_balanced_raises_all_of_the_slowest_on_the_path_and_greedy_the_latest_below_full_speed() -> None:
     clocks, top = [500, 600, 500, 900, 400], [900, 900, 900, 900, 900]
 
-    assert envpipe._slowest([3, 2, 1, 0], clocks, top) == [2, 0]
-    assert envpipe._slowest([3, 1], clocks, top) == [1]
-    assert envpipe._latest([3, 1, 2, 0], clocks, top) == [1]
+    assert slowest_on_path([3, 2, 1, 0], clocks, top) == [2, 0]
+    assert slowest_on_path([3, 1], clocks, top) == [1]
+    assert latest_on_path([3, 1, 2, 0], clocks, top) == [1]
 
 
 def test_the_critical_path_stays_on_a_rank_that_did_not_wait() -> None:
@@ -102,14 +112,14 @@ def test_the_critical_path_stays_on_a_rank_that_did_not_wait() -> None:
     graph = dependency_graph(one_forward_one_backward(2, 2))
     durations_s = [2.0 if i.kind is B else 1.0 for i in graph.instructions]
 
-    path = [str(graph.instructions[v]) for v in envpipe._critical_walk(graph, durations_s)]
+    path = [str(graph.instructions[v]) for v in critical_walk(graph, durations_s)]
 
     assert path == ["B1@0", "B1@1", "F1@1", "B0@1", "F0@1", "F0@0"]
 
 
 def test_the_next_clock_is_the_lowest_measured_one_not_below_or_the_highest() -> None:
     graph = dependency_graph(gpipe(1, 1))
-    look_up = envpipe._OptionCache(graph, _profile(1, FORWARD, BACKWARD))
+    look_up = OptionCache(graph, _profile(1, FORWARD, BACKWARD))
 
     assert [look_up.next_clock(0, mhz) for mhz in (500, 540, 541, 720, 721, 900, 901)] == [
         *(540, 540, 720, 720, 900, 900, 900)
@@ -127,7 +137,7 @@ def test_modes_without_reconfiguration_take_no_steps() -> None:
 
     assert uniform.num_steps == envelope.num_steps == 0
     assert uniform.evaluation.sm_clocks_mhz == tuple(720 if i.pp_rank == 0 else 540 for i in graph.instructions)
-    on_envelope = envpipe._on_envelope(graph)
+    on_envelope = envelope_flags(graph)
     assert envelope.evaluation.sm_clocks_mhz == tuple(900 if is_on else 720 for is_on in on_envelope)
 
 

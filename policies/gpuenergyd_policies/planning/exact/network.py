@@ -56,21 +56,21 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
     tail = np.array([e[0] for e in edges], dtype=np.int64)
     head = np.array([e[1] for e in edges], dtype=np.int64)
     latency_s = np.array([e[2] for e in edges])
-    tick_s = _tick_s(
+    tick_s = tick_length_s(
         shortest_s=float(tables.times_s.min()),
         longest_s=float(tables.slowest_s.sum()) + float(latency_s.sum()),
         num_nodes=2 * n + 3,
     )
     is_dependency = (tail < n) & (head < n)
     ticks = np.rint(latency_s / tick_s).astype(np.int64)
-    ticks += np.where(is_dependency, _hash(tail, head) % JITTER_TICKS, 0)
+    ticks += np.where(is_dependency, edge_hash(tail, head) % JITTER_TICKS, 0)
 
     class_first, class_last = [], []
     all_ticks: list[int] = []
     all_slopes: list[int] = []
     for table in tables.tables:
         hull = thinned(table, thin_tolerance)
-        level_ticks, slopes = _integer_hull(table.times_s[hull], table.costs_j[hull], tick_s)
+        level_ticks, slopes = integer_hull(table.times_s[hull], table.costs_j[hull], tick_s)
         class_first.append(len(all_ticks))
         all_ticks += level_ticks
         all_slopes += slopes
@@ -94,7 +94,7 @@ def flow_network(graph: DependencyGraph, tables: PlanningTables, *, thin_toleran
     )
 
 
-def _tick_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:
+def tick_length_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:
     """Return the length of a tick: 1 ns, shorter for very short instructions, longer for very long pipelines."""
     tick_s = 1e-9
     while shortest_s / tick_s < MIN_TICKS and longest_s / (tick_s / 10) * num_nodes < MAX_KEY:
@@ -104,7 +104,7 @@ def _tick_s(*, shortest_s: float, longest_s: float, num_nodes: int) -> float:
     return tick_s
 
 
-def _integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tuple[list[int], list[int]]:
+def integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tuple[list[int], list[int]]:
     """Return ticks and strictly falling slopes of a convex chain, 0 for the last; equal times and slopes are merged."""
     kept: list[tuple[int, float]] = []
 
@@ -123,7 +123,7 @@ def _integer_hull(times_s: FloatArray, costs_j: FloatArray, tick_s: float) -> tu
     return [tick for tick, _ in kept], [*(slope_uw(a, b) for a, b in pairwise(kept)), 0]
 
 
-def _hash(tail: IntArray, head: IntArray) -> IntArray:
+def edge_hash(tail: IntArray, head: IntArray) -> IntArray:
     """Return a hash of each edge's ends, the same in every run."""
     mixed = tail * 2654435761 + head * 40503 + 12345
     mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 31)

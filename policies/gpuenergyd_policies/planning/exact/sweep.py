@@ -69,7 +69,7 @@ def sweep_frontier(
     n, m = network.num_operations, len(network.edge_tail)
     tick_s = network.tick_s
     # Rounding and jitter move T_min by a few microseconds at most: shift all deadlines with it.
-    shift = _longest_path(network) - round(min_time_s / tick_s)
+    shift = longest_path_ticks(network) - round(min_time_s / tick_s)
     wanted = np.rint(deadlines_s / tick_s).astype(np.int64) + shift
     by_time = np.argsort(-wanted, kind="stable")
     k = len(wanted) + 1
@@ -102,7 +102,7 @@ def sweep_frontier(
     )
 
 
-def _longest_path(network: FlowNetwork) -> int:
+def longest_path_ticks(network: FlowNetwork) -> int:
     """Return T_min of the network in ticks, jitter included."""
     n = network.num_operations
     finish = [0] * (n + 2)

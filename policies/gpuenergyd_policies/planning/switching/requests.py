@@ -59,7 +59,7 @@ def clock_changes(
     latencies = rank_latencies(latency, planned.num_ranks)
     spans_of = [planned.rank_spans(pp_rank) for pp_rank in range(planned.num_ranks)]
     own_s = [
-        _lead_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
+        longest_lead_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
         for own, spans in zip(latencies, spans_of, strict=True)
     ]
     leads_s = own_s
@@ -70,7 +70,7 @@ def clock_changes(
             )
             for spans, lead_s in zip(spans_of, leads_s, strict=True)
         )
-        waits_s = _longest_raise_waits_s(spans_of, changes, latencies)
+        waits_s = longest_raise_waits_s(spans_of, changes, latencies)
         wanted_s = [
             max(lead_s, alone_s + wait_s) for lead_s, alone_s, wait_s in zip(leads_s, own_s, waits_s, strict=True)
         ]
@@ -87,7 +87,7 @@ def rank_latencies(latency: Latency, num_ranks: int) -> tuple[SwitchLatency, ...
     return (constant_latency(latency),) * num_ranks
 
 
-def _lead_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> float:
+def longest_lead_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> float:
     """Return how long ahead raises between these clocks are requested.
 
     One lead for all raises of a rank keeps them in order: a longer one could overtake a shorter one before it. A plan
@@ -97,7 +97,7 @@ def _lead_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> float:
     return max(raises_s, default=latency.raise_s)
 
 
-def _longest_raise_waits_s(
+def longest_raise_waits_s(
     spans_of: Sequence[Sequence[Span]],
     changes: Sequence[Sequence[ClockChange]],
     latencies: Sequence[SwitchLatency],
@@ -123,7 +123,7 @@ def _longest_raise_waits_s(
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class TimedRequest:
     """Request for a clock `offset_s` after the begin of the instruction at this position of the rank's order."""
 
     position: int
@@ -150,7 +150,7 @@ def _rank_changes(
     )
     return tuple(
         ClockChange(spans[request.position].instruction, request.offset_s, request.sm_clock_mhz)
-        for request in _merged_per_instruction(requests)
+        for request in merge_per_instruction(requests)
     )
 
 
@@ -161,7 +161,7 @@ def _required_clocks(
     iteration_time_s: float,
     lead_s: float,
     profile: PipelineProfile | None,
-) -> list[_Request]:
+) -> list[TimedRequest]:
     """Return every change of the required clock within one period, in order; the first is tied to the first begin."""
     # A moment is (position it is tied to, offset) -> planned time until which the clock must be fast enough. The
     # required clock may fall at a begin and rise one lead ahead of a begin; leads that reach before the first begin
@@ -182,18 +182,18 @@ def _required_clocks(
         if position == last:
             offset_s = min(offset_s, spans[last].duration_s)
         moments[position, offset_s] = max(until_s, moments.get((position, offset_s), 0.0))
-    requests: list[_Request] = []
+    requests: list[TimedRequest] = []
     in_force: int | None = None
     for (at, offset_s), until_s in sorted(moments.items()):
-        window = _window(spans, at, until_s, iteration_time_s=iteration_time_s)
-        required_mhz = _fast_enough_clock([spans[k].instruction for k in window], sm_clocks_mhz, profile)
+        window = instructions_begun_by(spans, at, until_s, iteration_time_s=iteration_time_s)
+        required_mhz = fast_enough_clock([spans[k].instruction for k in window], sm_clocks_mhz, profile)
         if required_mhz != in_force:
-            requests.append(_Request(at, offset_s, required_mhz))
+            requests.append(TimedRequest(at, offset_s, required_mhz))
             in_force = required_mhz
     return requests
 
 
-def _window(spans: Sequence[Span], first: int, until_s: float, *, iteration_time_s: float) -> list[int]:
+def instructions_begun_by(spans: Sequence[Span], first: int, until_s: float, *, iteration_time_s: float) -> list[int]:
     """Return the positions from `first` on that begin by `until_s`, continuing into the next iteration."""
     n = len(spans)
     positions = [first]
@@ -205,7 +205,7 @@ def _window(spans: Sequence[Span], first: int, until_s: float, *, iteration_time
     return positions
 
 
-def _fast_enough_clock(
+def fast_enough_clock(
     instructions: Sequence[Instruction], sm_clocks_mhz: Mapping[Instruction, int], profile: PipelineProfile | None
 ) -> int:
     """Return the lowest clock at which each of the instructions is at least as fast as planned."""
@@ -229,18 +229,18 @@ def _fast_enough_clock(
     return min(fast_enough) if fast_enough else min(candidates, key=worst_stretch)
 
 
-def _merged_per_instruction(requests: Sequence[_Request]) -> list[_Request]:
+def merge_per_instruction(requests: Sequence[TimedRequest]) -> list[TimedRequest]:
     """Leave each instruction at most one immediate and one delayed request; earlier and higher is always safe."""
-    result: list[_Request] = []
+    result: list[TimedRequest] = []
     for position, group in groupby(requests, key=lambda request: request.position):
         own = list(group)
         now = [request for request in own if request.offset_s <= 0.0]
         later = [request for request in own if request.offset_s > 0.0]
         if later and not now and result and result[-1].offset_s > 0.0:
-            now = [_Request(position, 0.0, result[-1].sm_clock_mhz)]
+            now = [TimedRequest(position, 0.0, result[-1].sm_clock_mhz)]
         result += now
         if later:
-            result.append(_Request(position, later[0].offset_s, later[-1].sm_clock_mhz))
+            result.append(TimedRequest(position, later[0].offset_s, later[-1].sm_clock_mhz))
     return result
 
 

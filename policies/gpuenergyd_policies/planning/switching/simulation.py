@@ -71,7 +71,7 @@ class _Simulation:
         for instruction in graph.instructions:
             first.setdefault(instruction.pp_rank, instruction)
         self._clocks = {
-            rank: _RankClock(profile[instruction.instruction_class].at_max_clock.sm_clock_mhz, latencies[rank])
+            rank: RankClock(profile[instruction.instruction_class].at_max_clock.sm_clock_mhz, latencies[rank])
             for rank, instruction in first.items()
         }
         self.calls: list[tuple[_ChangeKey, QueuedClockCall]] = []
@@ -111,7 +111,7 @@ class _Simulation:
         )
 
 
-class _RankClock:
+class RankClock:
     """Clock of one simulated GPU over time; changes are requested in program order."""
 
     def __init__(self, sm_clock_mhz: int, latency: SwitchLatency) -> None:

@@ -10,12 +10,12 @@ from gpuenergyd_policies.planning.exact.network import (
     JITTER_TICKS,
     MAX_KEY,
     MIN_TICKS,
-    _hash,
-    _integer_hull,
-    _tick_s,
+    edge_hash,
     flow_network,
+    integer_hull,
+    tick_length_s,
 )
-from gpuenergyd_policies.planning.exact.sweep import _longest_path, network_arrays
+from gpuenergyd_policies.planning.exact.sweep import longest_path_ticks, network_arrays
 from gpuenergyd_policies.planning.exact.tables import planning_tables
 from tests.policies.planning.pipelines import B, F, Pipeline, plain_pipeline, random_pipelines
 
@@ -61,7 +61,7 @@ def test_four_dependent_operations_become_a_network_with_source_and_sink() -> No
     assert ticks_of[4, 0] == ticks_of[1, 5] == 0
     for tail, head in _edges(graph):
         scatter = ticks_of[tail, head] - round(latency_of[tail, head] * 1e9)
-        assert scatter == _hash(np.array([tail]), np.array([head]))[0] % JITTER_TICKS
+        assert scatter == edge_hash(np.array([tail]), np.array([head]))[0] % JITTER_TICKS
     chains = [network.level_ticks[network.first_level[v] : network.last_level[v] + 1].tolist() for v in range(4)]
     assert chains == [
         [10_000_000, 15_000_000],
@@ -73,7 +73,7 @@ def test_four_dependent_operations_become_a_network_with_source_and_sink() -> No
     assert slopes == [[200_000_000, 0], [500_000_000, 166_666_667, 0], [0], [100_000_000, 0]]
     assert [network.order.tolist().index(v) for v in (0, 2, 3, 1)] == [0, 1, 2, 3]
     fastest = 10_000_000 + 11_000_000 + 21_000_000 + 20_000_000
-    assert _longest_path(network) == fastest + sum(ticks_of.values()) - ticks_of[0, 1]
+    assert longest_path_ticks(network) == fastest + sum(ticks_of.values()) - ticks_of[0, 1]
 
 
 @settings(max_examples=15, deadline=None)
@@ -145,7 +145,7 @@ def test_thinning_drops_levels_of_long_hulls_only() -> None:
 def test_the_tick_is_a_nanosecond_unless_that_is_too_coarse_or_does_not_fit(
     shortest_s: float, longest_s: float, num_nodes: int, tick_s: float
 ) -> None:
-    found_s = _tick_s(shortest_s=shortest_s, longest_s=longest_s, num_nodes=num_nodes)
+    found_s = tick_length_s(shortest_s=shortest_s, longest_s=longest_s, num_nodes=num_nodes)
 
     assert found_s == pytest.approx(tick_s, rel=1e-9)
     assert longest_s / found_s * num_nodes <= MAX_KEY
@@ -169,23 +169,23 @@ def test_the_tick_is_a_nanosecond_unless_that_is_too_coarse_or_does_not_fit(
 def test_a_hull_becomes_ticks_and_strictly_falling_slopes(
     times_s: list[float], costs_j: list[float], ticks: list[int], slopes: list[int]
 ) -> None:
-    assert _integer_hull(np.array(times_s), np.array(costs_j), 1.0) == (ticks, slopes)
+    assert integer_hull(np.array(times_s), np.array(costs_j), 1.0) == (ticks, slopes)
 
 
 def test_slopes_are_by_time_and_not_by_tick() -> None:
     times_s, costs_j = np.array([0.001, 0.002]), np.array([3.0, 1.0])
 
-    assert _integer_hull(times_s, costs_j, 1e-6) == ([1000, 2000], [2_000_000_000, 0])
+    assert integer_hull(times_s, costs_j, 1e-6) == ([1000, 2000], [2_000_000_000, 0])
 
 
 def test_the_jitter_of_edges_is_repeatable_and_evenly_distributed() -> None:
     tails, heads = (part.ravel() for part in np.meshgrid(np.arange(60), np.arange(60)))
 
-    scattered = _hash(tails, heads)
+    scattered = edge_hash(tails, heads)
 
     assert scattered.min() >= 0
     assert scattered.max() < 2**31
     counts = np.bincount(scattered % JITTER_TICKS, minlength=JITTER_TICKS)
     assert counts.min() > 0.75 * counts.mean()
     assert counts.max() < 1.25 * counts.mean()
-    assert _hash(np.array([0, 1, 0, 37]), np.array([0, 0, 1, 52])).tolist() == SCATTER
+    assert edge_hash(np.array([0, 1, 0, 37]), np.array([0, 0, 1, 52])).tolist() == SCATTER

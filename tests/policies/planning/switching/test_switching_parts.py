@@ -7,10 +7,18 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import Span, timeline
-from gpuenergyd_policies.planning.switching import requests as switching
-from gpuenergyd_policies.planning.switching import simulation
-from gpuenergyd_policies.planning.switching.requests import _Request, clock_changes, naive_changes
-from gpuenergyd_policies.planning.switching.simulation import simulate_switching
+from gpuenergyd_policies.planning.switching.requests import (
+    TimedRequest,
+    clock_changes,
+    fast_enough_clock,
+    instructions_begun_by,
+    longest_lead_s,
+    longest_raise_waits_s,
+    merge_per_instruction,
+    naive_changes,
+    rank_latencies,
+)
+from gpuenergyd_policies.planning.switching.simulation import RankClock, simulate_switching
 
 F, B = InstructionKind.F, InstructionKind.B
 LATENCY = SwitchLatency(raise_s=0.5, lower_s=0.25, call_s=0.1)
@@ -43,9 +51,9 @@ def test_a_raise_waits_for_driver_calls_of_other_gpus_and_reductions_do_not_coun
         _changes(1, (0, 0.2, 900), (1, 0.0, 400), (1, 0.8, 400), (2, 0.5, 900)),
     ]
 
-    assert switching._longest_raise_waits_s(spans, changes, [LATENCY] * 2) == pytest.approx([0.05, 0.0])
-    assert switching._longest_raise_waits_s(spans, changes, [SwitchLatency(0.5, 0.25)] * 2) == [0.0, 0.0]
-    assert switching._longest_raise_waits_s(spans, [[], changes[1]], [LATENCY] * 2) == [0.0, 0.0]
+    assert longest_raise_waits_s(spans, changes, [LATENCY] * 2) == pytest.approx([0.05, 0.0])
+    assert longest_raise_waits_s(spans, changes, [SwitchLatency(0.5, 0.25)] * 2) == [0.0, 0.0]
+    assert longest_raise_waits_s(spans, [[], changes[1]], [LATENCY] * 2) == [0.0, 0.0]
 
 
 def test_the_longest_wait_counts_with_each_gpus_own_call_duration() -> None:
@@ -56,7 +64,7 @@ def test_the_longest_wait_counts_with_each_gpus_own_call_duration() -> None:
         _changes(1, (0, 0.0, 500), (1, 0.0, 300), (2, 0.0, 200), (2, 5.0, 500)),
     ]
 
-    assert switching._longest_raise_waits_s(spans, changes, [LATENCY, slow]) == pytest.approx([0.3, 0.0])
+    assert longest_raise_waits_s(spans, changes, [LATENCY, slow]) == pytest.approx([0.3, 0.0])
 
 
 def test_the_lead_grows_by_the_longest_wait_for_the_driver() -> None:
@@ -72,7 +80,7 @@ def test_the_lead_grows_by_the_longest_wait_for_the_driver() -> None:
     alone = clock_changes(planned, clocks, latency=[SwitchLatency(0.5, 0.25)] * 2)
     shared = clock_changes(planned, clocks, latency=[LATENCY] * 2)
 
-    waits_s = switching._longest_raise_waits_s(spans_of, alone, [LATENCY] * 2)
+    waits_s = longest_raise_waits_s(spans_of, alone, [LATENCY] * 2)
     assert [max(own, key=lambda c: c.sm_clock_mhz).sm_clock_mhz for own in alone] == [1000, 1000]
     for rank, wait_s in enumerate(waits_s):
         raises_at_s = [
@@ -85,11 +93,11 @@ def test_the_lead_grows_by_the_longest_wait_for_the_driver() -> None:
 
 
 def test_the_lead_is_the_longest_of_any_raise_between_the_clocks_of_a_rank() -> None:
-    assert switching._lead_s(LATENCY, {500, 700, 900}) == 0.5
-    assert switching._lead_s(LATENCY, {500}) == 0.5
-    assert switching._lead_s(LATENCY, ()) == 0.5
-    assert switching.rank_latencies([LATENCY, LATENCY], 2) == (LATENCY, LATENCY)
-    assert [own.raise_s for own in switching.rank_latencies(0.3, 3)] == [0.3] * 3
+    assert longest_lead_s(LATENCY, {500, 700, 900}) == 0.5
+    assert longest_lead_s(LATENCY, {500}) == 0.5
+    assert longest_lead_s(LATENCY, ()) == 0.5
+    assert rank_latencies([LATENCY, LATENCY], 2) == (LATENCY, LATENCY)
+    assert [own.raise_s for own in rank_latencies(0.3, 3)] == [0.3] * 3
 
 
 def test_naive_changes_are_made_where_the_clock_differs_from_the_previous_one() -> None:
@@ -117,7 +125,7 @@ def test_naive_changes_are_made_where_the_clock_differs_from_the_previous_one() 
 def test_a_window_holds_the_instructions_that_begin_by_its_end_across_iterations(
     first: int, until_s: float, window: list[int]
 ) -> None:
-    assert switching._window(_spans(0, [0.0, 2.0, 4.0]), first, until_s, iteration_time_s=10.0) == window
+    assert instructions_begun_by(_spans(0, [0.0, 2.0, 4.0]), first, until_s, iteration_time_s=10.0) == window
 
 
 def test_a_fast_enough_clock_is_the_lowest_at_which_nothing_is_slower_than_planned() -> None:
@@ -129,7 +137,7 @@ def test_a_fast_enough_clock_is_the_lowest_at_which_nothing_is_slower_than_plann
     profile = PipelineProfile(tables, 0.0)
 
     def fast_enough(clocks: dict[Instruction, int], *, known: bool = True) -> int:
-        return switching._fast_enough_clock(list(clocks), clocks, profile if known else None)
+        return fast_enough_clock(list(clocks), clocks, profile if known else None)
 
     assert fast_enough({F0: 600, B0: 400}) == 600
     assert fast_enough({F0: 600, B0: 800}) == 800
@@ -148,27 +156,32 @@ def test_the_lowest_fast_enough_clock_is_used_where_the_highest_planned_one_is_t
     }
     profile = PipelineProfile(tables, 0.0)
 
-    assert switching._fast_enough_clock([F0, B0], {F0: 1000, B0: 800}, profile) == 600
-    assert switching._fast_enough_clock([F0, B0], {F0: 800, B0: 1000}, profile) == 1000
+    assert fast_enough_clock([F0, B0], {F0: 1000, B0: 800}, profile) == 600
+    assert fast_enough_clock([F0, B0], {F0: 800, B0: 1000}, profile) == 1000
 
 
 def test_an_instruction_keeps_one_immediate_and_one_delayed_request() -> None:
-    later = [_Request(0, 0.0, 500), _Request(0, 0.4, 700), _Request(0, 0.9, 900), _Request(1, 0.3, 1000)]
-
-    assert switching._merged_per_instruction(later) == [
-        _Request(0, 0.0, 500),
-        _Request(0, 0.4, 900),
-        _Request(1, 0.0, 900),  # repeats the clock that is due by then
-        _Request(1, 0.3, 1000),
+    later = [
+        TimedRequest(0, 0.0, 500),
+        TimedRequest(0, 0.4, 700),
+        TimedRequest(0, 0.9, 900),
+        TimedRequest(1, 0.3, 1000),
     ]
-    assert switching._merged_per_instruction([_Request(0, 0.0, 500), _Request(2, 0.3, 900)]) == [
-        _Request(0, 0.0, 500),
-        _Request(2, 0.3, 900),
+
+    assert merge_per_instruction(later) == [
+        TimedRequest(0, 0.0, 500),
+        TimedRequest(0, 0.4, 900),
+        TimedRequest(1, 0.0, 900),  # repeats the clock that is due by then
+        TimedRequest(1, 0.3, 1000),
+    ]
+    assert merge_per_instruction([TimedRequest(0, 0.0, 500), TimedRequest(2, 0.3, 900)]) == [
+        TimedRequest(0, 0.0, 500),
+        TimedRequest(2, 0.3, 900),
     ]
 
 
 def test_a_request_cancels_pending_ones_that_would_come_later_and_repeats_have_no_effect() -> None:
-    clock = simulation._RankClock(1000, LATENCY)
+    clock = RankClock(1000, LATENCY)
 
     assert clock.request(0.0, 500, wait_s=0.0) == 1000  # there at 0.25
     assert clock.request(0.1, 500, wait_s=0.0) == 500  # requested already
@@ -180,7 +193,7 @@ def test_a_request_cancels_pending_ones_that_would_come_later_and_repeats_have_n
 
 
 def test_a_wait_for_the_driver_delays_a_clock_even_into_the_next_iteration() -> None:
-    clock = simulation._RankClock(1000, LATENCY)
+    clock = RankClock(1000, LATENCY)
 
     clock.request(1.0, 500, wait_s=0.5)
     assert clock.run(PLAIN, 0.5) == pytest.approx((1.5, 100.0))
@@ -191,7 +204,7 @@ def test_a_wait_for_the_driver_delays_a_clock_even_into_the_next_iteration() -> 
 
 
 def test_a_clock_that_took_effect_before_an_instruction_holds_from_its_begin() -> None:
-    clock = simulation._RankClock(1000, LATENCY)
+    clock = RankClock(1000, LATENCY)
     clock.request(0.0, 500, wait_s=0.0)
 
     assert clock.run(PLAIN, 0.25) == pytest.approx((2.25, 100.0))
