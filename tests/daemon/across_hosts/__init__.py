@@ -1,0 +1,1 @@
+"""Tests of `gpuenergyd.daemon.across_hosts`."""

@@ -1,0 +1,112 @@
+"""A pipeline of two hosts with one rank each, led by a `PipelineLeader` whose policy answers at once."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.policy import GpuView, JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.ports import JobServices, WorkerPort
+from gpuenergyd.store.records import ControlEventRecord
+from gpuenergyd.wire.pipeline_messages import MemberReport, PipelineReply, PipelineReport, ReportedMember
+from tests.support.job_run import CLOCKS, SCHEDULE, WORK, new_job
+from tests.support.job_run import plan as uniform_plan
+
+NUM_MICROBATCHES = 4
+
+
+@dataclass
+class UniformPolicy:
+    """A policy port that answers every question with the same plan and keeps the questions."""
+
+    plan: ClockPlan = field(default_factory=uniform_plan)
+    views: list[JobView] = field(default_factory=list)
+
+    async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
+        """Return the plan."""
+        assert job_id
+        assert policy == "p"
+        self.views.append(view)
+        return self.plan
+
+    async def preload(self, policy: str) -> None:
+        """Do nothing."""
+
+    async def drop_job(self, job_id: str) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class ListedHistory:
+    """A history port that keeps the control events."""
+
+    events: list[ControlEventRecord] = field(default_factory=list)
+
+    def write(self, record: Any) -> None:
+        """Keep a record."""
+        self.events.append(record)
+
+
+class LedPipeline:
+    """Two members that report each iteration and follow the newest plan from the next iteration on."""
+
+    def __init__(self, *, is_observing: bool = False) -> None:
+        self.policy = UniformPolicy()
+        self.history = ListedHistory()
+        self.tasks: set[asyncio.Task[None]] = set()
+        services = JobServices(
+            worker=cast("WorkerPort", None),  # a leader has no GPU
+            policy=self.policy,
+            history=self.history,
+            gpus=Gpus(),
+            observation_limit_s=1.0,
+            is_observing=is_observing,
+        )
+        self.leader = PipelineLeader(new_job(job_id="whole").description, JobRules(), services, "own", self._spawn)
+        self.index = 0
+        self.plan_id: str | None = "baseline"
+        self.target = PerformanceTarget()
+
+    def member(self, pp_rank: int, **changes: Any) -> ReportedMember:
+        """Return the report of a member about the current iteration."""
+        kinds = {i.kind for i in SCHEDULE.orders[pp_rank]}
+        shares = {kind: ClockShare(CLOCKS[0], WORK[pp_rank, kind].time_s(CLOCKS[0])) for kind in sorted(kinds)}
+        samples = tuple(InstructionSample(0, kind, (share,), NUM_MICROBATCHES) for kind, share in shares.items())
+        observation = IterationObservation(
+            self.index, self.plan_id, 1.0, samples, (RankEnergy(0, 1.0, 100.0, ()),), turnarounds_s=(0.0,)
+        )
+        state = MemberReport(
+            gpu=GpuView(f"GPU-{pp_rank}", "A100", CLOCKS, 0.01),
+            order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in SCHEDULE.orders[pp_rank]),
+            observations=(observation,),
+            phase="observing",
+        )
+        return ReportedMember(pp_rank, 0, replace(state, **changes))
+
+    async def report(self, *members: ReportedMember, **changes: Any) -> PipelineReply:
+        """Report the given members, or both, to the leader, and let its tasks end."""
+        reported = members or tuple(self.member(pp_rank) for pp_rank in range(2))
+        reply = await self.leader.handle_report(PipelineReport("token", reported, 2, **changes), self.target)
+        await asyncio.gather(*self.tasks)
+        return reply
+
+    async def train(self, num_iterations: int, **changes: Any) -> PipelineReply:
+        """Run iterations; each follows the plan of the reply before it."""
+        reply = None
+        for _ in range(num_iterations):
+            reply = await self.report(**changes)
+            self.index += 1
+            self.plan_id = reply.plan_id or self.plan_id
+        assert reply is not None
+        return reply
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
