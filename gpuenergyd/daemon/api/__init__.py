@@ -7,7 +7,8 @@ limits            request rate and connection limits per user
 metrics           `GET /v1/metrics` for Prometheus
 openapi           `GET /v1/openapi.json`
 otlp              the metrics in OTLP for an OpenTelemetry collector
-server            routes and error responses of the HTTP API
+routes            the list of routes
+server            handlers and error responses of the HTTP API
 snapshots         caching of responses that are expensive to build
 status            `GET /v1/status` and `GET /v1/jobs/{id}`
 """

@@ -1,24 +1,12 @@
 """`GET /v1/openapi.json`: the OpenAPI description of all routes, generated from the message types."""
 
+import re
 from importlib.metadata import version
 from typing import Any
 
+from gpuenergyd.daemon.api.routes import JSON_TYPE, ROUTES, Route
 from gpuenergyd.daemon.zeusd.openapi import zeusd_paths, zeusd_schemas
 from gpuenergyd.wire.daemon_codec import json_schemas
-from gpuenergyd.wire.messages import (
-    IterationReply,
-    IterationReport,
-    LeaseGranted,
-    LeaseRelease,
-    LeaseReleased,
-    LeaseRequest,
-    PaceReply,
-    PaceReport,
-    RankRegistered,
-    RankRegistration,
-    RankRelease,
-)
-from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReport, PipelineReply, PipelineReport
 
 _ERRORS = {
     "400": "The message is malformed or contains an invalid value.",
@@ -36,11 +24,8 @@ _ERRORS = {
 
 def api_description() -> dict[str, Any]:
     """Return the OpenAPI document."""
-    schemas = json_schemas(
-        *(RankRegistration, RankRegistered, IterationReport, IterationReply, PaceReport, PaceReply, RankRelease),
-        *(MemberQuery, MemberReport, MemberPlan, PipelineReport, PipelineReply),
-        *(LeaseRequest, LeaseGranted, LeaseRelease, LeaseReleased),
-    )
+    messages = (message for route in ROUTES for message in (route.request, route.reply) if message is not None)
+    schemas = json_schemas(*dict.fromkeys(messages))
     schemas["Error"] = {
         "type": "object",
         "properties": {"error": {"type": "string", "description": "Error message, one line."}},
@@ -54,64 +39,33 @@ def api_description() -> dict[str, Any]:
             "version": version("gpuenergyd"),
             "description": "HTTP/1.1 on a Unix socket; instants (`_mono_ns`) are the host's monotonic clock in ns.",
         },
-        "paths": {
-            "/v1/ranks": _post("Register a training process as a rank of a job.", "RankRegistration", "RankRegistered"),
-            "/v1/iterations": _post(
-                "Report an iteration of a rank; the reply may contain a plan.", "IterationReport", "IterationReply"
-            ),
-            "/v1/pace": _post("Report the pace of replicas on other hosts.", "PaceReport", "PaceReply"),
-            "/v1/release": _post("Release a rank that ends normally.", "RankRelease", None),
-            "/v1/members": _post("Query the state of a pipeline member.", "MemberQuery", "MemberReport"),
-            "/v1/members/plan": _post("Install the plan slice of a pipeline member.", "MemberPlan", "IterationReply"),
-            "/v1/pipelines": _post(
-                "Report a pipeline across hosts as its leader; the reply may contain a plan.",
-                "PipelineReport",
-                "PipelineReply",
-            ),
-            "/v1/leases": _post(
-                "Lock a GPU's clock or limit its power (administrators).", "LeaseRequest", "LeaseGranted"
-            ),
-            "/v1/leases/release": _post(
-                "Release a GPU lease and restore the GPU (administrators).", "LeaseRelease", "LeaseReleased"
-            ),
-            "/v1/status": _get("State of the daemon: health, GPUs, jobs. Missing values are null, never 0."),
-            "/v1/jobs/{job_id}": _get("One running job: plan, predictions, last measured timeline.", "job_id"),
-            "/v1/metrics": _get("The status as Prometheus metrics.", content_type="text/plain"),
-            "/v1/openapi.json": _get("This document."),
-            **zeusd_paths(_ERRORS),
-        },
+        "paths": {**{route.path: _path(route) for route in ROUTES}, **zeusd_paths(_ERRORS)},
         "components": {"schemas": schemas},
     }
 
 
-def _post(summary: str, request: str, reply: str | None) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{reply}"} if reply else {"type": "object"}
-    return {
-        "post": {
-            "summary": summary,
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}},
-            },
-            "responses": {"200": _content("Success.", schema), **_errors(*_ERRORS)},
-        }
-    }
-
-
-def _get(summary: str, parameter: str | None = None, *, content_type: str = "application/json") -> dict[str, Any]:
-    schema = {"type": "object"} if content_type == "application/json" else {"type": "string"}
+def _path(route: Route) -> dict[str, Any]:
+    schema = {"type": "object"} if route.content_type == JSON_TYPE else {"type": "string"}
+    if route.reply is not None:
+        schema = _reference(route.reply.__name__)
+    errors = {code: _content(meaning, _reference("Error")) for code, meaning in _ERRORS.items()}
     operation: dict[str, Any] = {
-        "summary": summary,
-        "responses": {"200": _content("Success.", schema, content_type), **_errors(*_ERRORS)},
+        "summary": route.summary,
+        "responses": {"200": _content("Success.", schema, route.content_type), **errors},
     }
-    if parameter is not None:
-        operation["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}]
-    return {"get": operation}
+    if route.request is not None:
+        content = {JSON_TYPE: {"schema": _reference(route.request.__name__)}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if parameters := re.findall(r"{(\w+)}", route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
+        ]
+    return {route.method.lower(): operation}
 
 
-def _errors(*codes: str) -> dict[str, Any]:
-    return {code: _content(_ERRORS[code], {"$ref": "#/components/schemas/Error"}) for code in codes}
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _content(description: str, schema: dict[str, Any], content_type: str = "application/json") -> dict[str, Any]:
+def _content(description: str, schema: dict[str, Any], content_type: str = JSON_TYPE) -> dict[str, Any]:
     return {"description": description, "content": {content_type: {"schema": schema}}}

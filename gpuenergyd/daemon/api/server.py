@@ -1,11 +1,6 @@
-"""HTTP/1.1 with JSON on the daemon's Unix socket: routes, access checks, rate limits, and one-line errors.
+"""HTTP/1.1 with JSON on the daemon's Unix socket: handlers, access checks, rate limits, and one-line errors.
 
-POST /v1/ranks, /v1/iterations, /v1/pace, /v1/release   training processes, see wire/messages.py
-POST /v1/members, /v1/members/plan, /v1/pipelines           pipelines across hosts, see wire/pipeline_messages.py
-POST /v1/leases, /v1/leases/release                     clock locks and power limits of administrators
-GET  /v1/status, /v1/jobs/{job_id}                      the daemon or one job, see daemon/api/status.py
-GET  /v1/metrics, /v1/openapi.json                      Prometheus metrics, the description of this API
-/discover, /time, /auth, /gpu, /cpu                     routes of zeusd, see daemon/zeusd/routes.py
+The routes are listed in `daemon/api/routes.py`, those of zeusd in `daemon/zeusd/routes.py`.
 """
 
 import asyncio
@@ -20,11 +15,13 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
+from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
 from gpuenergyd.daemon.api.limits import ConnectionCounts, RequestRates
 from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_description
+from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -54,7 +51,7 @@ FRAME_LIMIT_S = 2.0
 """Time limit of a request's header, and then of its body."""
 _UNREAD_LIMIT_S = 5.0
 """Time after which a client that does not read its responses is disconnected, once they fill the socket."""
-_FREQUENT_PATHS = frozenset({"/v1/iterations", "/v1/pace"})
+_FREQUENT_PATHS = frozenset({routes.ITERATIONS.path, routes.PACE.path})
 """Paths of the training loop; their requests do not invalidate the status snapshot."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
@@ -62,7 +59,6 @@ _LINGER_LIMIT_S = 0.2
 _SHUTDOWN_LIMIT_S = 1.0
 _REFUSAL_PAUSE_S = 0.1
 _REFUSALS_PER_USER_PER_S = 200
-_JSON_TYPE = "application/json"
 _UNKNOWN_TOKEN = "unknown rank token; register again"  # noqa: S105  an error message
 _ERROR_STATUSES: tuple[tuple[type[GpuEnergyError], int], ...] = (
     (GpuNotFoundError, 404),
@@ -126,23 +122,24 @@ class Server:
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._handle_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
         jobs, members = self._jobs, self._members
-        app.router.add_routes(
-            [
-                web.post("/v1/ranks", self._register),
-                web.post("/v1/iterations", self._rank_handler(IterationReport, jobs.handle_report)),
-                web.post("/v1/pace", self._rank_handler(PaceReport, jobs.handle_pace)),
-                web.post("/v1/release", self._rank_handler(RankRelease, self._release_rank)),
-                web.post("/v1/members", self._rank_handler(MemberQuery, members.state)),
-                web.post("/v1/members/plan", self._rank_handler(MemberPlan, members.post_plan)),
-                web.post("/v1/pipelines", self._rank_handler(PipelineReport, members.plan_pipeline)),
-                web.post("/v1/leases", self._grant_lease),
-                web.post("/v1/leases/release", self._release_lease),
-                web.get("/v1/status", _text_handler(self._status_text.value, _JSON_TYPE)),
-                web.get("/v1/jobs/{job_id}", self._get_job),
-                web.get("/v1/metrics", _text_handler(self._metrics.value, _METRICS_TYPE)),
-                web.get("/v1/openapi.json", _text_handler(lambda: encode(api_description()), _JSON_TYPE)),
-            ]
-        )
+        handlers = {
+            routes.RANKS: self._register,
+            routes.ITERATIONS: self._rank_handler(IterationReport, jobs.handle_report),
+            routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
+            routes.RELEASE: self._rank_handler(RankRelease, self._release_rank),
+            routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
+            routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
+            routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
+            routes.LEASES: self._grant_lease,
+            routes.LEASE_RELEASE: self._release_lease,
+            routes.STATUS: _text_handler(self._status_text.value, routes.JSON_TYPE),
+            routes.JOB: self._get_job,
+            routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
+            routes.OPENAPI: _text_handler(lambda: encode(api_description()), routes.JSON_TYPE),
+        }
+        for route in ROUTES:
+            method = app.router.add_get if route.request is None else app.router.add_post
+            method(route.path, handlers[route])
         self._zeusd.add_to(app)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=_SHUTDOWN_LIMIT_S, lingering_time=_LINGER_LIMIT_S
@@ -308,7 +305,7 @@ def _text_handler(text: Callable[[], bytes], content_type: str) -> Handler:
 
 
 def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=encode(value), status=status, headers={"Content-Type": _JSON_TYPE})
+    return web.Response(body=encode(value), status=status, headers={"Content-Type": routes.JSON_TYPE})
 
 
 def _error(status: int, message: str, *, is_last: bool = False) -> web.Response:

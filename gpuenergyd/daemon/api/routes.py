@@ -1,0 +1,66 @@
+"""The routes of the HTTP API other than zeusd's; the server and the OpenAPI description are made from them."""
+
+from dataclasses import dataclass
+
+from gpuenergyd.wire.messages import (
+    IterationReply,
+    IterationReport,
+    LeaseGranted,
+    LeaseRelease,
+    LeaseReleased,
+    LeaseRequest,
+    PaceReply,
+    PaceReport,
+    RankRegistered,
+    RankRegistration,
+    RankRelease,
+)
+from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReport, PipelineReply, PipelineReport
+
+JSON_TYPE = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route with its messages: POST with a request message, otherwise GET."""
+
+    path: str
+    summary: str
+    request: type | None = None
+    reply: type | None = None
+    """None: an object without a message type."""
+    content_type: str = JSON_TYPE
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return "GET" if self.request is None else "POST"
+
+
+RANKS = Route("/v1/ranks", "Register a training process as a rank of a job.", RankRegistration, RankRegistered)
+ITERATIONS = Route(
+    "/v1/iterations", "Report an iteration of a rank; the reply may contain a plan.", IterationReport, IterationReply
+)
+PACE = Route("/v1/pace", "Report the pace of replicas on other hosts.", PaceReport, PaceReply)
+RELEASE = Route("/v1/release", "Release a rank that ends normally.", RankRelease)
+MEMBERS = Route("/v1/members", "Query the state of a pipeline member.", MemberQuery, MemberReport)
+MEMBER_PLAN = Route("/v1/members/plan", "Install the plan slice of a pipeline member.", MemberPlan, IterationReply)
+PIPELINES = Route(
+    "/v1/pipelines",
+    "Report a pipeline across hosts as its leader; the reply may contain a plan.",
+    PipelineReport,
+    PipelineReply,
+)
+LEASES = Route("/v1/leases", "Lock a GPU's clock or limit its power (administrators).", LeaseRequest, LeaseGranted)
+LEASE_RELEASE = Route(
+    "/v1/leases/release", "Release a GPU lease and restore the GPU (administrators).", LeaseRelease, LeaseReleased
+)
+STATUS = Route("/v1/status", "State of the daemon: health, GPUs, jobs. Missing values are null, never 0.")
+JOB = Route("/v1/jobs/{job_id}", "One running job: plan, predictions, last measured timeline.")
+METRICS = Route("/v1/metrics", "The status as Prometheus metrics.", content_type="text/plain")
+OPENAPI = Route("/v1/openapi.json", "This document.")
+
+ROUTES = (
+    *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
+    *(STATUS, JOB, METRICS, OPENAPI),
+)
