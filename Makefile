@@ -89,7 +89,7 @@ fuzz: $(STAMP)  ## fuzz the sockets with 100,000 mutated messages and the HTTP A
 $(RIVAL): $(STAMP)
 	-@$(BIN)/python -m pip install --quiet --constraint constraints.txt lowtime==0.3.0 && touch $@
 
-bench: $(STAMP) $(RIVAL)  ## run all benchmarks (an hour at most) and write docs/benchmarks.md; ONLY="store load" selects some
+bench: $(STAMP) $(RIVAL)  ## run all benchmarks (an hour at most) and write docs/reference/benchmarks.md; ONLY="store load" selects some
 	$(BIN)/python -m benchmarks.report $(if $(ONLY),--only $(ONLY)) $(BENCH_ARGS)
 
 bench-planner: $(STAMP)  ## time the planner on pipelines of growing size

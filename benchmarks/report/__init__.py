@@ -1,7 +1,1 @@
-"""Runs the benchmarks, stores their results and renders docs/benchmarks.md (`python -m benchmarks.report --help`).
-
-runs     the benchmarks with their arguments and time limits
-running  runs a benchmark within its time limit
-results  stores and reads results
-page     renders the page
-"""
+"""Runs the benchmarks, stores their results and renders the pages with figures (`python -m benchmarks.report --help`)."""

@@ -1,4 +1,4 @@
-"""Run benchmarks and render docs/benchmarks.md.
+"""Run benchmarks and render docs/reference/benchmarks.md.
 
     python -m benchmarks.report [--only NAME ...] [--render] [--short] [--minutes 58]
 

@@ -1,4 +1,4 @@
-"""Renders docs/benchmarks.md from the prose in sections/ and the figures in results/."""
+"""Renders docs/reference/benchmarks.md from the prose in sections/ and the figures in results/."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from benchmarks.report.results import RESULTS, Result, read_result
 from benchmarks.report.runs import RUNS
 
 SECTIONS = Path(__file__).with_name("sections")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
 SECTION_ORDER = (
     "introduction", "planner", "emulation", "profiling", "client", "schedules", "restores", "sampling", "hanging-call",
     "carbon", "store", "fleet", "load", "two-hosts", "device-model", "real-gpus", "tests",

@@ -1,4 +1,4 @@
-"""Builds the site: combines written pages, generated pages and pictures, and runs Sphinx on them."""
+"""Builds the site: copies the pages and pictures, replaces links out of docs/, and runs Sphinx."""
 
 import re
 import shutil
@@ -9,18 +9,19 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from docs.site.commands import command_line_page
-from docs.site.entry_points import entry_points_page
-from docs.site.http_api import http_api_page
-from docs.site.metrics import metrics_page
-from docs.site.pictures import pictures
-from docs.site.python_api import python_api_page
-from docs.site.settings import settings_page
+from docs.site.generated import DOCS
 from gpuenergyd import __version__
 
-DOCS = Path(__file__).resolve().parents[1]
-_STYLE = Path(__file__).with_name("style.css")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+_PARTS = {
+    "For you": "readers",
+    "Tutorials": "tutorials",
+    "How-to guides": "how-to",
+    "Reference": "reference",
+    "Explanation": "explanation",
+    "Decision records": "adr",
+}
+"""Captions of the navigation and their folders."""
 _SETTINGS = {
     "project": "gpuenergyd",
     "version": __version__,
@@ -30,27 +31,12 @@ _SETTINGS = {
     "myst_enable_extensions": ["deflist"],
     "html_theme": "furo",
     "html_title": f"gpuenergyd {__version__}",
-    "html_static_path": ["_static"],
-    "html_css_files": ["pictures.css"],
     "html_show_sourcelink": False,
     "html_copy_source": False,
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "smartquotes": False,
-    "exclude_patterns": ["_static"],
 }
-
-
-def reference_pages() -> dict[str, str]:
-    """Return the pages generated from the code, by file name."""
-    return {
-        "command-line.md": command_line_page(),
-        "settings.md": settings_page(),
-        "http-api.md": http_api_page(),
-        "metrics.md": metrics_page(),
-        "entry-points.md": entry_points_page(),
-        "python-api.md": python_api_page(),
-    }
 
 
 def without_links_out(source: Path) -> str:
@@ -59,13 +45,25 @@ def without_links_out(source: Path) -> str:
     def plain(match: re.Match[str]) -> str:
         target = match[2].partition("#")[0]
         path = (source.parent / target).resolve()
-        if "://" in target or not target or (path.is_relative_to(DOCS) and path.suffix in {".md", ""}):
+        if "://" in target or not target or (path.is_relative_to(DOCS) and path.suffix in {".md", ".svg", ".png", ""}):
             return match[0]
-        if DOCS / "reference" in path.parents:
-            return match[0]
-        return f"{match[1]} (`{path.relative_to(DOCS.parent)}`)"
+        name = f"`{path.relative_to(DOCS.parent)}`"
+        return name if match[1].strip("`").rpartition("/")[2] == path.name else f"{match[1]} ({name})"
 
     return _LINK.sub(plain, source.read_text(encoding="utf-8"))
+
+
+def tables_of_contents() -> str:
+    """Return the navigation: a part per folder, pages in the order in which the index links them."""
+    linked = re.findall(r"\]\(([^)#\s]+)\.md", (DOCS / "index.md").read_text(encoding="utf-8"))
+    parts = []
+    for caption, folder in _PARTS.items():
+        there = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in (DOCS / folder).glob("*.md"))
+        pages = list(dict.fromkeys([name for name in linked if name in there] + there))
+        if folder == "adr":
+            pages = ["adr/README"]
+        parts.append("```{toctree}\n:hidden:\n:caption: " + caption + "\n\n" + "\n".join(pages) + "\n```\n")
+    return "\n".join(parts)
 
 
 def write_sources(folder: Path) -> None:
@@ -74,16 +72,13 @@ def write_sources(folder: Path) -> None:
         target = folder / source.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(without_links_out(source), encoding="utf-8")
+    with (folder / "index.md").open("a", encoding="utf-8") as index:
+        index.write("\n" + tables_of_contents())
     with (folder / "adr" / "README.md").open("a", encoding="utf-8") as index:
         index.write("\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n")
-    for name, text in reference_pages().items():
-        (folder / "reference").mkdir(exist_ok=True)
-        (folder / "reference" / name).write_text(text, encoding="utf-8")
-    for name, text in pictures().items():
+    for picture in (DOCS / "pictures").iterdir():
         (folder / "pictures").mkdir(exist_ok=True)
-        (folder / "pictures" / name).write_text(f'<div class="picture">{text}</div>\n', encoding="utf-8")
-    (folder / "_static").mkdir()
-    shutil.copyfile(_STYLE, folder / "_static" / "pictures.css")
+        shutil.copyfile(picture, folder / "pictures" / picture.name)
 
 
 def build_site(target: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Phases of a job and their transitions, found by running the state machine on random events: docs/job-states.md."""
+"""Phases of a job and their transitions, found by running the state machine on random events."""
 
 import ast
 import inspect
@@ -33,7 +33,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
-PAGE = Path(__file__).resolve().parents[1] / "job-states.md"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "job-states.md"
 BEGIN, END = "<!-- generated: phases and transitions -->\n", "<!-- end of the generated part -->\n"
 _NUM_RUNS, _NUM_EVENTS = 60, 120
 _CLOCKS_MHZ = (1410, 900)
@@ -104,6 +104,12 @@ def generated_part() -> str:
     return f"{table(('phase', 'meaning'), phases)}\n{table(('from', 'to', 'when'), rows)}"
 
 
+def current_page() -> str:
+    """Return the page with its written parts unchanged and the generated part up to date."""
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    return head + BEGIN + generated_part() + END + rest.split(END)[1]
+
+
 def _explanation(event: str, before: JobPhase, after: JobPhase) -> str:
     return _EXPLANATIONS.get((event, after)) or _AFTER_ITERATION[before]
 
@@ -166,9 +172,3 @@ def _meanings() -> dict[str, str]:
             assert isinstance(target, ast.Name)
             meanings[target.id] = str(text.value.value).rstrip(".")
     return meanings
-
-
-if __name__ == "__main__":
-    page = PAGE.read_text()
-    head, rest = page.split(BEGIN)
-    PAGE.write_text(head + BEGIN + generated_part() + END + rest.split(END)[1])

@@ -1,5 +1,9 @@
-"""Pictures of the site: the example pipeline as planned by the real planner, drawn with the charts of the report."""
+"""Pictures of the documents: the example pipeline as planned by the real planner, drawn with the charts of the report.
 
+Every picture is a file of its own with its own style, readable on a light and on a dark page.
+"""
+
+import re
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +13,7 @@ from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_gra
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.report.charts.axes import Axis
+from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.charts.timeline import timelines_svg
 from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
@@ -22,13 +27,76 @@ _WIDTH, _HEIGHT = 1000.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 14.0, 300.0
 
 
+_FRONTIER_LEGEND = (
+    '<text x="78" y="-12">iteration time, against energy per iteration</text>'
+    '<line class="frontier plain" x1="430" x2="470" y1="-16" y2="-16"/><text x="478" y="-12">1F1B</text>'
+    '<line class="frontier ahead" x1="540" x2="580" y1="-16" y2="-16"/>'
+    '<text x="588" y="-12">1F1B with extra microbatches in flight</text>'
+)
+_STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #1f2328; }
+text.title { font-size: 15px; font-weight: 600; }
+text.stage, text.tick { fill: #59636e; }
+text.label { text-anchor: middle; font-size: 10px; }
+text.on-bright { fill: #000; }
+text.on-dark { fill: #fff; }
+.bubble, .waiting { fill: #e3e7eb; }
+.axis, .grid { stroke: #818b98; stroke-width: 1; }
+.grid { opacity: 0.35; }
+.critical rect { stroke: #d4442c; stroke-width: 2; }
+.frontier { fill: none; stroke-width: 2.5; }
+.frontier.plain { stroke: #2a788e; }
+.frontier.ahead { stroke: #22a884; stroke-dasharray: 7 4; }
+.full-speed { fill: #d4442c; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3; }
+  text.stage, text.tick { fill: #9198a1; }
+  .bubble, .waiting { fill: #2a313c; }
+  .axis, .grid { stroke: #656c76; }
+}
+"""
+
+
 def pictures() -> dict[str, str]:
-    """Return all pictures by file name, as SVG to embed in a page."""
+    """Return all pictures by file name, as complete SVG files."""
     return {
-        "clocks.svg": _before_and_after("1f1b", None),
+        "pipeline.svg": _before_and_after("1f1b", None),
         "inflight.svg": _before_and_after("1f1b", "auto"),
-        "frontier.svg": _frontier(),
+        "frontier.svg": _standalone(_frontier(), _FRONTIER_LEGEND, 20.0),
     }
+
+
+def _standalone(svg: str, legend: str = "", legend_height: float = 0.0) -> str:
+    """Return an SVG element as a file of its own, with a style and a legend below."""
+    found = re.match(r'<svg class="[^"]*" viewBox="0 0 (\S+) (\S+)"(.*)</svg>$', svg, re.DOTALL)
+    assert found is not None, svg[:200]
+    width, height = float(found[1]), float(found[2])
+    total = height + legend_height
+    placed = f'<g transform="translate(0 {height:.0f})">{legend}</g>' if legend else ""
+    text = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}"'
+        f' viewBox="0 0 {width:.0f} {total:.0f}"{found[3]}{placed}</svg>'
+    )
+    head, _, body = text.partition(">")
+    return f"{head}>\n<style>{_STYLE}</style>\n{body}\n".replace("><g", ">\n<g").replace("><text", ">\n<text")
+
+
+def _legend(scale: ClockScale) -> str:
+    """Return the clock scale, the colour of waiting and the outline of the critical path."""
+    steps, left, width = 40, 64.0, 160.0
+    low, high = scale.min_sm_clock_mhz, scale.max_sm_clock_mhz
+    parts = [
+        f'<rect x="{left + width * i / steps:.1f}" y="4" width="{width / steps + 0.3:.1f}" height="14"'
+        f' fill="{scale.fill(low + (high - low) * (i + 0.5) / steps)}"/>'
+        for i in range(steps)
+    ]
+    parts += [
+        f'<text x="{left + width + 10:.0f}" y="16">SM clock, {low:.0f} to {high:.0f} MHz</text>',
+        '<rect class="waiting" x="470" y="4" width="26" height="14"/><text x="504" y="16">waiting</text>',
+        '<g class="critical"><rect x="600" y="4" width="26" height="14" fill="none"/></g>',
+        '<text x="636" y="16">critical path: must not become slower</text>',
+    ]
+    return "".join(parts)
 
 
 @cache
@@ -51,12 +119,17 @@ def _before_and_after(name: str, extra_inflight: str | None) -> str:
         i: given.request.profile.classes[i.instruction_class].options[0].sm_clock_mhz for i in plan.sm_clocks_mhz
     }
     planned = Schedule(name, given.schedule.num_microbatches, plan.orders)
-    return timelines_svg(
+    saving = 1 - plan.energy_j / plan.baseline_energy_j
+    before = f"before, all at full speed: {energy_text(plan.baseline_energy_j)} per iteration"
+    after = f"after, as planned: {energy_text(plan.energy_j)} per iteration, {100 * saving:.1f} % less"
+    drawn = timelines_svg(
         (
-            _iteration("at full speed", given, given.schedule, fastest),
-            _iteration("as planned", given, planned, dict(plan.sm_clocks_mhz)),
+            _iteration(before, given, given.schedule, fastest),
+            _iteration(after, given, planned, dict(plan.sm_clocks_mhz)),
         )
     )
+    clocks_mhz = [*fastest.values(), *plan.sm_clocks_mhz.values()]
+    return _standalone(drawn, _legend(ClockScale(min(clocks_mhz), max(clocks_mhz))), 28.0)
 
 
 def _iteration(

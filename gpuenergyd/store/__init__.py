@@ -1,15 +1,4 @@
-"""The history database: jobs, iterations, plans, energy, carbon intensities and the audit log.
-
-database     opens, creates and migrates the database; moves a corrupt file aside
-encoding     formats of binary columns
-maintenance  compaction, retention, stored summaries, disk space
-migrations   schema revisions (Alembic)
-readers      database access for queries: SQLite without SQLAlchemy, other databases through it
-reading      queries and job summaries
-records      the values that are written to the history
-schema       the tables
-writing      the writer thread and how records become rows
-"""
+"""The history database: jobs, iterations, plans, energy, carbon intensities and the audit log."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,11 +1,11 @@
-"""Every claim in docs/comparison.md has evidence: a test or benchmark for gpuenergyd, a source for other tools."""
+"""Every claim of the comparison has evidence: a test or benchmark for gpuenergyd, a source for other tools."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
-EVIDENCE = re.findall(r"^(\d+)\. \[([^\]]+)\]\(\.\./([^)]+)\)(?: `(test_\w+)`)?", PAGE, re.MULTILINE)
+PAGE = (ROOT / "docs" / "explanation" / "comparison.md").read_text(encoding="utf-8")
+EVIDENCE = re.findall(r"^(\d+)\. \[([^\]]+)\]\(\.\./\.\./([^)]+)\)(?: `(test_\w+)`)?", PAGE, re.MULTILINE)
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()

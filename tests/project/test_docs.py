@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from docs.site.build import reference_pages
 from gpuenergyd.cli.app import command_line
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import check_plan
@@ -14,11 +13,12 @@ from gpuenergyd.core.policy_api.policy import BaselineView, ClockPolicy, GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def test_the_policy_of_the_documentation_plans_a_pipeline() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "writing-a-policy.md").read_text(), flags=re.DOTALL)
+    page = (ROOT / "docs" / "tutorials" / "my-own-policy.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     policy: ClockPolicy = names["OneStepDown"]()
@@ -39,26 +39,58 @@ def test_the_policy_of_the_documentation_plans_a_pipeline() -> None:
     assert {clock for rank in plan.ranks for clock in rank.sm_clocks_mhz} == {1395}
 
 
-def leads_somewhere(path: Path) -> bool:
-    return path.exists() or (path.parent.name == "reference" and path.name in reference_pages())
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_documents_have_targets(document: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
+def test_every_link_leads_to_a_file_of_the_checkout_and_a_heading(document: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href|srcset)=\"([^\"]+)\"", text):
+        name, _, anchor = target.partition("#")
+        path = document.parent / name if name else document
+        if "://" not in target and not (path.exists() and (not anchor or anchor in anchors(path))):
+            wrong.append(target)
 
-    missing = [target for target in targets if "://" not in target and not leads_somewhere(document.parent / target)]
-
-    assert missing == []
+    assert wrong == []
 
 
-def test_the_readme_lists_every_command() -> None:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_path_in_a_document_exists(document: Path) -> None:
+    if document.name == "CHANGELOG.md" or document.parent.name == "adr":
+        return  # they name what has been
+    roots = "gpuenergyd|policies|trainers|tests|benchmarks|tools|docs|examples|deploy|systemd"
+    named = re.findall(rf"(?<!`)`((?:{roots})/[\w./-]+)`", document.read_text(encoding="utf-8"))
+
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_document_is_reached_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    reached, waiting = {index}, [index]
+    while waiting:
+        page = waiting.pop()
+        for name in re.findall(r"\]\(([^)#\s]+\.md)", page.read_text(encoding="utf-8")):
+            target = (page.parent / name).resolve()
+            if target.exists() and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+
+    assert set((ROOT / "docs").rglob("*.md")) - reached == set()
+    assert [str(path) for path in (ROOT / "docs").rglob("*.md") if path.stat().st_size == 0] == []
+
+
+def test_the_reference_lists_every_command() -> None:
     app = command_line()
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
     commands |= {group.name for group in app.registered_groups if group.name}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
 
-    assert {command for command in commands if f"gpuenergyd {command}" not in readme} == set()
+    assert {command for command in commands if f"gpuenergyd {command}" not in page} == set()
 
 
 def test_the_index_lists_every_decision_record() -> None:

@@ -1,4 +1,4 @@
-"""docs/failure-modes.md matches the tests, and every fault has a test."""
+"""docs/reference/failure-modes.md matches the tests, and every fault has a test."""
 
 import pytest
 

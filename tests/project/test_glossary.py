@@ -28,7 +28,8 @@ def names_in_code() -> set[str]:
 
 def names_in_glossary() -> set[str]:
     """Return the identifiers in the last column of the glossary's tables."""
-    rows = [line for line in (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines() if "|" in line]
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if "|" in line]
     return {name for row in rows for name in re.findall(r"`(\w+)`", row.rsplit("|", 2)[1])}
 
 

@@ -1,4 +1,4 @@
-"""docs/iteration-flow.md agrees with the code: each file hands an iteration over to the next one as the table says."""
+"""The page on the flow of an iteration agrees with the code: each file hands over to the next one as the table says."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ class Step:
     name: str
 
 
-STEPS = [Step(*found) for found in ROW.findall((ROOT / "docs" / "iteration-flow.md").read_text())]
+STEPS = [Step(*found) for found in ROW.findall((ROOT / "docs" / "explanation" / "iteration-flow.md").read_text())]
 
 
 def tree(path: str) -> ast.Module:
@@ -58,7 +58,7 @@ def test_the_path_has_at_most_twenty_files_each_named_once() -> None:
 
     assert 10 < len(paths) <= 20
     assert len(set(paths)) == len(paths)
-    assert (ROOT / "docs" / "iteration-flow.md").read_text().count(".py` |") == len(paths)
+    assert (ROOT / "docs" / "explanation" / "iteration-flow.md").read_text().count(".py` |") == len(paths)
     assert [step.path for step in STEPS if not step.kind] == [paths[-1]]
 
 

@@ -1,10 +1,13 @@
-"""Code blocks of the documentation; `python -m tests.support.documents FILE` prints the shell blocks as one script.
+"""Code blocks of the documents; `python -m tests.support.documents FILE` prints the shell blocks as one script.
 
-The option `--quick` omits slow blocks.
+The option `--quick` omits slow blocks and comparisons of output.
 
 ```sh         run by a test, in order, in a temporary folder, next to a simulated daemon
 ```sh slow    takes minutes or installs packages: run by `tools/ci/newcomer`
 ```sh host    needs root, systemd or a GPU: commands and options are checked, not run
+
+```text output          printed by the shell block above; a line `...` stands for lines that are left out
+```text output numbers  the same with other numbers
 """
 
 import re
@@ -37,13 +40,43 @@ def blocks(path: Path) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),)) -> str:
-    """Return the shell blocks of these kinds as one script that stops at the first failure and prints its position."""
-    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
-    for block in blocks(path):
-        if block.language == "sh" and block.words in kinds:
-            lines += [f"echo '--- {path.name}:{block.line}' >&2", block.text]
+def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),), *, compares_output: bool = True) -> str:
+    """Return the shell blocks of these kinds as one script that stops at the first failure and prints its position.
+
+    The output of a block that the document shows is compared with what the document shows.
+    """
+    lines = ["set -euo pipefail", "printed=$(mktemp)", "exec 9>&1"]
+    lines.append('trap \'kill $(jobs -p) 2>/dev/null || true; cat "$printed" >&9; rm -f "$printed"\' EXIT')
+    listed = blocks(path)
+    for block, following in zip(listed, (*listed[1:], None), strict=True):
+        if block.language != "sh" or block.words not in kinds:
+            continue
+        lines.append(f"echo '--- {path.name}:{block.line}' >&2")
+        if compares_output and following is not None and following.words[:1] == ("output",):
+            check = f"python3 -m tests.support.documents --compare '{path}' {following.line} \"$printed\""
+            lines += ['exec >"$printed"', block.text, 'exec >&9; cat "$printed"', check, ': >"$printed"']
+        else:
+            lines.append(block.text)
     return "\n".join(lines)
+
+
+def missing_output(shown: Block, printed: str) -> str:
+    """Return the first part of a shown output that was not printed; empty if everything was."""
+    vary = "numbers" in shown.words
+    there = [_comparable(line, vary=vary) for line in printed.splitlines()]
+    for part in re.split(r"^\.\.\.\n", shown.text, flags=re.MULTILINE):
+        wanted = [_comparable(line, vary=vary) for line in part.splitlines()]
+        places = [i for i in range(len(there) - len(wanted) + 1) if there[i : i + len(wanted)] == wanted]
+        if not places:
+            return part
+        del there[: places[0] + len(wanted)]
+    return ""
+
+
+def _comparable(line: str, *, vary: bool) -> str:
+    if not vary:
+        return line.rstrip()
+    return " ".join(re.sub(r"[-+]?\d[\d.,]*", "0", line).split())
 
 
 def inline_commands(path: Path) -> Iterator[str]:
@@ -56,8 +89,19 @@ def inline_commands(path: Path) -> Iterator[str]:
             yield from re.findall(r"^(?:sudo |until )?(?:\S*/)?(gpuenergyd [^\n|&;<>#$]+)", joined, flags=re.MULTILINE)
 
 
+def _compare(path: Path, line: int, printed: Path) -> int:
+    shown = next(block for block in blocks(path) if block.line == line)
+    missing = missing_output(shown, printed.read_text(encoding="utf-8"))
+    if missing:
+        sys.stderr.write(f"{path}:{line} shows what the block above did not print:\n{missing}")
+    return 1 if missing else 0
+
+
 if __name__ == "__main__":
     arguments = sys.argv[1:]
+    if arguments[:1] == ["--compare"]:
+        sys.exit(_compare(Path(arguments[1]), int(arguments[2]), Path(arguments[3])))
     is_quick = arguments[:1] == ["--quick"]
     for name in arguments[is_quick:]:
-        print(shell_script(Path(name), ((),) if is_quick else ((), ("slow",))))  # noqa: T201  output of a command
+        kinds: tuple[tuple[str, ...], ...] = ((),) if is_quick else ((), ("slow",))
+        print(shell_script(Path(name), kinds, compares_output=not is_quick))  # noqa: T201  output of a command

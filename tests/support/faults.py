@@ -1,4 +1,4 @@
-"""The 52 faults that the daemon handles, and docs/failure-modes.md, generated from the tests that provoke them.
+"""The 52 faults that the daemon handles, and their page, generated from the tests that provoke them.
 
 A test declares a fault with `@pytest.mark.fault(7)`; its name describes the recovery. `python -m tests.support.faults`
 writes the page; a test fails while the page is out of date or a fault has no test.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "failure-modes.md"
+PAGE = ROOT / "docs" / "reference" / "failure-modes.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def proofs() -> tuple[Proof, ...]:
 
 
 def page(found: tuple[Proof, ...]) -> str:
-    """Return the text of docs/failure-modes.md."""
+    """Return the text of docs/reference/failure-modes.md."""
     lines = [
         "# Failure modes and recovery",
         "",
@@ -135,7 +135,7 @@ def page(found: tuple[Proof, ...]) -> str:
     ]
     for fault in FAULTS:
         rules = [
-            f"{proof.sentence} ([test](../{proof.path.relative_to(ROOT)}))"
+            f"{proof.sentence} ([test](../../{proof.path.relative_to(ROOT)}))"
             for proof in found
             if fault.number in proof.numbers
         ]

@@ -13,7 +13,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 class JobPhase(StrEnum):
-    """Phase of a job; docs/job-states.md shows the transitions."""
+    """Phase of a job; docs/reference/job-states.md shows the transitions."""
 
     JOINING = "joining"
     """Some ranks have not registered yet."""

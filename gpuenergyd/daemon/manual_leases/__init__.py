@@ -1,5 +1,1 @@
-"""GPU leases held outside any job.
-
-administrator  clock locks and power limits of administrators
-leases         leases of GPUs that no job holds, and their clock locks and power limits
-"""
+"""GPU leases held outside any job."""

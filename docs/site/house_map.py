@@ -1,0 +1,49 @@
+"""The map of the house: every folder and module of the packages with the first line of its docstring."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from docs.site.markdown import code, page, table
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("gpuenergyd", "policies/gpuenergyd_policies", "trainers/gpuenergyd_trainers")
+_MIGRATIONS = ROOT / "gpuenergyd" / "store" / "migrations"
+
+
+def map_page() -> str:
+    """Return the page with a section per folder and a line per module."""
+    parts = [
+        (
+            "Three packages: `gpuenergyd` measures, controls, records and serves but never decides;"
+            " `gpuenergyd_policies` decides; `gpuenergyd_trainers` attaches training programs. Each line is the first line"
+            " of a module's docstring, so that this page cannot disagree with the code. Which folder may import which is defined in"
+            " `pyproject.toml` under `[tool.importlinter]`; [how an iteration flows](../explanation/iteration-flow.md)"
+            " follows one path through the map."
+        )
+    ]
+    for folder in folders():
+        rows = [(f"[{code(path.name)}](../../{path.relative_to(ROOT)})", first_line(path)) for path in modules(folder)]
+        parts += [f"## {folder.relative_to(ROOT)}", first_line(folder / "__init__.py")]
+        if rows:
+            parts.append(table(("module", "contents"), rows))
+    return page("The map of the house", *parts)
+
+
+def folders() -> Iterator[Path]:
+    """Yield every folder of the packages that contains modules, outer folders first."""
+    for package in PACKAGES:
+        for init in sorted((ROOT / package).rglob("__init__.py"), key=lambda path: path.parent.parts):
+            if init.parent == _MIGRATIONS or _MIGRATIONS not in init.parents:
+                yield init.parent
+
+
+def modules(folder: Path) -> list[Path]:
+    """Return the modules of a folder by name."""
+    return [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+
+
+def first_line(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0].replace("<", "&lt;")
