@@ -1,1 +1,1 @@
-"""Runs the benchmarks, stores their results and renders the pages with figures (`python -m benchmarks.report --help`)."""
+"""Runs the benchmarks, stores their results and renders the pages with their figures."""

@@ -16,9 +16,10 @@ def map_page() -> str:
     parts = [
         (
             "Three packages: `gpuenergyd` measures, controls, records and serves but never decides;"
-            " `gpuenergyd_policies` decides; `gpuenergyd_trainers` attaches training programs. Each line is the first line"
-            " of a module's docstring, so that this page cannot disagree with the code. Which folder may import which is defined in"
-            " `pyproject.toml` under `[tool.importlinter]`; [how an iteration flows](../explanation/iteration-flow.md)"
+            " `gpuenergyd_policies` decides; `gpuenergyd_trainers` attaches training programs. Each line is the first"
+            " line of a module's docstring, so that this page cannot disagree with the code. `[tool.importlinter]` in"
+            " `pyproject.toml` defines which folder may import which;"
+            " [how an iteration flows](../explanation/iteration-flow.md)"
             " follows one path through the map."
         )
     ]

@@ -1,4 +1,4 @@
-"""docs/reference/benchmarks.md matches the stored results, every benchmark is listed, and a failed run keeps the last figures."""
+"""Pages with figures match the stored results, every benchmark is listed, and a failed run keeps the last figures."""
 
 import json
 import os
