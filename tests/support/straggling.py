@@ -48,13 +48,13 @@ def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: i
     """
     hosts.wait_for_progress(slow_iterations, limit_s)
     hosts.set_straggler(ratio)
-    wait_until(lambda: _knows_of_straggler(hosts), limit_s, poll_s=_POLL_S)
-    wait_until(lambda: _saving_ratio(hosts) is not None, limit_s, poll_s=_POLL_S)
+    wait_until(lambda: _knows_of_straggler(hosts), limit_s)
+    wait_until(lambda: _saving_ratio(hosts) is not None, limit_s)
     hosts.wait_for_progress(slow_iterations, limit_s)
     reported = _saving_ratio(hosts)
     assert reported is not None
     hosts.set_straggler(None)
-    wait_until(lambda: not is_forced(hosts), limit_s, poll_s=_POLL_S)
+    wait_until(lambda: not is_forced(hosts), limit_s)
     hosts.wait_for_progress(_SETTLED_ITERATIONS, limit_s)
     return counted(hosts.done(0), hosts.done(1), reported)
 

@@ -161,7 +161,7 @@ class TwoHosts:
 
     def wait_for_plan(self, timeout_s: float) -> None:
         """Wait until all ranks of each replica follow one tuned plan, and GPUs of both hosts are slowed down."""
-        wait_until(self.is_planned, timeout_s, poll_s=_POLL_S)
+        wait_until(self.is_planned, timeout_s)
 
     def pipelines(self) -> list[dict[str, Any]]:
         """Return the leading host's status of the pipelines across hosts."""

@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable
 
+_FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.05
+_POLL_SHARE = 0.1
+"""Each pause is this share of the time waited so far: polling takes little from the processes that it waits for."""
 
-def wait_until(predicate: Callable[[], bool], timeout_s: float = 10.0, *, poll_s: float = 0.002) -> None:
-    """Wait until a predicate holds; fail after the time limit.
 
-    Increase `poll_s` if evaluating the predicate costs the observed process time.
-    """
-    deadline = time.monotonic() + timeout_s
+def wait_until(predicate: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until a predicate holds, polling ever more rarely; fail after the time limit."""
+    start_s = time.monotonic()
     while not predicate():
-        assert time.monotonic() < deadline, f"did not happen within {timeout_s} s"
-        time.sleep(poll_s)
+        waited_s = time.monotonic() - start_s
+        assert waited_s < timeout_s, f"did not happen within {timeout_s} s"
+        time.sleep(min(max(waited_s * _POLL_SHARE, _FIRST_POLL_S), _LAST_POLL_S))

@@ -114,7 +114,7 @@ def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_pa
     try:
         with two_hosts(tmp_path, **settings) as hosts:
             found = run_on(hosts)
-            wait_until(hosts.is_as_found, 60, poll_s=0.05)
+            wait_until(hosts.is_as_found, 60)
             logs = [daemon.log for daemon in hosts.daemons]
     except NoNetworkNamespaceError as error:
         pytest.skip(f"no network namespaces here: {error}")

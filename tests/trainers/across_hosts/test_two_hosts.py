@@ -26,8 +26,6 @@ LIMIT_S = 60.0
 VICTIM = rank_index(1, 2)
 STOPPED = rank_index(0, 3)
 SILENCE_LIMIT_S = 1.5
-POLL_S = 0.2
-"""Polling interval; two daemons, eight ranks and the test share the machine's cores."""
 STRAGGLER_RATIO = 1.3
 
 
@@ -49,19 +47,19 @@ def end_by_a_dead_rank(hosts: TwoHosts) -> list[int]:
 
 def wait_until_followed(hosts: TwoHosts) -> None:
     """Wait until GPUs of both hosts are slowed down."""
-    wait_until(lambda: all(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
+    wait_until(lambda: all(hosts.lowered()), LIMIT_S)
 
 
 def wait_until_as_found(hosts: TwoHosts) -> None:
     """Wait until no GPU of any host is locked."""
-    wait_until(hosts.is_as_found, LIMIT_S, poll_s=POLL_S)
+    wait_until(hosts.is_as_found, LIMIT_S)
 
 
 def replace_daemon(hosts: TwoHosts, host: int, rule: str) -> None:
     """Kill a host's daemon, assert that training continues and all clocks are restored, and restart it."""
     hosts.kill_daemon(host)
-    wait_until(hosts.daemons[host].is_as_found, LIMIT_S, poll_s=POLL_S)
-    wait_until(lambda: is_at_full_speed(hosts), LIMIT_S, poll_s=POLL_S)
+    wait_until(hosts.daemons[host].is_as_found, LIMIT_S)
+    wait_until(lambda: is_at_full_speed(hosts), LIMIT_S)
     hosts.wait_for_progress(2, LIMIT_S)
     assert is_at_full_speed(hosts), rule
     hosts.start_daemon(host)
@@ -133,7 +131,7 @@ def test_after_any_failure_training_continues_and_no_clock_stays_lowered(tmp_pat
         wait_until_followed(hosts)
 
         replace_daemon(hosts, 0, "nobody follows a plan whose maker is gone")
-        wait_until(lambda: any(hosts.lowered()), LIMIT_S, poll_s=POLL_S)
+        wait_until(lambda: any(hosts.lowered()), LIMIT_S)
 
         ended_with_us = end_by_a_dead_rank(hosts)
         wait_until_as_found(hosts)
