@@ -265,7 +265,8 @@ def test_after_the_restore_command_a_job_goes_to_full_speed_and_leases_again(tmp
         assert len(outcomes) == 4
         wait_until(lambda: "fallback (GPU " in daemon.log, 30)
         wait_until_lowered(daemon)
-        assert not daemon.status()["is_degraded"]
+        # A GPU counts as degraded until its own clock is set again.
+        wait_until(lambda: not daemon.status()["is_degraded"], 60)
 
 
 @pytest.mark.fault(18)

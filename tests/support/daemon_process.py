@@ -1,6 +1,7 @@
 """A real daemon with a real GPU worker and simulated GPUs, which tests may query and kill."""
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -16,22 +17,14 @@ from typing import Any
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
+from tests.support.fork_server import SERVER, ForkedProcess
 from tests.support.processes import child_pids
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVE = """
-import json, sys
-from gpuenergyd.daemon.app import serve
-from gpuenergyd.daemon.settings import load_settings
-from gpuenergyd.errors import GpuEnergyError
-
-try:
-    sys.exit(serve(load_settings(**json.loads(sys.argv[1]))))
-except GpuEnergyError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+_DAEMON, _TRAINER = "tests.support.daemon_main", "tests.support.fake_trainer"
+_RUN_DAEMON = f"import sys; from {_DAEMON} import main; sys.exit(main(sys.argv[1:]))"
+AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 
 
 @dataclass(slots=True)
@@ -41,7 +34,7 @@ class DaemonProcess:
     folder: Path
     num_gpus: int = 4
     overrides: dict[str, Any] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: AnyProcess | None = None
     python: str = sys.executable
     """Interpreter, and hence environment, of the daemon."""
     prologue: str = ""
@@ -90,10 +83,8 @@ class DaemonProcess:
         assert self.process is not None
         return self.process.pid
 
-    def launch(self) -> subprocess.Popen[bytes]:
-        """Start the daemon without waiting for it."""
-        import json  # noqa: PLC0415  used here alone
-
+    def launch(self) -> AnyProcess:
+        """Start the daemon without waiting for it; forked where nothing of its command is replaced."""
         settings = {
             "driver": "simulated",
             "world_path": str(self.world_path),
@@ -105,12 +96,12 @@ class DaemonProcess:
             "history_reserve_bytes": 0,
             **self.overrides,
         }
-        with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(
-                [*self.launcher, self.python, "-c", self.prologue + SERVE, json.dumps(settings)],
-                stderr=log,
-                stdout=log,
-            )
+        log_path, arguments = self.folder / "log", [json.dumps(settings)]
+        if not (self.launcher or self.prologue) and self.python == sys.executable:
+            return SERVER.fork(_DAEMON, arguments, log=log_path)
+        with log_path.open("ab") as log:
+            command = [*self.launcher, self.python, "-c", f"{self.prologue}\n{_RUN_DAEMON}", *arguments]
+            return subprocess.Popen(command, stderr=log, stdout=log, cwd=ROOT)
 
     def start(self) -> "DaemonProcess":
         """Start the daemon and wait until it replies."""
@@ -187,16 +178,16 @@ class DaemonProcess:
     def trainer(self, *, iterations: int, arguments: Sequence[str] = ()) -> "Training":
         """Start a fake training run."""
         last_when = Path(tempfile.mkdtemp(dir=self.folder)) / "enough"
-        command = [sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(self.socket_path)]
-        command += ["--world", str(self.world_path), "--iterations", str(iterations), "--last-when", str(last_when)]
-        return Training(subprocess.Popen([*command, *arguments], cwd=ROOT, start_new_session=True), last_when)
+        options = ["--socket", str(self.socket_path), "--world", str(self.world_path)]
+        options += ["--iterations", str(iterations), "--last-when", str(last_when), *arguments]
+        return Training(SERVER.fork(_TRAINER, options, is_session_leader=True), last_when)
 
 
 @dataclass(slots=True)
 class Training:
     """A fake training run: a launcher and one process per rank, in their own session."""
 
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess
     last_when: Path
     """When this file exists, the next iteration is the last."""
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support import fork_server
 from tests.support.processes import child_pids
 
 T = TypeVar("T")
 GRACE_S = 5.0
 """How long a resource that is being released may take until it counts as leaked."""
-_SHARED_COMMANDS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Helper processes that Python itself starts once and keeps for the whole session."""
+_FORK_SERVER_COMMAND = f"-m {fork_server.MODULE}"
+_SHARED_COMMANDS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", _FORK_SERVER_COMMAND)
+"""Helper processes that are started once and kept for the whole session."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class PendingTasks:
 def open_resources() -> dict[str, str]:
     """Return this process's children, threads and open sockets: a unique key and a description for each."""
     children = {f"process {pid}": _command_line(pid) for pid in child_pids(os.getpid())}
+    if fork_server.SERVER.pid is not None:
+        children |= {f"process {pid}": "forked by the tests" for pid in child_pids(fork_server.SERVER.pid)}
     threads = {f"thread {thread.ident}": repr(thread) for thread in threading.enumerate()}
     return {**children, **threads, **_sockets()}
 

@@ -1,0 +1,22 @@
+"""The daemon as a program whose settings are one JSON argument."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from gpuenergyd.daemon.app import serve
+from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.errors import GpuEnergyError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the daemon; return its exit status."""
+    try:
+        return serve(load_settings(**json.loads(arguments[0])))
+    except GpuEnergyError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
