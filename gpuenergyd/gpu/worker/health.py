@@ -29,6 +29,11 @@ class HealthTable:
             self._table[gpu_uuid] = change
         self._on_change(change)
 
+    def resolve(self, gpu_uuid: str, cause: str, detail: str) -> None:
+        """Record that a GPU is well again, if it is still in the state whose detail begins with this cause."""
+        if self._table[gpu_uuid].detail.startswith(cause):
+            self.record(gpu_uuid, GpuHealth.OK, detail)
+
     def mark_wedged(self, gpu_uuid: str, detail: str) -> None:
         """Record that a driver call for this GPU does not return."""
         self._wedged.add(gpu_uuid)

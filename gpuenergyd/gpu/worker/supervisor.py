@@ -52,6 +52,7 @@ from gpuenergyd.service_manager import Watchdog, notify
 
 _TICK_S = 0.25
 _NS_PER_S = 1_000_000_000
+_FOREIGN_CHANGE = "another program changed its clock lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +319,13 @@ class Supervisor:
 
     def _open_lease(self, request: AcquireLease) -> Done:
         try:
-            return self._driver.open_lease(request)
+            done = self._driver.open_lease(request)
         except JournalError:
             self._leases.drop(request.gpu_uuids)
             raise
+        for uuid in request.gpu_uuids:
+            self._health.resolve(uuid, _FOREIGN_CHANGE, "leased again after another program's change")
+        return done
 
     def _yield_to_others(self, uuid: str, sm_clock_mhz: int | None) -> None:
         """Drop the lease of a GPU that another program changed, and leave that program's clocks alone."""
@@ -332,7 +336,7 @@ class Supervisor:
                 self._journal.remove({(uuid, Control.SM_CLOCK_LOCK)})
             except JournalError as error:
                 log(str(error))
-        detail = f"another program changed its clock lock: it runs at {sm_clock_mhz} MHz, above ours; lease dropped"
+        detail = f"{_FOREIGN_CHANGE}: it runs at {sm_clock_mhz} MHz, above ours; lease dropped"
         self._health.record(uuid, GpuHealth.DEGRADED, detail)
 
     # Any thread

@@ -288,6 +288,26 @@ async def test_lock_released_by_another_program_ends_the_lease_and_is_reported(s
     assert site.journalled() == set()
 
 
+@pytest.mark.fault(14)
+@with_worker
+async def test_a_gpu_that_another_program_changed_is_healthy_once_it_is_leased_again(
+    site: Site, link: WorkerLink
+) -> None:
+    gpu = site.gpus[0]
+    await link.lease("L1", [gpu], OWNER)
+    request_clock(link, gpu, 900)
+    await until(lambda: site.locks()[0] == 900)
+    site.host.lock_sm_clock(gpu, 1305)
+    await until(lambda: site.received.health(gpu) is GpuHealth.DEGRADED)
+
+    await link.lease("L2", [gpu], OWNER)
+
+    await until(lambda: site.received.health(gpu) is GpuHealth.OK)
+    request_clock(link, gpu, 900)
+    await until(lambda: site.locks()[0] == 900)
+    await link.restore([gpu], "end")
+
+
 @pytest.mark.fault(12)
 def test_worker_unit_waits_for_an_unavailable_driver(site: Site, control: FakeNvmlControl) -> None:
     control.inject("nvmlInitWithFlags", 9, num_calls=2)
