@@ -42,7 +42,6 @@ class WorkerPort(Protocol):
         Raises:
             GpuError: the lease is refused, or there is no worker.
         """
-        ...
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Restore the original state of GPUs and end their leases.
@@ -50,11 +49,9 @@ class WorkerPort(Protocol):
         Raises:
             GpuError: there is no worker; the next one restores what its predecessor left.
         """
-        ...
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock of a leased GPU; returns at once."""
-        ...
 
 
 class LimitingWorkerPort(WorkerPort, Protocol):
@@ -66,7 +63,6 @@ class LimitingWorkerPort(WorkerPort, Protocol):
         Raises:
             GpuError: the limit is refused, or there is no worker.
         """
-        ...
 
 
 class GpuQueryPort(Protocol):
@@ -78,7 +74,6 @@ class GpuQueryPort(Protocol):
         Raises:
             GpuError: the driver does not report them, or there is no worker.
         """
-        ...
 
     async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         """Return the present settings and readings of a GPU.
@@ -86,7 +81,6 @@ class GpuQueryPort(Protocol):
         Raises:
             GpuError: the driver does not report them, or there is no worker.
         """
-        ...
 
 
 class TargetPort(Protocol):
@@ -94,7 +88,6 @@ class TargetPort(Protocol):
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or the reason of its failure."""
-        ...
 
 
 class PolicyPort(Protocol):
@@ -102,15 +95,12 @@ class PolicyPort(Protocol):
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or the reason of its failure."""
-        ...
 
     async def preload(self, policy: str) -> None:
         """Load a policy before a job needs it."""
-        ...
 
     async def drop_job(self, job_id: str) -> None:
         """Drop the policy instance of a job."""
-        ...
 
 
 class HistoryPort(Protocol):
@@ -118,7 +108,6 @@ class HistoryPort(Protocol):
 
     def write(self, record: Record) -> None:
         """Queue a record; never blocks, never raises."""
-        ...
 
 
 class RunningJob(Protocol):
@@ -127,21 +116,17 @@ class RunningJob(Protocol):
     @property
     def job(self) -> Job:
         """The state machine of the job; read only, events change it."""
-        ...
 
     @property
     def job_id(self) -> str:
         """The job's id."""
-        ...
 
     @property
     def pids(self) -> Mapping[int, int]:
         """The pids of its registered processes, by rank."""
-        ...
 
     def handle(self, event: Event) -> None:
         """Pass an event to the state machine and queue its commands."""
-        ...
 
 
 class ReplicasPort(Protocol):
@@ -149,15 +134,12 @@ class ReplicasPort(Protocol):
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
         """Return the least time that another replica spends outside its instructions; None while none is known."""
-        ...
 
     def has_replicas(self, job_id: str) -> bool:
         """Return whether the training of a job has other replicas."""
-        ...
 
     def compare_pace(self, runner: RunningJob) -> None:
         """Compare the pace of a job with the other replicas after an iteration."""
-        ...
 
 
 class IterationWatcher(Protocol):
@@ -167,11 +149,9 @@ class IterationWatcher(Protocol):
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
         """Handle an observed iteration."""
-        ...
 
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job."""
-        ...
 
 
 class PreviousRunPort(Protocol):
@@ -179,7 +159,6 @@ class PreviousRunPort(Protocol):
 
     async def recall(self, signature: str) -> PreviousRun | None:
         """Return the last run with a signature; None if there is none or it cannot be read."""
-        ...
 
 
 # --- ports of the command executor: one per command ---
@@ -190,7 +169,6 @@ class ObservationPort(Protocol):
 
     def observe(self, command: ObserveIteration) -> None:
         """Observe an iteration once the GPUs' samples cover it; the result is the event `IterationObserved`."""
-        ...
 
 
 class PlanSource(Protocol):
@@ -198,7 +176,6 @@ class PlanSource(Protocol):
 
     def ask(self, view: JobView) -> None:
         """Ask for a plan; the answer arrives as the event `PlanDecided` or `PolicyFailed`, at once or later."""
-        ...
 
 
 class DeliveryPort(Protocol):
@@ -206,7 +183,6 @@ class DeliveryPort(Protocol):
 
     def send(self, command: SendPlan) -> None:
         """Queue a plan for all ranks."""
-        ...
 
 
 class LeasePort(Protocol):
@@ -214,11 +190,9 @@ class LeasePort(Protocol):
 
     async def lease(self, command: LeaseGpus) -> None:
         """Lease GPUs; a refusal arrives as the event `ControlLost`."""
-        ...
 
     async def restore(self, command: RestoreGpus) -> None:
         """Restore GPUs and end their leases."""
-        ...
 
 
 class IterationPort(Protocol):
@@ -226,7 +200,6 @@ class IterationPort(Protocol):
 
     def record(self, command: RecordIteration) -> None:
         """Record an iteration."""
-        ...
 
 
 class AuditPort(Protocol):
@@ -234,11 +207,9 @@ class AuditPort(Protocol):
 
     def record_phase(self, command: RecordPhase) -> None:
         """Record that the job entered a phase."""
-        ...
 
     def record_notice(self, command: RecordNotice) -> None:
         """Record an event that the phase does not show."""
-        ...
 
 
 class RunStorePort(Protocol):
@@ -246,11 +217,9 @@ class RunStorePort(Protocol):
 
     async def recall(self) -> None:
         """Look up the previous run; one that is found arrives as the event `PreviousRunFound`."""
-        ...
 
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
-        ...
 
 
 class EndPort(Protocol):
@@ -258,7 +227,6 @@ class EndPort(Protocol):
 
     async def end(self, command: EndJob) -> None:
         """Release everything that the job holds in the daemon."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,6 @@ class GpuReader(Protocol):
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return the GPUs of this host, in order of their index."""
-        ...
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading.
@@ -65,7 +64,6 @@ class GpuReader(Protocol):
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
-        ...
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, modes and the PCI address.
@@ -73,19 +71,15 @@ class GpuReader(Protocol):
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
-        ...
 
     def observe_only_reasons(self) -> Mapping[str, str]:
         """Return the GPUs that must not be controlled, each with the reason."""
-        ...
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU."""
-        ...
 
     def close(self) -> None:
         """Close the driver."""
-        ...
 
 
 class GpuController(GpuReader, Protocol):
@@ -100,7 +94,6 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
-        ...
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
         """Remove the clock lock.
@@ -108,7 +101,6 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
-        ...
 
     def power_limit_w(self, gpu_uuid: str) -> float:
         """Return the present power limit.
@@ -116,7 +108,6 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
-        ...
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
         """Set the power limit within the GPU's range; outlives this process.
@@ -124,4 +115,3 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
-        ...

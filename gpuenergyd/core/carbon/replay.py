@@ -97,7 +97,6 @@ class Replay(Protocol):
         Raises:
             CarbonDataError: a trace, the frontier or a start is unusable; the message names it.
         """
-        ...
 
 
 class Forecast(Protocol):
@@ -109,7 +108,6 @@ class Forecast(Protocol):
         Raises:
             CarbonDataError: the history has no value.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +142,3 @@ class TimingValueEstimator(Protocol):
         host_power_w: float = 0.0,
     ) -> TimingValue | None:
         """Return the value of timing over the last 30 days; None with too little history."""
-        ...

@@ -24,7 +24,6 @@ class ClockPolicy(Protocol):
 
     def next_plan(self, view: "JobView") -> ClockPlan:
         """Return the plan to run next; the `plan_id` of the last issued plan means no change."""
-        ...
 
 
 class FrontierPolicy(Protocol):
@@ -32,7 +31,6 @@ class FrontierPolicy(Protocol):
 
     def frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
         """Return points of the job's time-energy frontier as iterations would measure; empty while unknown."""
-        ...
 
 
 class TargetPolicy(Protocol):
@@ -43,7 +41,6 @@ class TargetPolicy(Protocol):
 
     def next_target(self, view: "TargetView") -> PerformanceTarget:
         """Return the target from now on."""
-        ...
 
 
 class OfflinePlanner(Protocol):
@@ -55,7 +52,6 @@ class OfflinePlanner(Protocol):
         Raises:
             TargetError: no plan is fast enough; the message names the fastest possible time.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

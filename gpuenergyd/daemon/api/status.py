@@ -41,7 +41,6 @@ class StatusSource(Protocol):
 
     def history_status(self) -> WriterStatus:
         """Return the state of the database writer."""
-        ...
 
 
 def daemon_status(daemon: StatusSource) -> dict[str, Any]:

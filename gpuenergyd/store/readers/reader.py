@@ -163,7 +163,6 @@ class Database(Protocol):
         Raises:
             StoreError: the database cannot be read; raised on entry or inside the block.
         """
-        ...
 
     def close(self) -> None:
         """Close all connections."""
