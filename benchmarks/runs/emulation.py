@@ -33,12 +33,12 @@ from typing import Any
 
 from carbon import zones_in
 
+from benchmarks.runs.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
 from gpuenergyd.core.carbon.replay import ReplayRequest
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd_policies.carbon.replay import replay
-from gpuenergyd_policies.planning.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd_policies.planning.frontier import frontier
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

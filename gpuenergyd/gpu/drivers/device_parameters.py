@@ -3,10 +3,11 @@
 The comment of a number begins with one of three words. measured: fitted to a published data set (gridpilot:
 denisa-c/gridpilot, CC-BY-4.0; kernel_tuner: KernelTuner/kernel_tuner_tutorial; Perseus: the training profiles of
 ml-energy/zeus). read: stated in a source. assumed: an estimate, because no figure was found; its basis is given.
+A number that a model does not list is assumed to be that of the model it is derived from.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuenergyd.errors import GpuNotFoundError
 
@@ -121,7 +122,7 @@ V100_SXM2 = DeviceParameters(
     energy_update_s=0.02,  # assumed: equal to the measured power update
     power_update_s=0.0202,  # measured, gridpilot
     power_noise_ratio=0.042,  # measured, gridpilot: detrended, at 20 ms
-    call_median_s=0.0045,  # read: one team's A800 note; assumed to hold for every model here
+    call_median_s=0.0045,  # read: one team's A800 note; Hopper figures elsewhere reach from 10 to 500 ms
     call_sigma=0.456,  # assumed: fits that note's median, mean and p99
     call_outlier_ratio=0.03,  # assumed, as above
     call_outlier_min_s=0.02,  # assumed, as above
@@ -130,7 +131,8 @@ V100_SXM2 = DeviceParameters(
     time_noise_ratio=0.002,  # assumed: 0.2-0.3 % per instruction
 )
 
-A100_PCIE = DeviceParameters(
+A100_PCIE = replace(
+    V100_SXM2,
     key="a100-pcie",
     model_name="A100-PCIE-40GB (simulated)",
     min_sm_clock_mhz=210,  # measured, kernel_tuner
@@ -154,20 +156,12 @@ A100_PCIE = DeviceParameters(
     warm_celsius=55,  # assumed: training temperature at this power
     ambient_celsius=35,  # assumed: as V100
     thermal_k_per_w=0.104,  # assumed: as V100
-    thermal_tau_s=20,  # assumed: as V100
     energy_update_s=0.1,  # read: A100
     power_update_s=0.02,  # assumed: as V100
-    power_noise_ratio=0.042,  # assumed: as V100
-    call_median_s=0.0045,  # read: A800
-    call_sigma=0.456,  # assumed: see V100
-    call_outlier_ratio=0.03,  # assumed
-    call_outlier_min_s=0.02,  # assumed
-    call_outlier_max_s=0.03,  # assumed
-    settle_mean_s=0.0009,  # read: A800
-    time_noise_ratio=0.002,  # assumed
 )
 
-A100_SXM = DeviceParameters(
+A100_SXM = replace(
+    V100_SXM2,
     key="a100-sxm",
     model_name="A100-SXM4-80GB (simulated)",
     min_sm_clock_mhz=210,  # read
@@ -191,20 +185,12 @@ A100_SXM = DeviceParameters(
     warm_celsius=65,  # assumed: training temperature at this power
     ambient_celsius=30,  # assumed
     thermal_k_per_w=0.104,  # assumed: as V100
-    thermal_tau_s=20,  # assumed: as V100
     energy_update_s=0.1,  # read: A100
     power_update_s=0.02,  # assumed: as V100
-    power_noise_ratio=0.042,  # assumed: as V100
-    call_median_s=0.0045,  # read: A800
-    call_sigma=0.456,  # assumed: see V100
-    call_outlier_ratio=0.03,  # assumed
-    call_outlier_min_s=0.02,  # assumed
-    call_outlier_max_s=0.03,  # assumed
-    settle_mean_s=0.0009,  # read: A800
-    time_noise_ratio=0.002,  # assumed
 )
 
-A40 = DeviceParameters(
+A40 = replace(
+    V100_SXM2,
     key="a40",
     model_name="A40-48GB (simulated)",
     min_sm_clock_mhz=210,  # read
@@ -228,20 +214,12 @@ A40 = DeviceParameters(
     warm_celsius=60,  # assumed: training temperature at this power
     ambient_celsius=30,  # assumed
     thermal_k_per_w=0.104,  # assumed: as V100
-    thermal_tau_s=20,  # assumed: as V100
     energy_update_s=0.1,  # assumed: as A100
     power_update_s=0.02,  # assumed: as V100
-    power_noise_ratio=0.042,  # assumed: as V100
-    call_median_s=0.0045,  # assumed: as A800
-    call_sigma=0.456,  # assumed: see V100
-    call_outlier_ratio=0.03,  # assumed
-    call_outlier_min_s=0.02,  # assumed
-    call_outlier_max_s=0.03,  # assumed
-    settle_mean_s=0.0009,  # assumed: as A800
-    time_noise_ratio=0.002,  # assumed
 )
 
-H100_SXM = DeviceParameters(
+H100_SXM = replace(
+    V100_SXM2,
     key="h100-sxm",
     model_name="H100-SXM5-80GB (simulated)",
     min_sm_clock_mhz=345,  # assumed: as H100 NVL, where it was read
@@ -265,54 +243,25 @@ H100_SXM = DeviceParameters(
     warm_celsius=65,  # assumed
     ambient_celsius=25,  # assumed
     thermal_k_per_w=0.07,  # assumed: 700 W at 74 degrees
-    thermal_tau_s=20,  # assumed: as V100
     energy_update_s=0.1,  # assumed: as A100
     power_update_s=0.02,  # assumed: as V100
-    power_noise_ratio=0.042,  # assumed: as V100
-    call_median_s=0.0045,  # assumed: as A800; Hopper figures elsewhere reach from 10 to 500 ms
-    call_sigma=0.456,  # assumed: see V100
-    call_outlier_ratio=0.03,  # assumed
-    call_outlier_min_s=0.02,  # assumed
-    call_outlier_max_s=0.03,  # assumed
-    settle_mean_s=0.0009,  # assumed: as A800
-    time_noise_ratio=0.002,  # assumed
 )
 
-H200 = DeviceParameters(
+H200 = replace(
+    H100_SXM,
     key="h200",
     model_name="H200-SXM-141GB (simulated)",
     min_sm_clock_mhz=345,  # read: idle clock of one H200, driver 580.159
     max_sm_clock_mhz=1980,  # read: busy clock of the same
-    sm_clock_step_mhz=15,  # assumed: as H100 NVL
     memory_clock_mhz=3201,  # read
-    knee_sm_clock_mhz=1300,  # assumed: no published training curve
-    max_voltage_ratio=1.40,  # assumed
     static_power_w=100,  # assumed: loaded
-    uncore_w_per_mhz=0.0,  # assumed
-    typical_w_per_mhz=0.17,  # assumed
     idle_power_w=75,  # assumed
     idle_sm_clock_mhz=345,  # read: the same H200
     blocking_power_w=166,  # assumed: a tenth of a matrix product's activity
-    is_blocking_power_published=False,
     min_power_limit_w=200,  # read
     max_power_limit_w=700,  # read
     default_power_limit_w=700,  # read
-    cap_settles_at_ratio=0.98,  # assumed: as measured on V100
     leakage_w_per_k=0.92,  # assumed: V100's ratio to the static power
-    warm_celsius=65,  # assumed
-    ambient_celsius=25,  # assumed
-    thermal_k_per_w=0.07,  # assumed: 700 W at 74 degrees
-    thermal_tau_s=20,  # assumed: as V100
-    energy_update_s=0.1,  # assumed: as A100
-    power_update_s=0.02,  # assumed: as V100
-    power_noise_ratio=0.042,  # assumed: as V100
-    call_median_s=0.0045,  # assumed: as A800; Hopper figures elsewhere reach from 10 to 500 ms
-    call_sigma=0.456,  # assumed: see V100
-    call_outlier_ratio=0.03,  # assumed
-    call_outlier_min_s=0.02,  # assumed
-    call_outlier_max_s=0.03,  # assumed
-    settle_mean_s=0.0009,  # assumed: as A800
-    time_noise_ratio=0.002,  # assumed
 )
 
 MODELS = {model.key: model for model in (V100_SXM2, A100_PCIE, A100_SXM, A40, H100_SXM, H200)}

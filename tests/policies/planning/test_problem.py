@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.runs.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd.core.pipeline.graph import InstructionClass, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning import compression
-from gpuenergyd_policies.planning.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd_policies.planning.exact.certificate import cost_lower_bounds_j
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.inflight import requested_caps

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.runs.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,
@@ -14,7 +15,6 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_policies.planning.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.profiles import forward_backward_profile
