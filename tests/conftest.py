@@ -1,6 +1,7 @@
 """Shared by all tests: fixed hypothesis examples, fault numbers in test ids, and a check for leaked resources."""
 
 import asyncio
+import os
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.faults import fault_id
 from tests.support.leaks import PendingTasks, leaked_since, open_resources
+
+# As in the policy host: threads of the linear algebra libraries cost CPU time and save none on such small matrices.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 # A busy machine must not fail what is right: no deadlines, and the same examples each time.
 settings.register_profile(

@@ -55,9 +55,12 @@ class InstructionProfile:
 
     def interpolated(self, sm_clock_mhz: int) -> ClockOption:
         """Return time and energy at a clock: measured, linear between measured neighbours, or the nearest end."""
-        slower = next((o for o in self.options if o.sm_clock_mhz <= sm_clock_mhz), self.options[-1])
-        faster = next((o for o in reversed(self.options) if o.sm_clock_mhz >= sm_clock_mhz), self.options[0])
-        if slower.sm_clock_mhz >= faster.sm_clock_mhz:
+        faster = slower = self.options[0]
+        for slower in self.options:
+            if slower.sm_clock_mhz <= sm_clock_mhz:
+                break
+            faster = slower
+        if slower is faster or slower.sm_clock_mhz == sm_clock_mhz:
             return slower
         share = (sm_clock_mhz - slower.sm_clock_mhz) / (faster.sm_clock_mhz - slower.sm_clock_mhz)
         return ClockOption(

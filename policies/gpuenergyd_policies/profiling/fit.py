@@ -141,7 +141,7 @@ def _misfit(
     residual: Residual, key: InstructionClass, curve: TimeCurve, clocks: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
     """Return the error of the power model for a class at clocks that the residual covers, and its sigma."""
-    parts = np.array([curve.part_index(clock) for clock in clocks], dtype=np.int64)
+    parts = curve.part_indices(clocks)
     mean_ratio, sigma_ratio = np.zeros(len(clocks)), np.zeros(len(clocks))
     for part in set(parts.tolist()):
         mean_ratio[parts == part] = residual.mean_ratio[_work_key(key, part)]
@@ -156,14 +156,9 @@ def _blocking_power_w(models: Sequence[PowerModel]) -> float:
 def _energies_j(
     model: PowerModel, key: InstructionClass, curve: TimeCurve, clocks: Sequence[int], times_s: FloatArray
 ) -> FloatArray:
-    return np.array(
-        [
-            model.energy_j(
-                (key.kind, key.chunk_index, curve.part_index(clock)), curve.effective_mhz(clock), float(time_s)
-            )
-            for clock, time_s in zip(clocks, times_s, strict=True)
-        ]
-    )
+    works = [(key.kind, key.chunk_index, part) for part in curve.part_indices(clocks).tolist()]
+    effective_mhz = np.array([curve.effective_mhz(clock) for clock in clocks], dtype=np.float64)
+    return model.energies_j(works, effective_mhz, times_s)
 
 
 def _measured_clocks(

@@ -65,6 +65,14 @@ class PowerModel:
         """Return the energy of one instruction (kind, chunk, part) that takes `time_s` at a clock."""
         return self.static_power_w * time_s + self.dynamic_j[work] * self._voltage_squared(sm_clock_mhz)
 
+    def energies_j(
+        self, works: Sequence[tuple[InstructionKind, int, int]], sm_clocks_mhz: FloatArray, times_s: FloatArray
+    ) -> FloatArray:
+        """Return the energies of instructions (kind, chunk, part) that take these times at these clocks."""
+        voltages = _voltage(sm_clocks_mhz, self.knee_mhz, self.max_voltage_ratio, self.max_sm_clock_mhz)
+        dynamic_j = np.array([self.dynamic_j[work] for work in works], dtype=np.float64)
+        return np.asarray(self.static_power_w * times_s + dynamic_j * voltages**2, dtype=np.float64)
+
     def waiting_power_w(self, sm_clock_mhz: float) -> float:
         """Return the power while waiting for a peer at a clock."""
         return self.static_power_w + self.waiting_w_per_mhz * sm_clock_mhz * self._voltage_squared(sm_clock_mhz)

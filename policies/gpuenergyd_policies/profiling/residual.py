@@ -5,19 +5,15 @@ iteration is a mixture of these, weighted by their contributions to its energy, 
 noise are estimated by marginal likelihood; where the power model fits, g is estimated as zero.
 
 A Gaussian process is linear in features phi with phi(f) . phi(f') = exp(-(f - f')^2 / 2 l^2), here approximated at a
-few nodes (Nystroem). The features of a mixture are therefore the mixture of features, and the kernel is a dot product.
+few nodes (Nystroem). The features of a mixture are therefore the mixture of features, and the covariance of the errors
+is misfit^2 * features . features' + noise^2 * I. One eigendecomposition inverts it for all sizes of misfit and noise.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, WhiteKernel
 
 from gpuenergyd_policies.profiling.power import PowerFit, WorkKey
 
@@ -56,37 +52,36 @@ def fit_residual(fit: PowerFit, clocks_of: Mapping[WorkKey, Sequence[int]]) -> R
     of_shares = weight[:, None] * _features(shares.locked_mhz / top_of_rank[shares.rank_of])
     columns = shares.work_of[:, None] * size + np.arange(size)
     np.add.at(features, (shares.row_of[:, None], columns), of_shares)
-    misfit = ConstantKernel(_MISFIT_RATIO**2, tuple(b**2 for b in _MISFIT_BOUNDS))
-    noise = WhiteKernel(_NOISE_RATIO**2, tuple(b**2 for b in _NOISE_BOUNDS))
-    optimizer: Any = _best_of_grid
-    process: Any = GaussianProcessRegressor(misfit * DotProduct(0.0, "fixed") + noise, optimizer=optimizer)
-    with warnings.catch_warnings():
-        # A misfit at its lower bound means that the power model fits.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        process.fit(features, fit.residual_ratios)
-    noise_ratio2 = float(process.kernel_.get_params()["k2__noise_level"])
+    eigenvalues, basis = np.linalg.eigh(features @ features.T)
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    rotated = basis.T @ fit.residual_ratios
+    misfit_ratio, noise_ratio = _most_probable_sizes(eigenvalues, rotated)
+    variances = misfit_ratio**2 * eigenvalues + noise_ratio**2
     means: dict[WorkKey, FloatArray] = {}
     sigmas: dict[WorkKey, FloatArray] = {}
     for work, clocks in clocks_of.items():
         wanted = np.zeros((len(clocks), features.shape[1]))
         begin = shares.index_of[work] * size
         wanted[:, begin : begin + size] = _features(np.asarray(clocks, dtype=np.float64) / top_of_rank[work[0]])
-        mean, sigma = process.predict(wanted, return_std=True)
-        means[work] = np.asarray(mean, dtype=np.float64)
-        sigmas[work] = np.sqrt(np.maximum(0.0, np.asarray(sigma, dtype=np.float64) ** 2 - noise_ratio2))
+        covariance = misfit_ratio**2 * (wanted @ features.T @ basis)
+        means[work] = np.asarray(covariance @ (rotated / variances), dtype=np.float64)
+        variance = misfit_ratio**2 * np.sum(wanted**2, axis=1) - np.sum(covariance**2 / variances, axis=1)
+        sigmas[work] = np.asarray(np.sqrt(np.maximum(0.0, variance)), dtype=np.float64)
     return Residual(means, sigmas)
 
 
-def _best_of_grid(objective: Any, start: FloatArray, bounds: FloatArray) -> tuple[FloatArray, float]:
-    """Return the best of a grid of misfit and noise sizes, and its value; gradients would cost ten times as much."""
-    low, high = bounds.T.tolist()
-    points = [
-        start,
-        *(np.array([a, b]) for a in np.linspace(low[0], high[0], 6) for b in np.linspace(low[1], high[1], 9)),
-    ]
-    values = [float(objective(point, eval_gradient=False)) for point in points]
-    best = int(np.argmin(values))
-    return points[best], values[best]
+def _most_probable_sizes(eigenvalues: FloatArray, rotated: FloatArray) -> tuple[float, float]:
+    """Return the sizes of misfit and noise of greatest marginal likelihood, from a grid.
+
+    The errors `rotated` to the eigenvectors of features . features' are independent.
+    """
+    misfits = np.geomspace(*_MISFIT_BOUNDS, 6)
+    noises = np.geomspace(*_NOISE_BOUNDS, 9)
+    sizes = [(_MISFIT_RATIO, _NOISE_RATIO), *((float(a), float(b)) for a in misfits for b in noises)]
+    misfit2, noise2 = np.array(sizes).T ** 2
+    variances = misfit2[:, None] * eigenvalues + noise2[:, None]
+    likelihoods = -np.sum(np.log(variances) + rotated**2 / variances, axis=1)
+    return sizes[int(np.argmax(likelihoods))]
 
 
 def _features(position: FloatArray) -> FloatArray:

@@ -89,7 +89,7 @@ class TimeCurve:
         clocks, knots = np.asarray(sm_clocks_mhz, dtype=np.float64), np.array(self.knots_mhz)
         if not self.steps_mhz:
             return _interpolate(clocks, knots, np.array(self.knot_times_s))
-        parts, part_of_knot = self._parts(clocks), self._parts(knots)
+        parts, part_of_knot = self.part_indices(clocks), self.part_indices(knots)
         times_s = np.empty(len(clocks))
         for part in np.unique(parts):
             own = part_of_knot == part
@@ -98,7 +98,12 @@ class TimeCurve:
 
     def part_index(self, sm_clock_mhz: float) -> int:
         """Return the part of a clock, counted from the lowest; inside a step, the upper part."""
-        return int(self._parts(np.array([sm_clock_mhz], dtype=np.float64))[0])
+        return int(self.part_indices([sm_clock_mhz])[0])
+
+    def part_indices(self, sm_clocks_mhz: Sequence[float] | FloatArray) -> NDArray[np.int64]:
+        """Return the parts of clocks, counted from the lowest; inside a step, the upper part."""
+        clocks_mhz = np.asarray(sm_clocks_mhz, dtype=np.float64)
+        return np.searchsorted([low for low, _ in self.steps_mhz], clocks_mhz, side="left").astype(np.int64)
 
     def is_offered(self, sm_clock_mhz: float) -> bool:
         """Return whether a plan may use a clock: neither below the lowest measured clock, nor inside a step.
@@ -109,9 +114,6 @@ class TimeCurve:
             return False
         is_like_highest = self.cap_mhz is not None and self.cap_mhz < sm_clock_mhz < self.highest_mhz
         return sm_clock_mhz >= self.lowest_mhz and not is_like_highest
-
-    def _parts(self, clocks_mhz: FloatArray) -> NDArray[np.int64]:
-        return np.searchsorted([low for low, _ in self.steps_mhz], clocks_mhz, side="left").astype(np.int64)
 
     def sigmas_ratio(self, sm_clocks_mhz: Sequence[float]) -> FloatArray:
         """Return the relative standard errors of the times, smallest at measured clocks, largest half way between."""
@@ -352,7 +354,13 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
     def residuals(log_times: FloatArray) -> FloatArray:
         return excess(log_times) * weight
 
-    fit = least_squares(residuals, np.log(start), loss=loss)
+    def jacobian(log_times: FloatArray) -> FloatArray:
+        progress = spent_s / np.exp(log_times)[knot_of]
+        cells = row_of * len(knots) + knot_of
+        of_cells = np.bincount(cells, weights=progress, minlength=len(shares) * len(knots))
+        return np.asarray(-of_cells.reshape(len(shares), len(knots)) * weight[:, None], dtype=np.float64)
+
+    fit = least_squares(residuals, np.log(start), jac=jacobian if is_at_knot else "2-point", loss=loss)
     counts = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
     misfit = max(1.0, float(np.median(np.abs(residuals(fit.x)))) / 0.6745)
     variance = np.diag(np.linalg.pinv(fit.jac.T @ fit.jac))

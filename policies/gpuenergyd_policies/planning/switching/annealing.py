@@ -83,6 +83,8 @@ class Move(NamedTuple):
     clock_before: int
     other_clock: int
     other_clock_before: int
+    changes_nodes: bool
+    """False where no node's clock changed: between segments of the same clock, or in an empty segment."""
 
 
 @compiled
@@ -95,7 +97,9 @@ def anneal(pipeline: Pipeline, segments: Segments, best: Segments, goal: Anneali
     cost = math.inf
     overtime = 0.0
     best_cost = math.inf
-    move = Move(0, -1, 0, -1, 0, -1, 0)
+    spent = math.inf
+    late = 0.0
+    move = Move(0, -1, 0, -1, 0, -1, 0, False)
     for step in range(-1, goal.steps):
         share = max(step, 0) / goal.steps
         price = goal.overtime_price * OVERTIME_PRICE_GROWTH**share
@@ -104,9 +108,12 @@ def anneal(pipeline: Pipeline, segments: Segments, best: Segments, goal: Anneali
             move, random = _move(pipeline, segments, work, random)
             if move.bound < 0 and move.clock < 0:
                 continue
-        makespan, energy, time = run_iteration(pipeline, work)
-        spent = energy - goal.blocking_power * time + goal.waiting_power * makespan
-        late = max(0.0, makespan - goal.deadline)
+        if step < 0 or move.changes_nodes:
+            makespan, energy, time = run_iteration(pipeline, work)
+            spent = energy - goal.blocking_power * time + goal.waiting_power * makespan
+            late = max(0.0, makespan - goal.deadline)
+        else:
+            spent, late = cost, overtime
         random = random * RANDOM_FACTOR % RANDOM_MODULUS
         increase = spent + price * late - cost - price * overtime if cost < math.inf else -1.0
         if increase <= 0.0 or random / 2147483647.0 < math.exp(-increase / limit):
@@ -124,13 +131,18 @@ def anneal(pipeline: Pipeline, segments: Segments, best: Segments, goal: Anneali
 
 
 @compiled
-def fill_clocks(pipeline: Pipeline, segments: Segments, work: Iteration, r: int) -> None:
-    """Write the clocks of one rank's segments to its nodes."""
+def fill_clocks(pipeline: Pipeline, segments: Segments, work: Iteration, r: int) -> bool:
+    """Write the clocks of one rank's segments to its nodes; return whether any of them changed."""
+    is_changed = False
     num_segments = len(segments.clocks) // (len(pipeline.first) - 1)
     for k in range(num_segments):
         bound = r * (num_segments + 1) + k
-        for position in range(segments.bounds[bound], segments.bounds[bound + 1]):
-            work.planned[pipeline.first[r] + position] = segments.clocks[r * num_segments + k]
+        clock = segments.clocks[r * num_segments + k]
+        for node in range(pipeline.first[r] + segments.bounds[bound], pipeline.first[r] + segments.bounds[bound + 1]):
+            if work.planned[node] != clock:
+                work.planned[node] = clock
+                is_changed = True
+    return is_changed
 
 
 @compiled
@@ -147,7 +159,7 @@ def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) 
     shift = random % 4 + 1
     if random // 4 % 2:
         shift = -shift
-    nothing = Move(r, -1, 0, -1, 0, -1, 0)
+    nothing = Move(r, -1, 0, -1, 0, -1, 0, False)
     if pick % 3 == 0:
         b = r * (num_segments + 1) + k
         before = bounds[b]
@@ -157,8 +169,8 @@ def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) 
         if moved == before:
             return nothing, random
         bounds[b] = moved
-        fill_clocks(pipeline, segments, work, r)
-        return Move(r, b, before, -1, 0, -1, 0), random
+        is_changed = fill_clocks(pipeline, segments, work, r)
+        return Move(r, b, before, -1, 0, -1, 0, is_changed), random
     c = r * num_segments + k
     before = clocks[c]
     moved = min(max(before + shift, 0), pipeline.num_clocks[r] - 1)
@@ -167,6 +179,7 @@ def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) 
     clocks[c] = moved
     other = -1
     other_before = 0
+    is_changed = False
     if pick % 3 == 2:  # one faster, another slower
         random = random * RANDOM_FACTOR % RANDOM_MODULUS
         other = random % (num_ranks * num_segments)
@@ -180,9 +193,9 @@ def _move(pipeline: Pipeline, segments: Segments, work: Iteration, random: int) 
             other_rank = other // num_segments
             other_before = clocks[other]
             clocks[other] = min(max(other_before + back, 0), pipeline.num_clocks[other_rank] - 1)
-            fill_clocks(pipeline, segments, work, other_rank)
-    fill_clocks(pipeline, segments, work, r)
-    return Move(r, -1, 0, c, before, other, other_before), random
+            is_changed = fill_clocks(pipeline, segments, work, other_rank)
+    is_changed = fill_clocks(pipeline, segments, work, r) or is_changed
+    return Move(r, -1, 0, c, before, other, other_before, is_changed), random
 
 
 @compiled

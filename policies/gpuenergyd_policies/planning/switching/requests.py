@@ -25,11 +25,12 @@ set others; where that happens on the planned timeline, the rank's L grows by th
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import groupby
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
@@ -38,6 +39,9 @@ from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall,
 
 Latency = float | Sequence[SwitchLatency]
 """Seconds from a request for any clock until it takes effect, or the latency of each rank's GPU."""
+PlannedClocks = frozenset[tuple[InstructionClass, int]]
+"""Instruction classes with their planned clocks."""
+_RequiredClock = Callable[[PlannedClocks], int]
 _QUEUE_ROUNDS = 3
 
 
@@ -62,11 +66,17 @@ def clock_changes(
         longest_lead_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
         for own, spans in zip(latencies, spans_of, strict=True)
     ]
+    # Windows of the same instructions recur within an iteration, on all ranks and in all rounds.
+    required_clock = cache(partial(fast_enough_clock, profile=profile))
     leads_s = own_s
     for _ in range(_QUEUE_ROUNDS):
         changes = tuple(
             _rank_changes(
-                spans, sm_clocks_mhz, iteration_time_s=planned.iteration_time_s, lead_s=lead_s, profile=profile
+                spans,
+                sm_clocks_mhz,
+                iteration_time_s=planned.iteration_time_s,
+                lead_s=lead_s,
+                required_clock=required_clock,
             )
             for spans, lead_s in zip(spans_of, leads_s, strict=True)
         )
@@ -137,7 +147,7 @@ def _rank_changes(
     *,
     iteration_time_s: float,
     lead_s: float,
-    profile: PipelineProfile | None,
+    required_clock: _RequiredClock,
 ) -> tuple[ClockChange, ...]:
     if not spans:
         return ()
@@ -146,7 +156,7 @@ def _rank_changes(
         sm_clocks_mhz,
         iteration_time_s=iteration_time_s,
         lead_s=lead_s,
-        profile=profile,
+        required_clock=required_clock,
     )
     return tuple(
         ClockChange(spans[request.position].instruction, request.offset_s, request.sm_clock_mhz)
@@ -160,7 +170,7 @@ def _required_clocks(
     *,
     iteration_time_s: float,
     lead_s: float,
-    profile: PipelineProfile | None,
+    required_clock: _RequiredClock,
 ) -> list[TimedRequest]:
     """Return every change of the required clock within one period, in order; the first is tied to the first begin."""
     # A moment is (position it is tied to, offset) -> planned time until which the clock must be fast enough. The
@@ -182,11 +192,12 @@ def _required_clocks(
         if position == last:
             offset_s = min(offset_s, spans[last].duration_s)
         moments[position, offset_s] = max(until_s, moments.get((position, offset_s), 0.0))
+    planned = [(span.instruction.instruction_class, sm_clocks_mhz[span.instruction]) for span in spans]
     requests: list[TimedRequest] = []
     in_force: int | None = None
     for (at, offset_s), until_s in sorted(moments.items()):
         window = instructions_begun_by(spans, at, until_s, iteration_time_s=iteration_time_s)
-        required_mhz = fast_enough_clock([spans[k].instruction for k in window], sm_clocks_mhz, profile)
+        required_mhz = required_clock(frozenset([planned[k] for k in window]))
         if required_mhz != in_force:
             requests.append(TimedRequest(at, offset_s, required_mhz))
             in_force = required_mhz
@@ -205,24 +216,19 @@ def instructions_begun_by(spans: Sequence[Span], first: int, until_s: float, *, 
     return positions
 
 
-def fast_enough_clock(
-    instructions: Sequence[Instruction], sm_clocks_mhz: Mapping[Instruction, int], profile: PipelineProfile | None
-) -> int:
+def fast_enough_clock(planned: PlannedClocks, profile: PipelineProfile | None) -> int:
     """Return the lowest clock at which each of the instructions is at least as fast as planned."""
-    at_least_mhz = max(sm_clocks_mhz[i] for i in instructions)
-    if profile is None:
-        return at_least_mhz
-    needs = {(i.instruction_class, sm_clocks_mhz[i]) for i in instructions}
-    if len(needs) == 1:
+    at_least_mhz = max(planned_mhz for _, planned_mhz in planned)
+    if profile is None or len(planned) == 1:
         return at_least_mhz
 
     def worst_stretch(sm_clock_mhz: int) -> float:
         return max(
             profile[key].interpolated(sm_clock_mhz).time_s / profile[key].interpolated(planned_mhz).time_s
-            for key, planned_mhz in needs
+            for key, planned_mhz in planned
         )
 
-    candidates = sorted({o.sm_clock_mhz for key, _ in needs for o in profile[key].options})
+    candidates = sorted({o.sm_clock_mhz for key, _ in planned for o in profile[key].options})
     fast_enough = [c for c in candidates if worst_stretch(c) <= 1.0]
     if at_least_mhz in fast_enough:
         return at_least_mhz
