@@ -84,8 +84,10 @@ class WriterConnection:
         except (OSError, StoreError) as error:
             self.report(short_message(error))
             return False
+        if not self._has_opened:
+            self.report(None)
+        # A reopened database may still be read-only, which only a write shows: that clears the problem.
         self.engine, self._has_opened = engine, True
-        self.report(None)
         return True
 
     def close(self) -> None:

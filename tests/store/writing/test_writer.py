@@ -1,10 +1,12 @@
 """The writer survives kills, full disks, locks and overload: it loses no accepted record and never raises."""
 
+import contextlib
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +18,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobRecord, RollupRecord
-from tests.support.small_disk import fill, small_disk
+from tests.support.small_disk import fill, remount, small_disk
 from tests.support.waiting import wait_until
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -142,6 +144,38 @@ def test_on_a_full_disk_the_reserve_is_used_for_important_records_and_readings_a
     assert reasons(path) == [str(i) for i in range(1000)]
     with open_history(path) as history:
         assert len(history.rollups(bucket_s=1)) == 1
+
+
+@pytest.mark.fault(18)
+def test_a_read_only_disk_is_reported_until_a_write_succeeds(disk: Path) -> None:
+    """With a write-ahead log beside it, as a reader leaves it, the database can be opened but not written."""
+    path = disk / "history.sqlite3"
+    writer = HistoryWriter(path, WriterOptions(batch_s=0.0, retry_s=0.05))
+    writer.start()
+    writer.write(event(0))
+    assert writer.flush(10)
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as reader:
+        reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        writer.write(event(1))
+        assert writer.flush(10)
+    remount(disk, "ro")
+    try:
+        writer.write(event(2))
+        wait_until(lambda: writer.status().reason is not None)
+        troubles = set()
+        for _ in range(60):
+            troubles.add(writer.status().reason)
+            time.sleep(0.005)
+    finally:
+        remount(disk, "rw")
+    recovered = writer.flush(20)
+    reason = writer.status().reason
+    writer.close()
+
+    assert troubles == {"attempt to write a readonly database"}
+    assert recovered
+    assert reason is None
+    assert reasons(path) == ["0", "1", "2"]
 
 
 @pytest.mark.fault(21)
