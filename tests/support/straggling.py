@@ -48,7 +48,7 @@ def provoke(hosts: TwoHosts, ratio: float, limit_s: float, *, slow_iterations: i
     """
     hosts.wait_for_progress(slow_iterations, limit_s)
     hosts.set_straggler(ratio)
-    wait_until(lambda: _knows_of_straggler(hosts), limit_s)
+    wait_until(lambda: is_straggler_known(hosts), limit_s)
     wait_until(lambda: _saving_ratio(hosts) is not None, limit_s)
     hosts.wait_for_progress(slow_iterations, limit_s)
     reported = _saving_ratio(hosts)
@@ -65,7 +65,8 @@ def is_forced(hosts: TwoHosts) -> bool:
     return state is None or state["straggler_time_s"] is not None
 
 
-def _knows_of_straggler(hosts: TwoHosts) -> bool:
+def is_straggler_known(hosts: TwoHosts) -> bool:
+    """Return whether a straggler sets replica 0's pace."""
     state = hosts.replica(0)
     return state is not None and state["straggler_time_s"] is not None
 

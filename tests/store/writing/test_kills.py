@@ -19,7 +19,7 @@ from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IterationRecord, JobRecord, RollupRecord, SampleRecord
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
-NUM_KILLS = 500
+NUM_KILLS = 150
 BATCH = 40
 _NEEDED_BYTES = 256 * 2**20
 

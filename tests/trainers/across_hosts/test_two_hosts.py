@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 from tests.support.host_trainer import rank_index
 from tests.support.stopping import stop_between_driver_calls
-from tests.support.straggling import Episode, provoke
+from tests.support.straggling import is_forced, is_straggler_known
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts, two_hosts
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,8 @@ LIMIT_S = 60.0
 VICTIM = rank_index(1, 2)
 STOPPED = rank_index(0, 3)
 SILENCE_LIMIT_S = 1.5
-STRAGGLER_RATIO = 1.3
+STRAGGLER_RATIO = 2.0
+"""Far above the noise of iteration times on a loaded machine."""
 
 
 @contextmanager
@@ -69,44 +70,13 @@ def is_at_full_speed(hosts: TwoHosts) -> bool:
     return sum(hosts.lowered()) == 0
 
 
-def check(episode: Episode) -> None:
-    """Assert that the other replica followed the straggler, saved the reported energy, and recovered."""
-    assert episode.straggler_ratio > 1.1
-    assert episode.busy_ratio > 1.03
-    assert episode.saving_ratio is not None
-    assert episode.saving_ratio > 0.02
-    assert episode.reported_saving_ratio > 0.02
-
-
-@pytest.mark.fault(46)
-def test_a_straggler_is_followed_across_hosts_and_a_cut_link_ends_plans_on_both(tmp_path: Path) -> None:
-    """Policy bubble-aware; benchmarks/runs/two_hosts.py measures the numbers of iterations."""
-    with hosts_or_skip(tmp_path, policy="bubble-aware") as hosts:
-        hosts.start_training()
-        hosts.wait_for_plan(LIMIT_S)
-
-        check(provoke(hosts, STRAGGLER_RATIO, LIMIT_S))
-
-        wait_until_followed(hosts)
-        hosts.set_link("down")
-        wait_until_as_found(hosts)
-
-
-@pytest.mark.fault(46)
-def test_replicas_on_one_host_each_follow_a_straggler_on_the_other_host(tmp_path: Path) -> None:
-    with hosts_or_skip(tmp_path, policy="bubble-aware") as hosts:
-        hosts.start_training(are_replicas_whole=True, duration_scale=1.5)
-        hosts.wait_for_plan(LIMIT_S)
-
-        check(provoke(hosts, STRAGGLER_RATIO, LIMIT_S))
-
-        hosts.set_link("down")
-        wait_until_as_found(hosts)
-
-
 @pytest.mark.fault(29)
 def test_after_any_failure_training_continues_and_no_clock_stays_lowered(tmp_path: Path) -> None:
-    """A policy that plans after few iterations: the rule does not depend on the plan."""
+    """A policy that plans after few iterations: the rule does not depend on the plan.
+
+    The straggler shows that paces reach the other replica through both daemons. What a policy makes of a straggler is
+    tested in virtual time and measured by benchmarks/runs/two_hosts.py.
+    """
     with hosts_or_skip(tmp_path, policy="uniform") as hosts:
         hosts.start_training(is_managed=False)
         hosts.wait_for_progress(1, LIMIT_S)
@@ -114,6 +84,11 @@ def test_after_any_failure_training_continues_and_no_clock_stays_lowered(tmp_pat
 
         hosts.start_training()
         wait_until_followed(hosts)
+
+        hosts.set_straggler(STRAGGLER_RATIO)
+        wait_until(lambda: is_straggler_known(hosts), LIMIT_S)
+        hosts.set_straggler(None)
+        wait_until(lambda: not is_forced(hosts), LIMIT_S)
 
         hosts.set_link("down")
         wait_until_as_found(hosts)
