@@ -96,7 +96,7 @@ engine, *_ = deepspeed.initialize(model=model, model_parameters=[*model.paramete
 generator = torch.Generator().manual_seed(2)
 data = iter([(torch.randn(2, 8, generator=generator),) * 2 for _ in range(12 * {NUM_MICROBATCHES})])
 losses = [float(engine.train_batch(data_iter=data)).hex() for _ in range(12)]
-with open(os.environ["LOSSES"] + os.environ["RANK"], "a") as out:
+with open(os.path.join(os.environ["OUT"], "losses-" + os.environ["RANK"]), "w") as out:
     print(*losses, file=out)
 torch.distributed.barrier()
 os._exit(0)
@@ -105,13 +105,13 @@ os._exit(0)
 
 def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
-    joined = run_unchanged(
-        tmp_path, UNCHANGED, num_joining=NUM_RANKS, launcher=torchrun, LOSSES=str(tmp_path / "losses-")
-    )
+    joined = run_unchanged(tmp_path, UNCHANGED, num_joining=NUM_RANKS, launcher=torchrun)
 
     planned = make_schedule("1f1b", NUM_RANKS, NUM_MICROBATCHES)
     for rank in range(NUM_RANKS):
-        joined_losses, losses = (tmp_path / f"losses-{rank}").read_text(encoding="ascii").splitlines()
+        joined_losses, losses = (
+            (tmp_path / run / f"losses-{rank}").read_text(encoding="ascii") for run in ("joined", "without")
+        )
         assert joined_losses == losses
         assert len(losses.split()) == 12
         registration = next(r for r in joined.registrations if r["pp_rank"] == rank)

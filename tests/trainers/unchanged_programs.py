@@ -1,4 +1,7 @@
-"""Runs of an unmodified program, with and without `gpuenergyd run`."""
+"""Runs of an unmodified program, with and without `gpuenergyd run`.
+
+Only the run that joins needs a new interpreter, whose imports are hooked.
+"""
 
 import os
 import subprocess
@@ -10,6 +13,7 @@ from typing import Any
 
 from gpuenergyd_trainers.autostart.launching import launch_environment
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.trainers.forked_programs import run_forked
 
 RUN_LIMIT_S = 400.0
 
@@ -27,26 +31,37 @@ class Joined:
 def run_unchanged(
     folder: Path, program: str, *, num_joining: int = 1, launcher: Sequence[str] = (), **variables: str
 ) -> Joined:
-    """Run a program joined, then without joining, to show that nothing of the first run remains.
+    """Run a program joined and without joining; `OUT` names a folder of its own for each run.
 
     Any message of this project on standard error is a failure: joining is silent.
     """
     script = folder / "train.py"
     script.write_text(program, encoding="utf-8")
-    command = [sys.executable, *launcher, str(script)]
+    with_us, without_us = folder / "joined", folder / "without"
+    with_us.mkdir()
+    without_us.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
-    environ = {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables}
+    environ = {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **variables, "OUT": str(with_us)}
     with FakeDaemon(folder) as daemon:
         gpu_uuids = ",".join(f"GPU-{rank}" for rank in range(max(1, num_joining)))
         hooked = launch_environment(
             {**environ, "GPUENERGYD_SOCKET": daemon.socket_path, "GPUENERGYD_GPU_UUID": gpu_uuids}
         )
-        joined = _run(command, hooked, folder)
+        done = subprocess.run(
+            [sys.executable, *launcher, str(script)],
+            env=hooked,
+            cwd=with_us,
+            capture_output=True,
+            text=True,
+            timeout=RUN_LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
         registrations = [daemon.registrations.get(timeout=WAIT_LIMIT_S) for _ in range(num_joining)]
         reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]
-    without = _run(command, environ, folder)
-    assert "gpuenergyd" not in joined.stderr, joined.stderr
-    return Joined(joined.stdout, without.stdout, registrations, reports)
+    without = run_forked(without_us, script, num_ranks=num_joining, **variables, OUT=str(without_us))
+    assert "gpuenergyd" not in done.stderr, done.stderr
+    return Joined(done.stdout, "".join(without), registrations, reports)
 
 
 def check_one_process_joined(folder: Path, program: str, *, num_losses: int) -> None:
@@ -59,11 +74,3 @@ def check_one_process_joined(folder: Path, program: str, *, num_losses: int) -> 
         ("train", "GPU-0", "loop")
     ]
     assert joined.reports
-
-
-def _run(command: Sequence[str], environ: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command, env=environ, cwd=folder, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
