@@ -169,14 +169,17 @@ def test_arbitrary_file_content_is_rejected(content: bytes) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda d: d["samples"][0].__setitem__(2, -1.0),
-        lambda d: d["samples"][0].__setitem__(2, 1e6),
-        lambda d: d["samples"][0].__setitem__(1, 0.0),
-        lambda d: d["samples"][0].__setitem__(0, "soon"),
-        lambda d: d["samples"][0].__setitem__(3, "guessed"),
-        lambda d: d["signal"].__setitem__("zone", "G" * 1000),
-        lambda d: d.__setitem__("version", 2),
-        lambda d: d.__setitem__("samples", d["samples"] * 30_000),
+        lambda d: d["fetched"]["samples"][0].update(carbon_intensity_g_per_kwh=-1.0),
+        lambda d: d["fetched"]["samples"][0].update(carbon_intensity_g_per_kwh=1e6),
+        lambda d: d["fetched"]["samples"][0].update(carbon_intensity_g_per_kwh=None),
+        lambda d: d["fetched"]["samples"][0].update(valid_to_at="1970-01-01T00:00:00Z"),
+        lambda d: d["fetched"]["samples"][0].update(valid_to_at="2100-01-01T00:00:00Z"),
+        lambda d: d["fetched"]["samples"][0].update(valid_from_at="soon"),
+        lambda d: d["fetched"]["samples"][0].update(status="guessed"),
+        lambda d: d["fetched"]["signal"].update(zone="G" * 1000),
+        lambda d: d["fetched"]["status"].update(fetched_at="2026-01-01T00:00:00"),
+        lambda d: d.update(version=1),
+        lambda d: d["fetched"].update(samples=d["fetched"]["samples"] * 30_000),
     ],
 )
 def test_an_invalid_file_is_rejected(tmp_path: Path, spoil: object) -> None:
