@@ -31,11 +31,7 @@ class Eia:
     period_s: float = HOUR.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the published values of the last two days.
-
-        Raises:
-            CarbonSourceError: the provider returned no usable value.
-        """
+        """Return the published values of the last two days."""
         reply = self.web.get_json(
             NAME,
             f"{self.base_url}/electricity/rto/fuel-type-data/data/",

@@ -26,11 +26,7 @@ class ElectricityMaps:
     period_s: float = HOUR.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last 24 hours, so that hourly calls also fill gaps and replace estimates.
-
-        Raises:
-            CarbonSourceError: the provider returned no usable value.
-        """
+        """Return the last 24 hours, so that hourly calls also fill gaps and replace estimates."""
         reply = self.web.get_json(
             NAME,
             f"{self.base_url}/carbon-intensity/history",

@@ -50,11 +50,7 @@ class Entsoe:
     period_s: float = HOUR.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the published values of the last 30 hours.
-
-        Raises:
-            CarbonSourceError: the provider returned no usable value.
-        """
+        """Return the published values of the last 30 hours."""
         end = now_at.replace(minute=0, second=0, microsecond=0) + HOUR
         body = self.web.get(
             NAME,

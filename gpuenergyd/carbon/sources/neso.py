@@ -28,11 +28,7 @@ class Neso:
     period_s: float = _SLOT.total_seconds()
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last 24 hours and a forecast of 48 hours.
-
-        Raises:
-            CarbonSourceError: the provider returned no usable value.
-        """
+        """Return the last 24 hours and a forecast of 48 hours."""
         slot = now_at.replace(minute=now_at.minute // 30 * 30, second=0, microsecond=0)
         stamp = f"{slot:%Y-%m-%dT%H:%MZ}"
         values: list[RawValue] = []

@@ -31,11 +31,7 @@ class WattTime:
     _token: str | None = field(default=None, repr=False)
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the last 24 hours, and the forecast if the plan includes it.
-
-        Raises:
-            CarbonSourceError: the provider returned no usable value.
-        """
+        """Return the last 24 hours, and the forecast if the plan includes it."""
         window = {"start": f"{now_at - _HISTORY:%Y-%m-%dT%H:%MZ}", "end": f"{now_at:%Y-%m-%dT%H:%MZ}"}
         values = list(self._values(self._ask("historical", window), SampleStatus.ESTIMATED))
         try:

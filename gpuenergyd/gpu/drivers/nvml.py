@@ -72,11 +72,7 @@ class NvmlHost:
         return {uuid: d.observe_only_reason for uuid, d in self._devices.items() if d.observe_only_reason}
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return a reading; power and energy come from one field query where the driver supports it.
-
-        Raises:
-            GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Return a reading; power and energy come from one field query where the driver supports it."""
         power_mw, energy_mj = self._power_and_energy(gpu_uuid)
         read_mono_ns = time.monotonic_ns()
         reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
@@ -91,11 +87,7 @@ class NvmlHost:
         )
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return power limits, modes and the PCI address.
-
-        Raises:
-            GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Return power limits, modes and the PCI address."""
         limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
         persistence = self._ask(gpu_uuid, "nvmlDeviceGetPersistenceMode")
         return GpuDetails(
@@ -146,11 +138,7 @@ class NvmlHost:
     # Controlling
 
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
-        """Lock the SM clock at a supported value.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Lock the SM clock at a supported value."""
         clocks = self._device(gpu_uuid).identity.supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
             known = f"{len(clocks)} clocks from {clocks[-1]} to {clocks[0]} MHz" if clocks else "none reported"
@@ -160,27 +148,15 @@ class NvmlHost:
         self._call(gpu_uuid, "nvmlDeviceSetGpuLockedClocks", clocks[-1], sm_clock_mhz)
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Remove the clock lock.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Remove the clock lock."""
         self._call(gpu_uuid, "nvmlDeviceResetGpuLockedClocks")
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the present power limit.
-
-        Raises:
-            GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Return the present power limit."""
         return float(self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimit")) / 1000.0
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
-        """Set the power limit, with version 1 of the call: the binding's version 2 discards errors.
-
-        Raises:
-            GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
-        """
+        """Set the power limit, with version 1 of the call: the binding's version 2 discards errors."""
         low_mw, high_mw = self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints")
         if not low_mw <= power_limit_w * 1000.0 <= high_mw:
             raise GpuUnsupportedError(

@@ -147,12 +147,7 @@ class SimulatedHost:
     # Controlling
 
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
-        """Lock the SM clock; takes as long as a driver call, and takes effect shortly afterwards.
-
-        Raises:
-            GpuNotFoundError: unknown GPU.
-            GpuUnsupportedError: unsupported clock.
-        """
+        """Lock the SM clock; takes as long as a driver call, and takes effect shortly afterwards."""
         clocks = self._identities[self._at(gpu_uuid)].supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
             nearest = sorted(sorted(clocks, key=lambda c: abs(c - sm_clock_mhz))[:2])
@@ -163,29 +158,16 @@ class SimulatedHost:
         self._install(gpu_uuid, sm_clock_mhz)
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Remove the clock lock; takes as long as setting one.
-
-        Raises:
-            GpuNotFoundError: unknown GPU.
-        """
+        """Remove the clock lock; takes as long as setting one."""
         self._install(gpu_uuid, NO_LOCK)
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the present power limit.
-
-        Raises:
-            GpuNotFoundError: unknown GPU.
-        """
+        """Return the present power limit."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return record.state.power_limit_w
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
-        """Set the power limit; takes as long as setting a clock.
-
-        Raises:
-            GpuNotFoundError: unknown GPU.
-            GpuUnsupportedError: out of range.
-        """
+        """Set the power limit; takes as long as setting a clock."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         if not model.min_power_limit_w <= power_limit_w <= model.max_power_limit_w:

@@ -153,11 +153,7 @@ class Forecasts:
         self._kept: dict[str, tuple[datetime, int, int, ZoneForecaster]] = {}
 
     def __call__(self, history: HourlySeries, *, num_hours: int = 24) -> CarbonForecast:
-        """Return the forecast issued at the end of a history.
-
-        Raises:
-            CarbonDataError: the history has no value, or `num_hours` is out of range.
-        """
+        """Return the forecast issued at the end of a history."""
         if not 1 <= num_hours <= NUM_TARGET_HOURS:
             raise CarbonDataError(f"num_hours {num_hours} is out of range; valid: 1 to {NUM_TARGET_HOURS}")
         known = filled_history(history)
