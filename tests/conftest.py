@@ -1,8 +1,9 @@
-"""Shared by all tests: fixed hypothesis examples, fault numbers in test ids, and a check for leaked resources."""
+"""Shared by all tests: fixed hypothesis examples, the order of files, fault numbers in ids, a check for leaks."""
 
 import asyncio
 import os
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,43 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("tests")
+
+LONGEST_FILES = (
+    "trainers/test_frameworks.py",
+    "daemon/test_whole_daemon.py",
+    "gpu/restore/test_kill_matrix.py",
+    "cli/demo/test_command.py",
+    "trainers/across_hosts/test_two_hosts.py",
+    "tools/test_release.py",
+    "project/test_documents.py",
+    "daemon/carbon/test_carbon_daemon.py",
+    "systemd/test_real_systemd.py",
+    "policies/bubble_aware/test_disturbances.py",
+    "policies/bubble_aware/test_control_loop.py",
+    "daemon/jobs/test_previous_runs.py",
+    "daemon/carbon/test_targets.py",
+    "store/writing/test_kills.py",
+    "policies/bubble_aware/test_scenarios.py",
+    "trainers/test_examples.py",
+    "trainers/test_torch_schedules.py",
+    "trainers/autostart/test_autostart.py",
+    "gpu/test_daemon_on_nvml.py",
+    "gpu/test_other_tools.py",
+    "gpu/test_demo_on_nvml.py",
+    "daemon/test_history_faults.py",
+    "daemon/api/test_schemathesis.py",
+)
+"""Files that take more than 20 s, longest first: begun last, one of them would keep one worker busy alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, then keep the order."""
+    folder = Path(__file__).parent
+    missing = [name for name in LONGEST_FILES if not (folder / name).exists()]
+    if missing:
+        raise pytest.UsageError(f"tests/conftest.py lists files that do not exist: {', '.join(missing)}")
+    position = {folder / name: index for index, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: position.get(item.path, len(position)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
