@@ -17,29 +17,9 @@ class LoopJob:
     The GPU is searched until the third iteration, because many programs use CUDA only from the first one on.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        gpu_uuid: str | None = None,
-        socket_path: str | None = None,
-        run_key: str | None = None,
-        policy: str | None = None,
-        max_slowdown_ratio: float | None = None,
-        num_iterations: int | None = None,
-    ) -> None:
+    def __init__(self, rank: RankDescription, *, run_key: str | None, socket_path: str | None) -> None:
+        self._rank = rank
         self._run_key = run_key
-        self._rank = RankDescription(
-            job_name=name,
-            run_key="",
-            gpu_uuid=gpu_uuid,
-            schedule_name=SCHEDULE_NAME,
-            num_microbatches=1,
-            framework="loop",
-            policy=policy,
-            max_slowdown_ratio=max_slowdown_ratio,
-            num_iterations=num_iterations,
-        )
         self._socket_path = socket_path
         self._client: RankClient | None = None
         self._num_tries = 0
@@ -123,12 +103,15 @@ def job(
         num_iterations: number of iterations of this run, for planning the slowdown budget to its end; alternatives are
             the variables GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE.
     """
-    return LoopJob(
-        name,
+    rank = RankDescription(
+        job_name=name,
+        run_key="",
         gpu_uuid=gpu_uuid,
-        socket_path=socket_path,
-        run_key=run_key,
+        schedule_name=SCHEDULE_NAME,
+        num_microbatches=1,
+        framework="loop",
         policy=policy,
         max_slowdown_ratio=max_slowdown_ratio,
         num_iterations=num_iterations,
     )
+    return LoopJob(rank, run_key=run_key, socket_path=socket_path)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -223,20 +224,8 @@ def _text(path: Path) -> str:
 
 def plain_zone(zone: ZoneReplay) -> dict[str, Any]:
     """Return a zone's result as a JSON object: ratios, forecast skill, and the results of all methods."""
-    return {
-        "zone": zone.zone,
-        "num_jobs": zone.num_jobs,
-        "constant_saving_ratio": zone.constant_saving_ratio,
-        "oracle_saving_ratio": zone.oracle_saving_ratio,
-        "timing_gain_ratio": zone.timing_gain_ratio,
-        "achieved_saving_ratio": zone.achieved_saving_ratio,
-        "captured_ratio": zone.captured_ratio,
-        "time_used_ratio_max": zone.time_used_ratio_max,
-        "skill_1h_ratio": zone.skill.skill_1h_ratio,
-        "skill_6h_ratio": zone.skill.skill_6h_ratio,
-        "skill_24h_mean_ratio": zone.skill.skill_24h_mean_ratio,
-        "refit_s_max": zone.refit_s_max,
-        "forecast_s_max": zone.forecast_s_max,
-        "methods": list(zone.methods),
-        "notes": zone.notes,
-    }
+    values = {field.name: getattr(zone, field.name) for field in fields(zone)}
+    for name in ("skill", "jobs", "forecasts"):
+        del values[name]
+    skills = ("skill_1h_ratio", "skill_6h_ratio", "skill_24h_mean_ratio")
+    return {**values, **{name: getattr(zone.skill, name) for name in skills}}
