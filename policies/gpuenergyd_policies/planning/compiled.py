@@ -33,7 +33,7 @@ def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
     """Compile a kernel on its first call, or load it from the disk cache of an earlier process."""
     if not IS_COMPILED:
         return kernel
-    folder = _cache_folder()
+    folder = cache_folder()
     if folder is None:
         in_memory: Callable[P, R] = numba.njit(nogil=True)(kernel)
         return in_memory
@@ -53,7 +53,7 @@ def kernel_files() -> list[Path]:
 
 
 @cache
-def _cache_folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the folder for compiled kernels of exactly this source, None if no folder is writable.
 
     numba only checks the age and size of the file that defines a kernel, and misses changes in the kernels that it

@@ -35,7 +35,7 @@ def njit_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, bool], s
 def test_a_kernel_is_cached_on_disk_and_releases_the_interpreter_lock(
     njit_calls: list[tuple[dict[str, bool], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
 
     assert compiled.compiled(_doubled)(21) == 42
     assert njit_calls == [({"cache": True, "nogil": True}, str(tmp_path))]
@@ -45,7 +45,7 @@ def test_a_kernel_is_cached_on_disk_and_releases_the_interpreter_lock(
 def test_a_kernel_is_compiled_in_memory_without_a_cache_folder(
     njit_calls: list[tuple[dict[str, bool], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "_cache_folder", lambda: None)
+    monkeypatch.setattr(compiled, "cache_folder", lambda: None)
 
     assert compiled.compiled(_doubled)(21) == 42
     assert njit_calls == [({"nogil": True}, "as before")]
@@ -81,7 +81,7 @@ def test_the_cache_folder_is_beside_the_code_or_in_the_users_cache_or_in_numba_c
     (tmp_path / "code" / "compiled.py").write_text("one")
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    find = compiled._cache_folder.__wrapped__
+    find = compiled.cache_folder.__wrapped__
 
     beside = find()
     (tmp_path / "code" / "__pycache__").rename(tmp_path / "gone")
@@ -110,12 +110,12 @@ def test_kernels_are_compiled_if_numba_is_installed_and_not_disabled() -> None:
 def test_kernels_compile_without_a_writable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(compiled, "_cache_folder", compiled._cache_folder.__wrapped__)
+    monkeypatch.setattr(compiled, "cache_folder", compiled.cache_folder.__wrapped__)
 
     def doubled(value: int) -> int:
         return 2 * value
 
-    assert compiled._cache_folder() is None
+    assert compiled.cache_folder() is None
     assert compiled.compiled(doubled)(21) == 42
 
 
@@ -130,7 +130,7 @@ def test_any_change_of_a_kernel_file_changes_the_cache_folder(tmp_path: Path, mo
 
     def folder(content: str) -> Path | None:
         kernel.write_text(f"import numba\n\n\n@compiled\ndef kernel(): {content}")
-        found: Path | None = compiled._cache_folder.__wrapped__()
+        found: Path | None = compiled.cache_folder.__wrapped__()
         return found
 
     before, changed = folder("pass"), folder("return 1")
