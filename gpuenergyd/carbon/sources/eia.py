@@ -66,11 +66,7 @@ class Eia:
 
 
 def make(options: SourceOptions) -> Eia:
-    """Return the source; requires a key.
-
-    Raises:
-        CarbonDataError: there is no key.
-    """
+    """Return the source; requires a key."""
     if not options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file")
     signal = CarbonSignal(options.zone, NAME, SignalKind.AVERAGE, EmissionFactor.LIFECYCLE)

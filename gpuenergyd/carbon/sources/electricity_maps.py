@@ -54,11 +54,7 @@ class ElectricityMaps:
 
 
 def make(options: SourceOptions) -> ElectricityMaps:
-    """Return the source; requires a key.
-
-    Raises:
-        CarbonDataError: there is no key, or the signal is not average and life-cycle or direct.
-    """
+    """Return the source; requires a key."""
     if not options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file")
     if options.kind is SignalKind.MARGINAL or options.factor is EmissionFactor.OPERATIONAL:

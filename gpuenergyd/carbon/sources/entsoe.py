@@ -68,11 +68,7 @@ class Entsoe:
 
 
 def make(options: SourceOptions) -> Entsoe:
-    """Return the source; requires a token and a known zone.
-
-    Raises:
-        CarbonDataError: the token is missing, or the zone is unknown.
-    """
+    """Return the source; requires a token and a known zone."""
     if not options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file that holds the security token")
     area = options.zone if _CODE.fullmatch(options.zone) else AREAS.get(options.zone)

@@ -83,11 +83,7 @@ class CsvFile:
 
 
 def make_fixed(options: SourceOptions) -> Fixed:
-    """Return the source; requires a value.
-
-    Raises:
-        CarbonDataError: the value is missing or out of range.
-    """
+    """Return the source; requires a value."""
     if options.g_per_kwh is None:
         raise CarbonDataError(f"carbon source {FIXED} requires a value in g/kWh")
     kind = options.kind or SignalKind.AVERAGE
@@ -96,11 +92,7 @@ def make_fixed(options: SourceOptions) -> Fixed:
 
 
 def make_csv(options: SourceOptions) -> CsvFile:
-    """Return the source; requires a path.
-
-    Raises:
-        CarbonDataError: the path is missing.
-    """
+    """Return the source; requires a path."""
     if options.path is None:
         raise CarbonDataError(f"carbon source {CSV} requires the path of a file")
     kind = options.kind or SignalKind.AVERAGE

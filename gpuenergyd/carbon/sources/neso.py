@@ -39,11 +39,7 @@ class Neso:
 
 
 def make(options: SourceOptions) -> Neso:
-    """Return the source; only for zone GB.
-
-    Raises:
-        CarbonDataError: the zone is not GB.
-    """
+    """Return the source; only for zone GB."""
     if options.zone != ZONE:
         raise CarbonDataError(f"carbon source {NAME} supports only zone {ZONE}, got {options.zone!r}")
     return Neso(options.web, options.base_url or HOST)

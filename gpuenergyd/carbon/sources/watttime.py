@@ -81,11 +81,7 @@ class WattTime:
 
 
 def make(options: SourceOptions) -> WattTime:
-    """Return the source; the key file must contain `user:password`.
-
-    Raises:
-        CarbonDataError: the key is missing, or the factor is not direct.
-    """
+    """Return the source; the key file must contain `user:password`."""
     if not options.key or ":" not in options.key:
         raise CarbonDataError(f"carbon source {NAME} needs a key file that holds user:password")
     if options.factor not in {None, EmissionFactor.DIRECT}:

@@ -18,14 +18,20 @@ from gpuenergyd.core.carbon.slowdown_account import SETTLING_ITERATIONS, Slowdow
 from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
+from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision, TargetView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.carbon.account_file import AccountFile
 from gpuenergyd.daemon.carbon.accounts import JobAccount, JobAccounts
-from gpuenergyd.daemon.carbon.budget import JobBudget, is_overdrawing, is_unaffordable, job_budget, profiling_refusal
+from gpuenergyd.daemon.carbon.budget import (
+    JobBudget,
+    is_overdrawing,
+    is_unaffordable,
+    job_budget,
+    profiling_refusal,
+    view_deadline,
+)
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.status import carbon_figures, carbon_of, target_figures
-from gpuenergyd.daemon.carbon.target_view import target_view
 from gpuenergyd.daemon.ports import HistoryPort, RunningJob, TargetPort
 from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -132,7 +138,8 @@ class CarbonTargets:
                 job.decided_for = occasion
                 self._apply(runner, job, baseline, self._target_without_plan(runner, budget))
                 continue
-            view = target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, self._now())
+            now_at = self._now()
+            view = _target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, now_at)
             series = self._feed.signal.series()
             query = TargetQuery(
                 self._settings.target,
@@ -282,3 +289,40 @@ def _target_text(target: PerformanceTarget, reason: str) -> str:
             else f"target: constant slowdown ({reason})"
         )
     return f"target: {target.permitted_time_s:.4g} s per iteration ({reason})"
+
+
+def _target_view(
+    settings: Settings,
+    grid: GridClock,
+    runner: RunningJob,
+    baseline: BaselineView,
+    account: SlowdownAccount,
+    budget: JobBudget,
+    forecast: CarbonForecast | None,
+    now_at: datetime,
+) -> TargetView:
+    """Return the target policy's view of a job; times are grid time, which runs faster in a replay."""
+    speed, target = grid.speed, runner.job.target
+    end_at = view_deadline(budget, account, now_at)
+    left = budget.num_iterations_left
+    return TargetView(
+        job_id=runner.job_id,
+        now_at=grid.to_grid(now_at),
+        max_slowdown_ratio=runner.job.description.target.max_slowdown_ratio,
+        baseline=BaselineView(
+            baseline.iteration_time_s * speed,
+            None if baseline.energy_j is None else baseline.energy_j * speed,
+            baseline.num_iterations,
+            baseline.iteration_sigma_s * speed,
+        ),
+        num_iterations_done=account.num_iterations,
+        active_time_s=account.active_s * speed,
+        num_iterations_total=None if left is None else account.num_iterations + left,
+        deadline_at=None if end_at is None else grid.to_grid(end_at),
+        forecast=forecast,
+        full_speed_time_s=baseline.iteration_time_s * (1.0 + account.drift_ratio(baseline.iteration_time_s)) * speed,
+        straggler_time_s=None if target.straggler_time_s is None else target.straggler_time_s * speed,
+        current_target_time_s=None if target.permitted_time_s is None else target.permitted_time_s * speed,
+        host_power_w=settings.carbon_host_power_w,
+        window_s=settings.carbon_window_h * HOUR.total_seconds(),
+    )
