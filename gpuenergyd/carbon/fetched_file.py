@@ -50,12 +50,12 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class _FileContent:
+class _FetchedFile:
     version: int
     fetched: Fetched
 
 
-_DECODER = msgspec.json.Decoder(_FileContent)
+_DECODER = msgspec.json.Decoder(_FetchedFile)
 
 
 def write_fetched(path: Path, fetched: Fetched) -> None:
@@ -66,7 +66,7 @@ def write_fetched(path: Path, fetched: Fetched) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    content = msgspec.json.encode(_FileContent(VERSION, fetched))
+    content = msgspec.json.encode(_FetchedFile(VERSION, fetched))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
@@ -102,7 +102,7 @@ def read_fetched(path: Path) -> Fetched:
         raise CarbonSourceError(f"fetched values {path}: invalid content: {error}") from None
 
 
-def _checked(content: _FileContent) -> Fetched:
+def _checked(content: _FetchedFile) -> Fetched:
     if content.version != VERSION:
         raise CarbonSourceError(f"unsupported version {content.version}; expected {VERSION}")
     fetched = content.fetched
