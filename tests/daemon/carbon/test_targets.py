@@ -31,10 +31,10 @@ from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import carbon_report
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
 from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
-from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.bubble_aware.test_control_loop import training
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import VirtualTraining
 
 FIRST_AT = datetime(2024, 1, 1, tzinfo=UTC)
@@ -196,7 +196,7 @@ def tuned_time_by_intensity(here: Site, values: Sequence[float]) -> tuple[float,
 
 def test_a_job_is_slower_in_dirty_hours_within_its_budget_and_shows_both_savings(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
-    here = site(tmp_path, BubbleAware(), values, hour_s=25.0, carbon_window_h=12.0)
+    here = site(tmp_path, RememberedBubbleAware(), values, hour_s=25.0, carbon_window_h=12.0)
 
     here.run_hours(12)
     while not here.targets.status(here.following)["target"]["num_windows"]:
@@ -374,7 +374,7 @@ def test_an_uninformative_signal_leads_to_a_constant_slowdown(tmp_path: Path, va
     assert len(times_s) <= 3
 
 
-@pytest.mark.parametrize("policy", [Uniform, BubbleAware])
+@pytest.mark.parametrize("policy", [Uniform, RememberedBubbleAware])
 def test_a_job_too_short_for_profiling_is_refused_it_with_the_reason(
     tmp_path: Path, policy: Callable[[], ClockPolicy]
 ) -> None:

@@ -24,6 +24,7 @@ from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -51,7 +52,7 @@ def tuned_medians(run: VirtualTraining) -> tuple[float, float]:
 
 
 def test_bubble_aware_saves_energy_at_the_same_speed() -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
 
     run.run(45)
 
@@ -62,7 +63,7 @@ def test_bubble_aware_saves_energy_at_the_same_speed() -> None:
 
 
 def test_bubble_aware_holds_up_under_noise_and_uneven_switch_latency() -> None:
-    run = training(BubbleAware(), noise_ratio=0.003, latency_spread_ratio=0.5, seed=3)
+    run = training(RememberedBubbleAware(), noise_ratio=0.003, latency_spread_ratio=0.5, seed=3)
 
     run.run(60)
 
@@ -72,7 +73,7 @@ def test_bubble_aware_holds_up_under_noise_and_uneven_switch_latency() -> None:
 
 
 def test_prediction_and_bound_agree_with_measurements() -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
 
     run.run(45)
 
@@ -86,7 +87,7 @@ def test_prediction_and_bound_agree_with_measurements() -> None:
 
 
 def test_a_permitted_slowdown_saves_more_and_is_not_exceeded() -> None:
-    run = training(BubbleAware(), max_slowdown_ratio=0.05)
+    run = training(RememberedBubbleAware(), max_slowdown_ratio=0.05)
 
     run.run(60)
 
@@ -112,7 +113,7 @@ def test_bubble_aware_keeps_no_state() -> None:
 
 
 def test_profiling_tries_one_design_point_per_iteration_and_stops_when_it_knows_enough() -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
 
     run.run(45)
 
@@ -122,7 +123,7 @@ def test_profiling_tries_one_design_point_per_iteration_and_stops_when_it_knows_
 
 
 def test_all_ranks_run_at_full_speed_while_waiting_for_the_last_profiling_points() -> None:
-    run = training(BubbleAware(), energy_noise_ratio=0.2)
+    run = training(RememberedBubbleAware(), energy_noise_ratio=0.2)
 
     run.run(45)
 
@@ -133,7 +134,7 @@ def test_all_ranks_run_at_full_speed_while_waiting_for_the_last_profiling_points
 
 
 def test_a_pipeline_slower_than_predicted_is_corrected_to_the_target() -> None:
-    run = training(BubbleAware(), slow_factor_when_tuned=1.012)
+    run = training(RememberedBubbleAware(), slow_factor_when_tuned=1.012)
 
     run.run(90)
 
@@ -159,7 +160,7 @@ class _Reckless:
 
 
 def test_profiling_clocks_are_released_while_a_policy_takes_long() -> None:
-    run = training(BubbleAware(), thinking_iterations=9)
+    run = training(RememberedBubbleAware(), thinking_iterations=9)
 
     run.run(150)
 
@@ -211,7 +212,9 @@ def test_each_fault_doubles_the_time_at_full_speed() -> None:
 
 def test_a_profile_that_no_longer_holds_is_measured_again_within_the_budget() -> None:
     run = training(
-        BubbleAware(), slow_factor_when_tuned=1.3, rules=JobRules(relearn_after_slow_plans=1, proof_iterations=0)
+        RememberedBubbleAware(),
+        slow_factor_when_tuned=1.3,
+        rules=JobRules(relearn_after_slow_plans=1, proof_iterations=0),
     )
 
     run.run(110)
@@ -238,7 +241,7 @@ def test_a_plan_that_meets_its_target_cancels_earlier_faults() -> None:
     slow = (range(30, 34), range(60, 64))
 
     run = training(
-        BubbleAware(),
+        RememberedBubbleAware(),
         slowdown_of=lambda _, iteration: 1.1 if any(iteration in span for span in slow) else 1.0,
         rules=JobRules(redeeming_iterations=20, proof_iterations=0),
     )
@@ -319,7 +322,7 @@ def test_full_speed_never_touches_a_gpu() -> None:
 
 
 def test_leases_come_before_the_first_plan_that_sets_clocks() -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
 
     run.run(20)
 
@@ -330,7 +333,7 @@ def test_leases_come_before_the_first_plan_that_sets_clocks() -> None:
 
 @pytest.mark.parametrize("event", [RankLost(2, "killed"), RankReleased(0)])
 def test_the_end_of_any_rank_restores_all_clocks(event: RankLost | RankReleased) -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
     run.run(40)
     run.commands.clear()
 
@@ -344,7 +347,7 @@ def test_the_end_of_any_rank_restores_all_clocks(event: RankLost | RankReleased)
 
 @pytest.mark.fault(8)
 def test_lost_control_reverts_to_full_speed_and_retries_later() -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
     run.run(40)
 
     run.feed(ControlLost("the GPU worker died"))
@@ -355,7 +358,7 @@ def test_lost_control_reverts_to_full_speed_and_retries_later() -> None:
 
 
 def test_a_new_target_leads_to_a_new_plan() -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
     run.run(45)
     before, _ = tuned_medians(run)
 

@@ -18,9 +18,9 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
-from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, least_energy_j, true_profile
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_replicas import VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
@@ -93,7 +93,9 @@ SLOWNESSES = {
 @pytest.mark.parametrize("what", SLOWNESSES)
 def test_a_change_of_speed_costs_at_most_five_iterations_and_is_replanned_within_32(what: str) -> None:
     slowness, reason = SLOWNESSES[what]
-    run, at_full_speed = (training(policy, slowdown_of=slowness.of) for policy in (BubbleAware(), FullSpeed()))
+    run, at_full_speed = (
+        training(policy, slowdown_of=slowness.of) for policy in (RememberedBubbleAware(), FullSpeed())
+    )
     for own in (run, at_full_speed):
         own.run(FROM + 10 * slowness.is_gradual + ITERATIONS_TO_OPTIMUM + 12)
 
@@ -112,7 +114,7 @@ def test_a_throttling_gpu_is_planned_at_the_clock_it_reaches_until_it_has_cooled
         is_hot = rank == 2 and FROM <= iteration < cool_from
         return max(1260, 1410 - 15 * (iteration - FROM)) if is_hot else 1410
 
-    run, at_full_speed = (training(policy, ceiling_of=ceiling_mhz) for policy in (BubbleAware(), FullSpeed()))
+    run, at_full_speed = (training(policy, ceiling_of=ceiling_mhz) for policy in (RememberedBubbleAware(), FullSpeed()))
     for own in (run, at_full_speed):
         own.run(cool_from)
     hot_j = median(used_j for _, used_j, _ in run.history[FROM + 10 + ITERATIONS_TO_OPTIMUM :])
@@ -134,7 +136,7 @@ def test_a_recovered_stage_is_detected_even_if_the_iteration_time_stays() -> Non
     def slowness(rank: int, iteration: int) -> float:
         return 1.1 if rank == 2 and FROM <= iteration < recovers_at else 1.0
 
-    run, at_full_speed = (training(policy, slowdown_of=slowness) for policy in (BubbleAware(), FullSpeed()))
+    run, at_full_speed = (training(policy, slowdown_of=slowness) for policy in (RememberedBubbleAware(), FullSpeed()))
     for own in (run, at_full_speed):
         own.run(recovers_at + ITERATIONS_TO_OPTIMUM + 8)
 
@@ -159,7 +161,7 @@ def test_the_first_plan_adapts_to_a_batch_with_another_compute_share(memory_rati
         }
         return run
 
-    run, at_full_speed = training(BubbleAware()), training(FullSpeed())
+    run, at_full_speed = training(RememberedBubbleAware()), training(FullSpeed())
     for own in (run, at_full_speed):
         own.run(FROM)
         own.work = with_new_batch(FullSpeed()).work
@@ -180,7 +182,7 @@ def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> Non
 
         return VirtualReplicas((training(FullSpeed(), slowdown_of=slow), training(policy)))
 
-    ours = replicas(BubbleAware())
+    ours = replicas(RememberedBubbleAware())
     ours.run(FROM + 20 + ITERATIONS_TO_OPTIMUM + 4)
     best_j, usual_j = [], []
     for waiting_clock_mhz in WAITING_CLOCKS_MHZ:
@@ -203,7 +205,7 @@ def test_a_plan_for_a_straggler_saves_as_much_as_with_perfect_knowledge() -> Non
 
 @pytest.mark.fault(46)
 def test_an_evaluation_every_fifty_iterations_changes_no_plan() -> None:
-    run = training(BubbleAware())
+    run = training(RememberedBubbleAware())
     usual_s = run.step_overhead_s
     for _ in range(2 * 50 + 30):
         run.step_overhead_s = usual_s + (2.5 if run.iteration_index % 50 == 49 else 0.0)
@@ -226,7 +228,7 @@ class _Liar:
     """A policy whose first plans are much slower than predicted."""
 
     def __init__(self, num_lies: int) -> None:
-        self._honest = BubbleAware()
+        self._honest = RememberedBubbleAware()
         self._num_lies = num_lies
 
     def next_plan(self, view: JobView) -> ClockPlan:
@@ -279,7 +281,7 @@ def report_in_changing_orders(run: VirtualTraining, since: int) -> None:
 @pytest.mark.fault(46)
 @pytest.mark.parametrize("since", [0, FROM])
 def test_a_job_that_never_repeats_an_order_runs_at_full_speed(since: int) -> None:
-    run, at_full_speed = training(BubbleAware()), training(FullSpeed())
+    run, at_full_speed = training(RememberedBubbleAware()), training(FullSpeed())
     report_in_changing_orders(run, since)
     for own in (run, at_full_speed):
         own.run(since + ITERATIONS_TO_OPTIMUM + 8)

@@ -7,8 +7,8 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
-from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_replicas import ReplicasOnHosts, VirtualReplicas
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
@@ -39,7 +39,7 @@ def test_a_straggler_is_followed_within_five_iterations_and_left_within_three(
     together: type[VirtualReplicas], waits_in: str
 ) -> None:
     waits = {"waits_in_last_instruction": waits_in == "last instruction"}
-    slow, fast = replica(FullSpeed(), slow_ratio=1.2, **waits), replica(BubbleAware(), **waits)
+    slow, fast = replica(FullSpeed(), slow_ratio=1.2, **waits), replica(RememberedBubbleAware(), **waits)
     training = together((slow, fast))
 
     training.run(SLOW_UNTIL + 10)
@@ -74,7 +74,7 @@ def test_the_reason_of_a_plan_names_the_straggler() -> None:
 
 @pytest.mark.parametrize("together", [VirtualReplicas, ReplicasOnHosts])
 def test_a_replica_slowed_by_its_plan_is_no_straggler(together: type[VirtualReplicas]) -> None:
-    permitted, other = replica(BubbleAware(), max_slowdown_ratio=0.1), replica(FullSpeed())
+    permitted, other = replica(RememberedBubbleAware(), max_slowdown_ratio=0.1), replica(FullSpeed())
     training = together((permitted, other))
 
     training.run(40)
@@ -110,7 +110,7 @@ def test_a_straggler_from_the_start_is_followed_and_its_wait_is_not_in_the_basel
 
 
 def test_iterations_at_straggler_pace_count_neither_as_faults_nor_as_savings() -> None:
-    slow, fast = replica(FullSpeed(), slow_ratio=1.5), replica(BubbleAware())
+    slow, fast = replica(FullSpeed(), slow_ratio=1.5), replica(RememberedBubbleAware())
     training = VirtualReplicas((slow, fast))
 
     training.run(SLOW_UNTIL + 8)

@@ -8,7 +8,7 @@ from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -19,7 +19,7 @@ def training(**overrides: object) -> VirtualTraining:
     for rank, scale in enumerate((1.0, 0.93, 1.0, 1.10)):
         work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
         work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
-    return VirtualTraining(one_forward_one_backward(4, 8), work, BubbleAware(), **overrides)  # type: ignore[arg-type]
+    return VirtualTraining(one_forward_one_backward(4, 8), work, RememberedBubbleAware(), **overrides)  # type: ignore[arg-type]
 
 
 def test_a_short_full_speed_block_proves_the_saving() -> None:
@@ -62,7 +62,7 @@ def short_training(num_ranks: int, num_microbatches: int, **overrides: object) -
         for kind, (time_s, memory, w_per_mhz) in SHORT_INSTRUCTIONS_S.items()
     }
     schedule = one_forward_one_backward(num_ranks, num_microbatches)
-    return VirtualTraining(schedule, work, BubbleAware(), **overrides)  # type: ignore[arg-type]
+    return VirtualTraining(schedule, work, RememberedBubbleAware(), **overrides)  # type: ignore[arg-type]
 
 
 def saving_and_slowdown(run: VirtualTraining) -> tuple[float, float]:

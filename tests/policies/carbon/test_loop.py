@@ -12,6 +12,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.uniform import Uniform
 from tests.policies.bubble_aware.test_control_loop import training
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import VirtualTraining
 
 
@@ -27,7 +28,7 @@ def last_slowdown(run: VirtualTraining, num: int = 6) -> float:
 
 
 def test_a_plan_follows_a_moving_target_without_a_fault() -> None:
-    run = training(BubbleAware(), max_slowdown_ratio=0.02)
+    run = training(RememberedBubbleAware(), max_slowdown_ratio=0.02)
     run.run(35)
     slowdowns = []
     for ratio in (0.08, 0.0, 0.05):
@@ -63,7 +64,7 @@ def test_a_plan_is_evaluated_against_the_target_it_was_made_for() -> None:
 
 
 def test_the_frontier_of_a_pipeline_agrees_with_measured_iterations() -> None:
-    policy = BubbleAware()
+    policy = RememberedBubbleAware()
     run = training(policy)
     assert policy.frontier(view_of(run, 16)) == ()  # nothing is planned yet
     run.run(30)

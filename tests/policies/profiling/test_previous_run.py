@@ -9,7 +9,7 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.previous_run import PreviousRun
-from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_training import A100Work, VirtualTraining, Work
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -21,7 +21,7 @@ def training(**overrides: object) -> VirtualTraining:
     for rank, scale in enumerate((1.0, 0.93, 1.0, 1.10)):
         work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
         work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
-    return VirtualTraining(one_forward_one_backward(4, 8), work, BubbleAware(), **overrides)  # type: ignore[arg-type]
+    return VirtualTraining(one_forward_one_backward(4, 8), work, RememberedBubbleAware(), **overrides)  # type: ignore[arg-type]
 
 
 def kept(run: VirtualTraining) -> list[PreviousRun | None]:
