@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 NUM_RANKS = 4
 NUM_CHUNKS = 2
 NUM_MICROBATCHES = 8
-NUM_STEPS = 6
+NUM_STEPS = 4
 V_SHAPED = ("zbv", "dualpipev")
 SCHEDULES = ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
 

@@ -89,16 +89,22 @@ def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(folder
 
 @pytest.mark.torch
 @pytest.mark.kill
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "exit_code", "at", "num_processes"),
+    [
+        (signal.SIGINT, 130, "baseline: ", 4),  # daemon, worker, launcher and ranks
+        (signal.SIGTERM, 143, "training a small GPT: ", 2),  # daemon and worker, the training only just started
+    ],
+)
 def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
-    folder: Path, tmp_path: Path, number: signal.Signals, exit_code: int
+    folder: Path, tmp_path: Path, number: signal.Signals, exit_code: int, at: str, num_processes: int
 ) -> None:
     demo = start(folder, "--out", str(tmp_path / "report.html"), "--gpus", "2")
     assert demo.stdout is not None
     for line in demo.stdout:
-        if line.startswith("baseline: "):
+        if line.startswith(at):
             break
-    assert len(processes_of(folder)) >= 4  # daemon, worker, launcher and ranks: the check below can see them
+    assert len(processes_of(folder)) >= num_processes  # the check below can see them
 
     demo.send_signal(number)
     _, stderr = demo.communicate()
