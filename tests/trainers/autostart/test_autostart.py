@@ -118,6 +118,16 @@ def test_an_unmodified_pipeline_under_torchrun_joins_with_equal_losses(tmp_path:
         assert all([row[:3] for row in report["instructions"]] == order for report in mine)
 
 
+def fake_module(folder: Path, module: str) -> Path:
+    """Create the packages around a module and return the path of its file."""
+    *parents, name = module.split(".")
+    for parent in parents:
+        folder /= parent
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    return folder / f"{name}.py"
+
+
 PRINTS_ENVIRONMENT = """
 import json, sys
 import torch.distributed.pipelining.schedules as schedules
@@ -138,15 +148,16 @@ def look(environ: dict[str, str], folder: Path) -> dict[str, Any]:
     return reply
 
 
-@pytest.mark.torch
 def test_without_a_daemon_no_framework_is_patched(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    """With a stand-in for torch, which is quicker to import; the test above joins the real one."""
+    fake = fake_module(tmp_path / "fake", "torch.distributed.pipelining.schedules")
+    fake.write_text("class PipelineScheduleSingle:\n    def step(self): return 'stepped'\n")
     there = tmp_path / "there.sock"
     there.touch()
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "sitecustomize.py").write_text("MARK = 'the one that was there before'\n")
-    base = environment(hidden)
+    base = environment(hidden, tmp_path / "fake")
 
     absent = look(launch_environment({**base, "GPUENERGYD_SOCKET": str(tmp_path / "nobody.sock")}), tmp_path)
     present = look(launch_environment({**base, "GPUENERGYD_SOCKET": str(there)}), tmp_path)
@@ -184,19 +195,13 @@ def test_the_hook_imports_next_to_nothing(tmp_path: Path) -> None:
 def test_an_unknown_framework_version_is_not_patched_and_logged_once(tmp_path: Path, module: str) -> None:
     there = tmp_path / "there.sock"
     there.touch()
-    *parents, name = module.split(".")
-    folder = tmp_path / "fake"
-    for parent in parents:
-        folder /= parent
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").touch()
-    (folder / f"{name}.py").write_text(
+    fake_module(tmp_path / "fake", module).write_text(
         "class Strange:\n    __slots__ = ()\n"
         "    def step(self): return 'stepped'\n"
         "    def fit(self): return 'stepped'\n"
     )
     environ = launch_environment(environment(tmp_path / "fake", GPUENERGYD_SOCKET=str(there)))
-    method = "step" if name == "schedules" else "fit"
+    method = "step" if module.endswith("schedules") else "fit"
     program = f"from {module} import Strange; strange = Strange(); print(strange.{method}(), strange.{method}())"
 
     done = run([sys.executable, "-c", program], environ, tmp_path)
