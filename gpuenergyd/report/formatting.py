@@ -1,5 +1,10 @@
 """Numbers as text for people: with units by size, ratios as percentages, and a dash for missing values."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuenergyd.core.job.measurements.savings import Interval
+
 JOULES_PER_KWH = 3.6e6
 MISSING = "-"
 """Shown for values that were not measured; never 0."""
@@ -47,6 +52,11 @@ def ratio_text(ratio: float | None) -> str:
         return MISSING
     percent = round(ratio * 100, 1) + 0.0  # avoids -0.0
     return f"{percent:+.1f} %"
+
+
+def estimate(interval: "Interval | None") -> float | None:
+    """Return the estimate of an interval; None if it was not measured."""
+    return None if interval is None else interval.estimate
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cache, cached_property, partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.carbon import NO_CARBON, CarbonReport, carbon_report
@@ -15,6 +15,9 @@ from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
+
+if TYPE_CHECKING:
+    from gpuenergyd.core.job.measurements.savings import Interval, Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,9 @@ class PlanInForce:
     num_iterations: int
     iteration_time_s: float
     energy_j: float | None
-    saving_ratio: float | None
-    slowdown_ratio: float | None
+    saving: "Interval | None"
+    slowdown: "Interval | None"
+    """Measured against the baseline; None with fewer than three iterations of either."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,11 @@ class JobReport:
         """The cost of the measured and estimated energy, in the currency of the price."""
         return self.energy_use.cost
 
-    @property
+    @cached_property
     def plan_in_force(self) -> PlanInForce | None:
         """Measurements of the last tuned plan only; None without a regular iteration."""
+        from gpuenergyd.core.job.measurements.savings import saving_between  # noqa: PLC0415  the table of jobs needs none
+
         tuned = [r for r in self.iterations if self._is_tuned(r)]
         if not tuned or tuned[-1].plan_id is None:
             return None
@@ -92,16 +98,15 @@ class JobReport:
         time_s = median(r.iteration_time_s for r in settled)
         energies_j = [r.energy_j for r in settled if r.energy_j is not None]
         energy_j = median(energies_j) if energies_j else None
-        summary = self.summary
+        baseline = [r for r in self.iterations if r.is_regular and r.plan_purpose is PlanPurpose.BASELINE]
+        measured = saving_between(_points(baseline), _points(settled))
         return PlanInForce(
             plan_id=tuned[-1].plan_id,
             num_iterations=len(settled),
             iteration_time_s=time_s,
             energy_j=energy_j,
-            saving_ratio=1 - energy_j / summary.baseline_energy_j
-            if energy_j is not None and summary.baseline_energy_j
-            else None,
-            slowdown_ratio=time_s / summary.baseline_time_s - 1 if summary.baseline_time_s else None,
+            saving=measured.saving_ratio if measured else None,
+            slowdown=measured.slowdown_ratio if measured else None,
         )
 
     def _is_tuned(self, row: IterationRow) -> bool:
@@ -208,6 +213,10 @@ def plan_in_force(history: History, report: JobReport) -> PlanRecord | None:
     """Return the last tuned plan of a job, None without one."""
     tuned = [row for row in history.plans(report.summary.job_id) if row.plan.purpose is PlanPurpose.TUNED]
     return tuned[-1] if tuned else None
+
+
+def _points(rows: Sequence[IterationRow]) -> list["Point"]:
+    return [(row.iteration_index, row.iteration_time_s, row.energy_j) for row in rows]
 
 
 def _typical(rows: Sequence[IterationRow]) -> IterationRow:

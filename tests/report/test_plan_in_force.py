@@ -27,7 +27,8 @@ def report(path: Path, rows: list[tuple[float, float | None, str, PlanPurpose]])
 
 def test_the_plan_in_force_is_measured_after_its_first_iteration(tmp_path: Path) -> None:
     tuned = PlanPurpose.TUNED
-    rows: list[tuple[float, float | None, str, PlanPurpose]] = [(1.2, 95.0, "tuned-1", tuned)] * 9
+    rows: list[tuple[float, float | None, str, PlanPurpose]] = [(1.0, 100.0, "baseline", PlanPurpose.BASELINE)] * 5
+    rows += [(1.2, 95.0, "tuned-1", tuned)] * 9
     rows += [(1.5, 99.0, "tuned-2", tuned)] + [(1.01, 85.0, "tuned-2", tuned)] * 4
     rows += [(1.0, 100.0, "proof", PlanPurpose.BASELINE)] + [(1.01, 85.0, "tuned-2", tuned)] * 2
 
@@ -35,8 +36,10 @@ def test_the_plan_in_force_is_measured_after_its_first_iteration(tmp_path: Path)
 
     assert plan is not None
     assert (plan.plan_id, plan.num_iterations) == ("tuned-2", 6)
-    assert plan.saving_ratio == pytest.approx(0.15)
-    assert plan.slowdown_ratio == pytest.approx(0.01)
+    assert plan.saving is not None
+    assert plan.slowdown is not None
+    assert plan.saving.estimate == pytest.approx(0.15)
+    assert plan.slowdown.estimate == pytest.approx(0.01)
 
 
 def test_the_saving_of_a_plan_without_measured_energy_is_unknown(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ def test_the_saving_of_a_plan_without_measured_energy_is_unknown(tmp_path: Path)
 
     assert plan is not None
     assert plan.energy_j is None
-    assert plan.saving_ratio is None
+    assert plan.saving is None
 
 
 def test_a_job_without_tuned_iterations_has_no_plan_in_force(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpuenergyd.cli.demo.processes import Child, Children
     from gpuenergyd.cli.demo.progress import Progress
     from gpuenergyd.client.connection import DaemonClient
+    from gpuenergyd.core.job.measurements.savings import Interval
 
 _STATUS_PERIOD_S = 0.5
 _START_TIMEOUT_S = 60.0
@@ -326,14 +327,20 @@ def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool
         "iteration_time_s": plan.iteration_time_s,
         "baseline_energy_j": job.baseline_energy_j,
         "energy_j": plan.energy_j,
-        "saving_ratio": plan.saving_ratio,
-        "slowdown_ratio": plan.slowdown_ratio,
+        **_measured("saving", plan.saving),
+        **_measured("slowdown", plan.slowdown),
         "policy": job.policy,
         "gpus": request.num_gpus,
         **(reports[-1].carbon.to_dict() if reports[-1].carbon is not None else {}),
         "simulated": True,  # `_world` rejects real GPUs
         "report_path": str(out),
     }
+
+
+def _measured(name: str, interval: "Interval | None") -> dict[str, float | None]:
+    """Return an estimate and the ends of its 95 % confidence interval as JSON fields."""
+    values = (None, None, None) if interval is None else (interval.estimate, interval.low, interval.high)
+    return dict(zip((f"{name}_ratio", f"{name}_low_ratio", f"{name}_high_ratio"), values, strict=True))
 
 
 def _progress(request: DemoRequest, *, as_json: bool) -> "Progress":

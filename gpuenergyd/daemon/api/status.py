@@ -160,8 +160,6 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     plan, predicted = job.current_plan, job.current_plan.predicted
     iteration_time_s, energy_j = job.knowledge.tuned_medians()
     saving = job.knowledge.saving()
-    baseline_time_s = baseline.iteration_time_s if baseline else None
-    baseline_energy_j = baseline.energy_j if baseline else None
     return {
         "job_id": runner.job_id,
         "job_name": job.description.job_name,
@@ -180,14 +178,14 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_id": plan.plan_id,
         "plan_purpose": plan.purpose,
         "plan_reason": plan.reason,
-        "baseline_time_s": baseline_time_s,
-        "baseline_energy_j": baseline_energy_j,
+        "baseline_time_s": baseline.iteration_time_s if baseline else None,
+        "baseline_energy_j": baseline.energy_j if baseline else None,
         "num_baseline_iterations": job.knowledge.num_iterations_for[PlanPurpose.BASELINE],
         "iteration_time_s": iteration_time_s,
         "energy_j": energy_j,
         "num_tuned_iterations": job.knowledge.num_iterations_for[PlanPurpose.TUNED],
-        "saving_ratio": 1 - energy_j / baseline_energy_j if energy_j is not None and baseline_energy_j else None,
-        "slowdown_ratio": iteration_time_s / baseline_time_s - 1 if iteration_time_s and baseline_time_s else None,
+        "saving_ratio": saving.saving_ratio.estimate if saving and saving.saving_ratio else None,
+        "slowdown_ratio": saving.slowdown_ratio.estimate if saving else None,
         "saving_interval": _bounds(saving.saving_ratio) if saving else None,
         "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),

@@ -13,6 +13,7 @@ from gpuenergyd.report.formatting import (
     cost_text,
     difference_text,
     energy_text,
+    estimate,
     interval_text,
     ratio_text,
     saving_text,
@@ -112,7 +113,8 @@ def _result_lines(report: JobReport) -> list[str]:
     if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
         lines.append(
             f"plan in force ({plan.plan_id}, {plan.num_iterations} iterations): {time_text(plan.iteration_time_s)},"
-            f" {energy_text(plan.energy_j)}; {saving_text(plan.saving_ratio)}, {slowdown_text(plan.slowdown_ratio)}"
+            f" {energy_text(plan.energy_j)}; {saving_text(estimate(plan.saving))},"
+            f" {slowdown_text(estimate(plan.slowdown))}"
         )
     if report.profiling_cost_j is not None:
         lines.append(

@@ -20,6 +20,9 @@ Point: TypeAlias = tuple[int, float, float | None]
 
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
+_FAR_AT_SIGMA = 4.0
+_MAX_DISTURBED_RATIO = 1 / 3
+"""More disturbed iterations than this share of the full-speed ones are a change of the job, not a disturbance."""
 _NORMAL_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
@@ -76,6 +79,7 @@ def saving_between(full_speed: Sequence[Point], tuned: Sequence[Point]) -> Measu
     """Return the measured saving; None with fewer than three iterations on either side.
 
     log(y) = level + effect * is_tuned + drift * iteration + noise, by least squares; the interval is Student's.
+    Full-speed iterations far from their median are left out: a short disturbance must not pass for a saving.
     """
     times = _effect(*([(index, time_s) for index, time_s, _ in own] for own in (full_speed, tuned)))
     if times is None:
@@ -112,15 +116,28 @@ def _differ(a: Sequence[float], b: Sequence[float]) -> bool:
 def _effect(full_speed: Sequence[tuple[int, float]], tuned: Sequence[tuple[int, float]]) -> Interval | None:
     if len(full_speed) < 3 or len(tuned) < 3:
         return None
-    is_tuned = [0.0] * len(full_speed) + [1.0] * len(tuned)
-    indices, values = zip(*full_speed, *tuned, strict=True)
-    effect, standard_error, degrees = _regress(is_tuned, indices, list(map(math.log, values)))
+    baseline, after = ([(index, math.log(value)) for index, value in side] for side in (full_speed, tuned))
+    kept = _undisturbed(baseline, after)
+    is_tuned = [0.0] * len(kept) + [1.0] * len(after)
+    indices, logs = zip(*kept, *after, strict=True)
+    effect, standard_error, degrees = _regress(is_tuned, indices, logs)
     margin = student_quantile(0.5 + CONFIDENCE / 2, degrees) * standard_error
     return Interval(*(math.expm1(x) for x in (effect, effect - margin, effect + margin)))
 
 
-def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int]:
-    """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, a, b).
+def _undisturbed(
+    full_speed: Sequence[tuple[int, float]], tuned: Sequence[tuple[int, float]]
+) -> Sequence[tuple[int, float]]:
+    """Return the full-speed iterations near their median, all of them if that leaves out too many."""
+    middle, tuned_middle = (median(y for _, y in side) for side in (full_speed, tuned))
+    distances = [abs(y - middle) for _, y in full_speed]
+    sigma = _NORMAL_PER_MAD * median([*distances, *(abs(y - tuned_middle) for _, y in tuned)])
+    near = [point for point, distance in zip(full_speed, distances, strict=True) if distance <= _FAR_AT_SIGMA * sigma]
+    return near if len(near) >= max(3.0, (1.0 - _MAX_DISTURBED_RATIO) * len(full_speed)) else full_speed
+
+
+def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int, Sequence[float]]:
+    """Return (coefficient of the first column, its standard error, degrees of freedom, residuals) of y on (1, a, b).
 
     The second column is dropped if it is nearly collinear with the first: without proof blocks drift is not visible.
     """

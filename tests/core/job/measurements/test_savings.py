@@ -7,8 +7,16 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpuenergyd.core.job.measurements.savings import baseline_view, measured_saving, saving_between, student_quantile
+from gpuenergyd.core.job.measurements.savings import (
+    Interval,
+    baseline_view,
+    measured_saving,
+    saving_between,
+    student_quantile,
+)
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 
 
@@ -74,6 +82,45 @@ def test_the_interval_contains_the_true_saving_in_95_percent_of_runs() -> None:
         covered += saving.saving_ratio.low <= 0.12 <= saving.saving_ratio.high
 
     assert covered >= 0.92 * 300
+
+
+def disturbed(num_disturbed: int) -> Interval:
+    """Return the slowdown of a job whose plan costs no time, with as many disturbed iterations of 14 at full speed."""
+    draw = random.Random(3)
+    full = [(k, 1.0 + draw.gauss(0, 0.002), None) for k in [*range(10), *range(60, 64)]]
+    full[14 - num_disturbed :] = [(k, 1.2 * time_s, None) for k, time_s, _ in full[14 - num_disturbed :]]
+    tuned = [(k, 1.0 + draw.gauss(0, 0.002), None) for k in [*range(30, 60), *range(64, 80)]]
+    found = saving_between(full, tuned)
+    assert found is not None
+    return found.slowdown_ratio
+
+
+@pytest.mark.parametrize("num_disturbed", [1, 2, 4])
+def test_a_disturbed_full_speed_block_does_not_pass_for_a_speed_up(num_disturbed: int) -> None:
+    slowdown = disturbed(num_disturbed)
+
+    assert slowdown.estimate == pytest.approx(disturbed(0).estimate, abs=0.001)
+    assert slowdown.high - slowdown.low < 0.01
+
+
+def test_more_than_a_third_of_the_baseline_is_a_change_and_counts() -> None:
+    assert disturbed(6).estimate < -0.03
+
+
+@given(
+    logs=st.lists(st.floats(-1.0, 1.0), min_size=3, max_size=20),
+    tuned_logs=st.lists(st.floats(-1.0, 1.0), min_size=3, max_size=20),
+)
+def test_an_estimate_lies_inside_its_own_interval(logs: list[float], tuned_logs: list[float]) -> None:
+    full = [(k, math.exp(y), math.exp(-y)) for k, y in enumerate(logs)]
+    tuned = [(len(logs) + k, math.exp(y), math.exp(-y)) for k, y in enumerate(tuned_logs)]
+
+    found = saving_between(full, tuned)
+
+    assert found is not None
+    for interval in (found.slowdown_ratio, found.saving_ratio):
+        assert interval is not None
+        assert interval.low <= interval.estimate <= interval.high
 
 
 def test_too_few_iterations_give_no_measured_saving() -> None:
