@@ -133,7 +133,7 @@ def test_mutants_are_asked_in_a_copy_and_one_that_hangs_is_ended(
     same = bench.test(mutant, text, tests)
     detected, by = bench.test(mutant, changed, tests)
     again = bench.test(mutant, text, tests)
-    monkeypatch.setattr("tools.quality.mutation.workbench.START_S", 3.0)
+    monkeypatch.setattr("tools.quality.mutation.workbench.START_S", 1.0)
     hung = bench.test(mutant, text + "\nwhile True:\n    pass\n", dict.fromkeys(tests, 0.0))
     monkeypatch.setattr("tools.quality.mutation.workbench.START_S", 300.0)
     monkeypatch.setattr("tools.quality.mutation.workbench.SPIN_S", 0.5)
