@@ -136,8 +136,8 @@ def _undisturbed(
     return near if len(near) >= max(3.0, (1.0 - _MAX_DISTURBED_RATIO) * len(full_speed)) else full_speed
 
 
-def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int, Sequence[float]]:
-    """Return (coefficient of the first column, its standard error, degrees of freedom, residuals) of y on (1, a, b).
+def _regress(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, float, int]:
+    """Return (coefficient of the first column, its standard error, degrees of freedom) of y on (1, a, b).
 
     The second column is dropped if it is nearly collinear with the first: without proof blocks drift is not visible.
     """
