@@ -20,9 +20,11 @@ class RecordedIteration(Protocol):
 
     def rows(self) -> tuple[InstructionRow, ...] | None:
         """Return the finished instructions in order of begin; None while their times are not known yet."""
+        ...
 
     def free(self) -> None:
         """Return the memory to the recorder."""
+        ...
 
 
 class InstructionTimer(Protocol):
@@ -30,21 +32,27 @@ class InstructionTimer(Protocol):
 
     def begin(self, key: OrderRow) -> int:
         """Mark the begin of an instruction and return its slot."""
+        ...
 
     def end(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
+        ...
 
     def call_at_begin(self, slot: int, act: Callable[[], None]) -> None:
         """Call `act` when the instruction begins on its device: at once, or later from another thread."""
+        ...
 
     def order(self) -> tuple[OrderRow, ...]:
         """Return the instructions of the current iteration in order of begin."""
+        ...
 
     def finish_iteration(self) -> RecordedIteration | None:
         """Return the current records and start new ones; None if all other memory is still being read."""
+        ...
 
     def close(self) -> None:
         """End the timer's threads, if it has any."""
+        ...
 
 
 class _Buffer:

@@ -42,6 +42,7 @@ class WorkerPort(Protocol):
         Raises:
             GpuError: the lease is refused, or there is no worker.
         """
+        ...
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
         """Restore the original state of GPUs and end their leases.
@@ -49,9 +50,11 @@ class WorkerPort(Protocol):
         Raises:
             GpuError: there is no worker; the next one restores what its predecessor left.
         """
+        ...
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
         """Request a clock of a leased GPU; returns at once."""
+        ...
 
 
 class LimitingWorkerPort(WorkerPort, Protocol):
@@ -63,6 +66,7 @@ class LimitingWorkerPort(WorkerPort, Protocol):
         Raises:
             GpuError: the limit is refused, or there is no worker.
         """
+        ...
 
 
 class GpuQueryPort(Protocol):
@@ -74,6 +78,7 @@ class GpuQueryPort(Protocol):
         Raises:
             GpuError: the driver does not report them, or there is no worker.
         """
+        ...
 
     async def snapshot(self, gpu_uuid: str) -> GpuSnapshot:
         """Return the present settings and readings of a GPU.
@@ -81,6 +86,7 @@ class GpuQueryPort(Protocol):
         Raises:
             GpuError: the driver does not report them, or there is no worker.
         """
+        ...
 
 
 class TargetPort(Protocol):
@@ -88,6 +94,7 @@ class TargetPort(Protocol):
 
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply | PolicyFailure:
         """Return a target policy's decision for a job, or the reason of its failure."""
+        ...
 
 
 class PolicyPort(Protocol):
@@ -95,12 +102,15 @@ class PolicyPort(Protocol):
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or the reason of its failure."""
+        ...
 
     async def preload(self, policy: str) -> None:
         """Load a policy before a job needs it."""
+        ...
 
     async def drop_job(self, job_id: str) -> None:
         """Drop the policy instance of a job."""
+        ...
 
 
 class HistoryPort(Protocol):
@@ -108,6 +118,7 @@ class HistoryPort(Protocol):
 
     def write(self, record: Record) -> None:
         """Queue a record; never blocks, never raises."""
+        ...
 
 
 class RunningJob(Protocol):
@@ -116,17 +127,21 @@ class RunningJob(Protocol):
     @property
     def job(self) -> Job:
         """The state machine of the job; read only, events change it."""
+        ...
 
     @property
     def job_id(self) -> str:
         """The job's id."""
+        ...
 
     @property
     def pids(self) -> Mapping[int, int]:
         """The pids of its registered processes, by rank."""
+        ...
 
     def handle(self, event: Event) -> None:
         """Pass an event to the state machine and queue its commands."""
+        ...
 
 
 class ReplicasPort(Protocol):
@@ -134,12 +149,15 @@ class ReplicasPort(Protocol):
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
         """Return the least time that another replica spends outside its instructions; None while none is known."""
+        ...
 
     def has_replicas(self, job_id: str) -> bool:
         """Return whether the training of a job has other replicas."""
+        ...
 
     def compare_pace(self, runner: RunningJob) -> None:
         """Compare the pace of a job with the other replicas after an iteration."""
+        ...
 
 
 class IterationWatcher(Protocol):
@@ -149,9 +167,11 @@ class IterationWatcher(Protocol):
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
     ) -> None:
         """Handle an observed iteration."""
+        ...
 
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job."""
+        ...
 
 
 class PreviousRunPort(Protocol):
@@ -159,6 +179,7 @@ class PreviousRunPort(Protocol):
 
     async def recall(self, signature: str) -> PreviousRun | None:
         """Return the last run with a signature; None if there is none or it cannot be read."""
+        ...
 
 
 # --- ports of the command executor: one per command ---
@@ -169,6 +190,7 @@ class ObservationPort(Protocol):
 
     def observe(self, command: ObserveIteration) -> None:
         """Observe an iteration once the GPUs' samples cover it; the result is the event `IterationObserved`."""
+        ...
 
 
 class PlanSource(Protocol):
@@ -176,6 +198,7 @@ class PlanSource(Protocol):
 
     def ask(self, view: JobView) -> None:
         """Ask for a plan; the answer arrives as the event `PlanDecided` or `PolicyFailed`, at once or later."""
+        ...
 
 
 class DeliveryPort(Protocol):
@@ -183,6 +206,7 @@ class DeliveryPort(Protocol):
 
     def send(self, command: SendPlan) -> None:
         """Queue a plan for all ranks."""
+        ...
 
 
 class LeasePort(Protocol):
@@ -190,9 +214,11 @@ class LeasePort(Protocol):
 
     async def lease(self, command: LeaseGpus) -> None:
         """Lease GPUs; a refusal arrives as the event `ControlLost`."""
+        ...
 
     async def restore(self, command: RestoreGpus) -> None:
         """Restore GPUs and end their leases."""
+        ...
 
 
 class IterationPort(Protocol):
@@ -200,6 +226,7 @@ class IterationPort(Protocol):
 
     def record(self, command: RecordIteration) -> None:
         """Record an iteration."""
+        ...
 
 
 class AuditPort(Protocol):
@@ -207,9 +234,11 @@ class AuditPort(Protocol):
 
     def record_phase(self, command: RecordPhase) -> None:
         """Record that the job entered a phase."""
+        ...
 
     def record_notice(self, command: RecordNotice) -> None:
         """Record an event that the phase does not show."""
+        ...
 
 
 class RunStorePort(Protocol):
@@ -217,9 +246,11 @@ class RunStorePort(Protocol):
 
     async def recall(self) -> None:
         """Look up the previous run; one that is found arrives as the event `PreviousRunFound`."""
+        ...
 
     async def store(self, command: StoreRun) -> None:
         """Store the profile of this run, or delete the stored one."""
+        ...
 
 
 class EndPort(Protocol):
@@ -227,6 +258,7 @@ class EndPort(Protocol):
 
     async def end(self, command: EndJob) -> None:
         """Release everything that the job holds in the daemon."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

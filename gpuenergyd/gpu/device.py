@@ -57,6 +57,7 @@ class GpuReader(Protocol):
 
     def identities(self) -> tuple[GpuIdentity, ...]:
         """Return the GPUs of this host, in order of their index."""
+        ...
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading.
@@ -64,6 +65,7 @@ class GpuReader(Protocol):
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, modes and the PCI address.
@@ -71,15 +73,19 @@ class GpuReader(Protocol):
         Raises:
             GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...
 
     def observe_only_reasons(self) -> Mapping[str, str]:
         """Return the GPUs that must not be controlled, each with the reason."""
+        ...
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
         """Return the host pids of the processes that compute on the GPU."""
+        ...
 
     def close(self) -> None:
         """Close the driver."""
+        ...
 
 
 class GpuController(GpuReader, Protocol):
@@ -94,6 +100,7 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
         """Remove the clock lock.
@@ -101,6 +108,7 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...
 
     def power_limit_w(self, gpu_uuid: str) -> float:
         """Return the present power limit.
@@ -108,6 +116,7 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
         """Set the power limit within the GPU's range; outlives this process.
@@ -115,3 +124,4 @@ class GpuController(GpuReader, Protocol):
         Raises:
             GpuPermissionError, GpuUnsupportedError, GpuNotFoundError, GpuLostError, DriverError: as named.
         """
+        ...

@@ -43,10 +43,12 @@ class CarbonSource(Protocol):
     @property
     def signal(self) -> CarbonSignal:
         """Quantity, zone and source of the values."""
+        ...
 
     @property
     def period_s(self) -> float:
         """Period of the provider's updates and of the requests."""
+        ...
 
     def fetch(self, now_at: datetime) -> SourceReply:
         """Return the provider's current values.
@@ -54,6 +56,7 @@ class CarbonSource(Protocol):
         Raises:
             CarbonSourceError: there is no usable value; the message names the provider and the reason.
         """
+        ...
 
 
 class SourceFactory(Protocol):
@@ -65,6 +68,7 @@ class SourceFactory(Protocol):
         Raises:
             CarbonDataError: an option is missing or invalid for this provider.
         """
+        ...
 
 
 def source_names() -> tuple[str, ...]:

@@ -97,6 +97,7 @@ class Replay(Protocol):
         Raises:
             CarbonDataError: a trace, the frontier or a start is unusable; the message names it.
         """
+        ...
 
 
 class Forecast(Protocol):
@@ -108,6 +109,7 @@ class Forecast(Protocol):
         Raises:
             CarbonDataError: the history has no value.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +144,4 @@ class TimingValueEstimator(Protocol):
         host_power_w: float = 0.0,
     ) -> TimingValue | None:
         """Return the value of timing over the last 30 days; None with too little history."""
+        ...

@@ -24,6 +24,7 @@ class ClockPolicy(Protocol):
 
     def next_plan(self, view: "JobView") -> ClockPlan:
         """Return the plan to run next; the `plan_id` of the last issued plan means no change."""
+        ...
 
 
 class FrontierPolicy(Protocol):
@@ -31,6 +32,7 @@ class FrontierPolicy(Protocol):
 
     def frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
         """Return points of the job's time-energy frontier as iterations would measure; empty while unknown."""
+        ...
 
 
 class TargetPolicy(Protocol):
@@ -41,6 +43,7 @@ class TargetPolicy(Protocol):
 
     def next_target(self, view: "TargetView") -> PerformanceTarget:
         """Return the target from now on."""
+        ...
 
 
 class OfflinePlanner(Protocol):
@@ -52,6 +55,7 @@ class OfflinePlanner(Protocol):
         Raises:
             TargetError: no plan is fast enough; the message names the fastest possible time.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class StatusSource(Protocol):
 
     def history_status(self) -> WriterStatus:
         """Return the state of the database writer."""
+        ...
 
 
 def daemon_status(daemon: StatusSource) -> dict[str, Any]:

@@ -32,9 +32,11 @@ class WorkerListener(GpuListener, Protocol):
 
     def handle_worker_ready(self, identities: Sequence[GpuIdentity]) -> None:
         """Handle the start of a worker, which found these GPUs."""
+        ...
 
     def handle_worker_lost(self, reason: str) -> None:
         """Handle the loss of the worker: no clock can be set until the next one is ready."""
+        ...
 
 
 class GpuWorker:

@@ -32,6 +32,7 @@ class WorkerProcess(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether the process runs, as far as known."""
+        ...
 
     async def start(self) -> None:
         """Start the process if that is the daemon's task.
@@ -39,15 +40,19 @@ class WorkerProcess(Protocol):
         Raises:
             OSError: it cannot be started.
         """
+        ...
 
     async def wait(self) -> str:
         """Wait until the process ends and return the reason."""
+        ...
 
     async def end(self, limit_s: float) -> None:
         """End the process, by SIGKILL after the limit; its link is closed already."""
+        ...
 
     def has_unrestored_gpus(self) -> bool:
         """Return whether the ended process left GPUs for the next one to restore."""
+        ...
 
 
 @dataclass(slots=True)

@@ -60,12 +60,15 @@ class GpuListener(Protocol):
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Process readings."""
+        ...
 
     def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Process a clock change."""
+        ...
 
     def handle_gpu_health(self, change: GpuHealthChange) -> None:
         """Process a GPU's new health."""
+        ...
 
 
 class LinkListener(GpuListener, Protocol):
@@ -73,6 +76,7 @@ class LinkListener(GpuListener, Protocol):
 
     def handle_link_lost(self, reason: str) -> None:
         """React to the loss of the worker; called once."""
+        ...
 
 
 class WorkerLink:

@@ -14,9 +14,11 @@ class FdWatcher(Protocol):
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Start watching a file descriptor."""
+        ...
 
     def unwatch(self, fd: int) -> None:
         """Stop watching a file descriptor."""
+        ...
 
 
 class Leases:

@@ -163,6 +163,7 @@ class Database(Protocol):
         Raises:
             StoreError: the database cannot be read; raised on entry or inside the block.
         """
+        ...
 
     def close(self) -> None:
         """Close all connections."""

@@ -14,15 +14,19 @@ class Store(Protocol):
 
     def set(self, key: str, value: str) -> None:
         """Write a key."""
+        ...
 
     def get(self, key: str) -> bytes | None:
         """Return a key's value; None while there is none."""
+        ...
 
     def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
         """Return the values of all these keys; None while one of them is missing."""
+        ...
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, initially 0, and return its new value."""
+        ...
 
 
 class JobStore:

@@ -20,18 +20,23 @@ class DriverThreadsListener(Protocol):
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
         """Process readings; on the sampler's thread."""
+        ...
 
     def handle_clock_change(self, change: ClockChangeReport) -> None:
         """Process a clock change whose effect is known or that failed; on either thread."""
+        ...
 
     def handle_counter_reset(self, gpu_uuid: str) -> None:
         """React to an energy counter that restarted; on the sampler's thread."""
+        ...
 
     def handle_wedged(self, gpu_uuid: str) -> None:
         """React to a driver call that does not return; during `watch`."""
+        ...
 
     def handle_returned(self, gpu_uuid: str) -> None:
         """React to the late return of such a call; during `watch`."""
+        ...
 
 
 class DriverThreads:

@@ -21,6 +21,7 @@ class XidSource(Protocol):
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
         """Return the UUID and Xid number of the next error, None when none occurs in time."""
+        ...
 
 
 def health_after_xid(xid: int) -> GpuHealth | None:
