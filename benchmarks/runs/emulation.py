@@ -33,7 +33,7 @@ from typing import Any
 
 from carbon import zones_in
 
-from benchmarks.runs.any_order import any_order_bound_j, any_order_min_time_s
+from benchmarks.report.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
 from gpuenergyd.core.carbon.replay import ReplayRequest
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward

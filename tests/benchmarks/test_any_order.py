@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.runs.any_order import any_order_bound_j, any_order_min_time_s
+from benchmarks.report.any_order import any_order_bound_j, any_order_min_time_s
 from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,

@@ -70,7 +70,7 @@ def _run(script: Path, arguments: Sequence[str], output: Path, variables: dict[s
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as error:
             os._exit(1 if error.code else 0)
-        except BaseException:  # noqa: BLE001  the parent asserts the exit status
-            sys.excepthook(*sys.exc_info())
+        except BaseException as error:  # noqa: BLE001  the parent asserts the exit status
+            sys.excepthook(type(error), error, error.__traceback__)
             sys.stderr.flush()
             os._exit(1)

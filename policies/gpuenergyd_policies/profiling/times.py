@@ -19,6 +19,7 @@ between them is unknown, so no clock in between is offered, and each side has a 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -310,7 +311,9 @@ def _bend_mhz(knots_mhz: FloatArray, times_s: FloatArray, num_on_line: int) -> f
     top_s = times_s[-1]
     if slope <= 0 or top_s <= (1 + _CAPPED_RATIO) * (time_s + slope * (1 / knots_mhz[-1] - 1 / mhz)):
         return None
-    return float(1 / (1 / mhz - (time_s - top_s) / slope))
+    bend_mhz = float(1 / (1 / mhz - (time_s - top_s) / slope))
+    # Noise can put the crossing of the two lines anywhere, even below zero.
+    return bend_mhz if mhz < bend_mhz < knots_mhz[-1] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +337,7 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
     start = np.array([np.quantile([t for t, _ in mostly[int(k)]], 0.25, method="lower") for k in knots])
     shares, weights = [], []
     for sample in samples:
-        kept = [s for s in sample.shares if s.time_s >= _MIN_SHARE_RATIO * sample.time_s]
+        kept = [s for s in sample.shares if s.time_s >= _MIN_SHARE_RATIO * sample.time_s] or list(sample.shares)
         rest_s = sample.time_s - sum(s.time_s for s in kept)
         shares.append([(s.sm_clock_mhz, s.time_s + rest_s / len(kept)) for s in kept])
         weights.append(np.sqrt(sample.count))
@@ -360,7 +363,8 @@ def _fit_class_times(samples: Sequence[InstructionSample], *, loss: str) -> _Cla
         of_cells = np.bincount(cells, weights=progress, minlength=len(shares) * len(knots))
         return np.asarray(-of_cells.reshape(len(shares), len(knots)) * weight[:, None], dtype=np.float64)
 
-    fit = least_squares(residuals, np.log(start), jac=jacobian if is_at_knot else "2-point", loss=loss)
+    derivative: Any = jacobian if is_at_knot else "2-point"
+    fit = least_squares(residuals, np.log(start), jac=derivative, loss=loss)
     counts = np.array([sum(count for _, count in mostly[int(k)]) for k in knots], dtype=np.float64)
     misfit = max(1.0, float(np.median(np.abs(residuals(fit.x)))) / 0.6745)
     variance = np.diag(np.linalg.pinv(fit.jac.T @ fit.jac))
