@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("tests")
+
+# A shell without job control starts what runs in the background with SIGINT ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST_FILES = (
     "trainers/test_frameworks.py",

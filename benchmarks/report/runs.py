@@ -101,7 +101,6 @@ RUNS = (
 )  # fmt: skip
 
 PARTS = {
-    "any_order.py": "computes bounds over all orders of instructions for emulation.py",
     "carbon_prior.py": "fits the shipped forecast prior, and priors without one zone; measures nothing",
     "daemon_instruments.py": "instruments that load.py adds to the daemon",
     "fleet_history.py": "generates the history of a fleet in the server",

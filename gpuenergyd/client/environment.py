@@ -24,10 +24,13 @@ _MAX_RUN_KEY_CHARS = 200
 
 
 def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the daemon's socket: the argument, GPUENERGYD_SOCKET, the system socket, or the user's own socket."""
+    """Return the daemon's socket: the argument, GPUENERGYD_SOCKET, the system socket, or the user's own socket.
+
+    The path is absolute, so that it still leads there when the program changes its directory.
+    """
     named = socket_path or environ.get("GPUENERGYD_SOCKET")
     if named:
-        return named
+        return str(Path(named).absolute())
     runtime_folder = environ.get("XDG_RUNTIME_DIR")
     if runtime_folder and not Path(SYSTEM_SOCKET_PATH).exists():
         users = f"{runtime_folder}/gpuenergyd/gpuenergyd.sock"

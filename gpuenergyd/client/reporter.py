@@ -186,9 +186,9 @@ class Reporter:
         else:
             token = bytes.fromhex(registered.rank_token)
             self._plans.add(prepare(plan, token) for plan in decode_iteration_reply(body).plans)
-            self._record_success()
             if self.clock_socket is None:
                 self.clock_socket = _connect_clock_socket(registered.clock_socket_path)
+            self._record_success()
 
     def _register(self) -> None:
         socket_path = find_socket_path(self._socket_path_wanted)
@@ -254,7 +254,7 @@ def _connect_clock_socket(path: str) -> socket.socket:
         clock_socket.settimeout(CONNECT_LIMIT_S)
         clock_socket.connect(path)
         clock_socket.setblocking(False)
-    except BaseException:
+    except OSError as error:
         clock_socket.close()
-        raise
+        raise OSError(f"clock socket {path}: {error.strerror or error}") from None
     return clock_socket

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SignalKind
@@ -148,6 +148,12 @@ class Settings(BaseSettings):
     max_ranks_per_user: int = Field(default=1024, ge=1)
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     max_connections_per_user: int = Field(default=1024, ge=1)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _make_absolute(cls, value: Any) -> Any:
+        """Return a path as seen from the directory that the daemon was started in: clients run in others."""
+        return value.absolute() if isinstance(value, Path) else value
 
     @model_validator(mode="after")
     def _require_world_for_simulation(self) -> "Settings":

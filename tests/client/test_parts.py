@@ -107,6 +107,7 @@ def test_socket_is_the_argument_then_the_environments_then_the_systems(tmp_path:
 
     assert find_socket_path("/a", {"GPUENERGYD_SOCKET": "/b"}) == "/a"
     assert find_socket_path(None, {"GPUENERGYD_SOCKET": "/b"}) == "/b"
+    assert find_socket_path(None, {"GPUENERGYD_SOCKET": "b"}) == str(Path.cwd() / "b")
     assert find_socket_path(None, {}) == "/run/gpuenergyd/gpuenergyd.sock"
     assert find_socket_path(None, {"XDG_RUNTIME_DIR": str(tmp_path)}) in {str(own), "/run/gpuenergyd/gpuenergyd.sock"}
 

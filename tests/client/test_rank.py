@@ -442,3 +442,17 @@ def test_absent_daemon_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureF
     client.release()
 
     assert len([record for record in caplog.records if "training continues untuned" in record.message]) == 1
+
+
+def test_an_unreachable_clock_socket_is_named_and_logged_once(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon.clock_socket_path = "run/clock.sock"
+    client = make_client(daemon.socket_path)
+    for _ in range(5):
+        run_iteration(client)
+        wait_until(lambda: bool(caplog.records))
+    client.release()
+
+    (warning,) = (record.message for record in caplog.records if "training continues untuned" in record.message)
+    assert "clock socket run/clock.sock: No such file or directory" in warning

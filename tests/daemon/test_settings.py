@@ -41,6 +41,18 @@ def test_every_setting_has_a_default_and_sockets_are_in_the_runtime_directory(tm
     assert {path.parent for path in paths} == {tmp_path / "run"}
 
 
+def test_paths_are_absolute_since_clients_run_in_other_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    settings = load_settings(runtime_dir=Path("run"), state_dir="state", world_path="world")
+
+    assert settings.clock_socket_path == tmp_path / "run" / "clock.sock"
+    assert settings.database_url == f"sqlite:///{tmp_path / 'state' / 'history.sqlite3'}"
+    assert settings.world_path == tmp_path / "world"
+
+
 def test_a_user_without_root_gets_private_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))

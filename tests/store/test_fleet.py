@@ -116,7 +116,8 @@ def test_hosts_that_start_together_share_a_history_and_the_fleet_report_is_the_s
 
     assert set(fleet) == {f"host-{number}" for number in range(NUM_HOSTS)}
     for name, figures in own.items():
-        assert fleet[name] == pytest.approx(figures, rel=1e-3), name
+        # The fleet sums aggregated iterations, whose regression weighs blocks alike.
+        assert fleet[name] == pytest.approx(figures, rel=5e-3), name
     assert day.energy_j == pytest.approx(sum(figures[1] or 0.0 for figures in own.values()))
     assert sum(group.energy_j or 0.0 for group in users) == pytest.approx(day.energy_j)
     assert day.host_energy_j == pytest.approx(sum(figures[6] or 0.0 for figures in own.values()))

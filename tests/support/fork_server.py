@@ -174,7 +174,8 @@ def serve() -> None:
                 _report(reports, {"pid": pid})
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            # A session leader, such as a training run, ends with its ranks.
+            (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
 
 
 def _ended(children: set[int]) -> list[tuple[int, int]]:

@@ -153,8 +153,13 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         energy_per_iteration_j=tuned.energy_j,
         num_profile_iterations=sum(each.num_iterations for each in profiled),
         profile_energy_j=_sum(each.sum_energy_j for each in profiled),
-        saving_ratio=measured.saving_ratio.estimate if measured and measured.saving_ratio else None,
-        slowdown_ratio=measured.slowdown_ratio.estimate if measured else None,
+        # Without an interval, from a few aggregated iterations, the medians are all there is.
+        saving_ratio=measured.saving_ratio.estimate
+        if measured and measured.saving_ratio
+        else _change(baseline.energy_j, tuned.energy_j, sign=-1),
+        slowdown_ratio=measured.slowdown_ratio.estimate
+        if measured
+        else _change(baseline.iteration_time_s, tuned.iteration_time_s, sign=1),
         predicted_iteration_time_s=last_plan.predicted_iteration_time_s if last_plan else None,
         predicted_energy_j=last_plan.predicted_energy_j if last_plan else None,
         lower_bound_j=last_plan.lower_bound_j if last_plan else None,

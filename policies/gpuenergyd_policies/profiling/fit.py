@@ -28,6 +28,9 @@ _DOES_NOT_FIT_RATIO = 0.08
 _BETTER_RATIO = 0.8
 """Factor on the energy error by which a power cap must improve the fit to be accepted."""
 
+_MIN_FACTOR = 0.1
+"""Least factor by which the residual corrects an energy: whatever the noise, an energy stays positive."""
+
 
 @dataclass(frozen=True, slots=True)
 class FittedProfile:
@@ -56,11 +59,12 @@ class FittedProfile:
             low, high = random.standard_normal(2)
             tilt = np.linspace(1.0, 0.0, len(clocks))
             error = (high * tilt + low * (1 - tilt)) / np.hypot(tilt, 1 - tilt)
-            times_s = curve.times_s(clocks) * (1 + error * curve.sigmas_ratio(clocks))
+            times_s = curve.times_s(clocks) * np.exp(error * curve.sigmas_ratio(clocks))
             low, high = random.standard_normal(2)
             wobble = (high * tilt + low * (1 - tilt)) / np.hypot(tilt, 1 - tilt)
             factor = 1 + mean_ratio + wobble * sigma_ratio
-            energies_j = _energies_j(models[key.pp_rank], key, curve, clocks, times_s) * np.maximum(factor, 0.1)
+            energies_j = _energies_j(models[key.pp_rank], key, curve, clocks, times_s)
+            energies_j = energies_j * np.maximum(factor, _MIN_FACTOR)
             options = map(ClockOption, clocks, times_s.tolist(), energies_j.tolist())
             classes[key] = instruction_profile(list(options), where=f"draw of {key.kind} on rank {key.pp_rank}")
         return PipelineProfile(classes, _blocking_power_w(models))
@@ -92,7 +96,7 @@ def fit_profile(observations: Sequence[IterationObservation], gpus: Sequence[Gpu
         clocks = clocks_of[key]
         times_s = curve.times_s(clocks)
         energies_j = _energies_j(models[key.pp_rank], key, curve, clocks, times_s)
-        energies_j = energies_j * (1 + _misfit(residual, key, curve, clocks)[0])
+        energies_j = energies_j * np.maximum(1 + _misfit(residual, key, curve, clocks)[0], _MIN_FACTOR)
         options = list(map(ClockOption, clocks, times_s.tolist(), energies_j.tolist()))
         classes[key] = instruction_profile(options, where=f"fit of {key.kind} on rank {key.pp_rank}")
     return FittedProfile(

@@ -195,7 +195,9 @@ class PowerFit:
     def drawn_models(self, random: np.random.Generator) -> tuple[PowerModel, ...]:
         """Return power models drawn from the posterior distribution."""
         n = 1 + max(self._model_of_rank)
-        x = random.multivariate_normal(self.parameters, self.covariance, method="eigh")
+        # Noise can make the smallest eigenvalues slightly negative; they carry no variance.
+        variances, axes = np.linalg.eigh(self.covariance)
+        x = self.parameters + axes * np.sqrt(np.maximum(variances, 0.0)) @ random.standard_normal(len(variances))
         lower, upper = _bounds(n, len(self.parameters) - 3 * n)
         return self.models(np.clip(x, lower, upper))
 

@@ -49,6 +49,8 @@ _SAME_RATIO = 0.01
 """Difference within which samples of two iterations confirm each other."""
 _NEAR_RATIO = 0.02
 """Relative distance within which a bend is assigned to a measured clock."""
+_SAME_CLOCK_RATIO = 1e-3
+"""Relative distance below which the knot of a cap takes the place of a measured clock."""
 _BETWEEN_KNOTS_RATIO = 0.004
 """Uncertainty of interpolation half way between two knots: 0.1-0.4 % on published tables and simulated GPUs."""
 
@@ -290,7 +292,7 @@ def _with_bend(knots_mhz: FloatArray, times_s: FloatArray, sigma_ratios: FloatAr
         return replace(plain, bend_mhz=_bend_mhz(knots_mhz, times_s, num_on_line))
     capped_s = float(np.mean(times_s[capped[0] :]))
     cap_mhz = float(slope / (capped_s - offset_s))
-    below = knots_mhz < cap_mhz
+    below = knots_mhz < (1 - _SAME_CLOCK_RATIO) * cap_mhz
     if not below.any() or cap_mhz >= knots_mhz[-1]:
         return plain
     return TimeCurve(
@@ -313,7 +315,7 @@ def _bend_mhz(knots_mhz: FloatArray, times_s: FloatArray, num_on_line: int) -> f
         return None
     bend_mhz = float(1 / (1 / mhz - (time_s - top_s) / slope))
     # Noise can put the crossing of the two lines anywhere, even below zero.
-    return bend_mhz if mhz < bend_mhz < knots_mhz[-1] else None
+    return bend_mhz if knots_mhz[0] < bend_mhz < knots_mhz[-1] else None
 
 
 @dataclass(frozen=True, slots=True)
