@@ -76,7 +76,7 @@ def python_api_page() -> str:
         for module in modules:
             parts += [f"### {module.name}", docstring_text(module.docstring)]
             for name in module.names:
-                parts += [f"#### {name.name}", block(name.signature, "python"), docstring_text(name.docstring)]
+                parts += [f"#### {name.name}", block(name.signature, "text"), docstring_text(name.docstring)]
                 parts += [_member(member) for member in name.members]
     return page("Python API", *parts)
 
