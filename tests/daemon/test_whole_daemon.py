@@ -21,7 +21,7 @@ UNIFORM = ("--policy", "uniform")
 
 
 def wait_until_lowered(daemon: DaemonProcess) -> None:
-    wait_until(daemon.is_lowered, 60)
+    wait_until(daemon.is_lowered, 60, log=lambda: f"{daemon.status()}\n{daemon.log}")
 
 
 def test_a_job_runs_from_registration_to_report(tmp_path: Path) -> None:

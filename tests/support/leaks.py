@@ -3,10 +3,10 @@
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep  # the originals: a test may replace those of the module
 from typing import Any, TypeVar
 
 from tests.support import fork_server
@@ -49,16 +49,16 @@ def open_resources() -> dict[str, str]:
 
 def leaked_since(before: Mapping[str, str]) -> list[str]:
     """Return what has been opened since `before` and is not closed within the grace period."""
-    deadline = time.monotonic() + GRACE_S
+    deadline = monotonic() + GRACE_S
     while True:
         left = [
             f"{key}: {what}"
             for key, what in open_resources().items()
             if key not in before and not any(command in what for command in _SHARED_COMMANDS)
         ]
-        if not left or time.monotonic() > deadline:
+        if not left or monotonic() > deadline:
             return left
-        time.sleep(0.002)
+        sleep(0.002)
 
 
 def _sockets() -> dict[str, str]:

@@ -84,9 +84,9 @@ def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(folder
     assert (figures["policy"], figures["gpus"], figures["simulated"]) == ("uniform", 2, True)
     assert figures["report_path"] == str(out)
     assert figures["baseline_energy_j"] > 0
-    assert figures["iteration_time_s"] == pytest.approx(
-        figures["baseline_iteration_time_s"] * (1 + figures["slowdown_ratio"])
-    )
+    for name in ("saving", "slowdown"):
+        if figures[f"{name}_ratio"] is not None:
+            assert figures[f"{name}_low_ratio"] <= figures[f"{name}_ratio"] <= figures[f"{name}_high_ratio"]
     assert out.read_text(encoding="utf-8").count('<svg class="timeline"') == 1
     assert "planned: " in stderr
 

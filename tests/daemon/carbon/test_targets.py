@@ -329,7 +329,7 @@ LIES = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LIES, st.floats(0.0, 0.2))
 def test_no_policy_reply_can_exceed_the_budget_of_a_window(
     tmp_path: Path, lies: list[PerformanceTarget | None], budget: float

@@ -43,7 +43,7 @@ def test_a_time_curve_is_positive_and_finite_for_any_noise(points: list[tuple[in
             assert list(shape.knots_mhz) == sorted(set(shape.knots_mhz))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(points=POINTS, seed=st.integers(0, 1000))
 def test_a_fitted_profile_and_its_draws_are_valid_for_any_noise(
     points: list[tuple[int, float, float, float]], seed: int
