@@ -7,9 +7,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gpuenergyd-installed
 RIVAL  := $(VENV)/.rival-installed
 REPORT ?= gpuenergyd-demo-report.html
-# Three workers for two cores, since many tests wait for other processes. A file runs on one worker, so that its module
+# Four workers for two cores, since many tests wait for other processes. A file runs on one worker, so that its module
 # fixtures are set up once; tests/conftest.py puts the longest files first.
-PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
 SAMPLE ?= 200
 SEED   ?= 1
 
