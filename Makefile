@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs package test check lint types layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
+.PHONY: help install demo docs pages package test check lint types layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -39,6 +39,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## train a real pipeline on four simulated GPUs under the daemon and print the savings
 	$(BIN)/gpuenergyd demo --out $(REPORT)
+
+pages: $(STAMP)  ## write the generated pages, pictures and figures of the documents
+	$(BIN)/python -m tests.support.faults
+	$(BIN)/python -m benchmarks.report --render
 
 docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs

@@ -21,6 +21,7 @@ from benchmarks.report.page import PAGE, rendered_page
 from benchmarks.report.results import RESULTS, Attempt, Result, read_result, utc_text, with_failure, write_result
 from benchmarks.report.running import ROOT, measured
 from benchmarks.report.runs import RUNS, Kind, Run, chosen_runs
+from docs.site.generated import write_generated_files
 from gpuenergyd.errors import UsageError
 
 SHORT = ROOT / "build" / "bench"
@@ -98,6 +99,9 @@ def main() -> int:
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(rendered_page(folder), encoding="utf-8")
     print("wrote", page)
+    if not options.short:
+        write_generated_files()
+        print("wrote the figures of README.md and docs/")
     return 0
 
 

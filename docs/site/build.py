@@ -56,7 +56,7 @@ def without_links_out(source: Path) -> str:
 def tables_of_contents() -> str:
     """Return the navigation: a part per folder, pages in the order in which the index links them."""
     linked = re.findall(r"\]\(([^)#\s]+)\.md", (DOCS / "index.md").read_text(encoding="utf-8"))
-    parts = []
+    parts = ["```{toctree}\n:hidden:\n\nresults\n```\n"]
     for caption, folder in _PARTS.items():
         there = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in (DOCS / folder).glob("*.md"))
         pages = list(dict.fromkeys([name for name in linked if name in there] + there))

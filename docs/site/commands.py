@@ -16,6 +16,8 @@ def command_line_page() -> str:
             " success, 1 failure, 2 usage error, 3 daemon not running, 4 degraded. `gpuenergyd --install-completion`"
             " installs shell completion; `man gpuenergyd` has the contents of this page."
         ),
+        table(("command", "purpose"), (_entry(command) for command in commands)),
+        "## Options of the program",
         _options((*program.arguments, *program.options)),
     ]
     for task in TASKS:
@@ -33,6 +35,10 @@ def _command(command: CommandText) -> list[str]:
         command.description,
         _options((*command.arguments, *command.options)),
     ]
+
+
+def _entry(command: CommandText) -> tuple[str, str]:
+    return f"[{code(command.name)}](#{command.name.replace(' ', '-')})", command.summary
 
 
 def _options(options: Iterable[OptionText]) -> str:

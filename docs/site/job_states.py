@@ -5,7 +5,6 @@ import inspect
 import random
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 
 from docs.site.markdown import table
 from gpuenergyd.core.job import messages
@@ -33,8 +32,6 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
-PAGE = Path(__file__).resolve().parents[1] / "reference" / "job-states.md"
-BEGIN, END = "<!-- generated: phases and transitions -->\n", "<!-- end of the generated part -->\n"
 _NUM_RUNS, _NUM_EVENTS = 60, 120
 _CLOCKS_MHZ = (1410, 900)
 _SCHEDULE = one_forward_one_backward(1, 1)
@@ -93,8 +90,8 @@ def transitions() -> Mapping[tuple[JobPhase, JobPhase], frozenset[str]]:
     return {phases: frozenset(events) for phases, events in found.items() if phases[0] is not phases[1]}
 
 
-def generated_part() -> str:
-    """Return the generated part of the page."""
+def phases_and_transitions() -> str:
+    """Return the tables of phases and transitions."""
     order = {phase: number for number, phase in enumerate(JobPhase)}
     phases = [(f"`{phase}`", _meanings()[phase.name]) for phase in JobPhase]
     rows = [
@@ -102,12 +99,6 @@ def generated_part() -> str:
         for (before, after), events in sorted(transitions().items(), key=lambda t: (order[t[0][0]], order[t[0][1]]))
     ]
     return f"{table(('phase', 'meaning'), phases)}\n{table(('from', 'to', 'when'), rows)}"
-
-
-def current_page() -> str:
-    """Return the page with its written parts unchanged and the generated part up to date."""
-    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    return head + BEGIN + generated_part() + END + rest.split(END)[1]
 
 
 def _explanation(event: str, before: JobPhase, after: JobPhase) -> str:

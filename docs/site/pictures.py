@@ -4,7 +4,8 @@ Every picture is a file of its own with its own style, readable on a light and o
 """
 
 import re
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 
 from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
@@ -21,7 +22,7 @@ from gpuenergyd.report.observed_iteration import ObservedIteration
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline.csv"
 _POLICY = "bubble-aware"
 _MICROBATCHES = 6
-_BLOCKING_POWER_W = 83.64
+BLOCKING_POWER_W = 83.64
 """Power of an A100 that waits, from the Perseus artifact."""
 _WIDTH, _HEIGHT = 1000.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 14.0, 300.0
@@ -55,15 +56,6 @@ text.on-dark { fill: #fff; }
   .axis, .grid { stroke: #656c76; }
 }
 """
-
-
-def pictures() -> dict[str, str]:
-    """Return all pictures by file name, as complete SVG files."""
-    return {
-        "pipeline.svg": _before_and_after("1f1b", None),
-        "inflight.svg": _before_and_after("1f1b", "auto"),
-        "frontier.svg": _standalone(_frontier(), _FRONTIER_LEGEND, 20.0),
-    }
 
 
 def _standalone(svg: str, legend: str = "", legend_height: float = 0.0) -> str:
@@ -106,7 +98,7 @@ def example_plan(extra_inflight: str | None = None) -> tuple[PlanInput, OfflineP
         schedule="1f1b",
         microbatches=_MICROBATCHES,
         extra_inflight=extra_inflight,
-        blocking_power_w=_BLOCKING_POWER_W,
+        blocking_power_w=BLOCKING_POWER_W,
         want_frontier=True,
     )
     given = plan_input(EXAMPLE, options)
@@ -157,6 +149,10 @@ def _iteration(
     return ObservedIteration(title, drawn.iteration_time_s, spans)
 
 
+def _frontier_picture() -> str:
+    return _standalone(_frontier(), _FRONTIER_LEGEND, 20.0)
+
+
 def _frontier() -> str:
     """Return time against energy of all frontier plans, plain and with extra microbatches, and of full speed."""
     curves = [(kind, example_plan(extra)[1]) for kind, extra in (("plain", None), ("ahead", "auto"))]
@@ -178,3 +174,11 @@ def _frontier() -> str:
         f'<svg class="plane" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
         f'aria-label="Iteration time against energy: full speed, and the frontier">{"".join(parts)}</svg>'
     )
+
+
+PICTURES: Mapping[str, Callable[[], str]] = {
+    "pipeline.svg": partial(_before_and_after, "1f1b", None),
+    "inflight.svg": partial(_before_and_after, "1f1b", "auto"),
+    "frontier.svg": _frontier_picture,
+}
+"""Functions that draw the pictures, as complete SVG files, by file name."""

@@ -36,7 +36,12 @@ PUBLIC_MODULES = {
         "gpuenergyd.core.policy_api.previous_run",
     ),
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
-    "For tools": ("gpuenergyd.client.connection", "gpuenergyd.gpu.drivers.simulated", "gpuenergyd.errors"),
+    "For experiments on simulated GPUs": (
+        "gpuenergyd_trainers.demo.simulated_stage",
+        "gpuenergyd_trainers.timing.simulated",
+        "gpuenergyd.gpu.drivers.simulated",
+    ),
+    "For tools": ("gpuenergyd.client.connection", "gpuenergyd.errors"),
 }
 """Public modules by audience; all others may change without notice."""
 

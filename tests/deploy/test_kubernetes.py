@@ -76,4 +76,4 @@ def test_the_containerfile_uses_existing_files_extras_and_commands() -> None:
 def test_the_documented_group_id_matches_the_containerfile() -> None:
     (number,) = re.findall(r"groupadd --gid (\d+) gpuenergy", CONTAINERFILE)
 
-    assert f"supplementalGroups: [{number}]" in (ROOT / "docs" / "how-to" / "many-hosts.md").read_text()
+    assert f"supplementalGroups: [{number}]" in (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -14,25 +15,29 @@ from pathlib import Path
 import pytest
 
 from docs.site.entry_points import GROUPS, offered_entry_points
-from docs.site.generated import generated_files
+from docs.site.generated import renderers
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
+from gpuenergyd.carbon.signal_file import SignalFile
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.settings import Settings, load_settings
+from gpuenergyd.wire.instance_json import parse_instance
+from gpuenergyd.wire.profile_csv import parse_profile_table
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
-from tests.support.documents import blocks, inline_commands, shell_script
+from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "examples" / "README.md",
     *sorted(path for path in (ROOT / "docs").rglob("*.md")),
 )
-LANGUAGES = {"sh", "python", "toml", "json", "text", "csv"}
+LANGUAGES = {"sh", "python", "toml", "json", "text"}
 PRELUDE = """
 import torch
 from torch import nn
@@ -48,7 +53,7 @@ schedule = Schedule1F1B(stage, 8, loss_fn=loss_fn)
 """Names that Python blocks assume: a pipeline of two stages whose other rank does not exist."""
 
 
-REFERENCE = generated_files()
+RENDERERS = renderers()
 
 
 def with_blocks(language: str) -> list[Path]:
@@ -122,11 +127,22 @@ def test_every_command_in_a_document_exists_with_its_options(document: Path) -> 
     assert wrong == []
 
 
+def test_shown_output_is_compared_in_order_and_exactly_or_apart_from_numbers() -> None:
+    exact = Block(Path("page.md"), 1, "text", ("output",), "first 1\n...\nlast  2\n")
+    varying = Block(Path("page.md"), 1, "text", ("output", "numbers"), exact.text)
+
+    assert missing_output(exact, "before\nfirst 1\nbetween\nlast  2\n") == ""
+    assert missing_output(exact, "last  2\nfirst 1\n") == "last  2\n"
+    assert missing_output(exact, "first 7\nlast  2\n") == "first 1\n"
+    assert missing_output(varying, "first 7.5\nlast -3\n") == ""
+    assert missing_output(varying, "first 7.5\nlast none\n") == "last  2\n"
+
+
 @pytest.mark.parametrize("document", with_blocks("python"), ids=name_of)
 def test_python_blocks_run_as_written(document: Path, reader: tuple[Path, dict[str, str]]) -> None:
     folder, environ = reader
     given = [block for block in blocks(document) if block.language == "python"]
-    program = [PRELUDE] if any("loader" in block.text for block in given) else []
+    program = [PRELUDE] if any(re.search(r"\bloader\b|\(schedule\b", block.text) for block in given) else []
     for block in given:
         compile(block.text, f"{document}:{block.line}", "exec")
         for module, names in re.findall(r"^from (gpuenergyd\S*) import (.+)$", block.text, flags=re.MULTILINE):
@@ -178,6 +194,31 @@ def test_the_documented_example_is_the_packaged_one() -> None:
     assert by_language["toml"] == (package / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    "block", blocks(ROOT / "docs" / "reference" / "file-formats.md"), ids=lambda b: f"line-{b.line}"
+)
+def test_every_documented_file_is_accepted(block: Block, tmp_path: Path) -> None:
+    match block.language:
+        case "text" if block.text.startswith("stage"):
+            assert parse_profile_table(Path("example.csv"), block.text).num_stages == 1
+        case "text":
+            (tmp_path / "signal.csv").write_text(block.text, encoding="utf-8")
+            assert SignalFile(tmp_path / "signal.csv", "GB").read() is not None
+        case "json" if "ops" in block.text:
+            assert parse_instance(Path("example.json"), block.text).schedule.num_ranks == 2
+        case language:
+            assert language == "json"
+            assert {"T", "E"} == set(json.loads(block.text)[0])
+
+
+def test_every_variable_of_the_client_is_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "environment-variables.md").read_text(encoding="utf-8")
+    sources = [*(ROOT / "gpuenergyd" / "client").glob("*.py"), *(ROOT / "trainers").rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"\"(GPUENERGYD_[A-Z_]+[A-Z])\"", path.read_text())}
+
+    assert {name for name in read if f"`{name}`" not in page} == {"GPUENERGYD_HOOK_ROOTS"}
+
+
 # --- everything public is documented ---
 
 
@@ -197,13 +238,13 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 def test_the_reference_lists_every_setting() -> None:
-    page = REFERENCE["reference/settings.md"]
+    page = RENDERERS["reference/settings.md"]()
 
     assert [key for key in Settings.model_fields if f"| `{key}` |" not in page] == []
 
 
 def test_the_reference_lists_every_resource_and_message() -> None:
-    page, document = REFERENCE["reference/http-api.md"], api_description()
+    page, document = RENDERERS["reference/http-api.md"](), api_description()
 
     assert [path for path in document["paths"] if f"| `{path}` |" not in page] == []
     assert [name for name in document["components"]["schemas"] if f"### {name}\n" not in page] == []
@@ -221,11 +262,12 @@ def test_the_reference_lists_every_exported_metric(daemon: DaemonProcess) -> Non
     documented = {name: text for name, _, _, text in exported_families()}
     assert exported - set(documented) == set()
     assert [name for name, text in documented.items() if not text] == []
-    assert [name for name in documented if f"| `{name}` |" not in REFERENCE["reference/metrics.md"]] == []
+    page = RENDERERS["reference/metrics.md"]()
+    assert [name for name in documented if f"| `{name}` |" not in page] == []
 
 
 def test_every_entry_point_group_is_documented() -> None:
-    offered, page = offered_entry_points(), REFERENCE["reference/entry-points.md"]
+    offered, page = offered_entry_points(), RENDERERS["reference/entry-points.md"]()
 
     assert set(offered) == set(GROUPS)
     assert [name for offers in offered.values() for name in offers if f"| `{name}` |" not in page] == []

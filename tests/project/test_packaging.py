@@ -10,6 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+from gpuenergyd import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gpuenergyd", "gpuenergyd_policies", "gpuenergyd_trainers")
@@ -108,6 +111,13 @@ def test_importing_the_client_loads_the_standard_library_only(module: str) -> No
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert result.stdout.strip() == "[]"
+
+
+def test_the_citation_names_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+    assert citation["version"] == __version__
+    assert citation["license"] == "Apache-2.0"
 
 
 def test_a_plain_install_has_no_dependencies() -> None:

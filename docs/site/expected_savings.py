@@ -1,0 +1,59 @@
+"""Savings to expect by kind of workload, computed by the planner from the tables of the example pipeline."""
+
+import csv
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from docs.site.pictures import BLOCKING_POWER_W, EXAMPLE
+from gpuenergyd.cli.plan.inputs import PlanOptions, load_planner, plan_input
+
+_BALANCED_STAGE = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of workload: stages of the example pipeline, and microbatches per iteration."""
+
+    name: str
+    stages: tuple[str, ...]
+    """The stage of the example's table that each stage of the workload has the costs of."""
+    num_microbatches: int
+
+
+WORKLOADS = (
+    Workload("pipeline of 4 stages, the last one slower, 8 microbatches", ("0", "1", "2", "3"), 8),
+    Workload("the same, 32 microbatches", ("0", "1", "2", "3"), 32),
+    Workload("pipeline of 4 equal stages, 8 microbatches", (_BALANCED_STAGE,) * 4, 8),
+    Workload("the same, 32 microbatches", (_BALANCED_STAGE,) * 4, 32),
+    Workload("one GPU, DDP or FSDP", (_BALANCED_STAGE,), 1),
+)
+SLOWDOWNS = (0.0, 0.02, 0.05, 0.1)
+"""Permitted slowdowns of the table."""
+
+
+@cache
+def saving_ratio(workload: Workload, *, slowdown: float = 0.0, extra_inflight: str | None = None) -> float:
+    """Return the share of the energy at full speed that the plan for a workload saves."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "profile.csv")
+        table.write_text(_profile_of(workload.stages), encoding="utf-8")
+        options = PlanOptions(
+            microbatches=workload.num_microbatches,
+            extra_inflight=extra_inflight,
+            slowdown=slowdown,
+            blocking_power_w=BLOCKING_POWER_W,
+        )
+        plan = load_planner("bubble-aware")(plan_input(table, options).request)
+    return 1 - plan.energy_j / plan.baseline_energy_j
+
+
+def _profile_of(stages: Sequence[str]) -> str:
+    """Return a profile table whose stages have the costs of the given stages of the example."""
+    header, *rows = list(csv.reader(EXAMPLE.read_text(encoding="utf-8").splitlines()))
+    lines = [",".join(header)]
+    for stage, source in enumerate(stages):
+        lines += [",".join((str(stage), *row[1:])) for row in rows if row[0] == source]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,273 @@
+"""Figures in written pages: tables and sentences rendered from benchmarks/results and from the planner.
+
+A written page contains `<!-- generated: NAME -->` and `<!-- end -->`; the text between them is one of `parts()`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from statistics import median
+from typing import Any
+
+from benchmarks.report.results import read_result
+from docs.site.expected_savings import SLOWDOWNS, WORKLOADS, Workload, saving_ratio
+from docs.site.job_states import phases_and_transitions
+from docs.site.markdown import table
+
+_PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_WITH_EXTRA = "1f1b+inflight"
+_UNEQUAL_PIPELINES, _EQUAL_PIPELINES, _ONE_GPU = WORKLOADS[:2], WORKLOADS[2:4], WORKLOADS[4]
+_SIMULATED = "real torch training on simulated A100 GPUs"
+_PLANNED = "planned, from the tables of a simulated A100"
+
+
+def with_current_parts(text: str) -> str:
+    """Return a page with every generated part replaced by its current text."""
+
+    def current(match: re.Match[str]) -> str:
+        return match[1] + parts()[match[2]]().rstrip("\n") + "\n" + match[3]
+
+    return _PART.sub(current, text)
+
+
+def parts() -> Mapping[str, Callable[[], str]]:
+    """Return the functions that render the generated parts, by name."""
+    return {
+        "claim": _claim,
+        "evidence": _evidence,
+        "results": _results,
+        "expected savings": _expected_savings,
+        "savings by workload": _savings_by_workload,
+        "phases and transitions": phases_and_transitions,
+    }
+
+
+def _claim() -> str:
+    plain = [row["saving_ratio"] for row in _schedules() if row["schedule"] != _WITH_EXTRA]
+    extra = _schedule(_WITH_EXTRA)["saving_ratio"]
+    slowest = max(row["slowdown_ratio"] for row in _schedules())
+    return (
+        f"**gpuenergyd cuts the energy of pipeline-parallel training by {math.floor(100 * min(plain))} to"
+        f" {math.floor(100 * max(plain))} % at the same speed**, and by up to {math.floor(100 * extra)} % with"
+        f" memory to spare.\nThese figures are from real training of unequal stages on **simulated** A100 GPUs"
+        f" ({_date('schedules')}; iterations took at most {_percent(slowest, 1)} % longer). A saving on real GPUs has"
+        f" {_real_gpus_short()}."
+    )
+
+
+def _evidence() -> str:
+    plain, extra = _schedule("1f1b"), _schedule(_WITH_EXTRA)
+    others = [row for row in _schedules() if row["schedule"] not in {"1f1b", _WITH_EXTRA}]
+    savings, times = [row["saving_ratio"] for row in others], [row["slowdown_ratio"] for row in others]
+    emulated = [case for case in _figures("emulation")["cases"] if case["gpu"] == "a100-sxm"]
+    sizes = sorted(case["num_gpus"] for case in emulated)
+    balanced = [saving_ratio(workload) for workload in _EQUAL_PIPELINES]
+    rows = [
+        ("pipeline of four unequal stages, 1F1B", _less(plain["saving_ratio"]), _change(plain), _SIMULATED),
+        ("the same, with extra microbatches in flight", _less(extra["saving_ratio"]), _change(extra), _SIMULATED),
+        (
+            "GPipe, interleaved, zero-bubble, DualPipeV",
+            _less(min(savings), max(savings)),
+            f"{_signed(min(times))} to {_signed(max(times))} %",
+            _SIMULATED,
+        ),
+        (
+            f"GPT-3 175B, eight stages, {sizes[0]:,} to {sizes[-1]:,} A100 GPUs",
+            _less(min(case["plain_ratio"] for case in emulated), max(case["plain_ratio"] for case in emulated)),
+            "0 %",
+            "emulated from measured tables (Perseus)",
+        ),
+        ("pipeline of four equal stages, 32 to 8 microbatches", _less(min(balanced), max(balanced)), "0 %", _PLANNED),
+        ("one GPU, DDP, FSDP", _less(saving_ratio(_ONE_GPU)), "0 %", _PLANNED),
+        ("the same, if 5 % slowdown is allowed", _less(saving_ratio(_ONE_GPU, slowdown=0.05)), "up to +5 %", _PLANNED),
+        ("any of these on real GPUs", _real_gpus_short().replace("been ", ""), "", ""),
+    ]
+    return table(("workload", "energy", "time", "evidence"), rows)
+
+
+def _results() -> str:
+    plain, extra = _schedule("1f1b"), _schedule(_WITH_EXTRA)
+    emulated = [case for case in _figures("emulation")["cases"] if case["gpu"] == "a100-sxm"]
+    above = [case["plain_ratio"] - case["perseus_published_ratio"] for case in emulated]
+    profiling, kills = _figures("profiling"), _figures("kill-matrix")
+    ours, interval = profiling["ours"], profiling["saving_interval"]
+    captured = [
+        median(zone["captured_ratio"]["forecast"] for zone in zones)
+        for zones in _figures("carbon")["captured"].values()
+    ]
+    restored_s = max(_figures("two-hosts")["restored_after_s"].values())
+    overhead, slowest_s = _figures("overhead"), kills["daemon_restore_max_s"]
+    rows = [
+        (
+            "energy of a pipeline of four unequal stages (1F1B)",
+            f"{_less(plain['saving_ratio'])}, 95 % interval {_interval(plain, 'saving')} %; time {_change(plain)}",
+            "schedules",
+            "real training, simulated GPUs",
+        ),
+        (
+            "the same with extra microbatches in flight",
+            f"{_less(extra['saving_ratio'])}, 95 % interval {_interval(extra, 'saving')} %; time {_change(extra)}",
+            "schedules",
+            "real training, simulated GPUs",
+        ),
+        (
+            "losses, order of instructions",
+            "bit-identical to training without gpuenergyd"
+            if all(row["are_losses_equal"] and row["is_order_as_registered"] for row in _schedules())
+            else "**not identical**",
+            "schedules",
+            "real training, simulated GPUs",
+        ),
+        (
+            "GPT-3 175B on A100, against Perseus as published",
+            f"{_signed(min(above))} to {_signed(max(above))} percentage points",
+            "emulation",
+            "emulated from measured tables",
+        ),
+        (
+            "iterations until the plan, 95th percentile",
+            f"{ours['iterations_p95']} (EnvPipe's procedure: {profiling['envpipe']['iterations_p95']})",
+            "profiling",
+            "simulated training",
+        ),
+        (
+            "energy above that of a plan from the true costs",
+            f"{_percent(ours['regret_mean_ratio'], 2)} % on average",
+            "profiling",
+            "simulated training",
+        ),
+        (
+            "95 % intervals that contain the true saving",
+            f"{_percent(interval['covered_ratio'], 0)} % of {interval['runs']}",
+            "profiling",
+            "simulated training",
+        ),
+        (
+            "step time with the client / without",
+            f"{overhead['median_ratio']:.4f} (95 %: {overhead['low']:.4f} to {overhead['high']:.4f})",
+            "overhead",
+            "real training, simulated GPUs",
+        ),
+        (
+            "GPUs left slow after killing processes",
+            f"{kills['left_lowered']} in {kills['trials']} trials; restored within {_milliseconds(slowest_s)} ms",
+            "kill-matrix",
+            "real processes, simulated GPUs",
+        ),
+        (
+            "the same with two hosts and a cut link",
+            f"{_figures('two-hosts')['num_left_lowered']}; restored within {restored_s:.1f} s",
+            "two-hosts",
+            "network namespaces, simulated GPUs",
+        ),
+        (
+            "gain of perfect carbon timing that forecasts capture",
+            f"{_percent(min(captured), 0)} to {_percent(max(captured), 0)} % (median of zones)",
+            "carbon",
+            "measured grid data of 2024",
+        ),
+        (
+            "power and energy of the simulated A100, against measured tables",
+            f"mean error {_model_error()} %",
+            "device-model",
+            "published measurements",
+        ),
+        ("a saving on real GPUs", _real_gpus_short().replace("been ", ""), "gpu-pipeline", "-"),
+    ]
+    return table(
+        ("question", "result", "evidence", "date"),
+        (
+            (question, result, f"{mark} (`{name}`)", _date(name))
+            for question, result, name, mark in rows
+        ),
+    )  # fmt: skip
+
+
+def _expected_savings() -> str:
+    titles = ("workload", "same speed", *(f"{100 * s:.0f} % slower" for s in SLOWDOWNS[1:]), "same speed, extra memory")
+    rows = [
+        (
+            workload.name,
+            *(f"{_percent(saving_ratio(workload, slowdown=slowdown), 1)} %" for slowdown in SLOWDOWNS),
+            "-" if workload == _ONE_GPU else f"{_percent(saving_ratio(workload, extra_inflight='auto'), 1)} %",
+        )
+        for workload in WORKLOADS
+    ]
+    return table(titles, rows)
+
+
+def _savings_by_workload() -> str:
+    def span(workloads: Sequence[Workload], *, slowdown: float = 0.0, extra_inflight: str | None = None) -> str:
+        savings = [saving_ratio(each, slowdown=slowdown, extra_inflight=extra_inflight) for each in workloads]
+        return f"{_percent(min(savings), 0)} to {_percent(max(savings), 0)} %"
+
+    rows = [
+        ("pipeline with unequal stages", span(_UNEQUAL_PIPELINES), span(_UNEQUAL_PIPELINES, slowdown=0.05)),
+        ("pipeline with equal stages", span(_EQUAL_PIPELINES), span(_EQUAL_PIPELINES, slowdown=0.05)),
+        (
+            "1F1B pipeline with memory for extra microbatches in flight",
+            span(WORKLOADS[:4], extra_inflight="auto"),
+            span(WORKLOADS[:4], slowdown=0.05, extra_inflight="auto"),
+        ),
+        (
+            "one GPU, DDP, FSDP",
+            f"about {_percent(saving_ratio(_ONE_GPU), 0)} %: no GPU waits",
+            f"{_percent(saving_ratio(_ONE_GPU, slowdown=0.05), 0)} %",
+        ),
+    ]
+    return table(("your program", "at the same speed", "if 5 % slowdown is permitted"), rows)
+
+
+def _model_error() -> str:
+    errors = [row["mape_ratio"] for row in _figures("device-model") if row["table"].startswith("A100")]
+    return f"{_percent(min(errors), 1)} to {_percent(max(errors), 1)}"
+
+
+@cache
+def _figures(name: str) -> Any:
+    return read_result(name).figures
+
+
+def _date(name: str) -> str:
+    given = read_result(name).circumstances
+    return given.measured_at[:10] if given is not None else "-"
+
+
+def _schedules() -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[Mapping[str, Any]] = _figures("schedules")["schedules"]
+    return rows
+
+
+def _schedule(name: str) -> Mapping[str, Any]:
+    return next(row for row in _schedules() if row["schedule"] == name)
+
+
+def _real_gpus_short() -> str:
+    return "**not been measured yet**" if _figures("gpu-pipeline") is None else "been measured, see the benchmarks"
+
+
+def _percent(ratio: float, digits: int) -> str:
+    return f"{100 * ratio:.{digits}f}"
+
+
+def _milliseconds(time_s: float) -> str:
+    return f"{1e3 * time_s:.0f}"
+
+
+def _signed(ratio: float) -> str:
+    return f"{100 * ratio:+.1f}"
+
+
+def _less(ratio: float, high: float | None = None) -> str:
+    if high is not None:
+        return f"{_percent(ratio, 1)} to {_percent(high, 1)} % less"
+    return f"{_percent(ratio, 1)} % less" if ratio >= 0.0005 else "no saving"
+
+
+def _interval(row: Mapping[str, Any], name: str) -> str:
+    return f"{_percent(row[f'{name}_low'], 1)} to {_percent(row[f'{name}_high'], 1)}"
+
+
+def _change(row: Mapping[str, Any]) -> str:
+    return f"{_signed(row['slowdown_ratio'])} %"
