@@ -1,1 +1,1 @@
-"""What people read, and what makes a site of it."""
+"""The documents, and the programs that generate parts of them and the site."""
