@@ -29,10 +29,10 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 14.0, 300.0
 
 
 _FRONTIER_LEGEND = (
-    '<text x="78" y="-12">iteration time, against energy per iteration</text>'
-    '<line class="frontier plain" x1="430" x2="470" y1="-16" y2="-16"/><text x="478" y="-12">1F1B</text>'
-    '<line class="frontier ahead" x1="540" x2="580" y1="-16" y2="-16"/>'
-    '<text x="588" y="-12">1F1B with extra microbatches in flight</text>'
+    '<text x="78" y="10">iteration time, against energy per iteration</text>'
+    '<line class="frontier plain" x1="430" x2="470" y1="6" y2="6"/><text x="478" y="10">1F1B</text>'
+    '<line class="frontier ahead" x1="540" x2="580" y1="6" y2="6"/>'
+    '<text x="588" y="10">1F1B with extra microbatches in flight</text>'
 )
 _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328; }
