@@ -1,5 +1,6 @@
 """Examples, links and indexes of the documentation are correct."""
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ def test_every_path_in_a_document_exists(document: Path) -> None:
     named = re.findall(rf"(?<!`)`((?:{roots})/[\w./-]+)`", document.read_text(encoding="utf-8"))
 
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_and_make_target_in_a_document_exists(document: Path) -> None:
+    if document.name == "CHANGELOG.md" or document.parent.name == "adr":
+        return  # they name what has been
+    text = document.read_text(encoding="utf-8")
+    own = ("gpuenergyd", "tests", "docs", "benchmarks", "tools")
+    modules = [name for name in re.findall(r"python3? (?:-I )?-m ([\w.]+)", text) if name.startswith(own)]
+    targets = re.findall(r"`make ([a-z-]+)", text) + re.findall(r"^make ([a-z-]+)", text, flags=re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    assert [name for name in modules if importlib.util.find_spec(name.rstrip(".")) is None] == []
+    assert [name for name in targets if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE)] == []
 
 
 def test_every_document_is_reached_from_the_index() -> None:
