@@ -135,7 +135,9 @@ def test_shown_output_is_compared_in_order_and_exactly_or_apart_from_numbers() -
     assert missing_output(exact, "last  2\nfirst 1\n") == "last  2\n"
     assert missing_output(exact, "first 7\nlast  2\n") == "first 1\n"
     assert missing_output(varying, "first 7.5\nlast -3\n") == ""
-    assert missing_output(varying, "first 7.5\nlast none\n") == "last  2\n"
+    assert missing_output(varying, "first 7.5 and\nlast none\n") == "last  2\n"
+    reflowed = Block(Path("page.md"), 1, "text", ("output", "numbers"), "12.5 % less energy, +1 to\n+3 %\n")
+    assert missing_output(reflowed, "9 % more energy, -1\nto +3\n%\n") == ""
 
 
 @pytest.mark.parametrize("document", with_blocks("python"), ids=name_of)

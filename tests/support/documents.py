@@ -7,7 +7,7 @@ The option `--quick` omits slow blocks and comparisons of output.
 ```sh host    needs root, systemd or a GPU: commands and options are checked, not run
 
 ```text output          printed by the shell block above; a line `...` stands for lines that are left out
-```text output numbers  the same with other numbers
+```text output numbers  the same with other numbers, and the line breaks and signs that follow from them
 """
 
 import re
@@ -62,21 +62,24 @@ def shell_script(path: Path, kinds: Collection[tuple[str, ...]] = ((),), *, comp
 
 def missing_output(shown: Block, printed: str) -> str:
     """Return the first part of a shown output that was not printed; empty if everything was."""
-    vary = "numbers" in shown.words
-    there = [_comparable(line, vary=vary) for line in printed.splitlines()]
-    for part in re.split(r"^\.\.\.\n", shown.text, flags=re.MULTILINE):
-        wanted = [_comparable(line, vary=vary) for line in part.splitlines()]
-        places = [i for i in range(len(there) - len(wanted) + 1) if there[i : i + len(wanted)] == wanted]
-        if not places:
+    normalize = _without_numbers if "numbers" in shown.words else _without_trailing_space
+    there = normalize(printed)
+    for part in filter(None, re.split(r"^\.\.\.\n", shown.text, flags=re.MULTILINE)):
+        _, found, there = there.partition(normalize(part))
+        if not found:
             return part
-        del there[: places[0] + len(wanted)]
     return ""
 
 
-def _comparable(line: str, *, vary: bool) -> str:
-    if not vary:
-        return line.rstrip()
-    return " ".join(re.sub(r"[-+]?\d[\d.,]*", "0", line).split())
+def _without_trailing_space(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _without_numbers(text: str) -> str:
+    """Return a text without what numbers change: themselves, their signs in words, widths and line breaks."""
+    text = re.sub(r"\b(?:less|more|slower|faster)\b", "other", text)
+    text = re.sub(r"[-+]?\d[\d.,]*", "0", text)
+    return " ".join(re.sub("─+", "─", text).split())
 
 
 def inline_commands(path: Path) -> Iterator[str]:
