@@ -64,7 +64,8 @@ def missing_output(shown: Block, printed: str) -> str:
     """Return the first part of a shown output that was not printed; empty if everything was."""
     normalize = _without_numbers if "numbers" in shown.words else _without_trailing_space
     there = normalize(printed)
-    for part in filter(None, re.split(r"^\.\.\.\n", shown.text, flags=re.MULTILINE)):
+    parts: list[str] = re.split(r"^\.\.\.\n", shown.text, flags=re.MULTILINE)
+    for part in filter(None, parts):
         _, found, there = there.partition(normalize(part))
         if not found:
             return part
