@@ -100,6 +100,12 @@ class JobRun:
         """The epoch that the ranks follow in the next iteration."""
         return max((one.plan_epoch for one in self.sent if one.apply_at_iteration <= self.index), default=0)
 
+    @property
+    def is_at_full_speed(self) -> bool:
+        """Whether the ranks run the next iteration at full speed."""
+        followed = [one for one in self.sent if one.apply_at_iteration <= self.index]
+        return not followed or followed[-1].plan.purpose is PlanPurpose.BASELINE
+
     def pass_one(
         self, time_s: float = 1.0, *, energy_j: float | None = None, is_regular: bool = True
     ) -> tuple[Command, ...]:

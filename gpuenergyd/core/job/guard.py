@@ -12,14 +12,25 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
+_CHANGED_AT_SIGMA = 2.5
+_NORMAL_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+_MEDIAN_PER_MEAN_ERROR = 1.2533
+"""Standard error of a median over that of a mean, for a normal distribution."""
+
 
 class Finding(StrEnum):
-    """Reasons of the guard to take a job back to full speed."""
+    """Findings of the guard about a plan."""
 
     TOO_SLOW = "too slow"
-    """Slower than the target by more than the budget: the plan is wrong, or the job has become slower."""
+    """Slower than the target by more than the budget: the plan is wrong, or the job has become slower. The job goes
+    back to full speed."""
+    STAGE_IS_FASTER = "stage is faster"
+    """Faster than when the plan began, so it waits for stages that were slowed for it: no fault, but the job goes back
+    to full speed to be planned again."""
     JOB_IS_FASTER = "job is faster"
-    """Much faster than predicted, or than when the plan began: the job is no longer the one that was profiled."""
+    """Much faster than predicted: no fault, and the plan stays while a block at full speed shows no change of the job.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,17 @@ class GuardWindow:
 
     since: int = 0
     target: PerformanceTarget | None = None
+    num_faster_checks: int = 0
+    """Full-speed blocks because the job was faster under the plan in force than expected."""
+    next_faster_check_at: int = 0
+    """The first iteration at which the next such block may begin."""
+    checked_from: int | None = None
+    """The first iteration of such a block, until its result is known."""
+
+    def begin_plan(self) -> None:
+        """Forget that the job was faster than expected under an earlier plan."""
+        self.num_faster_checks = self.next_faster_check_at = 0
+        self.checked_from = None
 
     def expect(self, target: PerformanceTarget | None, *, since: int) -> None:
         """Compare later iterations with another target."""
@@ -61,6 +83,8 @@ def evaluate(
     baseline: BaselineView,
     target: PerformanceTarget,
     rules: GuardRules,
+    *,
+    is_prediction_outdated: bool = False,
 ) -> tuple[Finding, str] | None:
     """Return a finding about a plan with its log line, or None; `recent` are its regular iterations, newest last."""
     target_s = target.iteration_time_s(baseline.iteration_time_s)
@@ -73,13 +97,17 @@ def evaluate(
         if len(times_s) >= num_iterations and measured_s > allowed_s + chance_s:
             line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
             return Finding.TOO_SLOW, line
-    if len(times_s) >= rules.windows[0] and plan.predicted is not None:
+    if len(times_s) >= rules.windows[0] and plan.predicted is not None and not is_prediction_outdated:
         measured_s = median(times_s[-rules.windows[0] :])
         expected_s = plan.predicted.iteration_time_s
-        if measured_s < expected_s * (1 - rules.faster_ratio):
+        chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(rules.windows[0])
+        if measured_s < expected_s * (1 - rules.faster_ratio) - chance_s:
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
     faster = _faster_instruction(recent, rules)
-    return None if faster is None else (Finding.JOB_IS_FASTER, faster)
+    if faster is None:
+        return None
+    num_ranks = len({sample.pp_rank for sample in recent[-1].instruction_samples})
+    return Finding.STAGE_IS_FASTER if num_ranks > 1 else Finding.JOB_IS_FASTER, faster
 
 
 def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRules) -> str | None:
@@ -96,9 +124,10 @@ def _faster_instruction(recent: Sequence[IterationObservation], rules: GuardRule
     then = [_mean_times_s(observation) for observation in first]
     last = [_mean_times_s(observation) for observation in recent[-num_last:]]
     for what in then[0]:
-        time_s = median(times_s.get(what, 0.0) for times_s in then)
-        slowest_s = max(times_s.get(what, math.inf) for times_s in last)
-        is_faster = slowest_s < time_s * (1 - rules.faster_instruction_ratio)
+        then_s = [times_s.get(what, 0.0) for times_s in then]
+        last_s = [times_s.get(what, math.inf) for times_s in last]
+        time_s, slowest_s = median(then_s), max(last_s)
+        is_faster = slowest_s < time_s * (1 - rules.faster_instruction_ratio) and not _may_be_chance(then_s, last_s)
         if is_faster and _is_faster_at_some_clock(what, first, recent, rules):
             return f"{what} takes {slowest_s / time_s:.3f} times as long as when the plan began"
     return None
@@ -128,25 +157,42 @@ def what_changed(
 ) -> str | None:
     """Return the log line for the largest change between two sets of full-speed iterations; None without a change.
 
-    Compares each kind of instruction on each rank, and the whole iteration.
+    Compares each kind of instruction on each rank, and the whole iteration; a change must also be beyond chance.
     """
-    then_s, now_s = _typical_times_s(before), _typical_times_s(now)
-    ratios = {what: now_s[what] / time_s for what, time_s in then_s.items() if what in now_s}
-    changed = {what: ratio for what, ratio in ratios.items() if abs(ratio - 1) > at_least_ratio}
+    then_s, now_s = _times_s(before), _times_s(now)
+    changed = {}
+    for what, times_s in then_s.items():
+        if what in now_s:
+            ratio = median(now_s[what]) / median(times_s)
+            if abs(ratio - 1) > at_least_ratio and not _may_be_chance(times_s, now_s[what]):
+                changed[what] = ratio
     if not changed:
         return None
     largest = max(changed, key=lambda what: abs(changed[what] - 1))
     return f"{largest} takes {changed[largest]:.3f} times as long as before"
 
 
-def _typical_times_s(observations: Sequence[IterationObservation]) -> dict[str, float]:
+def _times_s(observations: Sequence[IterationObservation]) -> dict[str, list[float]]:
     times_s: dict[str, list[float]] = defaultdict(list)
     for observation in observations:
         times_s["an iteration"].append(observation.own_time_s)
         for sample in observation.instruction_samples:
             if len(sample.shares) == 1:
                 times_s[_name(sample)].append(sample.time_s)
-    return {what: median(values) for what, values in times_s.items()}
+    return times_s
+
+
+def _may_be_chance(before_s: Sequence[float], now_s: Sequence[float]) -> bool:
+    """Return whether the medians of two sets of times may differ by chance."""
+    sigma = math.hypot(_median_error_ratio(before_s), _median_error_ratio(now_s))
+    return abs(median(now_s) / median(before_s) - 1) <= _CHANGED_AT_SIGMA * sigma
+
+
+def _median_error_ratio(values: Sequence[float]) -> float:
+    """Return the standard error of the median of some times, relative to it."""
+    middle = median(values)
+    sigma = _NORMAL_PER_MAD * median(abs(value - middle) for value in values)
+    return _MEDIAN_PER_MEAN_ERROR * sigma / (middle * math.sqrt(len(values)))
 
 
 def _mean_times_s(observation: IterationObservation) -> dict[str, float]:

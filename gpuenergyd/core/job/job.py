@@ -83,6 +83,7 @@ class Job:
     faults: Faults = field(init=False)
     notices: Notices = field(default_factory=Notices)
     _profiling_refusal: str | None = None
+    _before_end: tuple[JobPhase, str] | None = None
     _story: Story = field(default_factory=Story, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +98,11 @@ class Job:
     def is_ended(self) -> bool:
         """Whether the job is over."""
         return self.phase is JobPhase.ENDED
+
+    @property
+    def last_activity(self) -> tuple[JobPhase, str]:
+        """Phase and its reason; of an ended job those before its end."""
+        return self._before_end or (self.phase, self.phase_reason)
 
     @property
     def is_given_up(self) -> bool:
@@ -333,12 +339,20 @@ class Job:
     # --- safety ---
 
     def _guard(self) -> tuple[Command, ...]:
+        if change := self.control.change_of_full_speed():
+            return self._fall_back(change)
         verdict = self.control.evaluate(self.baseline, self.target, self.faults)
         if verdict is None:
             return ()
-        is_slow = verdict[0] is Finding.TOO_SLOW
+        finding, reason = verdict
+        if finding is Finding.JOB_IS_FASTER and self.rules.proof_iterations:
+            block = self.control.check_full_speed(reason, is_at_straggler_pace=self.target.is_forced)
+            if block:
+                self.notices.add(reason, self.num_iterations)
+            return (*block, RecordNotice(reason)) if block else ()
+        is_slow = finding is Finding.TOO_SLOW
         self.faults.num_slow_plans += is_slow
-        return self._fall_back(verdict[1], is_fault=is_slow)
+        return self._fall_back(reason, is_fault=is_slow)
 
     def _fall_back(self, reason: str, *, is_fault: bool = False, least_wait: int = 0) -> tuple[Command, ...]:
         """Go back to full speed; the policy is asked again later, after faults a limited number of times."""
@@ -351,12 +365,14 @@ class Job:
             wait_from=max(self.knowledge.plans.last_apply_at, self.reports.last_index),
             is_fault=is_fault,
             least_wait=least_wait,
+            reason=reason,
         )
         if retry_at is not None:
             self.control.guard.since = retry_at
         return (*stop, *self._enter(JobPhase.FALLBACK, reason))
 
     def _end(self, reason: str) -> tuple[Command, ...]:
+        self._before_end = self.last_activity
         return (*self.control.release(reason), *self._enter(JobPhase.ENDED, reason), EndJob(reason))
 
     def _enter(self, phase: JobPhase, reason: str) -> tuple[Command, ...]:

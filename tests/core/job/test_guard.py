@@ -116,6 +116,24 @@ def test_a_job_whose_instruction_became_faster_has_changed(
     assert found == ((Finding.JOB_IS_FASTER, line) if is_faster else None)
 
 
+def test_one_faster_stage_of_several_is_not_a_faster_job() -> None:
+    recent = [iteration(k, 1.0, sample(0.1), sample(0.2, B, 1)) for k in range(6)]
+    recent += [iteration(20 + k, 1.0, sample(0.097), sample(0.2, B, 1)) for k in range(4)]
+
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES)
+
+    assert found == (Finding.STAGE_IS_FASTER, "F of rank 0 takes 0.970 times as long as when the plan began")
+
+
+def test_noise_makes_neither_a_faster_job_nor_a_faster_stage() -> None:
+    predicted = ClockPlan("p", PlanPurpose.TUNED, predicted=PlanPrediction(1.0, 100.0))
+    noisy = BaselineView(1.0, None, 10, iteration_sigma_s=0.1)
+    first_s, last_s = [0.1, 0.08, 0.12, 0.09, 0.11, 0.13], [0.07, 0.09, 0.08, 0.075]
+    recent = [iteration(k, 0.94, sample(time_s)) for k, time_s in enumerate([*first_s, *last_s])]
+
+    assert evaluate(recent, predicted, noisy, PerformanceTarget(), RULES) is None
+
+
 def test_the_end_of_a_plan_is_compared_with_its_begin_only() -> None:
     """Eight iterations, the very first left out; what came later has no say."""
     recent = iterations([1.0], sample(0.1)) + [iteration(k, 1.0, sample(0.1)) for k in range(1, 9)]
@@ -174,3 +192,15 @@ def test_an_instruction_with_a_clock_change_does_not_count_at_full_speed() -> No
     split = InstructionSample(0, F, (ClockShare(1200, 0.1), ClockShare(900, 0.1)), 1)
 
     assert what_changed(iterations([1.0], sample(0.1)), iterations([1.0], split), at_least_ratio=0.03) is None
+
+
+def test_a_change_within_the_noise_of_the_iterations_is_none() -> None:
+    """Medians differ by 2.2 %, but times vary by 10 %."""
+    before = [iteration(k, time_s) for k, time_s in enumerate([0.93, 1.09, 1.0, 0.94, 1.08, 1.0, 0.91, 1.1])]
+    now = [iteration(k, time_s) for k, time_s in enumerate([0.978, 0.89, 1.06, 0.9, 1.04])]
+    quiet = [iteration(k, time_s) for k, time_s in enumerate([0.978, 0.979, 0.977, 0.978, 0.978])]
+
+    assert what_changed(before, now, at_least_ratio=0.02) is None
+    assert what_changed([iteration(k, 1.0) for k in range(8)], quiet, at_least_ratio=0.02) == (
+        "an iteration takes 0.978 times as long as before"
+    )

@@ -85,10 +85,37 @@ def test_after_too_many_faults_the_job_stays_at_full_speed() -> None:
     run.pass_until(200)
 
 
-def test_a_faster_job_is_not_the_plans_fault() -> None:
+def faster_than_expected() -> JobRun:
+    """Return a job whose iterations took less time than predicted, just after it noticed."""
     run = JobRun().following(plan(expected_s=1.1))
+    assert [kinds(run.pass_one(1.0)) for _ in range(4)][-1] == ["SendPlan", "SendPlan", "RecordNotice"]
+    assert [one.plan.plan_id for one in run.sent[-2:]] == ["proof", "tuned"]
+    assert run.job.notices.last == "an iteration takes 1 s, 1.1 s were expected"
+    return run
 
-    assert [kinds(run.pass_one(1.0)) for _ in range(4)][-1] == ["SendPlan", "RestoreGpus", "RecordPhase"]
+
+def test_a_faster_job_keeps_its_plan_while_full_speed_is_no_faster() -> None:
+    run = faster_than_expected()
+
+    for _ in range(40):
+        run.pass_one(1.0)
+        if run.job.control.question.is_open:
+            run.decide(plan(expected_s=1.1))
+
+    faults = run.job.faults
+    assert (faults.num_faults, faults.num_slow_plans, faults.num_fallbacks) == (0, 0, 0)
+    assert run.job.phase is JobPhase.TUNED
+    assert [one.plan.plan_id for one in run.sent].count("proof") <= 2
+
+
+def test_a_plan_that_holds_a_faster_job_back_ends_without_a_fault() -> None:
+    run = faster_than_expected()
+    for _ in range(40):
+        run.pass_one(0.8 if run.is_at_full_speed else 1.0)
+        if run.job.phase is JobPhase.FALLBACK:
+            break
+
+    assert run.job.phase is JobPhase.FALLBACK
     assert (run.job.faults.num_faults, run.job.faults.num_slow_plans, run.job.faults.num_fallbacks) == (0, 0, 1)
 
 

@@ -21,13 +21,17 @@ class Faults:
     """The first iteration after the last fall-back."""
     retry_at_iteration: int | None = None
     """None: the job has not fallen back, or too often for another attempt."""
+    last_reason: str = ""
+    """The reason of the last fall-back; empty if no plan has failed since a plan held for long."""
 
-    def fell_back(self, *, at_iteration: int, wait_from: int, is_fault: bool, least_wait: int) -> int | None:
+    def fell_back(
+        self, *, at_iteration: int, wait_from: int, is_fault: bool, least_wait: int, reason: str = ""
+    ) -> int | None:
         """Record a fall-back to full speed; return the iteration at which the policy is asked again, None for never.
 
         After a first fault the wait is at least `least_wait` iterations.
         """
-        self.fell_back_at = at_iteration
+        self.fell_back_at, self.last_reason = at_iteration, reason
         self.num_faults += is_fault
         wait = max(self.rules.fallback_iterations, least_wait) * 2 ** max(0, self.num_faults - 1)
         self.retry_at_iteration = wait_from + wait if self.num_faults <= self.rules.max_faults else None
@@ -52,6 +56,7 @@ class Faults:
     def redeem(self) -> None:
         """Clear all faults: a plan has held for long."""
         self.num_faults = self.num_slow_plans = 0
+        self.last_reason = ""
 
     def begin_anew(self) -> None:
         """Clear the doubts about the profile: a new one is measured."""

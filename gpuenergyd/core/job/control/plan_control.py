@@ -11,7 +11,7 @@ from gpuenergyd.core.job.control.faults import Faults
 from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
 from gpuenergyd.core.job.control.policy_question import PolicyQuestion
 from gpuenergyd.core.job.description import JobRanks
-from gpuenergyd.core.job.guard import Finding, GuardWindow, evaluate
+from gpuenergyd.core.job.guard import Finding, GuardWindow, evaluate, what_changed
 from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.rank_reports import RankReports
@@ -20,6 +20,9 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+
+_FASTER_CHECK_DISTANCE = 16
+"""Iterations after a full-speed block of a job that is faster than expected before there may be a second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class PlanControl:
             self.has_lease = True
             lease = (LeaseGpus(self.ranks.gpu_uuids),)
         self.knowledge.add_plan(plan)
+        self.guard.begin_plan()
         target = self.question.target
         if target is not None and baseline is not None:
             target_s = target.iteration_time_s(baseline.iteration_time_s)
@@ -120,6 +124,35 @@ class PlanControl:
         block = self._full_speed_block("proof of savings")
         return (self._send(block), self._send(plan, after=self.rules.proof_iterations))
 
+    def check_full_speed(self, reason: str, *, is_at_straggler_pace: bool) -> tuple[Command, ...]:
+        """Run a full-speed block and the plan in force again after it: the job is faster than expected.
+
+        The block keeps the baseline current. Under one plan each further block waits twice as long.
+        """
+        guard, plans, last = self.guard, self.knowledge.plans, self.reports.last_index
+        is_due = last >= max(guard.next_faster_check_at, plans.last_apply_at)
+        if not is_due or is_at_straggler_pace or not self.has_lease:
+            return ()
+        block = (self._send(self._full_speed_block(reason)),)
+        guard.checked_from = plans.last_apply_at
+        again = self._send(self.current, after=self.rules.proof_iterations)
+        guard.since = plans.last_apply_at
+        guard.next_faster_check_at = guard.since + _FASTER_CHECK_DISTANCE * 2**guard.num_faster_checks
+        guard.num_faster_checks += 1
+        self.blocks.begin_proof()
+        return (*block, again)
+
+    def change_of_full_speed(self) -> str | None:
+        """Return how full speed has changed, once the block that checks it is over; None before, or unchanged."""
+        since = self.guard.checked_from
+        if since is None or self.reports.last_index < self.guard.since:
+            return None
+        self.guard.checked_from = None
+        full_speed = self.knowledge.full_speed()
+        before = [o for o in full_speed if o.iteration_index < since]
+        now = [o for o in full_speed if o.iteration_index >= since]
+        return what_changed(before, now, at_least_ratio=self.rules.job_changed_ratio)
+
     # --- pace ---
 
     def speed_up(self, target: PerformanceTarget, target_s: float) -> tuple[Command, ...]:
@@ -133,6 +166,7 @@ class PlanControl:
             self.blocks.begin_relief()
             return (self._send(self._full_speed_block("a straggler has recovered")),)
         self.knowledge.add_plan(earlier)
+        self.guard.begin_plan()
         send = self._send(earlier)
         self.guard.expect(target, since=self.knowledge.plans.last_apply_at)
         return (send,)
@@ -146,7 +180,14 @@ class PlanControl:
         if self.current.purpose is not PlanPurpose.TUNED or baseline is None:
             return None
         recent = self.knowledge.iterations.regular_under(self.current.plan_id, since=self.guard.since)
-        finding = evaluate(recent, self.current, baseline, self.guard.target or target, self.rules.guard)
+        finding = evaluate(
+            recent,
+            self.current,
+            baseline,
+            self.guard.target or target,
+            self.rules.guard,
+            is_prediction_outdated=self.guard.num_faster_checks > 0,
+        )
         if finding is None and len(recent) >= self.rules.redeeming_iterations:
             faults.redeem()
         return finding
