@@ -1,4 +1,4 @@
-"""Validation of what training processes send: registrations, job lengths, tags and iteration reports."""
+"""Validation of what training processes send (registrations, job lengths, tags, reports), and the joining message."""
 
 import math
 import time
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
+from gpuenergyd.core.job.description import SOURCE_TEXTS, OptionSource
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.errors import JobError, ProtocolError
@@ -70,6 +73,23 @@ def require_agreement(registration: RankRegistration, first: RankRegistration) -
                 f"{name} {mine!r} of rank {registration.pp_rank} contradicts {theirs!r} of rank {first.pp_rank}"
                 f" in job {registration.job_name!r}"
             )
+
+
+def option_source(registration: RankRegistration, name: str) -> OptionSource:
+    """Return where an option of a job, the value of a field of its registration, comes from."""
+    if getattr(registration, name) is None:
+        return OptionSource.DAEMON
+    return OptionSource.ENVIRONMENT if name in registration.from_environment else OptionSource.ARGUMENT
+
+
+def joining_message(job: Job, registration: RankRegistration) -> str:
+    """Return one line for the user: policy and permitted slowdown, where they come from, and what to expect."""
+    policy, slowdown = (SOURCE_TEXTS[option_source(registration, name)] for name in ("policy", "max_slowdown_ratio"))
+    return (
+        f"policy {job.description.policy} ({policy}), permitted slowdown"
+        f" {100 * job.description.target.max_slowdown_ratio:.3g} % ({slowdown});"
+        f" {expectation(job, is_member=registration.is_pipeline_member)}"
+    )
 
 
 def checked_length(registration: RankRegistration) -> JobLength:

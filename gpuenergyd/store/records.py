@@ -39,6 +39,9 @@ class JobEndRecord:
     job_id: str
     ended_at: datetime
     end_reason: str
+    outcome: str = ""
+    """The kind of the job's outcome; empty if unknown."""
+    outcome_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

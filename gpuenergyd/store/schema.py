@@ -61,6 +61,8 @@ jobs = Table(
     Column("end_reason", String(1024)),
     Column("tags", Text),
     Column("host", String(256)),
+    Column("outcome", String(32)),
+    Column("outcome_reason", String(1024)),
     Index("jobs_by_start", "started_at"),
     Index("jobs_by_host", "host"),
 )

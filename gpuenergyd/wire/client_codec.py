@@ -11,6 +11,7 @@ from gpuenergyd.wire.messages import (
     RankRegistered,
     RankRegistration,
     RankRelease,
+    ReleaseReply,
 )
 
 # Created once: `json.dumps` with options creates an encoder per call.
@@ -33,6 +34,15 @@ def decode_registered(body: bytes) -> RankRegistered:
         return RankRegistered(**_json_object(body))
     except TypeError as error:
         raise ProtocolError(f"reply to a registration: {error}") from None
+
+
+def decode_released(body: bytes) -> ReleaseReply:
+    """Return the daemon's reply to a release.
+
+    Raises:
+        ProtocolError: the body is not a valid reply.
+    """
+    return ReleaseReply(str(_json_object(body).get("message", "")))
 
 
 def decode_iteration_reply(body: bytes) -> IterationReply:

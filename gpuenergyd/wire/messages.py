@@ -5,7 +5,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
     POST /v1/ranks           RankRegistration -> RankRegistered
     POST /v1/iterations      IterationReport  -> IterationReply
     POST /v1/pace            PaceReport       -> PaceReply
-    POST /v1/release         RankRelease      -> {}
+    POST /v1/release         RankRelease      -> ReleaseReply
     POST /v1/members         MemberQuery      -> MemberReport     pipelines across hosts: wire/pipeline_messages.py
     POST /v1/members/plan    MemberPlan       -> IterationReply
     POST /v1/pipelines       PipelineReport   -> PipelineReply
@@ -57,6 +57,8 @@ class RankRegistration:
     job_deadline: str | None = None
     is_pipeline_member: bool = False
     """Whether the rank belongs to a pipeline across hosts, whose plans are posted: see wire/pipeline_messages.py."""
+    from_environment: tuple[str, ...] = ()
+    """Which of `policy` and `max_slowdown_ratio` the environment gave, not the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class RankRegistered:
     rank_token: str
     clock_socket_path: str
     protocol_version: int
+    message: str = ""
+    """One line for the user: the job's policy and permitted slowdown, where they come from, and what to expect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,14 @@ class RankRelease:
     """Orderly leave of a training process."""
 
     rank_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReply:
+    """Reply to a release."""
+
+    message: str = ""
+    """One line for the user: what the job has saved, or why it has saved nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class FakeDaemon:
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
         self.releases: queue.Queue[dict[str, Any]] = queue.Queue()
         self.clock_requests: queue.Queue[RankClockRequest] = queue.Queue()
+        self.joined_message = self.ended_message = ""
         self.plans: list[dict[str, Any]] = []
         self.plans_by_pp_rank: dict[int, list[dict[str, Any]]] = {}
         self.tokens: dict[str, int] = {}
@@ -121,6 +122,7 @@ class FakeDaemon:
                         "rank_token": token,
                         "clock_socket_path": self.clock_socket_path,
                         "protocol_version": 1,
+                        "message": self.joined_message,
                     }
                 case "POST", "/v1/iterations":
                     if body["rank_token"] not in self.tokens:
@@ -134,7 +136,7 @@ class FakeDaemon:
                     return 200, {"plans": plans}
                 case "POST", "/v1/release":
                     self.releases.put(body)
-                    return 200, {}
+                    return 200, {"message": self.ended_message} if self.ended_message else {}
                 case "GET", "/v1/status":
                     return 200, {"jobs": []}
                 case _:

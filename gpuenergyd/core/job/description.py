@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
@@ -9,6 +10,21 @@ from gpuenergyd.core.pipeline.schedules import sent_after, stage_of_chunk
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError, JobError
+
+
+class OptionSource(StrEnum):
+    """Where the policy or the permitted slowdown of a job comes from, in order of precedence."""
+
+    ARGUMENT = "argument"
+    ENVIRONMENT = "environment"
+    DAEMON = "daemon"
+
+
+SOURCE_TEXTS: Mapping[str, str] = {
+    OptionSource.ARGUMENT: "set by the program",
+    OptionSource.ENVIRONMENT: "from the environment",
+    OptionSource.DAEMON: "the daemon's default",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gpuenergyd.wire.messages import (
     RankRegistered,
     RankRegistration,
     RankRelease,
+    ReleaseReply,
 )
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReport, PipelineReply, PipelineReport
 
@@ -42,7 +43,9 @@ ITERATIONS = Route(
     "/v1/iterations", "Report an iteration of a rank; the reply may contain a plan.", IterationReport, IterationReply
 )
 PACE = Route("/v1/pace", "Report the pace of replicas on other hosts.", PaceReport, PaceReply)
-RELEASE = Route("/v1/release", "Release a rank that ends normally.", RankRelease)
+RELEASE = Route(
+    "/v1/release", "Release a rank that ends normally; the reply says what its job saved.", RankRelease, ReleaseReply
+)
 MEMBERS = Route("/v1/members", "Query the state of a pipeline member.", MemberQuery, MemberReport)
 MEMBER_PLAN = Route("/v1/members/plan", "Install the plan slice of a pipeline member.", MemberPlan, IterationReply)
 PIPELINES = Route(

@@ -39,6 +39,7 @@ from gpuenergyd.wire.messages import (
     PaceReport,
     RankRegistration,
     RankRelease,
+    ReleaseReply,
 )
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 
@@ -187,8 +188,8 @@ class Server:
                 os.close(session_pidfd)
                 raise
 
-    def _release_rank(self, message: RankRelease, peer: PeerCredentials) -> dict[str, Any] | None:
-        return {} if self._jobs.release(message.rank_token, peer) else None
+    def _release_rank(self, message: RankRelease, peer: PeerCredentials) -> ReleaseReply | None:
+        return self._jobs.release(message.rank_token, peer)
 
     async def _grant_lease(self, request: web.Request) -> web.Response:
         message = await self._body(request, LeaseRequest, MAX_CONTROL_MESSAGE_BYTES)

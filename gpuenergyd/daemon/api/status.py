@@ -8,19 +8,22 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from gpuenergyd.core.job.measurements.savings import Interval
+from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
-from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.jobs.registry import EndedJob, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
+from gpuenergyd.daemon.registration import option_source
 from gpuenergyd.daemon.settings import Mode, Settings
 from gpuenergyd.gpu.link.messages import GpuHealth
 from gpuenergyd.store import WriterStatus
+from gpuenergyd.store.database import sqlite_path
 
 _NS_PER_S = 1e9
 _VERSION = version("gpuenergyd")
@@ -76,6 +79,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         },
         "gpus": [_gpu(gpu) for gpu in daemon.gpus],
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
+        "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,
@@ -87,6 +91,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "num_rows_written": history.num_rows_written,
             "num_rows_dropped": history.num_rows_dropped,
         },
+        "files": _files(daemon.settings),
     }
 
 
@@ -104,6 +109,17 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
         "timeline_iteration_index": index,
         "timeline": spans,
     }
+
+
+def _files(settings: Settings) -> dict[str, str | None]:
+    """Return the absolute paths of the daemon's files, for commands that read them; None without such a file."""
+    paths = {
+        "history_path": sqlite_path(settings.database_url),
+        "journal_path": settings.journal_path,
+        "carbon_path": settings.carbon_file_path if settings.carbon_zone is not None else None,
+        "world_path": settings.world_path,
+    }
+    return {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
 
 
 def _normal_health(mode: Mode) -> frozenset[GpuHealth]:
@@ -161,6 +177,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     plan, predicted = job.current_plan, job.current_plan.predicted
     iteration_time_s, energy_j = job.knowledge.tuned_medians()
     saving = job.knowledge.saving()
+    registration = daemon.jobs.registration(runner.job_id)
+    outcome = runner.outcome()
     return {
         "job_id": runner.job_id,
         "job_name": job.description.job_name,
@@ -172,6 +190,10 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "retry_in_iterations": job.retry_in_iterations,
         "num_faults": job.faults.num_faults,
         "policy": job.description.policy,
+        "policy_source": option_source(registration, "policy"),
+        "expectation": expectation(job, is_member=runner.is_member),
+        "outcome": outcome.kind,
+        "outcome_reason": outcome.reason,
         "schedule": job.description.schedule_name,
         "num_ranks": job.description.num_pp_ranks,
         "num_microbatches": job.description.num_microbatches,
@@ -192,6 +214,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
+        "max_slowdown_source": option_source(registration, "max_slowdown_ratio"),
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,
         "predicted_energy_j": predicted.energy_j if predicted else None,
         "lower_bound_j": predicted.lower_bound_j if predicted else None,
@@ -207,6 +230,17 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
             {"pp_rank": s.pp_rank, "gpu_uuid": s.gpu_uuid, "pid": s.peer.pid, "uid": s.peer.uid}
             for s in daemon.jobs.sessions.of_job(runner.job_id)
         ],
+    }
+
+
+def _ended_job(ended: EndedJob) -> dict[str, Any]:
+    return {
+        "job_id": ended.job_id,
+        "job_name": ended.job_name,
+        "ended_age_s": _age_s(ended.ended_mono_ns),
+        "outcome": ended.outcome.kind,
+        "outcome_reason": ended.outcome.reason,
+        "summary": ended.line,
     }
 
 

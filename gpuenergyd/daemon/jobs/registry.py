@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
+from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import GpuClaim, utc_at
@@ -27,6 +29,7 @@ from gpuenergyd.daemon.registration import (
     checked_length,
     checked_order,
     checked_tags,
+    joining_message,
     require_agreement,
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
@@ -42,6 +45,7 @@ from gpuenergyd.wire.messages import (
     PaceReport,
     RankRegistered,
     RankRegistration,
+    ReleaseReply,
 )
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,18 @@ _UNCONTROLLABLE = frozenset({GpuHealth.LOST, GpuHealth.WEDGED, GpuHealth.OBSERVE
 
 JobKey = tuple[int, str, str, int]
 """uid, job name, run key, data-parallel rank."""
+_ENDED_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that has ended recently; `line` is its outcome with the savings."""
+
+    job_id: str
+    job_name: str
+    ended_mono_ns: int
+    outcome: Outcome
+    line: str
 
 
 @dataclass(slots=True)
@@ -75,6 +91,7 @@ class Jobs:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _is_observing_soon: bool = False
     replicas: Replicas = field(default_factory=Replicas)
+    ended: deque[EndedJob] = field(default_factory=lambda: deque(maxlen=_ENDED_KEPT))
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_died)
@@ -196,14 +213,14 @@ class Jobs:
         session = self.sessions.of_hex_token(report.rank_token, peer)
         return None if session is None else self.replicas.handle_report(session.runner, report)
 
-    def release(self, rank_token: str, peer: PeerCredentials) -> bool:
-        """Release a rank, which ends its job; return whether the token was known."""
+    def release(self, rank_token: str, peer: PeerCredentials) -> ReleaseReply | None:
+        """Release a rank, which ends its job; return the job's outcome, None for an unknown token."""
         session = self.sessions.of_hex_token(rank_token, peer)
         if session is None:
-            return False
+            return None
         self.sessions.remove(session)
         session.runner.handle(RankReleased(session.pp_rank))
-        return True
+        return ReleaseReply(session.runner.outcome_line())
 
     # --- messages of the GPU worker ---
 
@@ -309,7 +326,9 @@ class Jobs:
         return None
 
     def _registered(self, session: RankSession) -> RankRegistered:
-        return RankRegistered(session.runner.job_id, session.token.hex(), self.clock_socket_path, PROTOCOL_VERSION)
+        job_id = session.runner.job_id
+        message = joining_message(session.runner.job, self._registrations[job_id])
+        return RankRegistered(job_id, session.token.hex(), self.clock_socket_path, PROTOCOL_VERSION, message)
 
     def _runner_for(self, registration: RankRegistration, peer: PeerCredentials) -> JobRunner:
         policy = registration.policy or self.default_policy
@@ -363,6 +382,8 @@ class Jobs:
         session.runner.handle(RankLost(session.pp_rank, f"process {session.peer.pid} died"))
 
     def _job_ended(self, runner: JobRunner) -> None:
+        name, now_ns = runner.job.description.job_name, time.monotonic_ns()
+        self.ended.append(EndedJob(runner.job_id, name, now_ns, runner.outcome(), runner.outcome_line()))
         self.services.gpus.release(runner.job_id)
         self._runners.pop(runner.job_id, None)
         self._registrations.pop(runner.job_id, None)

@@ -16,6 +16,7 @@ from gpuenergyd.core.job.messages import (
     JobPhase,
     StragglerChanged,
 )
+from gpuenergyd.core.job.outcome import Outcome, find_outcome, outcome_line
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
@@ -108,6 +109,14 @@ class JobRunner:
         """The predicted savings of a job whose clocks may not be set; None for any other."""
         return self.plans.prediction.plan if isinstance(self.plans, PermittedPlans) and self.is_observing else None
 
+    def outcome(self) -> Outcome:
+        """Return the outcome of the job, so far or at its end."""
+        return find_outcome(self.job, is_member=self.is_member, is_observing=self.is_observing)
+
+    def outcome_line(self) -> str:
+        """Return what the job has saved, or why it has saved nothing, in one line."""
+        return outcome_line(self.job, is_member=self.is_member, is_observing=self.is_observing)
+
     def start(self) -> None:
         """Begin to execute commands."""
         self._task = asyncio.create_task(self._execute_all(), name=f"job {self.job_id}")
@@ -164,7 +173,9 @@ class JobRunner:
             for last in self.job.handle(event):
                 await self._executor.execute(last)
         self.delivery.end(self.job.ranks.gpus)
-        self.services.history.write(JobEndRecord(self.job_id, utc_at(time.monotonic_ns()), command.reason))
+        outcome = self.outcome()
+        ended_at = utc_at(time.monotonic_ns())
+        self.services.history.write(JobEndRecord(self.job_id, ended_at, command.reason, outcome.kind, outcome.reason))
         if self.services.watcher is not None:
             self.services.watcher.job_ended(self.job_id)
         self.on_end(self)

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpuenergyd.core.job.description import SOURCE_TEXTS
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
@@ -29,7 +30,7 @@ Status = Mapping[str, Any]
 def status_view(status: Status) -> RenderableType:
     """Return the full view: health, carbon intensity, GPUs and jobs."""
     grid = grid_lines(status.get("carbon"))
-    return Group(health_line(status), *grid, _gpus(status), *_switching(status), *_jobs(status))
+    return Group(health_line(status), *grid, _gpus(status), *_switching(status), *_jobs(status), *_ended_jobs(status))
 
 
 def health_line(status: Status) -> Text:
@@ -165,9 +166,38 @@ def _jobs(status: Status) -> list[RenderableType]:
         next_attempt = "; no further attempts" if job.get("is_given_up") else next_attempt
         why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}{next_attempt}")
         views.extend(
-            (title, table, why, *_notice(job), plan, *_straggler_pace(job), *_target(job), *_predicted_saving(job))
+            (
+                *(title, *_expectation(job), table, why, *_notice(job), plan),
+                *(*_straggler_pace(job), *_target(job), *_predicted_saving(job), *_outcome(job)),
+            )
         )
     return views
+
+
+def _expectation(job: Mapping[str, Any]) -> list[RenderableType]:
+    """Return where policy and permitted slowdown come from, and what to expect of this kind of job."""
+    if job.get("expectation") is None:
+        return []
+    policy, slowdown = (SOURCE_TEXTS[job[name]] for name in ("policy_source", "max_slowdown_source"))
+    return [
+        Text(
+            f"policy {policy}; permitted slowdown {100 * job['max_slowdown_ratio']:.3g} %, {slowdown}:"
+            f" {job['expectation']}"
+        )
+    ]
+
+
+def _outcome(job: Mapping[str, Any]) -> list[RenderableType]:
+    """Return why a job has saved nothing so far."""
+    return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
+
+
+def _ended_jobs(status: Status) -> list[RenderableType]:
+    """Return one line per job that has ended recently: what it saved, or why it saved nothing."""
+    return [
+        Text(f"{job['job_name']} ({job['job_id']}) ended {age_text(job['ended_age_s'])} ago: {job['summary']}")
+        for job in status.get("ended_jobs", ())
+    ]
 
 
 def _predicted_saving(job: Mapping[str, Any]) -> list[RenderableType]:

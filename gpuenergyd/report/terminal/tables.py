@@ -48,10 +48,16 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
     if simulated:
         which = "All" if simulated == len(reports) else f"{simulated} of {len(reports)}"
         notes.append(f"{which} of these jobs ran on simulated GPUs." if simulated > 1 else SIMULATED_NOTE)
+    notes += [f"{each.summary.job_name}: {reason}" for each in reports if (reason := no_saving_reason(each.summary))]
     num_partial = sum(report.is_partial for report in reports)
     if num_partial:
         notes.append(f"{num_partial} of {len(reports)} jobs are only partly within the time range. {_PARTIAL_NOTE}")
     return Group(table, *(Text(note) for note in notes))
+
+
+def no_saving_reason(job: JobSummary) -> str | None:
+    """Return why an ended job saved nothing; None if it did save energy, still runs, or its outcome is unknown."""
+    return job.outcome_reason if job.outcome != "saved" else None
 
 
 def _saving_text(job: JobSummary) -> str:
@@ -109,6 +115,8 @@ def _result_lines(report: JobReport) -> list[str]:
         lines = [
             f"predicted if clocks are set: {saving_text(job.predicted_saving_ratio)}; {job.predicted_saving_basis}"
         ]
+    if reason := no_saving_reason(job):
+        lines = [*(lines if job.saving_ratio is not None else ()), f"no saving: {reason}"]
     plan = report.plan_in_force
     if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
         lines.append(

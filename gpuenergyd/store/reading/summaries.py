@@ -66,12 +66,16 @@ class JobSummary:
     """User, source revision and other tags that the job's processes reported, by name."""
     host: str | None = None
     """The host whose daemon recorded the job; None if a version did that did not record hosts."""
+    outcome: str | None = None
+    """A `core.job.outcome.OutcomeKind`, or "unknown"; None while the job runs, or if its daemon recorded none."""
+    outcome_reason: str | None = None
 
 
 JOB_VALUES = frozenset(
     {
         *("job_id", "job_name", "policy", "schedule_name", "is_simulated", "started_at", "ended_at", "end_reason"),
         *("num_ranks", "num_microbatches", "max_slowdown_ratio", "uid", "tags", "host"),
+        *("outcome", "outcome_reason"),
     }
 )
 """The fields of a summary that are columns of the jobs table."""

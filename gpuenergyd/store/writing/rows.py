@@ -40,6 +40,9 @@ from gpuenergyd.store.records import (
 
 RowValues = dict[str, Any]
 
+_END_COLUMNS = ("ended_at", "end_reason", "outcome", "outcome_reason")
+_ABANDONED = "the daemon stopped before the job"
+
 
 def insert_records(connection: Connection, records: Iterable[Record], *, host: str = "") -> int:
     """Write the records of a host in the open transaction; return the number of rows."""
@@ -48,9 +51,9 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
     for record in _merged_rollups(records):
         match record:
             case JobEndRecord():
-                ends.append(_end_row(record.job_id, record.ended_at, record.end_reason[:MAX_REASON_CHARS]))
+                ends.append(_end_row(record))
             case JobResumedRecord():
-                ends.append(_end_row(record.job_id, None, None))
+                ends.append({"ended_job_id": record.job_id, **dict.fromkeys(_END_COLUMNS)})
             case _:
                 table, row = _row(record, host)
                 by_table[table].append(row)
@@ -70,7 +73,7 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
         num_rows += _upsert(connection, schema.metadata.tables[name], rows)
     if ends:
         statement = update(schema.jobs).where(schema.jobs.c.job_id == bindparam("ended_job_id"))
-        values: RowValues = {"ended_at": bindparam("ended_at"), "end_reason": bindparam("end_reason")}
+        values: RowValues = {name: bindparam(name) for name in _END_COLUMNS}
         connection.execute(statement.values(**values), ends)
     return num_rows
 
@@ -101,7 +104,12 @@ def close_abandoned_jobs(connection: Connection, *, host: str | None) -> None:
     connection.execute(
         update(jobs)
         .where(jobs.c.ended_at.is_(None), *(() if host is None else (jobs.c.host == host,)))
-        .values(ended_at=func.coalesce(last_start, jobs.c.started_at), end_reason="the daemon stopped before the job")
+        .values(
+            ended_at=func.coalesce(last_start, jobs.c.started_at),
+            end_reason=_ABANDONED,
+            outcome="unknown",
+            outcome_reason=_ABANDONED,
+        )
     )
 
 
@@ -175,8 +183,14 @@ def _plan_row(record: PlanRecord) -> RowValues:
     }
 
 
-def _end_row(job_id: str, ended_at: datetime | None, end_reason: str | None) -> RowValues:
-    return {"ended_job_id": job_id, "ended_at": ended_at, "end_reason": end_reason}
+def _end_row(record: JobEndRecord) -> RowValues:
+    return {
+        "ended_job_id": record.job_id,
+        "ended_at": record.ended_at,
+        "end_reason": record.end_reason[:MAX_REASON_CHARS],
+        "outcome": record.outcome or None,
+        "outcome_reason": record.outcome_reason[:MAX_REASON_CHARS] or None,
+    }
 
 
 def _fields(record: Any) -> RowValues:

@@ -1,0 +1,125 @@
+"""What to expect of a job, and its outcome: what its plans saved, or the one reason why they saved nothing."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.measurements.savings import MeasuredSaving
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+
+
+class OutcomeKind(StrEnum):
+    """Kinds of outcomes."""
+
+    SAVED = "saved"
+    """Less energy per iteration, beyond chance."""
+    USED_MORE = "used_more"
+    """More energy per iteration, beyond chance."""
+    NOT_SIGNIFICANT = "not_significant"
+    """A plan was in force; the change of energy may be chance."""
+    NOTHING_TO_SAVE = "nothing_to_save"
+    """As before, and the job has no waiting time to use and may not slow down."""
+    NOT_MEASURED = "not_measured"
+    """A plan was in force, but too few iterations or no energy were measured."""
+    AT_FULL_SPEED = "at_full_speed"
+    """No plan was in force: the policy failed or chose full speed, or clocks could not be set."""
+    OBSERVED_ONLY = "observed_only"
+    """The daemon may not set clocks."""
+    TOO_EARLY = "too_early"
+    """The job has not reached a plan yet, or ended before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a job that has ended, or of a running one so far; `reason` holds no savings."""
+
+    kind: OutcomeKind
+    reason: str
+
+
+_UNDER_WAY = {
+    JobPhase.JOINING: "waiting for ranks",
+    JobPhase.WARMUP: "warming up",
+    JobPhase.BASELINE: "measuring the baseline",
+    JobPhase.PROFILING: "profiling",
+}
+
+
+def expectation(job: Job, *, is_member: bool = False) -> str:
+    """Return what to expect of this kind of job in one sentence; a member is one rank of a pipeline across hosts."""
+    ratio = job.target.max_slowdown_ratio
+    if job.description.num_pp_ranks > 1 or is_member:
+        text = "saves energy at the same speed while stages wait for each other"
+        return f"{text}, and more by running up to {100 * ratio:.3g} % slower" if ratio else text
+    if ratio:
+        return f"saves energy by running up to {100 * ratio:.3g} % slower"
+    is_loop = any(len(order) == 1 for order in job.ranks.orders.values())
+    what = "one instruction per iteration" if is_loop else "a single pipeline stage"
+    return (
+        f"nothing can be saved at the same speed: {what}, so no waiting time to use, and no slowdown permitted;"
+        " permit some with --max-slowdown"
+    )
+
+
+def can_save(job: Job, *, is_member: bool = False) -> bool:
+    """Return whether the job has waiting time between stages, or may slow down."""
+    return is_member or job.description.num_pp_ranks > 1 or job.target.max_slowdown_ratio > 0
+
+
+def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = False) -> Outcome:
+    """Return the outcome of a job, so far or at its end."""
+    if is_observing:
+        return Outcome(
+            OutcomeKind.OBSERVED_ONLY, "clocks are not set: the daemon, or a GPU of the job, is only observed"
+        )
+    phase, reason = job.last_activity
+    num_tuned = job.knowledge.num_iterations_for[PlanPurpose.TUNED]
+    if num_tuned:
+        outcome = _under_plans(job, num_tuned, is_member=is_member)
+        later = f"; then at full speed: {reason}" if phase is JobPhase.FALLBACK else ""
+        return Outcome(outcome.kind, outcome.reason + later)
+    if phase is JobPhase.FALLBACK or (phase is JobPhase.TUNED and not job.current_plan.ranks):
+        return Outcome(OutcomeKind.AT_FULL_SPEED, reason)
+    before = f"; before that: {job.faults.last_reason}" if job.faults.last_reason else ""
+    if phase is JobPhase.TUNED:
+        return Outcome(OutcomeKind.TOO_EARLY, f"no iteration of the first plan was measured{before}")
+    since = f"{_UNDER_WAY[phase]}, after {job.num_iterations} iterations{before}"
+    return Outcome(OutcomeKind.TOO_EARLY, f"ended while {since}" if job.is_ended else since)
+
+
+def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False) -> str:
+    """Return the outcome of a job in one line, with its savings."""
+    outcome = find_outcome(job, is_member=is_member, is_observing=is_observing)
+    saving = job.knowledge.saving()
+    return outcome.reason if saving is None or is_observing else f"{_figures(saving)}; {outcome.reason}"
+
+
+def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # noqa: PLR0911  one per outcome
+    ran = f"{num_tuned} iterations under a plan"
+    saving = job.knowledge.saving()
+    ratio = saving.saving_ratio if saving is not None else None
+    if job.knowledge.straggler_saving.saving is not None and (ratio is None or ratio.low <= 0):
+        return Outcome(OutcomeKind.SAVED, f"{ran}, part of them at the pace of a slower replica")
+    if saving is None:
+        return Outcome(OutcomeKind.NOT_MEASURED, f"{ran}: too few to measure a saving")
+    if ratio is None:
+        return Outcome(OutcomeKind.NOT_MEASURED, f"{ran}, but their energy is not known")
+    if ratio.low > 0:
+        return Outcome(OutcomeKind.SAVED, ran)
+    if ratio.high < 0:
+        return Outcome(OutcomeKind.USED_MORE, f"{ran} used more energy than the baseline")
+    if not can_save(job, is_member=is_member):
+        return Outcome(OutcomeKind.NOTHING_TO_SAVE, expectation(job))
+    return Outcome(OutcomeKind.NOT_SIGNIFICANT, f"{ran}: no saving beyond chance")
+
+
+def _figures(saving: MeasuredSaving) -> str:
+    slower = saving.slowdown_ratio.estimate
+    speed = f"{100 * abs(slower):.1f} % {'slower' if slower > 0 else 'faster'}"
+    ratio = saving.saving_ratio
+    if ratio is None:
+        return speed
+    energy = f"{100 * abs(ratio.estimate):.1f} % {'less' if ratio.estimate >= 0 else 'more'} energy"
+    interval = f"95 % confidence interval of the saving {100 * ratio.low:+.1f} to {100 * ratio.high:+.1f} %"
+    return f"{energy} ({interval}), {speed}"

@@ -1,0 +1,129 @@
+"""The outcome of a job: one reason for what it saved or did not save, and what to expect of its kind of workload."""
+
+import pytest
+
+from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.messages import AskPolicy, ControlLost, PlanDecided, PolicyFailed, RankReleased
+from gpuenergyd.core.job.outcome import OutcomeKind, expectation, find_outcome, outcome_line
+from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.pipeline.plan import baseline_plan
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from tests.support.job_run import APPLIED, PROFILING, JobRun, joined, new_job, plan
+
+NO_PROOF = JobRules(proof_iterations=0)
+
+
+def ended(run: JobRun) -> tuple[OutcomeKind, str]:
+    run.feed(RankReleased(0))
+    outcome = find_outcome(run.job)
+    return outcome.kind, outcome.reason
+
+
+def tuned(energies_j: list[float], baseline_j: float = 100.0) -> JobRun:
+    """Return a run with a baseline and then iterations of these energies under a plan."""
+    run = JobRun(NO_PROOF)
+    for k in range(12):
+        run.pass_one(1.0 + 0.0001 * (k % 3), energy_j=baseline_j + 0.1 * (k % 3))
+    run.decide(plan())
+    while run.index < APPLIED:
+        run.pass_one(energy_j=baseline_j)
+    for energy_j in energies_j:
+        run.pass_one(1.0, energy_j=energy_j)
+    return run
+
+
+def loop(max_slowdown_ratio: float = 0.0) -> Job:
+    job = new_job(num_pp_ranks=1, num_microbatches=1, target=PerformanceTarget(max_slowdown_ratio))
+    job.handle(joined(0, order=(Instruction(0, InstructionKind.F, 0),)))
+    return job
+
+
+def test_a_job_that_ends_before_a_plan_names_what_it_was_doing() -> None:
+    early, profiling = JobRun(NO_PROOF), JobRun(NO_PROOF).asked()
+    for _ in range(5):
+        early.pass_one()
+    profiling.decide(plan("p", PROFILING))
+    profiling.pass_one()
+
+    assert find_outcome(early.job).reason == "measuring the baseline, after 5 iterations"
+    assert ended(early) == (OutcomeKind.TOO_EARLY, "ended while measuring the baseline, after 5 iterations")
+    assert ended(profiling) == (OutcomeKind.TOO_EARLY, "ended while profiling, after 13 iterations")
+    assert ended(JobRun()) == (OutcomeKind.TOO_EARLY, "ended while warming up, after 0 iterations")
+
+
+def test_a_policy_that_failed_is_the_reason_also_if_the_job_profiles_again() -> None:
+    failed, again = JobRun(NO_PROOF).asked(), JobRun(NO_PROOF).asked()
+    failed.feed(PolicyFailed("ValueError: no idea"))
+    again.feed(PolicyFailed("ValueError: no idea"))
+    again.first(AskPolicy)
+    again.decide(plan("p", PROFILING))
+    again.pass_one()
+
+    assert ended(failed) == (OutcomeKind.AT_FULL_SPEED, "policy p failed: ValueError: no idea")
+    kind, reason = ended(again)
+    assert kind is OutcomeKind.TOO_EARLY
+    assert reason.endswith("; before that: policy p failed: ValueError: no idea")
+
+
+def test_a_policy_that_keeps_full_speed_gives_the_reason() -> None:
+    run = JobRun(NO_PROOF).asked()
+    run.feed(PlanDecided(baseline_plan("noisy", reason="too noisy to plan: times vary by 40 %")))
+
+    assert ended(run) == (OutcomeKind.AT_FULL_SPEED, "too noisy to plan: times vary by 40 %")
+
+
+def test_lost_control_is_the_reason() -> None:
+    run = JobRun(NO_PROOF).asked()
+    run.feed(ControlLost("GPU-0 is lost"))
+
+    assert ended(run) == (OutcomeKind.AT_FULL_SPEED, "GPU-0 is lost")
+
+
+def test_clocks_that_are_only_observed_are_the_reason() -> None:
+    assert find_outcome(tuned([80.0] * 8).job, is_observing=True).kind is OutcomeKind.OBSERVED_ONLY
+
+
+@pytest.mark.parametrize(
+    ("energies_j", "kind", "reason"),
+    [
+        ([80.0, 80.2, 79.9] * 4, OutcomeKind.SAVED, "12 iterations under a plan"),
+        ([120.0, 120.2, 119.9] * 4, OutcomeKind.USED_MORE, "12 iterations under a plan used more energy"),
+        ([90.0, 112.0, 99.0] * 4, OutcomeKind.NOT_SIGNIFICANT, "12 iterations under a plan: no saving beyond chance"),
+        ([80.0], OutcomeKind.NOT_MEASURED, "1 iterations under a plan: too few to measure a saving"),
+    ],
+)
+def test_a_plan_saves_energy_only_beyond_chance(energies_j: list[float], kind: OutcomeKind, reason: str) -> None:
+    found_kind, found_reason = ended(tuned(energies_j))
+
+    assert found_kind is kind
+    assert found_reason.startswith(reason)
+
+
+def test_the_line_for_the_user_has_the_saving_with_its_interval_and_the_reason() -> None:
+    line = outcome_line(tuned([80.0, 80.2, 79.9] * 4).job)
+
+    assert line.startswith("20.0 % less energy (95 % confidence interval of the saving +20.0 to +20.1 %)")
+    assert line.endswith("; 12 iterations under a plan")
+
+
+def test_savings_before_a_fall_back_count_and_its_reason_is_added() -> None:
+    run = tuned([80.0, 80.2, 79.9] * 4)
+    run.feed(ControlLost("GPU-0 is lost"))
+
+    assert ended(run) == (OutcomeKind.SAVED, "12 iterations under a plan; then at full speed: GPU-0 is lost")
+
+
+def test_what_to_expect_depends_on_waiting_time_and_permitted_slowdown() -> None:
+    stage = new_job(num_pp_ranks=1)
+    stage.handle(joined(0))
+
+    assert expectation(loop()) == (
+        "nothing can be saved at the same speed: one instruction per iteration, so no waiting time to use, and no"
+        " slowdown permitted; permit some with --max-slowdown"
+    )
+    assert expectation(stage).startswith("nothing can be saved at the same speed: a single pipeline stage")
+    assert expectation(loop(0.05)) == "saves energy by running up to 5 % slower"
+    assert expectation(new_job()) == "saves energy at the same speed while stages wait for each other"
+    assert expectation(new_job(target=PerformanceTarget(0.02))).endswith("more by running up to 2 % slower")
+    assert expectation(loop(), is_member=True) == expectation(new_job())

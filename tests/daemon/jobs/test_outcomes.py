@@ -1,0 +1,100 @@
+"""Messages to the user when a job is joined and when it ends, and the outcome that the history keeps."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.daemon.registration import option_source
+from gpuenergyd.store.records import JobEndRecord
+from gpuenergyd.wire.messages import RankRegistration
+from tests.support.job_stage import ME, Stage, play, registration, settle
+
+LOOP = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0),), schedule_name="loop")
+
+DEFAULTS = "policy scripted (the daemon's default), permitted slowdown 0 % (the daemon's default);"
+GIVEN = "policy scripted (from the environment), permitted slowdown 5 % (set by the program);"
+WAITING = "saves energy at the same speed while stages wait for each other"
+NOTHING = (
+    "nothing can be saved at the same speed: one instruction per iteration, so no waiting time to use, and no slowdown"
+    " permitted; permit some with --max-slowdown"
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (
+            registration(0),
+            f"{DEFAULTS} {WAITING}",
+        ),
+        (
+            replace(registration(0), policy="scripted", max_slowdown_ratio=0.05, from_environment=("policy",)),
+            f"{GIVEN} {WAITING}, and more by running up to 5 % slower",
+        ),
+        (
+            LOOP,
+            f"{DEFAULTS} {NOTHING}",
+        ),
+    ],
+)
+def test_joining_names_the_options_their_origin_and_what_to_expect(rank: RankRegistration, message: str) -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        assert stage.jobs.register(rank, ME, os.pidfd_open(os.getpid())).message == message
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_an_option_comes_from_the_program_the_environment_or_the_daemon() -> None:
+    given = replace(registration(0), policy="uniform")
+
+    assert option_source(given, "policy") == "argument"
+    assert option_source(replace(given, from_environment=("policy",)), "policy") == "environment"
+    assert option_source(given, "max_slowdown_ratio") == "daemon"
+
+
+def test_the_outcome_is_sent_to_the_trainer_and_recorded() -> None:
+    stage = Stage(PolicyFailure("RuntimeError: no idea"))
+    reason = "policy scripted failed: RuntimeError: no idea"
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate(times=3)
+        released = stage.jobs.release(stage.tokens[0], ME)
+        await settle()
+        late = stage.jobs.release(stage.tokens[1], ME)
+        await settle()
+
+        assert released is not None
+        assert late is not None
+        assert released.message == late.message == reason
+        (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
+        assert (ended.outcome, ended.outcome_reason) == ("at_full_speed", reason)
+        assert [(job.job_id, job.line) for job in stage.jobs.ended] == [(ended.job_id, reason)]
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_a_job_that_a_stopping_daemon_ends_has_an_outcome() -> None:
+    stage = Stage()
+
+    async def scenario() -> None:
+        stage.join()
+        await stage.iterate()
+        await stage.jobs.close("the daemon stops")
+        await asyncio.sleep(0)
+
+        (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
+        assert ended.end_reason.endswith("the daemon stops")
+        assert (ended.outcome, ended.outcome_reason) == (
+            "too_early",
+            "ended while measuring the baseline, after 1 iterations",
+        )
+
+    play(scenario)
