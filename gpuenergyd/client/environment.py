@@ -1,5 +1,10 @@
-"""Defaults from the environment: the daemon's socket, the run key, rank and GPU of this process, the job's length."""
+"""Defaults from the environment: socket, run key, rank and GPU of this process; name, options and length of the job.
 
+One rule of precedence for all adapters: an argument of the program, else the environment (which `gpuenergyd run` sets
+from its options), else the daemon's default.
+"""
+
+import logging
 import math
 import os
 import sys
@@ -8,6 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+JOB_VARIABLE = "GPUENERGYD_JOB"
+POLICY_VARIABLE = "GPUENERGYD_JOB_POLICY"
+MAX_SLOWDOWN_VARIABLE = "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO"
 ITERATIONS_VARIABLE = "GPUENERGYD_JOB_ITERATIONS"
 HOURS_VARIABLE = "GPUENERGYD_JOB_HOURS"
 DEADLINE_VARIABLE = "GPUENERGYD_JOB_DEADLINE"
@@ -20,7 +28,56 @@ _RUN_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+GPU_VARIABLE = "GPUENERGYD_GPU_UUID"
+_LOCAL_RANK_VARIABLES = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _MAX_RUN_KEY_CHARS = 200
+
+logger = logging.getLogger("gpuenergyd.client")
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """Name, policy and permitted slowdown of a job; None for the daemon's default."""
+
+    job_name: str
+    policy: str | None
+    max_slowdown_ratio: float | None
+    from_environment: tuple[str, ...]
+    """Which of policy and max_slowdown_ratio the environment gave."""
+
+
+def find_job_options(
+    job_name: str | None = None,
+    policy: str | None = None,
+    max_slowdown_ratio: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> JobOptions:
+    """Return a job's options: each from the argument, else from the environment; the name at last is the program's."""
+    environ = os.environ if environ is None else environ
+    named = None if job_name else environ.get(JOB_VARIABLE) or None
+    named_policy = None if policy else environ.get(POLICY_VARIABLE) or None
+    ratio = None if max_slowdown_ratio is not None else _max_slowdown(environ)
+    found = {"policy": named_policy, "max_slowdown_ratio": ratio}
+    return JobOptions(
+        job_name=job_name or named or Path(sys.argv[0]).stem or "python",
+        policy=policy or named_policy,
+        max_slowdown_ratio=ratio if max_slowdown_ratio is None else max_slowdown_ratio,
+        from_environment=tuple(name for name, value in found.items() if value is not None),
+    )
+
+
+def _max_slowdown(environ: Mapping[str, str]) -> float | None:
+    text = environ.get(MAX_SLOWDOWN_VARIABLE)
+    if not text:
+        return None
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = math.nan
+    if math.isfinite(ratio) and ratio >= 0:
+        return ratio
+    logger.warning("gpuenergyd: %s=%r is ignored: must be a ratio, e.g. 0.05", MAX_SLOWDOWN_VARIABLE, text)
+    return None
 
 
 def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
@@ -53,14 +110,15 @@ def find_run_key(run_key: str | None = None, *, num_processes: int = 1, environ:
 
 
 def find_gpu_uuid(
-    gpu_uuid: str | None = None, *, device: object = None, environ: Mapping[str, str] = os.environ
+    gpu_uuid: str | None = None, *, device: object = None, environ: Mapping[str, str] | None = None
 ) -> str | None:
     """Return the UUID of this process's GPU: the argument, GPUENERGYD_GPU_UUID, or the CUDA device that torch uses.
 
-    GPUENERGYD_GPU_UUID may be a comma-separated list, which LOCAL_RANK indexes.
+    GPUENERGYD_GPU_UUID may be a comma-separated list, indexed by the rank of this process on its host.
     Imports and initialises nothing: None if torch is not loaded or has not used a GPU yet.
     """
-    named = gpu_uuid or _of_local_rank(environ.get("GPUENERGYD_GPU_UUID", ""), environ)
+    environ = os.environ if environ is None else environ
+    named = gpu_uuid or _gpu_of_list(environ)[0]
     if named:
         return named
     torch = sys.modules.get("torch")
@@ -74,12 +132,51 @@ def find_gpu_uuid(
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
-def _of_local_rank(uuids: str, environ: Mapping[str, str]) -> str | None:
-    listed = [uuid.strip() for uuid in uuids.split(",")]
+def missing_gpu_reason(environ: Mapping[str, str] | None = None) -> str:
+    """Return why `find_gpu_uuid` finds no GPU, and what to set."""
+    return _gpu_of_list(os.environ if environ is None else environ)[1]
+
+
+def _gpu_of_list(environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """Return this process's entry of GPUENERGYD_GPU_UUID; else None and the reason."""
+    listed = [uuid.strip() for uuid in environ.get(GPU_VARIABLE, "").split(",")]
     if len(listed) == 1:
-        return listed[0] or None
-    local_rank = environ.get("LOCAL_RANK", "")
-    return listed[int(local_rank)] if local_rank.isdecimal() and int(local_rank) < len(listed) else None
+        missing = f"no gpu_uuid argument, {GPU_VARIABLE} not set, CUDA not in use by this process"
+        return (listed[0], "") if listed[0] else (None, missing)
+    named = f"{GPU_VARIABLE} lists {len(listed)} GPUs"
+    index, origin = _local_rank(environ, len(listed))
+    if index is None:
+        return None, f"{named}, but this process's local rank is unknown: set LOCAL_RANK, as torchrun does"
+    if index >= len(listed):
+        return None, f"{named}, but {origin} is {index}"
+    return (listed[index], "") if listed[index] else (None, f"{named}, and entry {index} ({origin}) is empty")
+
+
+def _local_rank(environ: Mapping[str, str], num_gpus: int) -> tuple[int | None, str]:  # noqa: PLR0911  one per source
+    """Return the rank of this process on its host, None if unknown, and the variable or library that gives it."""
+    if _is_decimal(environ, "LOCAL_RANK"):
+        return int(environ["LOCAL_RANK"]), "LOCAL_RANK"
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            # More processes than GPUs may be on several hosts, where the global rank is no index.
+            is_on_host = distributed.get_world_size() <= num_gpus
+            return int(distributed.get_rank()) if is_on_host else None, "the rank in torch.distributed"
+    except Exception:  # noqa: BLE001  torch may raise anything; it must not reach training
+        return None, ""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        return None, ""  # the variables below are those of its parent
+    for name in _LOCAL_RANK_VARIABLES:
+        if _is_decimal(environ, name):
+            return int(environ[name]), name
+    if _is_decimal(environ, "RANK", "WORLD_SIZE") and int(environ["WORLD_SIZE"]) <= num_gpus:
+        return int(environ["RANK"]), "RANK"
+    return (0, "a single process") if environ.get("WORLD_SIZE", "1") == "1" else (None, "")
+
+
+def _is_decimal(environ: Mapping[str, str], *names: str) -> bool:
+    return all(environ.get(name, "").isdecimal() for name in names)
 
 
 def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:

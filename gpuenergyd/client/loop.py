@@ -51,7 +51,7 @@ class LoopJob:
             return None
         dp_rank, world_size = find_rank()
         run_key = find_run_key(self._run_key, num_processes=world_size)
-        rank = replace(self._rank, run_key=run_key, dp_rank=dp_rank, gpu_uuid=gpu_uuid)
+        rank = replace(self._rank, run_key=run_key, dp_rank=dp_rank, gpu_uuid=gpu_uuid, is_first=dp_rank == 0)
         return RankClient(rank, order=(("F", 0, 0),), socket_path=self._socket_path)
 
 
@@ -82,7 +82,7 @@ class LoopIteration:
 
 
 def job(
-    name: str,
+    name: str | None = None,
     *,
     gpu_uuid: str | None = None,
     socket_path: str | None = None,
@@ -94,12 +94,13 @@ def job(
     """Return a context manager that joins a training loop to the daemon; without a daemon it does nothing.
 
     Args:
-        name: name of the job in reports.
+        name: name of the job in reports; by default from GPUENERGYD_JOB or the program.
         gpu_uuid: this process's GPU; by default from GPUENERGYD_GPU_UUID or the CUDA device in use.
         socket_path: path of the daemon's socket; by default from GPUENERGYD_SOCKET or the usual places.
         run_key: a key that differs between runs of the same name; by default from the launcher's variables.
-        policy: name of the clock policy; by default the daemon's.
-        max_slowdown_ratio: permitted slowdown against full speed, e.g. 0.05; by default the daemon's.
+        policy: name of the clock policy; by default from GPUENERGYD_JOB_POLICY, else the daemon's.
+        max_slowdown_ratio: permitted slowdown against full speed, e.g. 0.05; by default from
+            GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's.
         num_iterations: number of iterations of this run, for planning the slowdown budget to its end; alternatives are
             the variables GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE.
     """

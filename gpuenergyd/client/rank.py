@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns
 
-from gpuenergyd.client.environment import find_job_length
+from gpuenergyd.client.environment import find_job_length, find_job_options, missing_gpu_reason
 from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan
 from gpuenergyd.client.recorder import NOT_RECORDED, HostRecorder, InstructionTimer, RecordedIteration
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
@@ -28,7 +28,8 @@ _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 class RankDescription:
     """One rank of a job as its trainer adapter describes it to the daemon."""
 
-    job_name: str
+    job_name: str | None
+    """Name of the job in reports; None for GPUENERGYD_JOB, else the program's name."""
     run_key: str
     """A key that differs between runs of the same name; equal on all ranks of a run."""
     gpu_uuid: str | None
@@ -41,13 +42,15 @@ class RankDescription:
     dp_rank: int = 0
     framework: str = ""
     policy: str | None = None
-    """Clock policy; None for the daemon's default."""
+    """Clock policy; None for GPUENERGYD_JOB_POLICY, else the daemon's default."""
     max_slowdown_ratio: float | None = None
-    """Permitted slowdown against full speed; None for the daemon's default."""
+    """Permitted slowdown against full speed; None for GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's default."""
     num_iterations: int | None = None
     """Length of the run; None if unknown or given by the GPUENERGYD_JOB_* variables."""
     tags: tuple[tuple[str, str], ...] = ()
     """Tags in addition to those from the environment."""
+    is_first: bool = True
+    """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
 
 
 class RankClient:
@@ -68,9 +71,10 @@ class RankClient:
         agreed_plans: AgreedPlans | None = None,
     ) -> None:
         length = find_job_length()
+        options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
         self._registration = RankRegistration(
             protocol_version=PROTOCOL_VERSION,
-            job_name=rank.job_name,
+            job_name=options.job_name,
             run_key=rank.run_key,
             pp_rank=rank.pp_rank,
             num_pp_ranks=rank.num_pp_ranks,
@@ -81,15 +85,17 @@ class RankClient:
             order=(),
             gpu_uuid=rank.gpu_uuid or "",
             framework=rank.framework,
-            policy=rank.policy,
-            max_slowdown_ratio=rank.max_slowdown_ratio,
+            policy=options.policy,
+            max_slowdown_ratio=options.max_slowdown_ratio,
             tags=(*rank.tags, *find_tags())[:MAX_TAGS],
             job_iterations=rank.num_iterations or length.iterations,
             job_hours=length.hours,
             job_deadline=length.deadline,
             is_pipeline_member=agreed_plans is not None,
+            from_environment=options.from_environment,
         )
         self._socket_path = socket_path
+        self._is_first = rank.is_first
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
@@ -110,10 +116,10 @@ class RankClient:
         """Exceptions of this client that were suppressed so far."""
         if rank.gpu_uuid is None:
             logger.warning(
-                "gpuenergyd: job %s, rank %d: no GPU UUID (no argument, no GPUENERGYD_GPU_UUID, CUDA not in use);"
-                " training continues unmanaged",
-                rank.job_name,
+                "gpuenergyd: job %s, rank %d: no GPU UUID (%s); training continues unmanaged",
+                options.job_name,
                 rank.pp_rank,
+                missing_gpu_reason(),
             )
         _live_clients.add(self)
         if order:
@@ -123,6 +129,11 @@ class RankClient:
     def pp_rank(self) -> int:
         """Position in the pipeline."""
         return self._registration.pp_rank
+
+    @property
+    def job_name(self) -> str:
+        """Name of the job in reports."""
+        return self._registration.job_name
 
     @property
     def plan_epoch(self) -> int:
@@ -145,7 +156,7 @@ class RankClient:
             return
         try:
             registration = replace(self._registration, order=tuple(order))
-            self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path)
+            self._reporter = Reporter(registration, self._plans, socket_path=self._socket_path, is_first=self._is_first)
         except Exception:  # noqa: BLE001  for instance no thread available: must not reach training
             self._count_error()
 

@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.recorder import RecordedIteration
+from gpuenergyd.client.run_mark import record_joined
 from gpuenergyd.errors import ProtocolError
-from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, encode
+from gpuenergyd.wire.client_codec import decode_iteration_reply, decode_registered, decode_released, encode
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
 from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistered, RankRegistration, RankRelease
 
@@ -79,8 +81,16 @@ class FinishedIteration:
 class Reporter:
     """Background thread that keeps one rank registered and reports its iterations."""
 
-    def __init__(self, registration: RankRegistration, plans: PlanQueue, *, socket_path: str | None = None) -> None:
+    def __init__(
+        self,
+        registration: RankRegistration,
+        plans: PlanQueue,
+        *,
+        socket_path: str | None = None,
+        is_first: bool = True,
+    ) -> None:
         self._registration = registration
+        self._is_first = is_first
         self._plans = plans
         self._socket_path_wanted = socket_path
         self._connection: HttpConnection | None = None
@@ -89,6 +99,7 @@ class Reporter:
         self._waiting: deque[FinishedIteration] = deque()
         self._queue: queue.SimpleQueue[FinishedIteration | None] = queue.SimpleQueue()
         self._is_reachable: bool | None = None
+        self._joined_job_id: str | None = None
         self._is_stopping = False
         self._retired_sockets: deque[socket.socket] = deque()
         self._pid = os.getpid()
@@ -221,10 +232,16 @@ class Reporter:
 
     def _record_success(self) -> None:
         self._breaker.record_success()
+        path = self._connection.socket_path if self._connection else ""
         if not self._is_reachable:
-            path = self._connection.socket_path if self._connection else ""
             logger.info("gpuenergyd: rank %d registered with the daemon at %s", self._registration.pp_rank, path)
         self._is_reachable = True
+        registered = self._registered
+        if registered is not None and registered.job_id != self._joined_job_id:
+            self._joined_job_id = registered.job_id
+            what = f"job {self._registration.job_name} ({registered.job_id}) joined the daemon at {path}"
+            self._inform(f"{what}: {registered.message}" if registered.message else what)
+            record_joined()
 
     def _record_failure(self, error: Exception) -> None:
         self._breaker.record_failure(monotonic())
@@ -235,11 +252,24 @@ class Reporter:
             logger.warning("gpuenergyd: cannot reach daemon at %s (%s); training continues untuned", path, error)
         self._is_reachable = False
 
+    def _inform(self, text: str) -> None:
+        """Log a line for the user, once per training; programs that log no information get it on stderr."""
+        if not self._is_first:
+            return
+        if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+            logger.info("gpuenergyd: %s", text)
+        else:
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr closed or absent
+                sys.stderr.write(f"gpuenergyd: {text}\n")
+
     def _leave(self) -> None:
         if self._registered is not None and self._connection is not None and self._is_reachable:
             body = encode(RankRelease(self._registered.rank_token))
             with contextlib.suppress(OSError, ProtocolError):
-                self._connection.request("POST", "/v1/release", body, limit_s=_RELEASE_LIMIT_S)
+                status, reply = self._connection.request("POST", "/v1/release", body, limit_s=_RELEASE_LIMIT_S)
+                if status == 200 and (message := decode_released(reply).message):
+                    what = f"job {self._registration.job_name} ({self._registered.job_id})"
+                    self._inform(f"{what} ended: {message}")
         self._registered = None
         self.retire_clock_socket()
         for retired in self._retired_sockets:

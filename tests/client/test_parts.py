@@ -10,7 +10,7 @@ import pytest
 
 import gpuenergyd
 from gpuenergyd.client.connection import DaemonClient, HttpConnection, exchange
-from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path
+from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key, find_socket_path, missing_gpu_reason
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
 from gpuenergyd.client.recorder import HostRecorder
 from gpuenergyd.client.reporter import LONGEST_PAUSE_S, CircuitBreaker
@@ -145,7 +145,33 @@ def test_a_list_of_gpus_in_the_environment_is_indexed_by_local_rank() -> None:
 
     assert find_gpu_uuid(environ={**several, "LOCAL_RANK": "1"}) == "GPU-b"
     assert find_gpu_uuid(environ={**several, "LOCAL_RANK": "2"}) is None
-    assert find_gpu_uuid(environ=several) is None
+    assert find_gpu_uuid(environ={**several, "SLURM_LOCALID": "1"}) == "GPU-b"
+    assert find_gpu_uuid(environ={**several, "RANK": "1", "WORLD_SIZE": "2"}) == "GPU-b"
+    assert find_gpu_uuid(environ={**several, "RANK": "1", "WORLD_SIZE": "4"}) is None  # perhaps on two hosts
+    assert find_gpu_uuid(environ=several) == "GPU-a"  # a single process
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({}, "no gpu_uuid argument, GPUENERGYD_GPU_UUID not set, CUDA not in use by this process"),
+        (
+            {"GPUENERGYD_GPU_UUID": "GPU-a,GPU-b", "WORLD_SIZE": "2"},
+            "GPUENERGYD_GPU_UUID lists 2 GPUs, but this process's local rank is unknown: set LOCAL_RANK",
+        ),
+        (
+            {"GPUENERGYD_GPU_UUID": "GPU-a,GPU-b", "LOCAL_RANK": "2"},
+            "GPUENERGYD_GPU_UUID lists 2 GPUs, but LOCAL_RANK is 2",
+        ),
+        (
+            {"GPUENERGYD_GPU_UUID": "GPU-a,,GPU-b", "LOCAL_RANK": "1"},
+            "GPUENERGYD_GPU_UUID lists 3 GPUs, and entry 1 (LOCAL_RANK) is empty",
+        ),
+    ],
+)
+def test_a_missing_gpu_is_explained_by_what_is_missing(environ: dict[str, str], reason: str) -> None:
+    assert find_gpu_uuid(environ=environ) is None
+    assert missing_gpu_reason(environ).startswith(reason)
 
 
 def test_control_client_names_the_socket_without_a_daemon(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class EngineHandle(Handle):
         return eval_batch_outside_job
 
 
-def attach(engine: Any, *, job: str, **options: Unpack[JoinKeywords]) -> Handle:
+def attach(engine: Any, *, job: str | None = None, **options: Unpack[JoinKeywords]) -> Handle:
     """Attach a PipelineEngine to the daemon and return a handle that undoes it.
 
     Options are those of `torch_pipelining.attach`. An engine that is not supported runs unchanged, with one warning in

@@ -15,7 +15,7 @@ from gpuenergyd_trainers.loop import StepMarks
 class _Hooks:
     """Hooks that the Trainer finds and calls by name."""
 
-    def __init__(self, job: str, **options: Any) -> None:
+    def __init__(self, job: str | None = None, **options: Any) -> None:
         super().__init__()
         self._marks = StepMarks(job, **options)
 
@@ -35,7 +35,7 @@ class _Hooks:
         self._marks.close()
 
 
-def gpuenergy_callback(job: str, **options: Any) -> Any:
+def gpuenergy_callback(job: str | None = None, **options: Any) -> Any:
     """Return a callback for transformers.Trainer; `options` are those of `gpuenergyd.job`.
 
     Raises:

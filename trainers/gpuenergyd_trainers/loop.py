@@ -12,7 +12,7 @@ T = TypeVar("T")
 def iterations(
     batches: Iterable[T],
     *,
-    job: str,
+    job: str | None = None,
     gpu_uuid: str | None = None,
     socket_path: str | None = None,
     policy: str | None = None,
@@ -35,7 +35,7 @@ class StepMarks:
 
     def __init__(
         self,
-        job: str,
+        job: str | None = None,
         *,
         gpu_uuid: str | None = None,
         socket_path: str | None = None,

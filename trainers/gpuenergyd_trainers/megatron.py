@@ -108,7 +108,7 @@ class _Timer:
 def attach(
     config: Any,
     *,
-    job: str,
+    job: str | None = None,
     num_microbatches: int,
     pp_rank: int | None = None,
     num_pp_ranks: int | None = None,

@@ -123,7 +123,7 @@ class PipelineHandle(Handle):
 def attach(
     schedule: Any,
     *,
-    job: str,
+    job: str | None = None,
     stages: Sequence[Any] | None = None,
     num_microbatches: int | None = None,
     dp_rank: int | None = None,
@@ -139,7 +139,7 @@ def attach(
 
     Args:
         schedule: any schedule of torch.distributed.pipelining.
-        job: name of the job in reports; the same on all ranks.
+        job: name of the job in reports, the same on all ranks; by default from GPUENERGYD_JOB or the program.
         stages: this rank's stages; by default those of the schedule.
         num_microbatches: microbatches per step; by default those of the schedule.
         dp_rank: replica of the pipeline; by default from the stage's process group.

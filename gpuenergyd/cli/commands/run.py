@@ -39,13 +39,17 @@ def run(
     """Run an unmodified training program.
 
     Pipelines of torch.distributed.pipelining and DeepSpeed, and trainers of Lightning and Hugging Face, attach to the
-    daemon at their first step. Without a daemon the program runs as usual. With --iterations, --hours or --deadline the
+    daemon at their first step, and --job, --policy and --max-slowdown hold unless the program passes its own values.
+    Without a daemon the program runs as usual. With --iterations, --hours or --deadline the
     slowdown budget is planned to the end of the job; otherwise it is kept over windows of days.
     """
     from gpuenergyd.client.environment import (  # noqa: PLC0415
         DEADLINE_VARIABLE,
         HOURS_VARIABLE,
         ITERATIONS_VARIABLE,
+        JOB_VARIABLE,
+        MAX_SLOWDOWN_VARIABLE,
+        POLICY_VARIABLE,
         find_socket_path,
         utc_text,
     )
@@ -57,9 +61,9 @@ def run(
         )
     environ = dict(os.environ)
     variables = {
-        "GPUENERGYD_JOB": job,
-        "GPUENERGYD_JOB_POLICY": policy,
-        "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO": max_slowdown_ratio,
+        JOB_VARIABLE: job,
+        POLICY_VARIABLE: policy,
+        MAX_SLOWDOWN_VARIABLE: max_slowdown_ratio,
         ITERATIONS_VARIABLE: iterations,
         HOURS_VARIABLE: hours or None,
         DEADLINE_VARIABLE: utc_text(deadline),

@@ -5,16 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+
 SHOWS_ENVIRONMENT = (
     "import os; print(*(os.environ.get(n) for n in ('GPUENERGYD_JOB', 'GPUENERGYD_JOB_POLICY',"
     " 'GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO', 'GPUENERGYD_SOCKET')))"
 )
 
 
-def gpuenergyd_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def gpuenergyd_run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUENERGYD_")}
     command = [sys.executable, "-m", "gpuenergyd.cli.main", "run", *arguments]
-    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=kept | variables, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_program_runs_with_its_arguments_and_exit_code_and_the_options_in_its_environment(tmp_path: Path) -> None:
@@ -26,7 +30,43 @@ def test_the_program_runs_with_its_arguments_and_exit_code_and_the_options_in_it
     done = gpuenergyd_run(*options, "--", sys.executable, "-c", program, "--job", "its own")
 
     assert done.stdout.splitlines() == [f"gpt uniform 0.05 {there}", "['--job', 'its own']"]
-    assert (done.returncode, done.stderr) == (7, "")
+    assert done.returncode == 7
+    assert done.stderr == (
+        f"gpuenergyd: nothing joined the daemon at {there}, so clocks stayed as they were: no training step of"
+        " torch.distributed.pipelining, DeepSpeed, Lightning or Hugging Face ran with a known GPU; any other loop joins"
+        " with gpuenergyd.job\n"
+    )
+
+
+JOINS = """
+import os, gpuenergyd
+with gpuenergyd.job() as job:
+    with job.iteration():
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-c", JOINS],
+        ["-c", "import subprocess, sys; " + f"subprocess.run([sys.executable, '-c', {JOINS!r}], check=True)"],
+    ],
+)
+def test_a_process_of_the_program_or_its_child_joins_with_one_line(command: list[str], tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with FakeDaemon(tmp_path) as daemon:
+        done = gpuenergyd_run(
+            *("--job", "gpt", "--socket", daemon.socket_path, "--", sys.executable, *command),
+            GPUENERGYD_GPU_UUID="GPU-1",
+            TMPDIR=str(marks),
+        )
+        registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+
+    assert registration["job_name"] == "gpt"
+    assert done.stderr.splitlines() == [f"gpuenergyd: job gpt (job-1) joined the daemon at {daemon.socket_path}"]
+    assert list(marks.iterdir()) == []
 
 
 def test_without_a_daemon_the_program_runs_and_one_warning_is_printed(tmp_path: Path) -> None:

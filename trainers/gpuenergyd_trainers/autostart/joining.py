@@ -2,15 +2,12 @@
 
 A method of a class is wrapped; on an object's first call the adapter attaches to that object, and the call proceeds.
 Nothing is lost, since a first step does not count as an iteration. Programs that attach themselves are left alone. Job,
-policy and slowdown come from the environment set by `gpuenergyd run`. Without a daemon's socket on this host, nothing
+policy and slowdown come from the environment, as for every program. Without a daemon's socket on this host, nothing
 is patched.
 """
 
-import contextlib
 import functools
 import logging
-import os
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,20 +18,6 @@ from gpuenergyd.client.environment import find_socket_path
 
 logger = logging.getLogger("gpuenergyd.trainers")
 
-JOB_VARIABLE = "GPUENERGYD_JOB"
-POLICY_VARIABLE = "GPUENERGYD_JOB_POLICY"
-MAX_SLOWDOWN_VARIABLE = "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO"
-
-
-def options_from_environment() -> dict[str, Any]:
-    """Return keyword arguments for the adapters; the job's name is the program's by default."""
-    options: dict[str, Any] = {"job": os.environ.get(JOB_VARIABLE) or Path(sys.argv[0]).stem or "python"}
-    if policy := os.environ.get(POLICY_VARIABLE):
-        options["policy"] = policy
-    with contextlib.suppress(KeyError, ValueError):  # checked by the command, but a program may have changed it
-        options["max_slowdown_ratio"] = float(os.environ[MAX_SLOWDOWN_VARIABLE])
-    return options
-
 
 def join_pipeline_schedules(module: ModuleType) -> None:
     """Attach schedules of torch.distributed.pipelining at their first step."""
@@ -44,7 +27,7 @@ def join_pipeline_schedules(module: ModuleType) -> None:
             return
         from gpuenergyd_trainers.torch_pipelining import attach  # noqa: PLC0415  only where it is needed
 
-        attach(schedule, **options_from_environment())
+        attach(schedule)
 
     for schedule_class in _classes_with("step", module):
         _join_at_first("step", schedule_class, join)
@@ -58,7 +41,7 @@ def join_pipeline_engines(module: ModuleType) -> None:
             return
         from gpuenergyd_trainers.deepspeed import attach  # noqa: PLC0415  only where it is needed
 
-        attach(engine, **options_from_environment())
+        attach(engine)
 
     for engine_class in _classes_with("train_batch", module):
         _join_at_first("train_batch", engine_class, join)
@@ -72,8 +55,7 @@ def join_lightning_trainers(module: ModuleType) -> None:
             return
         from gpuenergyd_trainers.lightning import gpuenergy_callback  # noqa: PLC0415  only where it is needed
 
-        options = options_from_environment()
-        trainer.callbacks.insert(0, gpuenergy_callback(options.pop("job"), **options))
+        trainer.callbacks.insert(0, gpuenergy_callback())
 
     for trainer_class in _classes_with("fit", module):
         _join_at_first("fit", trainer_class, join)
@@ -87,8 +69,7 @@ def join_huggingface_trainers(module: ModuleType) -> None:
             return
         from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: PLC0415  only where it is needed
 
-        options = options_from_environment()
-        trainer.add_callback(gpuenergy_callback(options.pop("job"), **options))
+        trainer.add_callback(gpuenergy_callback())
 
     for trainer_class in _classes_with("train", module):
         _join_at_first("train", trainer_class, join)

@@ -5,6 +5,7 @@ look-up to other imports.
 """
 
 import importlib.machinery
+import os
 import sys
 from types import ModuleType
 
@@ -42,6 +43,10 @@ def watch() -> None:
     """Install the finder, once per process."""
     if not any(isinstance(finder, Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, Watcher())
+    if os.environ.get("GPUENERGYD_RUN_MARK", "").startswith(f"{os.getpid()}:"):
+        from gpuenergyd.client.run_mark import watch_for_ranks  # noqa: PLC0415  only in the program's first process
+
+        watch_for_ranks()
 
 
 def _delegate(watcher: Watcher, name: str, path: object, target: object) -> importlib.machinery.ModuleSpec | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from gpuenergyd.client.environment import find_gpu_uuid, find_run_key
+from gpuenergyd.client.environment import find_gpu_uuid, find_job_options, find_run_key
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.recorder import InstructionTimer
@@ -43,8 +43,8 @@ class JoinKeywords(TypedDict, total=False):
 class JoinOptions:
     """Options of joining a job, the same for every pipeline framework."""
 
-    job: str
-    """Name of the job in reports; the same on all ranks."""
+    job: str | None = None
+    """Name of the job in reports, the same on all ranks; by default from GPUENERGYD_JOB or the program."""
     gpu_uuid: str | None = None
     """This rank's GPU; by default from GPUENERGYD_GPU_UUID or the CUDA device in use."""
     socket_path: str | None = None
@@ -52,9 +52,9 @@ class JoinOptions:
     run_key: str | None = None
     """A key that differs between runs of the same name; by default from the launcher's variables."""
     policy: str | None = None
-    """Name of the clock policy; by default the daemon's."""
+    """Name of the clock policy; by default from GPUENERGYD_JOB_POLICY, else the daemon's."""
     max_slowdown_ratio: float | None = None
-    """Permitted slowdown against full speed; by default the daemon's."""
+    """Permitted slowdown against full speed; by default from GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's."""
     timer: InstructionTimer | None = None
     """The timer of this rank's instructions; by default one for its device."""
 
@@ -172,7 +172,7 @@ def join(
         run_key = find_run_key(options.run_key, num_processes=rank.place.num_pp_ranks)
         membership = find_membership(rank.place, run_key, is_across_hosts=rank.is_across_hosts)
         client = _open_client(options, rank, membership)
-        log_name = f"job {options.job}, rank {rank.place.pp_rank}"
+        log_name = f"job {client.job_name}, rank {rank.place.pp_rank}"
         handle = make_handle(OrderedRank(client, expected_order=rank.expected_order, log_name=log_name))
 
         def start_exchange() -> None:
@@ -184,7 +184,7 @@ def join(
     except Exception as error:  # noqa: BLE001  unsupported frameworks must train on unchanged
         logger.warning(
             "gpuenergyd: job %s: %s cannot be joined, training continues at full speed: %r",
-            options.job,
+            find_job_options(options.job).job_name,
             target_name,
             error,
         )
@@ -209,6 +209,7 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         policy=options.policy,
         max_slowdown_ratio=options.max_slowdown_ratio,
         tags=membership.tags,
+        is_first=(rank.place.pp_rank, rank.place.tp_rank, rank.place.dp_rank) == (0, 0, 0),
     )
     return RankClient(
         description,

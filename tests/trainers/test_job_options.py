@@ -1,0 +1,161 @@
+"""Job name, policy and permitted slowdown: an argument of the program, else the environment, in every adapter alike."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gpuenergyd
+from gpuenergyd_trainers import deepspeed, megatron, torch_pipelining
+from gpuenergyd_trainers.joining.membership import JoinOptions, PipelineRank, join
+from gpuenergyd_trainers.loop import StepMarks, iterations
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+ENVIRONMENT = {
+    "GPUENERGYD_JOB": "named-outside",
+    "GPUENERGYD_JOB_POLICY": "uniform",
+    "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO": "0.05",
+    "GPUENERGYD_GPU_UUID": "GPU-1",
+}
+FROM_ENVIRONMENT = ("named-outside", "uniform", 0.05, ["policy", "max_slowdown_ratio"])
+OWN = {"job": "own", "policy": "envelope", "max_slowdown_ratio": 0.0}
+FROM_ARGUMENTS: tuple[Any, ...] = ("own", "envelope", 0.0, [])
+
+
+class ScheduleGPipe:
+    """A schedule as `attach` reads it: one stage, one microbatch."""
+
+    def __init__(self) -> None:
+        self._n_microbatches = 1
+        self._stages = [
+            SimpleNamespace(
+                group_size=1,
+                group_rank=0,
+                stage_index=0,
+                device=torch.device("cpu"),
+                is_last=True,
+                has_backward=True,
+                forward_one_chunk=print,
+                backward_one_chunk=print,
+                backward_weight_one_chunk=print,
+            )
+        ]
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+class TrainSchedule:
+    """DeepSpeed's schedule for training."""
+
+
+class Engine:
+    """A pipeline engine as `attach` reads it."""
+
+    _INSTRUCTION_MAP: dict[type, Any] = {}  # noqa: RUF012  as DeepSpeed has it
+    micro_batches, num_stages, stage_id, device = 1, 1, 0, torch.device("cpu")
+    grid = SimpleNamespace(data_parallel_id=0)
+
+    def _train_schedule(self) -> TrainSchedule:
+        return TrainSchedule()
+
+    def train_batch(self) -> None:
+        """Do nothing."""
+
+    def eval_batch(self) -> None:
+        """Do nothing."""
+
+
+def one_iteration(**options: Any) -> Callable[[], None]:
+    joined = gpuenergyd.job(options.pop("job", None), **options)
+    with joined.iteration():
+        pass
+    return lambda: joined.__exit__(None, None, None)
+
+
+def one_batch(**options: Any) -> Callable[[], None]:
+    assert list(iterations([1], **options)) == [1]
+    return lambda: None
+
+
+def one_step(**options: Any) -> Callable[[], None]:
+    """Mark one step as the callbacks of Lightning and Hugging Face do."""
+    marks = StepMarks(options.pop("job", None), **options)
+    marks.begin()
+    marks.end()
+    return marks.close
+
+
+ADAPTERS: dict[str, Callable[..., Callable[[], None]]] = {
+    "gpuenergyd.job": one_iteration,
+    "loop.iterations": one_batch,
+    "callbacks": one_step,
+    "torch_pipelining.attach": lambda **options: (
+        torch_pipelining.attach(ScheduleGPipe(), dp_rank=0, across_hosts=False, **options).detach
+    ),
+    "deepspeed.attach": lambda **options: deepspeed.attach(Engine(), **options).detach,
+    "megatron.attach": lambda **options: (
+        megatron.attach(
+            SimpleNamespace(timers=None), num_microbatches=1, pp_rank=0, num_pp_ranks=1, dp_rank=0, **options
+        ).detach
+    ),
+}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    with FakeDaemon(tmp_path) as fake:
+        monkeypatch.setenv("GPUENERGYD_SOCKET", fake.socket_path)
+        for name, value in ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+        yield fake
+
+
+def registered(daemon: FakeDaemon) -> tuple[Any, ...]:
+    found = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+    return tuple(found[name] for name in ("job_name", "policy", "max_slowdown_ratio", "from_environment"))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_without_arguments_the_environment_of_gpuenergyd_run_counts(adapter: str, daemon: FakeDaemon) -> None:
+    leave = ADAPTERS[adapter]()
+
+    assert registered(daemon) == FROM_ENVIRONMENT
+    leave()
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_argument_of_the_program_wins(adapter: str, daemon: FakeDaemon) -> None:
+    leave = ADAPTERS[adapter](**OWN)
+
+    assert registered(daemon) == FROM_ARGUMENTS
+    leave()
+
+
+@pytest.mark.parametrize("value", ["much", "-0.1", "nan"])
+def test_an_invalid_slowdown_in_the_environment_is_ignored_with_a_warning(
+    value: str, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO", value)
+
+    one_iteration()()
+
+    assert registered(daemon) == ("named-outside", "uniform", None, ["policy"])
+    assert any(f"GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO='{value}' is ignored" in r.getMessage() for r in caplog.records)
+
+
+def test_a_rank_that_cannot_join_is_named_by_the_environment_too(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    def describe() -> PipelineRank:
+        raise ValueError("no stage")
+
+    join(JoinOptions(), describe, lambda _rank: pytest.fail("joined"), target_name="this schedule")
+
+    assert "job named-outside: this schedule cannot be joined" in caplog.text
+    assert daemon.registrations.empty()
