@@ -48,11 +48,12 @@ REPORT_BY_JOB = {
         " is_grid_replayed is_simulated iteration_time_s job_id job_name lower_bound_j max_slowdown_ratio"
         " measured_intensity_ratio num_baseline_iterations num_iterations num_measured_iterations"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
-        " num_tuned_iterations policy predicted_energy_j predicted_iteration_time_s predicted_saving_basis"
-        " predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j profiling_cost_j"
-        " profiling_slowdown_ratio saved_by_frontier_g saved_by_plan_g saved_by_timing_g saved_energy_j"
-        " saving_high_ratio saving_low_ratio saving_ratio schedule_name slowdown_high_ratio slowdown_low_ratio"
-        " slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio tuned_carbon_g uid unpriced_energy_j user"
+        " num_tuned_iterations outcome outcome_reason policy predicted_energy_j predicted_iteration_time_s"
+        " predicted_saving_basis predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j"
+        " profiling_cost_j profiling_slowdown_ratio saved_by_frontier_g saved_by_plan_g saved_by_timing_g"
+        " saved_energy_j saving_high_ratio saving_low_ratio saving_ratio schedule_name slowdown_high_ratio"
+        " slowdown_low_ratio slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio tuned_carbon_g uid"
+        " unpriced_energy_j user"
     ),
     "jobs.tags": "git_commit slurm_job_id user",
 }
@@ -82,17 +83,18 @@ CARBON_BACKTEST = {
     ),
     "methods": "captured_ratio mean_slowdown_ratio name saving_ratio time_used_ratio_max worst_job_ratio",
 }
-RESTORE = {"": "is_complete outcomes", "outcomes": "control detail gpu_uuid result"}
+RESTORE = {"": "is_complete journal outcomes", "outcomes": "control detail gpu_uuid result"}
 DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
-        "carbon clock_requests degraded_reasons driver gpus host_energy is_degraded jobs mode pid policy_host store"
-        " uptime_s version worker"
+        "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs mode pid"
+        " policy_host store uptime_s version worker"
     ),
     "worker": "heartbeat_age_s is_alive num_restarts pid sentinel_pid",
     "policy_host": "is_alive num_restarts pid",
     "clock_requests": "num_hostile num_stale",
     "host_energy": "domains reason",
+    "files": "carbon_path history_path journal_path world_path",
     "store": "num_rows_dropped num_rows_written path",
     "gpus": (
         "administrator_lease gpu_uuid index is_simulated job_id model_name power_w reading_age_s"
@@ -100,15 +102,16 @@ STATUS = {
     ),
     "gpus.switching": "basis call_s lower_s num_seen num_unseen raise_s seen",
     "jobs": (
-        "age_s baseline_energy_j baseline_time_s carbon energy_j extrinsic_saving_ratio is_given_up is_observing"
-        " is_pipeline_member is_suspended iteration_time_s job_id job_name last_notice last_notice_iterations_ago"
-        " last_report_age_s lower_bound_j max_slowdown_ratio num_baseline_iterations num_faults num_iterations"
-        " num_iterations_of_plan"
-        " num_microbatches num_profile_iterations num_ranks num_tuned_iterations own_time_s phase phase_reason pipeline"
-        " plan_id plan_purpose plan_reason policy predicted_energy_j predicted_iteration_time_s predicted_saving_basis"
-        " predicted_saving_high_ratio predicted_saving_low_ratio predicted_saving_ratio ranks retry_in_iterations"
-        " saving_interval saving_ratio schedule slowdown_interval slowdown_ratio straggler straggler_iteration_energy_j"
-        " straggler_reason straggler_since_s straggler_time_s target waiting_iteration_energy_j"
+        "age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio is_given_up"
+        " is_observing is_pipeline_member is_suspended iteration_time_s job_id job_name last_notice"
+        " last_notice_iterations_ago last_report_age_s lower_bound_j max_slowdown_ratio max_slowdown_source"
+        " num_baseline_iterations num_faults num_iterations num_iterations_of_plan num_microbatches"
+        " num_profile_iterations num_ranks num_tuned_iterations outcome outcome_reason own_time_s phase"
+        " phase_reason pipeline plan_id plan_purpose plan_reason policy policy_source predicted_energy_j"
+        " predicted_iteration_time_s predicted_saving_basis predicted_saving_high_ratio predicted_saving_low_ratio"
+        " predicted_saving_ratio ranks retry_in_iterations saving_interval saving_ratio schedule slowdown_interval"
+        " slowdown_ratio straggler straggler_iteration_energy_j straggler_reason straggler_since_s"
+        " straggler_time_s target waiting_iteration_energy_j"
     ),
     "jobs.ranks": "gpu_uuid pid pp_rank uid",
 }

@@ -19,10 +19,10 @@ def dashboard(
     Runs until Ctrl-C. Read-only, unprivileged and without network access; every user of this host can open the page.
     """
     from gpuenergyd.cli.commands.dashboard_server import DashboardServer, HistoryView  # noqa: PLC0415  start fast
+    from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
-    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415
 
-    view = HistoryView(database or load_settings().database_url)
+    view = HistoryView(database or find_database(socket)[0])
     with DashboardServer(port, find_socket_path(socket), view, has_metrics=metrics) as server:
         typer.echo(f"serving on {server.url}{' and ' + server.url + 'metrics' if metrics else ''}; stop with Ctrl-C")
         server.serve_forever(poll_interval=0.2)

@@ -260,10 +260,10 @@ def _check_span(begin: datetime | None, end: datetime | None, *, now: datetime) 
 
 
 def _default_database() -> str:
-    from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  pydantic, only the default needs it
+    from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415  only the default needs it
 
-    url = load_settings().database_url
+    url, origin = find_database()
     path = url.removeprefix("sqlite:///")
-    if path != url and not Path(path).exists():
-        raise StoreError(f"no history at {path}, where the daemon writes it; --database reads another one")
+    if "://" not in path and not Path(path).exists():
+        raise StoreError(f"no history at {path}, {origin}; --database reads another one")
     return url

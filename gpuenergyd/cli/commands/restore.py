@@ -41,31 +41,39 @@ def restore(
     """
     from gpuenergyd.gpu.restore import command as restore_command  # noqa: PLC0415  start fast
 
+    looked_at = ""
     if reset_all:
         if dry_run or journal is not None or policy is not None:
             raise UsageError("--all resets every GPU and cannot be combined with --dry-run, --journal or --policy")
         outcomes = restore_command.reset_all(driver, world)
     else:
-        outcomes = restore_command.restore(journal or _default_journal(), is_dry_run=dry_run, policy=policy)
+        journal, looked_at = (journal, str(journal)) if journal is not None else _default_journal()
+        outcomes = restore_command.restore(journal, is_dry_run=dry_run, policy=policy)
     has_failed = any(outcome.result is restore_command.RestoreResult.FAILED for outcome in outcomes)
     if as_json:
-        print_json({"outcomes": [asdict(outcome) for outcome in outcomes], "is_complete": not has_failed})
+        found = [asdict(outcome) for outcome in outcomes]
+        print_json({"journal": journal, "outcomes": found, "is_complete": not has_failed})
     else:
         for outcome in outcomes:
             typer.echo(f"{outcome.gpu_uuid}: {outcome.result.replace('_', ' ')}: {outcome.detail}")
         if not outcomes:
-            typer.echo("nothing to restore")
+            typer.echo(f"nothing to restore{f' in {looked_at}' if looked_at else ''}")
         if any(outcome.result is restore_command.RestoreResult.KEPT for outcome in outcomes):
             typer.echo("to restore GPUs that were kept: gpuenergyd restore --policy only-if-ours")
     return EXIT_DEGRADED if has_failed else 0
 
 
-def _default_journal() -> Path:
-    """Return the journal named by the settings or, if it does not exist, that of the GPU worker's systemd unit."""
+def _default_journal() -> tuple[Path, str]:
+    """Return the journal and its description: the running daemon's, else that of the settings or the worker's unit."""
+    from gpuenergyd.cli.daemon_files import find_daemon_files  # noqa: PLC0415  only the default needs it
     from gpuenergyd.daemon.settings import (  # noqa: PLC0415  pydantic, only the default needs it
         WORKER_UNIT_DIR,
         load_settings,
     )
 
-    of_settings, of_unit = load_settings().journal_path, WORKER_UNIT_DIR / "journal.json"
-    return of_unit if of_unit.exists() and not of_settings.exists() else of_settings
+    files = find_daemon_files()
+    found = files.journal_path
+    if found is None:
+        of_settings, of_unit = load_settings().journal_path, WORKER_UNIT_DIR / "journal.json"
+        found = of_unit if of_unit.exists() and not of_settings.exists() else of_settings
+    return found, f"{found} ({files.described})"

@@ -63,7 +63,7 @@ def collect_host_facts(config: Path | None, socket: str | None) -> HostFacts:
         journal=None if settings is None or status is not None else _journal(settings.journal_path),
         history=history,
         disk=None if history is None else _disk(Path(history.path).parent),
-        carbon=None if settings is None else _carbon(settings),
+        carbon=None if settings is None else _carbon(settings, status),
     )
 
 
@@ -71,7 +71,8 @@ def _socket_path(socket: str | None, settings: Settings | None) -> str:
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  start fast
 
     found = find_socket_path(socket)
-    if socket is None and settings is not None and (_exists(settings.socket_path) or not _exists(Path(found))):
+    is_named = socket is not None or bool(os.environ.get("GPUENERGYD_SOCKET"))
+    if not is_named and settings is not None and (_exists(settings.socket_path) or not _exists(Path(found))):
         return str(settings.socket_path)
     return found
 
@@ -112,6 +113,8 @@ def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverF
     configured = settings.driver if settings is not None else Driver.NVML
     kind = str(status["driver"] if status is not None else configured)
     world = settings.world_path if settings is not None else None
+    if status is not None and (of_daemon := status.get("files", {}).get("world_path")):
+        world = Path(of_daemon)
     if kind == Driver.SIMULATED and world is None:
         gpus = status.get("gpus", ()) if status is not None else ()
         return DriverFacts(kind, tuple(GpuFacts(f"{g['model_name']} {g['gpu_uuid']}", 0, None, None) for g in gpus))
@@ -213,7 +216,7 @@ def _is_time_synchronised() -> bool | None:
     return None
 
 
-def _carbon(settings: Settings) -> CarbonFacts | None:
+def _carbon(settings: Settings, status: dict[str, Any] | None) -> CarbonFacts | None:
     from gpuenergyd.carbon.fetched_file import FetchState, read_fetched  # noqa: PLC0415
 
     zone, is_fetched = settings.carbon_zone, settings.needs_carbon_fetcher
@@ -222,13 +225,15 @@ def _carbon(settings: Settings) -> CarbonFacts | None:
     # Unlike the units, the calling user's settings do not say that the fetcher is a systemd unit.
     of_unit = FETCHER_UNIT_DIR / "carbon.json"
     path = of_unit if _exists(of_unit) and not _exists(settings.carbon_file_path) else settings.carbon_file_path
+    if status is not None and (of_daemon := status.get("files", {}).get("carbon_path")):
+        path = Path(of_daemon)
     try:
         fetched = read_fetched(path)
     except CarbonSourceError as error:
         return CarbonFacts(zone, trouble=str(error), is_fetched=is_fetched)
-    status = fetched.status
     newest = max((sample.valid_to_at for sample in fetched.samples), default=None)
-    trouble = f"{status.problem}: {status.message}" if status.state is FetchState.FAILED else None
+    last = fetched.status
+    trouble = f"{last.problem}: {last.message}" if last.state is FetchState.FAILED else None
     return CarbonFacts(zone, trouble=trouble, newest_at=newest, is_fetched=is_fetched)
 
 

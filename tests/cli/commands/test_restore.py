@@ -77,7 +77,7 @@ def test_a_second_restore_finds_nothing(journal: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
 
     assert run(["restore", "--journal", str(journal)]) == 0
-    assert capsys.readouterr().out == "nothing to restore\n"
+    assert capsys.readouterr().out == f"nothing to restore in {journal}\n"
 
 
 def test_a_dry_run_lists_changes_and_makes_none(world: Path, journal: Path, capsys: pytest.CaptureFixture[str]) -> None:

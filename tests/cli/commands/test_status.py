@@ -89,6 +89,27 @@ def test_gpus_and_jobs_are_shown_with_units_and_ages() -> None:
     assert "slack on 3 of 4 ranks" in text
 
 
+def test_where_options_come_from_what_to_expect_and_why_nothing_is_saved() -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {
+        "policy_source": "daemon",
+        "max_slowdown_source": "environment",
+        "max_slowdown_ratio": 0.05,
+        "expectation": "saves energy by running up to 5 % slower",
+        "outcome": "at_full_speed",
+        "outcome_reason": "policy uniform failed: ValueError: no clock",
+    }
+
+    text = " ".join(drawn(status).split())
+
+    assert "policy the daemon's default; permitted slowdown 5 %, from the environment: saves energy by running" in text
+    assert "no saving so far: policy uniform failed: ValueError: no clock" in text
+    ended = {"job_name": "gpt", "job_id": "gpt-1", "ended_age_s": 12.0, "summary": "12.0 % less energy"}
+    assert "gpt (gpt-1) ended 12 s ago: 12.0 % less energy" in drawn(status | {"ended_jobs": [ended]})
+    status["jobs"][0]["outcome"] = "saved"
+    assert "no saving so far" not in drawn(status)
+
+
 def test_missing_figures_are_shown_as_missing() -> None:
     status = copy.deepcopy(STATUS)
     status["gpus"][0] |= {"sm_clock_mhz": None, "power_w": None, "requested_sm_clock_mhz": None}
