@@ -18,6 +18,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import AccessError
 from gpuenergyd.gpu.drivers.simulated import SimulatedHost
 from gpuenergyd.gpu.restore.journal import Journal
+from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
@@ -41,8 +42,8 @@ print(json.dumps([response.status, json.loads(response.read())]))
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    with running_daemon(tmp_path_factory.mktemp("administrator")) as daemon:
+def shared() -> Iterator[DaemonProcess]:
+    with daemon_for_everybody() as daemon:
         yield daemon
 
 
@@ -250,8 +251,6 @@ def test_an_observing_daemon_refuses_locks(tmp_path: Path, capsys: pytest.Captur
 def test_a_user_without_administrator_rights_is_refused(daemon: DaemonProcess, route: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
-    for path in (daemon.socket_path, *list(daemon.socket_path.parents)[:-1]):
-        path.chmod(path.stat().st_mode | (0o006 if path.is_socket() else 0o001))
     body = json.dumps({"gpu": "0"} if route.endswith("release") else {"gpu": "0", "sm_clock_mhz": 1200})
 
     asked = subprocess.run(
