@@ -83,7 +83,7 @@ def provoke_faults(hosts: TwoHosts) -> dict[str, Any]:
     hosts.wait_for_progress(2, LIMIT_S)
     os.kill(hosts.pids()[VICTIM], signal.SIGKILL)
     without_us = hosts.wait_for_end(LIMIT_S)
-    hosts.start_training(microbatches=2, max_slowdown=3.0, duration_scale=1.0)
+    hosts.start_training(microbatches=2, max_slowdown=1.0, duration_scale=1.0)
     lowered()
 
     hosts.set_link("down")

@@ -34,6 +34,7 @@ def _command(command: CommandText) -> list[str]:
         command.summary + ("" if command.summary.endswith(".") else "."),
         command.description,
         _options((*command.arguments, *command.options)),
+        block("\n".join(command.examples), "sh host") if command.examples else "",
     ]
 
 

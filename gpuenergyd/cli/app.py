@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from gpuenergyd.cli.command_help import HELP_OPTIONS, add_command
+
 TASKS = {
     "Try it": {"demo": "demo.command"},
     "Train": {"run": "commands.run"},
@@ -33,6 +35,8 @@ TASKS = {
 }
 """Commands by task, in the order of the help, each with its module in this package."""
 
+_CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
+"""Settings of a command's parser: what follows the program that `run` starts belongs to the program."""
 _MODULES = {command: module for commands in TASKS.values() for command, module in commands.items()}
 
 
@@ -62,6 +66,7 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
         add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings=HELP_OPTIONS,
     )
     app.callback()(_root)
     first = arguments[0] if arguments else None
@@ -71,7 +76,7 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command)
         else:
-            app.command(name)(command)
+            add_command(app, command, **_CONTEXT_SETTINGS.get(name, {}))
     return app
 
 

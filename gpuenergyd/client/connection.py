@@ -9,9 +9,10 @@ import json
 import os
 import re
 import socket
+from http import HTTPStatus
 from typing import Any
 
-from gpuenergyd.errors import DaemonNotRunningError, ProtocolError
+from gpuenergyd.errors import DaemonNotRunningError, ProtocolError, UsageError
 
 CONNECT_LIMIT_S = 0.05
 _CONTROL_LIMIT_S = 10.0
@@ -148,6 +149,16 @@ def _length(fields: dict[bytes, bytes]) -> int:
     return int(length)
 
 
+def refusal_reason(data: bytes) -> str:
+    """Return the reason in the body of an error response, whole."""
+    text = data.decode(errors="replace")
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return text
+    return str(answer["error"]) if isinstance(answer, dict) and "error" in answer else text
+
+
 class DaemonClient:
     """Blocking client of the command line, with readable errors."""
 
@@ -158,7 +169,7 @@ class DaemonClient:
         """Return the daemon's status.
 
         Raises:
-            DaemonNotRunningError, ProtocolError: as `get`.
+            DaemonNotRunningError, UsageError, ProtocolError: as `get`.
         """
         return self.get("/v1/status")
 
@@ -167,6 +178,7 @@ class DaemonClient:
 
         Raises:
             DaemonNotRunningError: no daemon listens on the socket.
+            UsageError: a value in the request is invalid; the message is the daemon's.
             ProtocolError: the daemon rejected the request; the message contains its reason.
         """
         return self._call("GET", path, None)
@@ -175,7 +187,7 @@ class DaemonClient:
         """Return the daemon's JSON reply to POST with a JSON body.
 
         Raises:
-            DaemonNotRunningError, ProtocolError: as `get`.
+            DaemonNotRunningError, UsageError, ProtocolError: as `get`.
         """
         return self._call("POST", path, json.dumps(body, separators=(",", ":")).encode())
 
@@ -191,13 +203,14 @@ class DaemonClient:
                 f"no daemon answers on {self._connection.socket_path} ({error.strerror or error}); start it with"
                 " 'gpuenergyd serve', or name its socket with --socket or GPUENERGYD_SOCKET"
             ) from None
+        if status == HTTPStatus.BAD_REQUEST:
+            raise UsageError(refusal_reason(data))
+        if status >= 400:
+            raise ProtocolError(f"{method} {path}: the daemon answered {status}: {refusal_reason(data)}")
         try:
             answer = json.loads(data) if data else {}
         except ValueError:
             answer = data.decode(errors="replace")
-        if status >= 400:
-            reason = answer.get("error", answer) if isinstance(answer, dict) else answer
-            raise ProtocolError(f"{method} {path}: the daemon answered {status}: {reason}")
         if not isinstance(answer, dict):
             raise ProtocolError(f"{method} {path}: expected a JSON object, got {type(answer).__name__}")
         return answer

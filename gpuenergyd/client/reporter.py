@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor
+from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.recorder import RecordedIteration
@@ -38,6 +38,10 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 
 logger = logging.getLogger("gpuenergyd.client")
+
+
+class _RefusedError(ProtocolError):
+    """The daemon refused the registration; the message is its reason."""
 
 
 @dataclass(slots=True)
@@ -193,7 +197,7 @@ class Reporter:
             self._discard_registration()
             self._register()
         elif status != 200:
-            raise ProtocolError(f"HTTP {status}: {body[:200].decode(errors='replace')}")
+            raise ProtocolError(f"HTTP {status}: {refusal_reason(body)}")
         else:
             token = bytes.fromhex(registered.rank_token)
             self._plans.add(prepare(plan, token) for plan in decode_iteration_reply(body).plans)
@@ -210,7 +214,7 @@ class Reporter:
             return
         status, body = reply
         if status != 200:
-            raise ProtocolError(f"registration rejected, HTTP {status}: {body[:200].decode(errors='replace')}")
+            raise _RefusedError(refusal_reason(body))
         registered = decode_registered(body)
         if len(bytes.fromhex(registered.rank_token)) != TOKEN_BYTES:
             raise ProtocolError(f"rank token of {len(registered.rank_token)} characters; expected {2 * TOKEN_BYTES}")
@@ -249,7 +253,11 @@ class Reporter:
             self._connection.close()
         if self._is_reachable is not False:
             path = self._connection.socket_path if self._connection else find_socket_path(self._socket_path_wanted)
-            logger.warning("gpuenergyd: cannot reach daemon at %s (%s); training continues untuned", path, error)
+            if isinstance(error, _RefusedError):
+                what = f"the daemon at {path} refused rank {self._registration.pp_rank}: {error}"
+            else:
+                what = f"cannot reach daemon at {path} ({error})"
+            logger.warning("gpuenergyd: %s; training continues untuned", what)
         self._is_reachable = False
 
     def _inform(self, text: str) -> None:

@@ -30,7 +30,7 @@ from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.launch import process_launchers
-from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, check_policy_name, policy_names
+from gpuenergyd.daemon.processes.plugins import TARGET_GROUP, check_policy_name, is_shipped, policy_names
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
@@ -38,7 +38,7 @@ from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, 
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.daemon.settings import Mode, Processes, Settings
 from gpuenergyd.daemon.zeusd.requests import ZeusdChanges
-from gpuenergyd.errors import GpuEnergyError, GpuError
+from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealthChange, GpuSample
 from gpuenergyd.service_manager import Watchdog, notify
@@ -108,7 +108,7 @@ class Daemon:
         self.leases = ManualLeases(self.worker, self.gpus, self._history)
         self._server = Server(
             self.jobs,
-            AdministratorLeases(self.leases, self.gpus, is_observing=settings.mode is Mode.OBSERVE),
+            AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.mode is Mode.OBSERVE),
             self.members,
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
@@ -120,6 +120,7 @@ class Daemon:
         self._clock_socket: ClockSocket | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._is_carbon_started = False
 
     def history_status(self) -> WriterStatus:
         """Return the status of the history writer."""
@@ -129,7 +130,8 @@ class Daemon:
         """Serve until SIGTERM or SIGINT, then restore all GPUs or hand the jobs over.
 
         Raises:
-            GpuEnergyError: a socket cannot be created.
+            UnknownPolicyError: the default policy is a plugin that cannot be imported.
+        GpuEnergyError: a socket cannot be created.
         """
         settings = self.settings
         stop = asyncio.Event()
@@ -141,8 +143,10 @@ class Daemon:
         listener = open_listener(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
         try:
             self._history.start()
-            self._loading = asyncio.create_task(self.policy.start(), name="start the policy host")
+            self._loading = asyncio.create_task(self._load_policy(), name="start the policy host")
             await self._take_over()
+            if not is_shipped(settings.policy):
+                await self._loading
             self._clock_socket = ClockSocket(
                 clock_listener.socket,
                 self.jobs.clock_requests,
@@ -150,6 +154,7 @@ class Daemon:
             )
             await self._server.start(listener.socket)
             if self.carbon is not None:
+                self._is_carbon_started = True
                 await self.carbon.start()
             self._supervision = asyncio.create_task(self._supervise(), name="supervise")
             log.info("serving on %s (pid in %s)", settings.socket_path, settings.lock_path)
@@ -165,12 +170,23 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    async def _load_policy(self) -> None:
+        """Start the policy host, and import the default policy if it is a plugin.
+
+        Raises:
+            UnknownPolicyError: the plugin is broken; without this check every job would run at full speed.
+        """
+        await self.policy.start()
+        policy = self.settings.policy
+        if not is_shipped(policy) and (error := await self.policy.preload(policy)) is not None:
+            raise UnknownPolicyError(f"policy {policy!r} is broken: {error}")
+
     async def _stop(self) -> None:
         for task in (self._supervision, self._loading):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        if self.carbon is not None:
+        if self.carbon is not None and self._is_carbon_started:
             await self.carbon.close()
         await self._server.close()
         if self._clock_socket is not None:
@@ -275,7 +291,7 @@ def serve(settings: Settings) -> int:
     """Run the daemon in the foreground until a signal stops it; return its exit code.
 
     Raises:
-        UnknownPolicyError: the default policy is not installed.
+        UnknownPolicyError: the default policy is not installed, or it is a plugin that cannot be imported.
         UsageError: a group or user of the settings does not exist.
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be created.
     """

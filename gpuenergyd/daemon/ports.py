@@ -104,8 +104,8 @@ class PolicyPort(Protocol):
         """Return the policy's plan, or the reason of its failure."""
         ...
 
-    async def preload(self, policy: str) -> None:
-        """Load a policy before a job needs it."""
+    async def preload(self, policy: str) -> str | None:
+        """Load a policy before a job needs it; return why that failed."""
         ...
 
     async def drop_job(self, job_id: str) -> None:

@@ -11,6 +11,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
+from gpuenergyd.core.policy_api.target import slowdown_problem
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration
@@ -104,6 +105,18 @@ def checked_length(registration: RankRegistration) -> JobLength:
     if hours is not None and not (math.isfinite(hours) and 0 < hours <= _MAX_HOURS):
         raise ProtocolError(f"job_hours {hours} must be in (0, {_MAX_HOURS:g}]")
     return JobLength(iterations, hours, _instant(registration.job_deadline))
+
+
+def checked_slowdown(registration: RankRegistration) -> float | None:
+    """Return the permitted slowdown that a job asks for, None if it leaves that to the daemon.
+
+    Raises:
+        ProtocolError: it is out of range.
+    """
+    ratio = registration.max_slowdown_ratio
+    if ratio is not None and (problem := slowdown_problem(ratio)) is not None:
+        raise ProtocolError(f"max_slowdown_ratio {problem}")
+    return ratio
 
 
 def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, Field, ValidationError, field_validator, mod
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SignalKind
+from gpuenergyd.core.policy_api.target import MAX_SLOWDOWN_RATIO
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 
@@ -48,6 +49,9 @@ class Driver(StrEnum):
     SIMULATED = "simulated"
 
 
+_FLAGS = {"max_slowdown_ratio": "--max-slowdown", "world_path": "--world"}
+"""Options of `gpuenergyd serve` that are not called like their setting."""
+_RANGE_ERRORS = frozenset({"greater_than_equal", "less_than_equal"})
 CONSTANT_SLOWDOWN_TARGET = "constant-slowdown"
 CARBON_SIGNAL, PRICE_SIGNAL = "carbon", "price"
 
@@ -121,7 +125,7 @@ class Settings(BaseSettings):
     admin_groups: tuple[str, ...] = ()
     requires_gpu_use: bool = True
     policy: str = Field(default="bubble-aware", min_length=1, max_length=256)
-    max_slowdown_ratio: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
+    max_slowdown_ratio: float = Field(default=0.0, ge=0, le=MAX_SLOWDOWN_RATIO, allow_inf_nan=False)
     warmup_iterations: int = Field(default=2, ge=0, le=10_000)
     baseline_iterations: int = Field(default=10, ge=1, le=10_000)
     sample_period_s: float = Field(default=0.1, ge=0.005, le=60, allow_inf_nan=False)
@@ -140,7 +144,7 @@ class Settings(BaseSettings):
     carbon_factor: EmissionFactor | None = None
     carbon_fixed_g_per_kwh: float | None = Field(default=None, ge=0, le=2000, allow_inf_nan=False)
     carbon_file_path: Path = _in_unit_dir(FETCHER_UNIT_DIR, "carbon.json")
-    carbon_budget_ratio: float = Field(default=0.025, ge=0, le=10, allow_inf_nan=False)
+    carbon_budget_ratio: float = Field(default=0.025, ge=0, le=MAX_SLOWDOWN_RATIO, allow_inf_nan=False)
     carbon_window_h: float = Field(default=72.0, gt=0, le=8784, allow_inf_nan=False)
     carbon_host_power_w: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
     carbon_replay_from: AwareDatetime | None = None
@@ -254,16 +258,30 @@ def load_settings(config_path: Path | str | None = None, **overrides: Any) -> Se
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else ""
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] in _RANGE_ERRORS:
+            message = _range_text(key) or message
         if not key:
             raise UsageError(message) from None
         if key in flags:
-            where = f"--{key.replace('_', '-')}"
+            where = _FLAGS.get(key, f"--{key.replace('_', '-')}")
         elif ENVIRONMENT_PREFIX + key.upper() in os.environ:
             where = ENVIRONMENT_PREFIX + key.upper()
         else:
             where = f"{path}: {key}"
         raise UsageError(f"{where} = {first['input']!r}: {message}") from None
     return Settings.model_construct(_fields_set=layered.model_fields_set, **dict(layered))
+
+
+def _range_text(key: str) -> str | None:
+    """Return the range of a number, None if it has no two inclusive ends."""
+    field = Settings.model_fields[key]
+    ends = {
+        name: end
+        for bound in field.metadata
+        for name in ("ge", "le")
+        if (end := getattr(bound, name, None)) is not None
+    }
+    return f"must be from {ends['ge']:g} to {ends['le']:g}" if len(ends) == 2 else None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

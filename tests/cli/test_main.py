@@ -1,13 +1,19 @@
-"""Every error is one line on stderr with the right exit code, never a traceback."""
+"""Help of every command, and every error as one line on stderr with the right exit code, never a traceback."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from gpuenergyd import __version__
+from gpuenergyd.cli.app import command_line
+from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import GpuEnergyError
 
@@ -39,6 +45,88 @@ def test_every_command_has_help_and_all_but_servers_have_a_json_option(
     out = capsys.readouterr().out
     assert f"Usage: gpuenergyd {command}" in out
     assert ("--json" in out) is (command not in {"serve", "dashboard"})
+
+
+@pytest.mark.parametrize("name", [command.name for command in described_commands()])
+def test_every_command_has_short_help_with_examples_and_without_type_names(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = name.split()[1:]
+
+    assert run([*arguments, "--help"]) == 0
+    full = capsys.readouterr().out
+    assert run([*arguments, "-h"]) == 0
+    assert capsys.readouterr().out == full
+    assert "-h, --help" in full
+    assert re.findall(r"<[^>\n]+>", full) == []
+    if arguments:
+        examples = full.partition("\nExamples:\n")[2].splitlines()
+        assert examples
+        assert [line for line in examples if not line.strip().startswith(f"{name} ".rstrip())] == []
+
+
+@pytest.mark.parametrize("example", [example for command in described_commands() for example in command.examples])
+def test_every_example_is_accepted_by_its_command(example: str) -> None:
+    command: Any = get_command(command_line())
+    words = shlex.split(example.partition(" # ")[0])[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+
+    assert command.make_context("example", words).params  # raises for an unknown option or a missing argument
+
+
+def test_one_thing_has_one_name_in_all_commands() -> None:
+    by_text: dict[str, set[str]] = {}
+    for command in described_commands():
+        for option in command.options:
+            for what in ("slowdown", "Folder of the simulated GPUs", "Daemon socket", "History to read"):
+                if what in option.text:
+                    by_text.setdefault(what, set()).add(option.usage.split()[0].rstrip(","))
+
+    assert by_text == {
+        "slowdown": {"--max-slowdown"},
+        "Folder of the simulated GPUs": {"--world"},
+        "Daemon socket": {"--socket"},
+        "History to read": {"--database"},
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--max-slowdown", "{ratio}", "true"],
+        ["serve", "--max-slowdown", "{ratio}"],
+        ["demo", "--max-slowdown", "{ratio}"],
+        ["plan", "none.csv", "--max-slowdown", "{ratio}"],
+        ["plan", "none.csv", "--slowdown", "{ratio}"],
+        ["explain", "none.csv", "--max-slowdown", "{ratio}"],
+        ["carbon", "backtest", "none.csv", "--train-until", "2025-07-01", "--max-slowdown", "{ratio}"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("ratio", ["1.5", "5", "-0.1", "nan"])
+def test_a_slowdown_out_of_range_is_one_line_with_the_range(
+    arguments: list[str], ratio: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run([argument.replace("{ratio}", ratio) for argument in arguments])
+
+    assert code == 2
+    assert (
+        capsys.readouterr().err
+        == f"gpuenergyd: --max-slowdown {ratio}: must be a ratio from 0 to 1, e.g. 0.05 for 5 %\n"
+    )
+
+
+@pytest.mark.parametrize(("ratio", "num_warnings"), [("0.5", 0), ("0.6", 1), ("1", 1)])
+def test_a_slowdown_above_one_half_is_warned_about(
+    ratio: str, num_warnings: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["plan", str(tmp_path / "none.csv"), "--max-slowdown", ratio])
+
+    *warnings, refusal = capsys.readouterr().err.splitlines()
+    assert len(warnings) == num_warnings
+    assert all(line.startswith("gpuenergyd: warning: a slowdown of") for line in warnings)
+    assert "none.csv" in refusal
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ class FakeDaemon:
         self._reported: set[tuple[int, int]] = set()
         self._has_reported = threading.Condition()
         self.connections: list[socket.socket] = []
+        self.refusal: str | None = None
+        """Error with which registrations are refused."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -113,6 +115,8 @@ class FakeDaemon:
             return (200, {}) if has_come else (408, {})
         with self._lock:
             match method, path:
+                case "POST", "/v1/ranks" if self.refusal is not None:
+                    return 400, {"error": self.refusal}
                 case "POST", "/v1/ranks":
                     token = f"{len(self.tokens) + 0xA0:032x}"
                     self.tokens[token] = body["pp_rank"]

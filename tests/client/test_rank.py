@@ -456,3 +456,16 @@ def test_an_unreachable_clock_socket_is_named_and_logged_once(
 
     (warning,) = (record.message for record in caplog.records if "training continues untuned" in record.message)
     assert "clock socket run/clock.sock: No such file or directory" in warning
+
+
+def test_a_refused_registration_is_logged_whole(daemon: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    daemon.refusal = "no policy 'x'; installed: " + ", ".join(f"policy-{k}" for k in range(60))
+    client = make_client(daemon.socket_path)
+
+    wait_until(lambda: bool(caplog.records), WAIT_LIMIT_S)
+    client.release()
+
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert message == (
+        f"gpuenergyd: the daemon at {daemon.socket_path} refused rank 1: {daemon.refusal}; training continues untuned"
+    )

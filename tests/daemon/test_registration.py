@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
-from gpuenergyd.daemon.registration import checked_length, checked_tags
+from gpuenergyd.daemon.registration import checked_length, checked_slowdown, checked_tags
 from gpuenergyd.errors import ProtocolError
 from tests.support.job_stage import registration
 
@@ -32,6 +32,17 @@ def test_a_job_length_is_accepted_and_its_deadline_converted_to_utc() -> None:
 def test_an_invalid_job_length_is_refused_with_its_value(given: dict[str, Any], line: str) -> None:
     with pytest.raises(ProtocolError, match=line):
         checked_length(replace(registration(0), **given))
+
+
+@pytest.mark.parametrize("ratio", [None, 0.0, 0.05, 1.0])
+def test_a_permitted_slowdown_up_to_twice_the_time_is_accepted(ratio: float | None) -> None:
+    assert checked_slowdown(replace(registration(0), max_slowdown_ratio=ratio)) == ratio
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.5, 5.0, float("nan"), float("inf")])
+def test_a_permitted_slowdown_out_of_range_is_refused_with_the_range(ratio: float) -> None:
+    with pytest.raises(ProtocolError, match=rf"max_slowdown_ratio {ratio:g}: must be a ratio from 0 to 1"):
+        checked_slowdown(replace(registration(0), max_slowdown_ratio=ratio))
 
 
 def test_tags_are_sorted_by_name() -> None:

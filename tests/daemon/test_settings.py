@@ -90,7 +90,8 @@ def test_environment_variables_of_the_client_are_ignored(monkeypatch: pytest.Mon
     ("text", "message"),
     [
         ('polcy = "x"', r"config\.toml: unknown setting 'polcy'; valid: .*baseline_iterations.*policy"),
-        ("max_slowdown_ratio = -0.1", r"config\.toml: max_slowdown_ratio = -0\.1: .*greater than or equal to 0"),
+        ("max_slowdown_ratio = -0.1", r"config\.toml: max_slowdown_ratio = -0\.1: must be from 0 to 1"),
+        ("max_slowdown_ratio = 1.5", r"config\.toml: max_slowdown_ratio = 1\.5: must be from 0 to 1"),
         ("max_slowdown_ratio = nan", r"config\.toml: max_slowdown_ratio = nan: .*finite"),
         ('driver = "amd"', r"config\.toml: driver = 'amd': .*'nvml' or 'simulated'"),
         ('sample_period_s = "fast"', r"config\.toml: sample_period_s = 'fast'"),
@@ -110,6 +111,9 @@ def test_an_error_in_the_file_is_reported_in_one_line_with_its_setting(config: P
 def test_an_invalid_value_is_reported_with_its_variable_or_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"--baseline-iterations = 0: "):
         load_settings(baseline_iterations=0)
+
+    with pytest.raises(UsageError, match=r"--max-slowdown = 2: must be from 0 to 1"):
+        load_settings(max_slowdown_ratio=2)
 
     monkeypatch.setenv("GPUENERGYD_BASELINE_ITERATIONS", "many")
     with pytest.raises(UsageError, match=r"GPUENERGYD_BASELINE_ITERATIONS = 'many': "):

@@ -129,7 +129,7 @@ class InstalledDaemon:
     @contextmanager
     def lowered(self) -> Iterator[None]:
         """Train until a job's clocks are lowered, and for the duration of a block."""
-        with self.training("--policy", "always-low", "--max-slowdown", "10"):
+        with self.training("--policy", "always-low", "--max-slowdown", "1"):
             wait_until(self.is_lowered, 120)
             yield
 

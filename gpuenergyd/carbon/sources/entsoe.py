@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from textwrap import shorten
 from xml.etree import ElementTree as ET
 
 from gpuenergyd.carbon.sources.checking import RawValue, check_zone, checked_reply, instant
@@ -17,6 +18,7 @@ from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor,
 from gpuenergyd.errors import CarbonDataError
 
 NAME = "entsoe"
+_MAX_REASON_CHARS = 200
 HOST = "https://web-api.tp.entsoe.eu/api"
 AREAS = {
     "AT": "10YAT-APG------L",
@@ -115,10 +117,15 @@ def _document(body: bytes) -> ET.Element:
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     if root.tag == "Acknowledgement_MarketDocument":
-        raise SourceError(SourceProblem.EMPTY, f"{NAME}: {(root.findtext('Reason/text') or 'no data')[:80]}")
+        raise SourceError(SourceProblem.EMPTY, f"{NAME}: {_reason(root)}")
     if root.tag != "GL_MarketDocument":
         raise SourceError(SourceProblem.NOT_PARSED, f"{NAME}: reply is a {root.tag[:40]}, not a GL_MarketDocument")
     return root
+
+
+def _reason(root: ET.Element) -> str:
+    """Return the reason of a refusal, shortened at a word."""
+    return shorten(root.findtext("Reason/text") or "no data", _MAX_REASON_CHARS, placeholder=" ...")
 
 
 def _points(period: ET.Element) -> Iterator[tuple[datetime, datetime, float]]:

@@ -22,8 +22,9 @@ from gpuenergyd.cli.carbon.inputs import (
     utc_now,
 )
 from gpuenergyd.cli.carbon.plot import forecast_lines, write_forecast_svg
+from gpuenergyd.cli.command_help import HELP_OPTIONS, DocumentedGroup, add_command
 from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
-from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.options import JsonOption, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
@@ -38,13 +39,6 @@ from gpuenergyd.core.carbon.intensity import (
 from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd.errors import CarbonDataError
 
-carbon = typer.Typer(
-    name="carbon",
-    help="Query, forecast and backtest grid carbon intensity.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
 ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="Grid zone, e.g. GB or DE.")]
 SourceOption = Annotated[
     str | None, typer.Option("--source", metavar="NAME", help="Carbon source [default for GB: neso].")
@@ -58,7 +52,6 @@ BaseUrlOption = Annotated[
 CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Trace file to use instead of a source.")]
 
 
-@carbon.command()
 def now(  # noqa: PLR0913  each option is a parameter
     *,
     zone: ZoneOption = None,
@@ -69,15 +62,25 @@ def now(  # noqa: PLR0913  each option is a parameter
     fixed: Annotated[
         float | None, typer.Option("--fixed", metavar="G", help="Constant intensity in g/kWh instead of a source.")
     ] = None,
-    kind: Annotated[SignalKind | None, typer.Option(help="Signal, for sources with both.")] = None,
-    factor: Annotated[EmissionFactor | None, typer.Option(help="Emission factor.")] = None,
+    kind: Annotated[
+        SignalKind | None, typer.Option(metavar="average|marginal", help="Signal, for sources with both.")
+    ] = None,
+    factor: Annotated[
+        EmissionFactor | None, typer.Option(metavar="lifecycle|direct|operational", help="Emission factor.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Query the current carbon intensity.
 
     Prints the value with its kind, age and source. Exits 4 if it is stale, estimated or incomplete.
+
+    Examples:
+        gpuenergyd carbon now --zone GB
+        gpuenergyd carbon now --zone DE --source entsoe --key-file key
+        gpuenergyd carbon now --zone GB --fixed 300
     """
     from gpuenergyd.carbon.fetcher import FetcherConfig, source_of  # noqa: PLC0415  start fast
+    from gpuenergyd.carbon.sources.fixed import FIXED  # noqa: PLC0415
 
     zone_name = zone or (csv_file.stem.partition("_")[0] if csv_file is not None else None)
     if zone_name is None:
@@ -95,12 +98,14 @@ def now(  # noqa: PLR0913  each option is a parameter
     newest = reply.samples[-1] if reply.samples else None
     is_degraded = reply.is_stale or bool(reply.rejected) or here.basis is not IntensityBasis.LIVE
     signal = carbon_source.signal
+    # A constant is right at every instant, but it is not a reading of the grid.
+    basis = FIXED if signal.source == FIXED else here.basis
     if as_json:
         print_json(
             {
                 "zone": zone_name,
                 "carbon_intensity_g_per_kwh": here.carbon_intensity_g_per_kwh,
-                "basis": here.basis,
+                "basis": basis,
                 "age_s": here.age_s,
                 "valid_from": utc_text(newest.valid_from_at) if newest is not None else None,
                 "status": newest.status if newest is not None else None,
@@ -118,7 +123,7 @@ def now(  # noqa: PLR0913  each option is a parameter
         shown = "unknown" if value is None else f"{value:.0f} g/kWh"
         status = newest.status.value if newest is not None else "no sample"
         console = people_console()
-        console.print(f"{zone_name}: {shown} ({here.basis}; {status}; {signal.kind}, {signal.factor}; {signal.source})")
+        console.print(f"{zone_name}: {shown} ({basis}; {status}; {signal.kind}, {signal.factor}; {signal.source})")
         for reason in reply.rejected:
             console.print(f"  rejected: {reason}", markup=False)
         if reply.is_stale:
@@ -128,7 +133,6 @@ def now(  # noqa: PLR0913  each option is a parameter
     return EXIT_DEGRADED if is_degraded else 0
 
 
-@carbon.command()
 def forecast(
     traces: Annotated[
         list[Path] | None,
@@ -146,6 +150,10 @@ def forecast(
     """Forecast the carbon intensity of a zone.
 
     Uses the zone's history, or the forecast of the source; ranges are 80 % prediction intervals.
+
+    Examples:
+        gpuenergyd carbon forecast --zone GB
+        gpuenergyd carbon forecast GB_2025.csv --hours 48 --svg forecast.svg
     """
     given: CarbonForecast | None = None
     if traces:
@@ -196,7 +204,6 @@ def forecast(
     return 0
 
 
-@carbon.command()
 def backtest(  # noqa: PLR0913  each option is a parameter
     files: Annotated[
         list[Path],
@@ -213,7 +220,15 @@ def backtest(  # noqa: PLR0913  each option is a parameter
     ] = None,
     schedule: Annotated[str | None, typer.Option(metavar="NAME", help="Schedule, for a pipeline profile.")] = None,
     microbatches: Annotated[int | None, typer.Option(metavar="M", help="Microbatches, for a pipeline profile.")] = None,
-    budget: Annotated[float, typer.Option(metavar="R", help="Allowed slowdown of the whole job.")] = 0.025,
+    max_slowdown: Annotated[
+        float,
+        typer.Option(
+            "--max-slowdown",
+            callback=checked_slowdown,
+            metavar="RATIO",
+            help="Allowed slowdown of the whole job, 0 to 1.",
+        ),
+    ] = 0.025,
     job_hours: Annotated[float, typer.Option(metavar="H", help="Length of a job in hours at full speed.")] = 72.0,
     starts: Annotated[int, typer.Option(metavar="N", help="Jobs per zone, with random start times.")] = 240,
     seed: Annotated[int, typer.Option(metavar="S", help="Random seed of the start times.")] = 1,
@@ -233,7 +248,12 @@ def backtest(  # noqa: PLR0913  each option is a parameter
     """Replay historical traces without look-ahead.
 
     Reports how much carbon timing could save with perfect forecasts, and how much of that real forecasts capture.
+
+    Examples:
+        gpuenergyd carbon backtest GB_2025.csv --train-until 2025-07-01 --frontier frontier.json
+        gpuenergyd carbon backtest GB_2025.csv --train-until 2025-07-01 --profile profile.csv --microbatches 8
     """
+    warn_of_large_slowdown(max_slowdown)
     # `--profile A B` makes B a positional argument; profiles and traces differ in their columns.
     profiles = list(profile or ())
     traces = [path for path in files if not profiles or is_trace(path)]
@@ -242,7 +262,7 @@ def backtest(  # noqa: PLR0913  each option is a parameter
         traces=read_traces(traces),
         frontier=frontier_points(frontier, profiles, schedule=schedule, microbatches=microbatches),
         train_until_at=checked_instant("--train-until", train_until),
-        max_slowdown_ratio=budget,
+        max_slowdown_ratio=max_slowdown,
         job_hours=job_hours,
         num_starts=starts,
         seed=seed,
@@ -263,6 +283,19 @@ def backtest(  # noqa: PLR0913  each option is a parameter
         for zone in zones:
             _print_zone(zone)
     return 0
+
+
+carbon = typer.Typer(
+    name="carbon",
+    cls=DocumentedGroup,
+    help="Query, forecast and backtest grid carbon intensity.",
+    epilog="gpuenergyd carbon now --zone GB\ngpuenergyd carbon forecast --zone GB",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=HELP_OPTIONS,
+)
+for _command in (now, forecast, backtest):
+    add_command(carbon, _command)
 
 
 def _from_source(

@@ -9,7 +9,9 @@ from gpuenergyd.cli.options import DatabaseOption, SocketOption
 
 def dashboard(
     *,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port on 127.0.0.1; 0 selects a free port.")] = 8420,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, metavar="PORT", help="TCP port on 127.0.0.1; 0 selects a free port.")
+    ] = 8420,
     metrics: Annotated[bool, typer.Option("--metrics", help="Also serve /metrics for Prometheus.")] = False,
     database: DatabaseOption = None,
     socket: SocketOption = None,
@@ -17,6 +19,10 @@ def dashboard(
     """Serve a live web page on 127.0.0.1.
 
     Runs until Ctrl-C. Read-only, unprivileged and without network access; every user of this host can open the page.
+
+    Examples:
+        gpuenergyd dashboard
+        gpuenergyd dashboard --port 0 --metrics
     """
     from gpuenergyd.cli.commands.dashboard_server import DashboardServer, HistoryView  # noqa: PLC0415  start fast
     from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415

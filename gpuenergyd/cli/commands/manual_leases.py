@@ -32,6 +32,11 @@ def lock(
 
     The daemon holds the lease, so it outlives this command. The GPU is restored by --release, when --for expires, and
     when the daemon stops. Only for root and the user who runs the daemon; refused while a job owns the GPU.
+
+    Examples:
+        gpuenergyd lock 0 1200
+        gpuenergyd lock 0 1200 --for 3600
+        gpuenergyd lock 0 --release
     """
     request = _request("CLOCK_MHZ", gpu, {"sm_clock_mhz": clock_mhz}, lifetime_s, release=release, dry_run=dry_run)
     return _send(request, release=release, socket=socket, as_json=as_json)
@@ -51,6 +56,11 @@ def limit(
 
     The daemon holds the lease, so it outlives this command. The GPU is restored by --release, when --for expires, and
     when the daemon stops. Only for root and the user who runs the daemon; refused while a job owns the GPU.
+
+    Examples:
+        gpuenergyd limit 0 300
+        gpuenergyd limit 0 300 --dry-run
+        gpuenergyd limit 0 --release
     """
     request = _request("WATTS", gpu, {"power_limit_w": watts}, lifetime_s, release=release, dry_run=dry_run)
     return _send(request, release=release, socket=socket, as_json=as_json)

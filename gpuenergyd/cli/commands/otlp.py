@@ -37,6 +37,10 @@ def otlp(
     """Export metrics to OpenTelemetry.
 
     Runs until Ctrl-C as an unprivileged process; the daemon itself has no network access.
+
+    Examples:
+        gpuenergyd otlp
+        gpuenergyd otlp --endpoint http://127.0.0.1:4318/v1/metrics --once
     """
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415  start fast
 

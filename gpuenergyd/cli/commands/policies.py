@@ -17,6 +17,10 @@ def policies(*, as_json: JsonOption = False) -> int:
     """List policies, targets, planners and carbon sources.
 
     Plugins are found by entry point; a plugin that cannot be loaded is shown with the reason.
+
+    Examples:
+        gpuenergyd policies
+        gpuenergyd policies --json
     """
     from gpuenergyd.daemon.processes.plugins import installed_policies  # noqa: PLC0415  imports every plugin
 

@@ -16,7 +16,13 @@ def report(  # noqa: PLR0913  each option is a parameter
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="End, exclusive; same formats as --since.")] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="Only this job, by id or name.")] = None,
-    group_by: Annotated[GroupBy, typer.Option(help="Group the figures by this.")] = GroupBy.JOB,
+    group_by: Annotated[
+        GroupBy,
+        typer.Option(
+            metavar="job|user|host|gpu|day|tag",
+            help="Group the figures by this; a tag, such as slurm_job_id, with --tag.",
+        ),
+    ] = GroupBy.JOB,
     tag: Annotated[
         str | None, typer.Option(metavar="NAME", help="Tag to group by, with --group-by tag; e.g. git_commit.")
     ] = None,
@@ -26,7 +32,9 @@ def report(  # noqa: PLR0913  each option is a parameter
     tariff: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add cost from a TOML file of prices by hour and weekday.")
     ] = None,
-    output_format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    output_format: Annotated[
+        Format, typer.Option("--format", metavar="table|json|csv|html", help="Output format.")
+    ] = Format.TABLE,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead of stdout.")] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -34,6 +42,12 @@ def report(  # noqa: PLR0913  each option is a parameter
     """Report energy and savings of jobs.
 
     Reads the history, so the daemon need not run.
+
+    Examples:
+        gpuenergyd report --since 7d
+        gpuenergyd report --job gpt --format html --out report.html
+        gpuenergyd report --group-by tag --tag slurm_job_id --format csv
+        gpuenergyd report --group-by day --price-per-kwh 0.25
     """
     return write_report(
         ReportRequest(

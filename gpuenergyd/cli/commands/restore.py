@@ -24,7 +24,7 @@ def restore(
     ] = False,
     policy: Annotated[
         RestorePolicy | None,
-        typer.Option(help="Override the restore policy recorded in the journal."),
+        typer.Option(metavar="only-if-ours|restore|keep", help="Override the restore policy recorded in the journal."),
     ] = None,
     driver: Annotated[str, typer.Option(metavar="nvml|simulated", help="Driver, with --all.")] = "nvml",
     world: Annotated[
@@ -38,6 +38,11 @@ def restore(
     a power limit is restored unless another program has changed it since (--policy restore overwrites it). GPUs with
     restore policy `keep` are listed and left alone. Entries from before the last boot are ignored. Exits 4 if a GPU
     could not be restored.
+
+    Examples:
+        gpuenergyd restore --dry-run
+        gpuenergyd restore
+        gpuenergyd restore --all   # after the journal was lost
     """
     from gpuenergyd.gpu.restore import command as restore_command  # noqa: PLC0415  start fast
 

@@ -1,4 +1,4 @@
-"""`gpuenergyd run -- torchrun train.py`: starts an unmodified training program and attaches it to the daemon."""
+"""`gpuenergyd run torchrun train.py`: starts an unmodified training program and attaches it to the daemon."""
 
 import os
 from importlib.metadata import entry_points
@@ -7,24 +7,23 @@ from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.options import SocketOption
+from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, SocketOption, checked_slowdown, warn_of_large_slowdown
 
 _LAUNCHERS = "gpuenergyd.launchers"
 
 
 def run(
     *,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program and arguments, after --.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program and its arguments.")],
     job: Annotated[str | None, typer.Option(metavar="NAME", help="Job name [default: the script's name].")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Clock policy [default: the daemon's].")] = None,
     max_slowdown_ratio: Annotated[
         float | None,
         typer.Option(
             "--max-slowdown",
-            "--max-slowdown-ratio",
-            min=0.0,
+            callback=checked_slowdown,
             metavar="RATIO",
-            help="Allowed slowdown against full speed; 0.05 is 5 %.",
+            help=MAX_SLOWDOWN_HELP,
         ),
     ] = None,
     iterations: Annotated[int | None, typer.Option(min=1, metavar="N", help="Length of the job in iterations.")] = None,
@@ -42,6 +41,11 @@ def run(
     daemon at their first step, and --job, --policy and --max-slowdown hold unless the program passes its own values.
     Without a daemon the program runs as usual. With --iterations, --hours or --deadline the
     slowdown budget is planned to the end of the job; otherwise it is kept over windows of days.
+
+    Examples:
+        gpuenergyd run python3 train.py
+        gpuenergyd run --job gpt --max-slowdown 0.05 -- torchrun --nproc-per-node 4 train.py
+        gpuenergyd run --deadline 2027-01-31T08:00 -- deepspeed train.py
     """
     from gpuenergyd.client.environment import (  # noqa: PLC0415
         DEADLINE_VARIABLE,
@@ -59,6 +63,7 @@ def run(
         raise UsageError(
             f"--deadline {deadline!r}: must be a date and time, e.g. 2027-01-31T08:00 or 2027-01-31T08:00Z"
         )
+    warn_of_large_slowdown(max_slowdown_ratio)
     environ = dict(os.environ)
     variables = {
         JOB_VARIABLE: job,
@@ -77,6 +82,4 @@ def run(
     try:
         os.execvpe(command[0], command, environ)  # noqa: S606  runs the user's program
     except OSError as error:
-        raise UsageError(
-            f"cannot run {command[0]!r}: {error.strerror}; give a program and its arguments after --"
-        ) from None
+        raise UsageError(f"cannot run {command[0]!r}: {error.strerror}") from None

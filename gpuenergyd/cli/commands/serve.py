@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
+
 
 def serve(  # noqa: PLR0913  each option is a parameter
     *,
@@ -14,7 +16,7 @@ def serve(  # noqa: PLR0913  each option is a parameter
     ] = None,
     driver: Annotated[str | None, typer.Option(metavar="nvml|simulated", help="GPU driver.")] = None,
     world_path: Annotated[
-        Path | None, typer.Option("--world", "--world-path", metavar="PATH", help="Folder of the simulated GPUs.")
+        Path | None, typer.Option("--world", metavar="PATH", help="Folder of the simulated GPUs.")
     ] = None,
     runtime_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for sockets and the restore journal.")
@@ -27,9 +29,9 @@ def serve(  # noqa: PLR0913  each option is a parameter
         float | None,
         typer.Option(
             "--max-slowdown",
-            "--max-slowdown-ratio",
+            callback=checked_slowdown,
             metavar="RATIO",
-            help="Allowed slowdown against full speed; 0.05 is 5 %.",
+            help=MAX_SLOWDOWN_HELP,
         ),
     ] = None,
     baseline_iterations: Annotated[
@@ -37,14 +39,17 @@ def serve(  # noqa: PLR0913  each option is a parameter
     ] = None,
     sample_period_s: Annotated[
         float | None,
-        typer.Option(
-            "--sample-period", "--sample-period-s", metavar="S", help="Sampling period of GPU counters in seconds."
-        ),
+        typer.Option("--sample-period-s", metavar="S", help="Sampling period of GPU counters in seconds."),
     ] = None,
 ) -> int:
     """Run the daemon in the foreground.
 
     Starts the GPU worker and the policy host as child processes and stops them on exit.
+
+    Examples:
+        gpuenergyd serve
+        gpuenergyd serve --mode observe
+        gpuenergyd serve --driver simulated --world world --runtime-dir run --state-dir state
     """
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic
 
@@ -60,6 +65,7 @@ def serve(  # noqa: PLR0913  each option is a parameter
         baseline_iterations=baseline_iterations,
         sample_period_s=sample_period_s,
     )
+    warn_of_large_slowdown(settings.default_budget_ratio)
     from gpuenergyd.daemon.app import serve as serve_daemon  # noqa: PLC0415  heavy: aiohttp, SQLAlchemy
 
     return serve_daemon(settings)

@@ -21,6 +21,11 @@ def status(
     """Show GPUs, jobs, plans and health.
 
     Exits 3 if the daemon is not running, 4 if it is degraded.
+
+    Examples:
+        gpuenergyd status
+        gpuenergyd status --watch
+        gpuenergyd status --json
     """
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415

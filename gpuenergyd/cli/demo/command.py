@@ -1,20 +1,18 @@
 """`gpuenergyd demo`: trains a real pipeline on simulated GPUs under a private daemon, then cleans up."""
 
 import contextlib
-import importlib.util
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpuenergyd.cli.demo.grid import DemoGrid
-from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.demo.request import DemoRequest, check_request
+from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, JsonOption, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.output import print_json
 from gpuenergyd.errors import DaemonNotRunningError, GpuEnergyError, UsageError
 
@@ -22,11 +20,12 @@ if TYPE_CHECKING:
     from gpuenergyd.cli.demo.processes import Child, Children
     from gpuenergyd.cli.demo.progress import Progress
     from gpuenergyd.client.connection import DaemonClient
-    from gpuenergyd.core.job.measurements.savings import Interval
 
 _STATUS_PERIOD_S = 0.5
 _START_TIMEOUT_S = 60.0
 _JOB_NAME = "demo-gpt"
+_STEP_PREFIX = "gpt: "
+"""Beginning of the lines in which the training program says what it does until it registers."""
 _MAX_PLANNING_ITERATIONS = 8
 """Upper bound on the iterations between the end of the baseline and the first plan."""
 _MAX_CORRECTIONS_RATIO = 5
@@ -35,24 +34,6 @@ _MAX_FOLDER_CHARS = 60
 """A Unix socket's path is limited to 107 characters, including the names below this folder."""
 _FAKE_NVML_VARIABLE = "GPUENERGYD_FAKE_NVML_WORLD"
 """Variable with the folder of simulated GPUs behind a fake NVML library, such as the one of the tests."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemoRequest:
-    """Parsed options of `gpuenergyd demo`."""
-
-    driver: str
-    num_gpus: int
-    gpu_model: str
-    num_microbatches: int
-    baseline_iterations: int
-    tuned_iterations: int
-    policy: str
-    max_slowdown_ratio: float
-    seed: int
-    time_limit_s: float
-    grid: DemoGrid | None = None
-    """Grid to follow; the demo then runs for the length of the job."""
 
 
 def demo(  # noqa: PLR0913  each option is a parameter
@@ -66,12 +47,14 @@ def demo(  # noqa: PLR0913  each option is a parameter
     baseline_iterations: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="Iterations at full speed.")
     ] = 10,
-    tuned_iterations: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Planned iterations.")] = 12,
+    tuned_iterations: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Iterations under the plan.")
+    ] = 12,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help="Clock policy, see `gpuenergyd policies`.")
     ] = "bubble-aware",
     max_slowdown: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="RATIO", help="Allowed slowdown; 0.05 is 5 %.")
+        float, typer.Option(callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP)
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Random seed.")] = 0,
     driver: Annotated[
@@ -95,21 +78,14 @@ def demo(  # noqa: PLR0913  each option is a parameter
 ) -> int:
     """Train on simulated GPUs and report the saving.
 
-    Runs a small GPT in a real torch pipeline under a private daemon: baseline, profiling, planned iterations, report.
-    """
-    from gpuenergyd.daemon.processes.plugins import check_policy_name  # noqa: PLC0415  start fast
-    from gpuenergyd.gpu.drivers.opening import DRIVERS  # noqa: PLC0415  start fast
+    Runs a small GPT in a real torch pipeline under a private daemon: baseline, profiling, tuned iterations, report. The
+    last line is the result in one sentence.
 
-    check_policy_name(policy)
-    for module in ("torch", "gpuenergyd_trainers"):
-        if importlib.util.find_spec(module) is None:
-            raise GpuEnergyError(f"the demo needs {module}: pip install 'gpuenergyd[daemon,trainers]'")
-    if microbatches < gpus:
-        raise UsageError(f"--microbatches {microbatches}: torch's 1F1B needs at least one per GPU, {gpus}")
-    if not out.parent.is_dir():
-        raise UsageError(f"cannot write {out}: no folder {out.parent}")
-    if driver not in DRIVERS:
-        raise UsageError(f"--driver {driver!r}: must be one of {', '.join(DRIVERS)}")
+    Examples:
+        gpuenergyd demo
+        gpuenergyd demo --gpus 8 --microbatches 16 --max-slowdown 0.05
+        gpuenergyd demo --carbon-trace synthetic
+    """
     request = DemoRequest(
         driver=driver,
         num_gpus=gpus,
@@ -123,15 +99,26 @@ def demo(  # noqa: PLR0913  each option is a parameter
         time_limit_s=time_limit_s,
         grid=DemoGrid(carbon_trace, carbon_hour_s, carbon_hours) if carbon_trace is not None else None,
     )
-    with _folder(keep) as (folder, inherited_fds):
-        database_url = _run(request, folder, inherited_fds, as_json=as_json)
-        figures = _report(request, database_url, out, as_json=as_json)
+    check_request(request, out)
+    warn_of_large_slowdown(max_slowdown)
+    with _folder(keep) as (folder, inherited_fds), _progress(request, as_json=as_json) as progress:
+        progress.announce(f"gpuenergyd demo on {request.gpus}: starting a private daemon")
+        database_url = _run(request, folder, inherited_fds, progress)
+        progress.announce("writing the report")
+        from gpuenergyd.cli.demo.result import json_figures, print_result, result_sentence, write_report  # noqa: PLC0415
+
+        result = write_report(database_url, out, job_name=_JOB_NAME)
+    sentence = result_sentence(result.report.summary, gpus=request.gpus)
     if as_json:
-        print_json(figures)
+        typer.echo(sentence, err=True)
+        print_json(json_figures(result.report, out, num_gpus=request.num_gpus))
+    else:
+        print_result(result, out)
+        typer.echo(sentence)
     return 0
 
 
-def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], *, as_json: bool) -> str:
+def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progress: "Progress") -> str:
     """Train until enough planned iterations have run, stop all processes, and return the URL of the history."""
     from gpuenergyd.cli.demo.processes import Children, raise_on_termination  # noqa: PLC0415  start fast
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415
@@ -153,43 +140,40 @@ def _run(request: DemoRequest, folder: Path, inherited_fds: Sequence[int], *, as
     )
     raise_on_termination()
     client = DaemonClient(str(settings.socket_path))
-    with _progress(request, as_json=as_json) as progress:
-        with Children(folder, inherited_fds) as children:
-            shown = request.gpu_model if request.driver == "simulated" else "through NVML"
-            progress.announce(f"starting a private daemon with {request.num_gpus} simulated GPUs ({shown})")
-            children.start(
-                "daemon",
-                [
-                    "gpuenergyd.cli.main", "serve",
-                    "--config", str(config),
-                    "--driver", request.driver,
-                    "--world", str(world),
-                    "--runtime-dir", str(settings.runtime_dir),
-                    "--state-dir", str(settings.state_dir),
-                    "--policy", request.policy,
-                    "--max-slowdown", str(request.max_slowdown_ratio),
-                    "--baseline-iterations", str(request.baseline_iterations),
-                ],
-            )  # fmt: skip
-            _wait_for_daemon(client, children)
-            progress.announce("training a small GPT: real torch pipeline and gradients, simulated GPUs")
-            training = children.start(
-                "training",
-                [
-                    "gpuenergyd_trainers.demo.gpt",
-                    "--world", str(world),
-                    "--stages", str(request.num_gpus),
-                    "--microbatches", str(request.num_microbatches),
-                    "--seed", str(request.seed),
-                    "--job", _JOB_NAME,
-                ],
-                GPUENERGYD_SOCKET=str(settings.socket_path),
-                TMPDIR=str(folder / "tmp"),  # torch leaves temporary folders behind
-                **({HOURS_VARIABLE: str(request.grid.job_hours)} if request.grid is not None else {}),
-            )  # fmt: skip
-            _watch(request, client, lambda: _check_running(children, training), progress)
-            progress.announce("stopping the training, then the daemon")
-        client.close()
+    with Children(folder, inherited_fds) as children:
+        children.start(
+            "daemon",
+            [
+                "gpuenergyd.cli.main", "serve",
+                "--config", str(config),
+                "--driver", request.driver,
+                "--world", str(world),
+                "--runtime-dir", str(settings.runtime_dir),
+                "--state-dir", str(settings.state_dir),
+                "--policy", request.policy,
+                "--max-slowdown", str(request.max_slowdown_ratio),
+                "--baseline-iterations", str(request.baseline_iterations),
+            ],
+        )  # fmt: skip
+        _wait_for_daemon(client, children)
+        progress.announce("training a small GPT: real torch pipeline and gradients, simulated GPUs; importing torch")
+        training = children.start(
+            "training",
+            [
+                "gpuenergyd_trainers.demo.gpt",
+                "--world", str(world),
+                "--stages", str(request.num_gpus),
+                "--microbatches", str(request.num_microbatches),
+                "--seed", str(request.seed),
+                "--job", _JOB_NAME,
+            ],
+            GPUENERGYD_SOCKET=str(settings.socket_path),
+            TMPDIR=str(folder / "tmp"),  # torch leaves temporary folders behind
+            **({HOURS_VARIABLE: str(request.grid.job_hours)} if request.grid is not None else {}),
+        )  # fmt: skip
+        _watch(request, client, children, training, progress)
+        progress.announce("stopping the training, then the daemon")
+    client.close()
     _check_clocks_are_restored(world)
     return settings.database_url
 
@@ -245,26 +229,50 @@ def _check_running(children: "Children", training: "Child") -> None:
 
 
 def _watch(
-    request: DemoRequest, client: "DaemonClient", check_running: Callable[[], None], progress: "Progress"
+    request: DemoRequest, client: "DaemonClient", children: "Children", training: "Child", progress: "Progress"
 ) -> None:
     """Show the daemon's status until enough planned iterations have run."""
     extra_time_s = request.grid.extra_time().total_seconds() if request.grid is not None else 0.0
     until = time.monotonic() + request.time_limit_s + extra_time_s
     while True:
-        check_running()
+        _check_running(children, training)
         status = client.get_status()
-        progress.show(status)
         job = status["jobs"][0] if status["jobs"] else None
-        if job and _is_finished(job, request):
-            return
-        if job and job["is_given_up"]:
-            raise GpuEnergyError(f"the job stays at full speed: {job['phase_reason']}")
-        if job and _has_no_plan(job, request):
-            raise GpuEnergyError(f"policy {request.policy!r} made no plan: {job['plan_reason']}")
+        if job is not None:
+            progress.show(status)
+            if _is_finished(job, request):
+                return
+            _check_job(job, request)
+        elif step := training.last_line(_STEP_PREFIX):
+            progress.announce(step)
         if time.monotonic() > until:
             phase = f"phase {job['phase']}: {job['plan_reason']}" if job else "no job has registered"
             raise GpuEnergyError(f"not enough planned iterations within {request.time_limit_s:g} s; {phase}")
         time.sleep(_STATUS_PERIOD_S)
+
+
+def _check_job(job: Mapping[str, Any], request: DemoRequest) -> None:
+    """Check that the job can still reach a plan.
+
+    Raises:
+        GpuEnergyError: its policy has failed, or makes no plan, or the job stays at full speed.
+    """
+    if (failure := _policy_failure(job)) is not None:
+        raise GpuEnergyError(f"policy {request.policy!r} failed: {failure}")
+    if job["is_given_up"]:
+        raise GpuEnergyError(f"the job stays at full speed: {job['phase_reason']}")
+    if _has_no_plan(job, request):
+        reason = job["phase_reason"] if job["phase"] == "fallback" else job["plan_reason"]
+        raise GpuEnergyError(f"policy {request.policy!r} made no plan: {reason}")
+
+
+def _policy_failure(job: Mapping[str, Any]) -> str | None:
+    """Return why the policy failed; a policy that was only too slow is asked again."""
+    prefix = f"policy {job['policy']} failed: "
+    reason = str(job["phase_reason"])
+    if job["phase"] != "fallback" or not reason.startswith(prefix) or "did not answer within" in reason:
+        return None
+    return reason.removeprefix(prefix)
 
 
 def _is_finished(job: Mapping[str, Any], request: DemoRequest) -> bool:
@@ -299,50 +307,6 @@ def _check_clocks_are_restored(world: Path) -> None:
         raise GpuEnergyError(f"the daemon has left a clock lock on simulated GPU {', '.join(map(str, locked))}")
 
 
-def _report(request: DemoRequest, database_url: str, out: Path, *, as_json: bool) -> dict[str, Any]:
-    """Print the table, write the HTML report, and return the figures of the current plan."""
-    from gpuenergyd.cli.commands.report_output import write_text  # noqa: PLC0415
-    from gpuenergyd.cli.output import people_console  # noqa: PLC0415  start fast
-    from gpuenergyd.report.job import job_reports  # noqa: PLC0415
-    from gpuenergyd.report.page import report_page  # noqa: PLC0415
-    from gpuenergyd.report.terminal.tables import job_table  # noqa: PLC0415
-    from gpuenergyd.store import open_history  # noqa: PLC0415
-
-    with open_history(database_url) as history:
-        reports = job_reports(history, job=_JOB_NAME)
-        if not reports:
-            raise GpuEnergyError("the history contains no job: the training never registered")
-        note = "Demo: a small GPT on simulated GPUs under a private daemon."
-        write_text(out, report_page(history, reports, made_at=datetime.now().astimezone(), note=note))
-    job = reports[-1].summary
-    plan = reports[-1].plan_in_force
-    if plan is None:
-        raise GpuEnergyError("the history contains no planned iterations")
-    if not as_json:
-        console = people_console()
-        console.print(job_table(reports[-1]))
-        console.print(f"report with timelines before and after: {out}", soft_wrap=True)
-    return {
-        "baseline_iteration_time_s": job.baseline_time_s,
-        "iteration_time_s": plan.iteration_time_s,
-        "baseline_energy_j": job.baseline_energy_j,
-        "energy_j": plan.energy_j,
-        **_measured("saving", plan.saving),
-        **_measured("slowdown", plan.slowdown),
-        "policy": job.policy,
-        "gpus": request.num_gpus,
-        **(reports[-1].carbon.to_dict() if reports[-1].carbon is not None else {}),
-        "simulated": True,  # `_world` rejects real GPUs
-        "report_path": str(out),
-    }
-
-
-def _measured(name: str, interval: "Interval | None") -> dict[str, float | None]:
-    """Return an estimate and the ends of its 95 % confidence interval as JSON fields."""
-    values = (None, None, None) if interval is None else (interval.estimate, interval.low, interval.high)
-    return dict(zip((f"{name}_ratio", f"{name}_low_ratio", f"{name}_high_ratio"), values, strict=True))
-
-
 def _progress(request: DemoRequest, *, as_json: bool) -> "Progress":
     """Return a live view on a terminal, plain lines elsewhere; with --json on stderr."""
     from rich.console import Console  # noqa: PLC0415  start fast
@@ -350,10 +314,12 @@ def _progress(request: DemoRequest, *, as_json: bool) -> "Progress":
     from gpuenergyd.cli.demo.progress import LineProgress, LiveProgress  # noqa: PLC0415
 
     console = Console(stderr=as_json, highlight=False)
-    wanted = {"baseline_iterations": request.baseline_iterations, "tuned_iterations": request.tuned_iterations}
+    baseline, tuned = request.baseline_iterations, request.tuned_iterations
     if console.is_terminal:
-        return LiveProgress(console, **wanted)
-    return LineProgress(lambda text: typer.echo(text, err=as_json), **wanted)
+        return LiveProgress(console, baseline_iterations=baseline, tuned_iterations=tuned)
+    return LineProgress(
+        lambda text: typer.echo(text, err=as_json), baseline_iterations=baseline, tuned_iterations=tuned
+    )
 
 
 @contextlib.contextmanager

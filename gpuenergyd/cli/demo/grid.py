@@ -17,8 +17,12 @@ HISTORY_HOURS = 21 * 24
 LEAST_HISTORY_HOURS = 8 * 24
 DEFAULT_BUDGET_RATIO = 0.1
 """Slowdown budget of the demo: large enough to cover profiling of a short job and to show in a table."""
-
-
+_LEAST_ITERATIONS_PER_HOUR = 3
+"""A plan for the next hour takes effect an iteration or two after it was made."""
+_LEAST_TUNED_ITERATIONS = 40
+"""Iterations of profiling and tuning for which a demo is worth running."""
+_PROFILING_COST_ITERATIONS = 6.0
+"""Twice what the daemon requires of the budget before it permits profiling, since the budget has a reserve, too."""
 _SYNTHETIC_ZONE = "SYNTHETIC-GB"
 _FIRST_HOUR_AT = datetime(2030, 1, 1, tzinfo=UTC)
 _MEAN_G_PER_KWH = 190.0
@@ -31,6 +35,30 @@ class DemoGrid:
     trace: str
     hour_s: float
     num_hours: int
+
+    def check_length(self, *, iteration_time_s: float, baseline_iterations: int, budget_ratio: float) -> None:
+        """Check that a job of this length can be profiled and tuned, and that an hour has room for a plan.
+
+        Raises:
+            UsageError: it is too short; the message has the valid range.
+        """
+        least_hour_s = _LEAST_ITERATIONS_PER_HOUR * iteration_time_s
+        if self.hour_s < least_hour_s:
+            raise UsageError(
+                f"--carbon-hour-s {self.hour_s:g}: an iteration takes about {iteration_time_s:.1f} s, and an hour of"
+                f" the trace needs {_LEAST_ITERATIONS_PER_HOUR} of them: give {math.ceil(least_hour_s)} to 3600"
+            )
+        least_s = max(
+            (baseline_iterations + _LEAST_TUNED_ITERATIONS) * iteration_time_s,
+            _PROFILING_COST_ITERATIONS * iteration_time_s / budget_ratio,
+        )
+        if self.num_hours * self.hour_s < least_s:
+            raise UsageError(
+                f"--carbon-hours {self.num_hours} --carbon-hour-s {self.hour_s:g}: a job of"
+                f" {self.num_hours * self.hour_s:g} s is too short to be profiled within a slowdown budget of"
+                f" {100 * budget_ratio:g} % and tuned; give --carbon-hours {math.ceil(least_s / self.hour_s)} or more,"
+                f" or --carbon-hour-s {math.ceil(least_s / self.num_hours)} or more"
+            )
 
     def configuration(self, folder: Path, *, seed: int, budget_ratio: float) -> str:
         """Return the daemon's settings as TOML; a synthetic trace is written into the folder.

@@ -15,7 +15,8 @@ from typing import Self
 
 import typer
 
-from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.cli.exit_codes import EXIT_USAGE
+from gpuenergyd.errors import GpuEnergyError, UsageError
 
 _TAIL_LINES = 12
 _KILL_AFTER_S = 15.0
@@ -34,6 +35,11 @@ class Child:
         """Return the last lines of the log, indented."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         return "\n".join(f"  {line}" for line in lines)
+
+    def last_line(self, prefix: str) -> str | None:
+        """Return the last line of the log that begins with a prefix, without it; None without such a line."""
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.removeprefix(prefix) for line in reversed(lines) if line.startswith(prefix)), None)
 
 
 @dataclass(slots=True)
@@ -84,10 +90,13 @@ class Children:
         """Check that every child is running or has exited with status 0.
 
         Raises:
+            UsageError: a child has refused an option; the message is the child's.
             GpuEnergyError: a child has failed; the end of its log has been printed.
         """
         for child in self._children:
             code = child.process.poll()
+            if code == EXIT_USAGE and (refusal := child.last_line("gpuenergyd: ")) is not None:
+                raise UsageError(refusal)
             if code not in {None, 0}:
                 typer.echo(child.log_tail(), err=True)
                 raise GpuEnergyError(f"{child.name} failed with exit code {code}; see the end of its log above")

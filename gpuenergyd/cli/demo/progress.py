@@ -1,24 +1,37 @@
-"""Progress of the demo: a live view on a terminal, a line per change elsewhere."""
+"""Progress of the demo: a live view on a terminal, elsewhere lines with at most five seconds between two of them."""
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gpuenergyd.report.formatting import energy_text, ratio_text, time_text
+from gpuenergyd.report.formatting import energy_text, saving_interval_text, saving_text, slowdown_text, time_text
 from gpuenergyd.report.terminal.live import Status, status_view
+
+MAX_SILENCE_S = 5.0
+"""The demo never prints nothing for longer than this."""
+TICK_S = 0.25
+_REPEAT_AFTER_S = 3.5
+"""Silence after which the heartbeat prints a line: early enough for a thread that a busy host delays by a second."""
+_LEAST_PERIOD_S = 2.0
+"""Time between two lines of the same phase."""
 
 
 class LiveProgress:
     """Live view of the daemon's status, removed at the end."""
 
     def __init__(self, console: Console, *, baseline_iterations: int, tuned_iterations: int) -> None:
-        self._live = Live(console=console, transient=True, auto_refresh=False)
+        # Rich draws the view twice a second in a thread of its own, so that the elapsed time goes on.
+        self._live = Live(console=console, transient=True, refresh_per_second=2, get_renderable=self._view)
         self._wanted = (baseline_iterations, tuned_iterations)
-        self._text = ""
+        self._text, self._since_s = "", time.monotonic()
+        self._status: Status | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -31,48 +44,96 @@ class LiveProgress:
 
     def announce(self, text: str) -> None:
         """Show the current step."""
-        self._text = text
-        self._live.update(Text(text, style="bold"), refresh=True)
+        if text != self._text:
+            self._text, self._since_s, self._status = text, time.monotonic(), None
+            self._live.refresh()
 
     def show(self, status: Status) -> None:
         """Show the daemon's status below a line with the phases of the job."""
+        self._status = status
+        self._live.refresh()
+
+    def _view(self) -> RenderableType:
+        step = Text(f"{self._text} ({time.monotonic() - self._since_s:.0f} s)", style="bold")
+        if self._status is None:
+            return step
         steps = Text()
-        for name, done, wanted, is_now in _steps(status, *self._wanted):
+        for name, done, wanted, is_now in _steps(self._status, *self._wanted):
             steps.append(f"{'>' if is_now else ' '} {name} ", style="bold" if is_now else "dim")
             steps.append(f"{done}/{wanted}   " if wanted else f"{done}   ", style="" if is_now else "dim")
-        self._live.update(Group(Text(self._text, style="bold"), steps, status_view(status)), refresh=True)
+        return Group(step, steps, status_view(self._status))
 
 
 class LineProgress:
-    """Prints a line when the phase changes and every ten iterations, for pipes and logs."""
+    """Prints a line when the phase changes, every two seconds while iterations pass, and when nothing happens."""
 
-    _EVERY_ITERATIONS = 10
-
-    def __init__(self, print_line: Callable[[str], None], *, baseline_iterations: int, tuned_iterations: int) -> None:
+    def __init__(
+        self,
+        print_line: Callable[[str], None],
+        *,
+        baseline_iterations: int,
+        tuned_iterations: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._print = print_line
         self._wanted = (baseline_iterations, tuned_iterations)
-        self._last: tuple[str, int] = ("", 0)
+        self._now = now
+        self._lock = threading.Lock()
+        self._phase = self._line = self._printed = ""
+        self._line_since_s = self._printed_at_s = now()
+        self._stop = threading.Event()
+        self._heartbeat = threading.Thread(target=self._run_heartbeat, name="demo progress", daemon=True)
 
     def __enter__(self) -> Self:
+        self._heartbeat.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self._stop.set()
+        self._heartbeat.join()
 
     def announce(self, text: str) -> None:
-        """Print the current step."""
-        self._print(text)
+        """Print the current step once."""
+        self._update(text, text)
 
     def show(self, status: Status) -> None:
-        """Print a line if the phase or the number of iterations has changed."""
+        """Print the job's phase and figures if there is something new."""
         for name, done, wanted, is_now in _steps(status, *self._wanted):
-            mark = (name, done // self._EVERY_ITERATIONS)
-            if is_now and mark != self._last:
-                self._last = mark
+            if is_now:
                 of = f" of {wanted}" if wanted else ""
-                self._print(f"{name}: {done}{of} iterations{_figures(status['jobs'][0])}")
+                noun = "iteration" if (wanted or done) == 1 else "iterations"
+                self._update(name, f"{name}: {done}{of} {noun}{_figures(status['jobs'][0])}")
+
+    def tick(self) -> None:
+        """Print a line if there was none for some time: what is new, or how long the current step has taken."""
+        with self._lock:
+            now_s = self._now()
+            if not self._line or now_s - self._printed_at_s < _REPEAT_AFTER_S:
+                return
+            if self._line != self._printed:
+                self._emit(self._line, now_s)
+            else:
+                self._emit(f"{self._line} ({now_s - self._line_since_s:.0f} s)", now_s)
+
+    def _update(self, phase: str, line: str) -> None:
+        with self._lock:
+            now_s = self._now()
+            is_new_phase, self._phase = phase != self._phase, phase
+            if line != self._line:
+                self._line, self._line_since_s = line, now_s
+            if is_new_phase or (line != self._printed and now_s - self._printed_at_s >= _LEAST_PERIOD_S):
+                self._emit(line, now_s)
+
+    def _emit(self, text: str, now_s: float) -> None:
+        self._printed, self._printed_at_s = self._line, now_s
+        self._print(text)
+
+    def _run_heartbeat(self) -> None:
+        with contextlib.suppress(OSError):  # the reader of the output has exited; the main thread finds out, too
+            while not self._stop.wait(TICK_S):
+                self.tick()
 
 
 Progress = LiveProgress | LineProgress
@@ -85,22 +146,33 @@ def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, in
     job = status["jobs"][0]
     phase = job["phase"]
     counts = {name: job[f"num_{name}_iterations"] or 0 for name in ("baseline", "profile", "tuned")}
-    steps = [
-        ("baseline", min(counts["baseline"], baseline), baseline, phase in {"joining", "warmup", "baseline"}),
+    is_at_full_speed = phase in {"joining", "warmup", "baseline"}
+    is_planning = is_at_full_speed and counts["baseline"] >= baseline
+    steps: list[tuple[str, int, int | None, bool]] = [
+        ("baseline", min(counts["baseline"], baseline), baseline, is_at_full_speed and not is_planning),
         ("profiling", counts["profile"], None, phase == "profiling"),
-        ("planned", min(counts["tuned"], tuned), tuned, phase == "tuned"),
+        ("tuned", min(counts["tuned"], tuned), tuned, phase == "tuned"),
     ]
+    if (target := job.get("target")) and target["num_iterations_left"] is not None:  # follows a grid
+        steps[2] = ("tuned", counts["tuned"], counts["tuned"] + target["num_iterations_left"], phase == "tuned")
+    if is_planning:
+        waited = counts["baseline"] - baseline
+        steps.insert(1, (f"planning ({job['policy']})", waited, None, True))
+    if phase == "tuned" and job["plan_purpose"] == "tuned" and not job.get("target"):
+        # The demo ends after enough iterations of one plan; its first is not counted.
+        steps[2] = ("tuned", min(max(0, job["num_iterations_of_plan"] - 1), tuned), tuned, True)
     if phase == "fallback":
-        again = max(0, counts["baseline"] - baseline)
-        steps.append((f"full speed again ({job['plan_reason']})", again, None, True))
+        steps.append(("full speed again", max(0, counts["baseline"] - baseline), None, True))
     return steps
 
 
 def _figures(job: Mapping[str, Any]) -> str:
-    """Return the figures of a job known so far, as the end of a line."""
-    if job["saving_ratio"] is not None:
-        slower = f"{ratio_text(job['slowdown_ratio'])} time"
-        return f", {energy_text(job['energy_j'])} per iteration: saves {ratio_text(job['saving_ratio'])} at {slower}"
+    """Return the figures of a job known so far, or why it is back at full speed, as the end of a line."""
+    if job["phase"] == "fallback":
+        return f"; {job['phase_reason']}"
+    if job["saving_ratio"] is not None and job["saving_interval"] is not None:
+        interval = saving_interval_text(tuple(job["saving_interval"]))
+        return f": {saving_text(job['saving_ratio'])} (95 %: {interval}), {slowdown_text(job['slowdown_ratio'])} so far"
     if job["baseline_time_s"] is not None:
         return f", full speed: {time_text(job['baseline_time_s'])} and {energy_text(job['baseline_energy_j'])}"
     return ""

@@ -22,6 +22,10 @@ def doctor(
 
     Checks driver, permissions, persistence mode, clocks, socket, database, disk, time synchronization, carbon source
     and systemd units, with or without a running daemon. Changes nothing. Exits 4 if something is degraded.
+
+    Examples:
+        gpuenergyd doctor
+        gpuenergyd doctor --json
     """
     from gpuenergyd.cli.doctor.host_facts import collect_host_facts  # noqa: PLC0415  start fast
     from gpuenergyd.core.host.diagnosis import Level, diagnose  # noqa: PLC0415

@@ -104,6 +104,7 @@ def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
         SocketState.ANSWERS,
         group,
         is_observing=status.get("mode") == "observe",
+        has_worker=bool(status.get("worker", {}).get("is_alive", True)),
         degraded_reasons=tuple(status.get("degraded_reasons", ())),
         uncontrolled_gpus=tuple(g["gpu_uuid"] for g in status.get("gpus", ()) if g["state"] == "observe_only"),
     )
@@ -117,7 +118,7 @@ def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverF
         world = Path(of_daemon)
     if kind == Driver.SIMULATED and world is None:
         gpus = status.get("gpus", ()) if status is not None else ()
-        return DriverFacts(kind, tuple(GpuFacts(f"{g['model_name']} {g['gpu_uuid']}", 0, None, None) for g in gpus))
+        return DriverFacts(kind, tuple(GpuFacts(f"{g['model_name']} {g['gpu_uuid']}", None, None, None) for g in gpus))
     try:
         gpus_found = _run_with_timeout(_DRIVER_TIMEOUT_S, lambda: _gpus(kind, world))
     except GpuEnergyError as error:

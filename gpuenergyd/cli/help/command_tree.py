@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from gpuenergyd.cli.app import TASKS, command_line
+from gpuenergyd.cli.command_help import DocumentedCommand, DocumentedGroup, help_rows
 
 PROGRAM = "gpuenergyd"
 
@@ -30,6 +31,8 @@ class CommandText:
     description: str
     arguments: tuple[OptionText, ...]
     options: tuple[OptionText, ...]
+    examples: tuple[str, ...]
+    """Command lines, one each, some with a comment."""
 
 
 @cache
@@ -47,11 +50,7 @@ def _described(command: Any, path: tuple[str, ...], task: str) -> list[CommandTe
     paragraphs = (command.help or "").strip().split("\n\n")
     summary = " ".join(paragraphs[0].split())
     records = {
-        kind: tuple(
-            OptionText(*(" ".join(text.split()) for text in record))
-            for parameter in command.get_params(context)
-            if parameter.param_type_name == kind and (record := parameter.get_help_record(context)) is not None
-        )
+        kind: tuple(OptionText(*(" ".join(text.split()) for text in row)) for row in help_rows(command, context, kind))
         for kind in ("argument", "option")
     }
     described = CommandText(
@@ -62,6 +61,7 @@ def _described(command: Any, path: tuple[str, ...], task: str) -> list[CommandTe
         "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs[1:]),
         records["argument"],
         records["option"],
+        tuple((command.epilog or "").splitlines()) if isinstance(command, DocumentedCommand | DocumentedGroup) else (),
     )
     found = [described]
     for name, child in getattr(command, "commands", {}).items():

@@ -70,6 +70,8 @@ def _command_page(commands: Sequence[CommandText]) -> str:
     for subcommand in subcommands:
         lines += _section(subcommand.name.upper(), [_text(subcommand.summary), *_paragraphs(subcommand.description)])
         lines += _options((*subcommand.arguments, *subcommand.options))
+    examples = [line for each in commands for line in each.examples]
+    lines += _section("EXAMPLES", [".nf", *(_escaped(line) for line in examples), ".fi"])
     return _page([*lines, *_section("SEE ALSO", [f".BR {PROGRAM} (1)"])])
 
 

@@ -50,6 +50,11 @@ def install(
 
     Writes the units of all processes, their users and folders, and /etc/gpuenergyd/config.toml with every key commented
     out. Keeps files that were edited since. Starts nothing, but prints the command that does.
+
+    Examples:
+        gpuenergyd install --dry-run
+        gpuenergyd install
+        gpuenergyd install --root /mnt/image --python /opt/gpuenergyd/bin/python
     """
     is_this_host = _is_this_host(root)
     steps = plan_install(root, units_python(python), replaces_changed=force)
@@ -78,6 +83,10 @@ def uninstall(
 
     Stopping the services restores all GPUs. Edited files, the configuration and the history stay unless --force,
     --config or --history is given; the system users stay.
+
+    Examples:
+        gpuenergyd uninstall --dry-run
+        gpuenergyd uninstall --config --history
     """
     is_this_host = _is_this_host(root)
     steps = plan_uninstall(root, removes_changed=force, removes_config=config, removes_history=history)

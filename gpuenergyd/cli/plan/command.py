@@ -9,7 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, JsonOption, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan.inputs import DEFAULT_SCHEDULE, PlanInput, PlanOptions, load_planner, plan_input
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
@@ -45,7 +45,12 @@ def plan(  # noqa: PLR0913  each option is a parameter
     activation_bytes: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Memory that one extra microbatch needs.")
     ] = None,
-    slowdown: Annotated[float | None, typer.Option(metavar="R", help="Allowed slowdown ratio [default: 0].")] = None,
+    slowdown: Annotated[
+        float | None,
+        typer.Option(
+            "--max-slowdown", "--slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP
+        ),
+    ] = None,
     target_s: Annotated[
         float | None, typer.Option(metavar="S", help="Allowed iteration time in seconds instead.")
     ] = None,
@@ -73,7 +78,13 @@ def plan(  # noqa: PLR0913  each option is a parameter
 
     Finds the plan with the least energy whose iteration time meets the target, and a proven lower bound on that energy.
     Needs neither a daemon nor a GPU.
+
+    Examples:
+        gpuenergyd plan profile.csv --microbatches 8
+        gpuenergyd plan profile.csv --microbatches 8 --max-slowdown 0.05 --json
+        gpuenergyd plan instance.json --frontier
     """
+    warn_of_large_slowdown(slowdown)
     planner = load_planner(policy)
     given = plan_input(
         file,

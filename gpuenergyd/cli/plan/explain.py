@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gpuenergyd.cli.options import JsonOption
+from gpuenergyd.cli.options import MAX_SLOWDOWN_HELP, JsonOption, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.output import people_console, print_json
 from gpuenergyd.cli.plan.command import DEFAULT_POLICY
 from gpuenergyd.cli.plan.inputs import PlanInput, PlanOptions, load_planner, plan_input
@@ -35,7 +35,12 @@ def explain(  # noqa: PLR0913  each option is a parameter
         int | None, typer.Option(metavar="V", help="Stages per GPU, for schedules that allow several.")
     ] = None,
     extra_inflight: Annotated[str | None, typer.Option(metavar="K|auto", help="As for `gpuenergyd plan`.")] = None,
-    slowdown: Annotated[float | None, typer.Option(metavar="R", help="Allowed slowdown ratio [default: 0].")] = None,
+    slowdown: Annotated[
+        float | None,
+        typer.Option(
+            "--max-slowdown", "--slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP
+        ),
+    ] = None,
     target_s: Annotated[
         float | None, typer.Option(metavar="S", help="Allowed iteration time in seconds instead.")
     ] = None,
@@ -49,7 +54,12 @@ def explain(  # noqa: PLR0913  each option is a parameter
     """Explain each clock of a plan.
 
     Prints slack, critical path and marginal value of time; with INSTRUCTION arguments, the reason for each clock.
+
+    Examples:
+        gpuenergyd explain profile.csv --microbatches 8
+        gpuenergyd explain profile.csv F3@2 B0@1 --microbatches 8
     """
+    warn_of_large_slowdown(slowdown)
     planner = load_planner(policy)
     given = plan_input(
         file,

@@ -93,7 +93,7 @@ def plan_input(path: Path, options: PlanOptions) -> PlanInput:
     if options.max_switches is not None and options.max_switches < 1:
         raise UsageError(f"--max-switches {options.max_switches}: must be at least 1")
     if options.slowdown is not None and options.target_s is not None:
-        raise UsageError("--slowdown and --target-s: give only one of them")
+        raise UsageError("--max-slowdown and --target-s: give only one of them")
     target = PerformanceTarget(
         max_slowdown_ratio=options.slowdown or 0.0,
         straggler_time_s=options.straggler_time_s,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from gpuenergyd.core.host.facts import HistoryFacts, HostFacts, SocketState
+from gpuenergyd.core.host.facts import GpuFacts, HistoryFacts, HostFacts, SocketState
 
 _MIN_FREE_BYTES = 128 * 2**20
 """Minimum free space: the reserve of the history database."""
@@ -16,6 +16,7 @@ _FUTURE = timedelta(minutes=5)
 _OLD_INTENSITY = timedelta(hours=6)
 _UNIT = "gpuenergyd.service"
 _FETCHER_UNIT = "gpuenergyd-carbon.service"
+_NO_GPU_FIX = "check that the host has a GPU and that `nvidia-smi` lists it"
 
 
 class Subject(StrEnum):
@@ -86,6 +87,10 @@ def _driver(facts: HostFacts) -> Iterator[Diagnosis]:
         problem, _, remedy = driver.trouble.partition("; ")
         yield Diagnosis(Subject.DRIVER, Level.DEGRADED, problem, remedy or "see the output of `nvidia-smi`")
         return
+    if not driver.gpus:
+        fix = f"for the cause see `journalctl -u {_UNIT}`" if not facts.daemon.has_worker else _NO_GPU_FIX
+        yield Diagnosis(Subject.DRIVER, Level.DEGRADED, f"{driver.kind}: no GPU found", fix)
+        return
     names = ", ".join(gpu.name for gpu in driver.gpus)
     yield _fine(Subject.DRIVER, f"{driver.kind}: {len(driver.gpus)} GPUs: {names}")
 
@@ -95,6 +100,14 @@ def _permissions(facts: HostFacts) -> Iterator[Diagnosis]:
     if daemon.socket_state is SocketState.ANSWERS:
         if daemon.is_observing:
             yield _fine(Subject.PERMISSIONS, "the daemon only observes (setting mode = 'observe')")
+            return
+        if not daemon.has_worker:
+            yield Diagnosis(
+                Subject.PERMISSIONS,
+                Level.DEGRADED,
+                "the daemon can neither read nor change a GPU: its GPU worker is not running",
+                f"for the cause see `journalctl -u {_UNIT}`, or the output of `gpuenergyd serve`",
+            )
             return
         for what in daemon.uncontrolled_gpus:
             yield Diagnosis(
@@ -131,7 +144,7 @@ def _persistence_mode(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def _clocks(facts: HostFacts) -> Iterator[Diagnosis]:
-    tunable = [f"{gpu.num_clocks} of {gpu.name}" for gpu in facts.driver.gpus if gpu.observe_only_reason is None]
+    tunable = [gpu for gpu in facts.driver.gpus if gpu.observe_only_reason is None]
     for gpu in facts.driver.gpus:
         if gpu.observe_only_reason is not None:
             fix = "disable MIG to allow tuning" if "MIG" in gpu.observe_only_reason else "install a newer driver"
@@ -157,8 +170,23 @@ def _clocks(facts: HostFacts) -> Iterator[Diagnosis]:
             f"a daemon that is no longer running left {', '.join(journal.gpu_uuids)} changed",
             f"`gpuenergyd restore --journal {journal.path}`, or start the daemon",
         )
-    elif tunable or not facts.driver.gpus:
-        yield _fine(Subject.CLOCKS, f"no GPU is left changed; supported clocks: {', '.join(tunable) or 'none'}")
+    elif not facts.daemon.has_worker:
+        yield Diagnosis(
+            Subject.CLOCKS,
+            Level.NOTE,
+            "cannot check whether GPUs are left slowed down: the GPU worker is not running",
+            "the next GPU worker restores every GPU that the last one changed",
+        )
+    elif facts.driver.gpus and tunable:
+        yield _fine(Subject.CLOCKS, f"no GPU is left changed; {', '.join(map(_clocks_text, tunable))}")
+    elif not facts.driver.gpus:
+        yield _fine(Subject.CLOCKS, "no GPU is left changed")
+
+
+def _clocks_text(gpu: GpuFacts) -> str:
+    if gpu.num_clocks is None:
+        return f"{gpu.name}: its SM clocks are known to the daemon only"
+    return f"{gpu.name}: {gpu.num_clocks or 'no'} SM clocks that can be set"
 
 
 def _socket(facts: HostFacts) -> Iterator[Diagnosis]:

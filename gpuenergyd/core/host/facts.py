@@ -10,7 +10,8 @@ class GpuFacts:
     """Facts about one GPU that need no privilege."""
 
     name: str
-    num_clocks: int
+    num_clocks: int | None
+    """Number of SM clocks that can be set; None if only the daemon's GPU worker knows."""
     observe_only_reason: str | None
     is_persistent: bool | None
 
@@ -51,6 +52,8 @@ class DaemonFacts:
     socket_group: str | None = None
     detail: str = ""
     is_observing: bool = False
+    has_worker: bool = True
+    """Whether the GPU worker runs, without which the daemon neither reads nor sets a GPU."""
     degraded_reasons: tuple[str, ...] = ()
     uncontrolled_gpus: tuple[str, ...] = ()
 

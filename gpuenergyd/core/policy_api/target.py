@@ -5,6 +5,18 @@ from dataclasses import dataclass
 
 from gpuenergyd.errors import TargetError
 
+MAX_SLOWDOWN_RATIO = 1.0
+"""Largest slowdown that a job may be given: iterations take twice as long."""
+LARGE_SLOWDOWN_RATIO = 0.5
+"""A larger slowdown is more likely a mistake, such as a percentage given as a ratio, and is warned about."""
+
+
+def slowdown_problem(ratio: float) -> str | None:
+    """Return what is wrong with a permitted slowdown, with the valid range; None if it is valid."""
+    if 0.0 <= ratio <= MAX_SLOWDOWN_RATIO:
+        return None
+    return f"{ratio:g}: must be a ratio from 0 to {MAX_SLOWDOWN_RATIO:g}, e.g. 0.05 for 5 %"
+
 
 @dataclass(frozen=True, slots=True)
 class PerformanceTarget:

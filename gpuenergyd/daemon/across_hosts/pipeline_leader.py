@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from textwrap import shorten
 from typing import Any
 
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
@@ -197,7 +198,7 @@ class PipelineLeader:
                 purpose=sent.plan.purpose,
                 sm_clocks_mhz=clocks.get(pp_rank, ()),
                 changes=tuple(change_row(change) for change in sent.plan.changes_of(pp_rank)),
-                reason=f"{sent.plan.plan_id}: {sent.plan.reason}"[:200],
+                reason=shorten(f"{sent.plan.plan_id}: {sent.plan.reason}", 200, placeholder=" ..."),
                 straggler_time_s=None if straggler_time_s is None else straggler_time_s * _STRAGGLER_TOLERANCE_RATIO,
             )
             for pp_rank in range(self.description.num_pp_ranks)

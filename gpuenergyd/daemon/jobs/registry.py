@@ -16,7 +16,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import RankJoined, RankLost, RankReleased, RankReported
 from gpuenergyd.core.job.outcome import Outcome
 from gpuenergyd.core.job.rules import JobRules, member_rules
-from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, PerformanceTarget
 from gpuenergyd.daemon.gpus.inventory import GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.audit_log import record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
@@ -28,6 +28,7 @@ from gpuenergyd.daemon.registration import (
     checked_iteration,
     checked_length,
     checked_order,
+    checked_slowdown,
     checked_tags,
     joining_message,
     require_agreement,
@@ -88,7 +89,7 @@ class Jobs:
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _open: dict[JobKey, JobRunner] = field(default_factory=dict)
     _registrations: dict[str, RankRegistration] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[object]] = field(default_factory=set)
     _is_observing_soon: bool = False
     replicas: Replicas = field(default_factory=Replicas)
     ended: deque[EndedJob] = field(default_factory=lambda: deque(maxlen=_ENDED_KEPT))
@@ -335,7 +336,7 @@ class Jobs:
         if policy not in self.installed_policies:
             installed = ", ".join(self.installed_policies) or "none"
             raise UnknownPolicyError(f"no policy {policy!r}; installed: {installed}")
-        ratio = registration.max_slowdown_ratio
+        ratio = checked_slowdown(registration)
         job_id = _new_job_id(registration.job_name)
         description = JobDescription(
             job_id=job_id,
@@ -348,6 +349,8 @@ class Jobs:
             target=PerformanceTarget(self.default_max_slowdown_ratio if ratio is None else ratio),
             length=checked_length(registration),
         )
+        if ratio is not None and ratio > LARGE_SLOWDOWN_RATIO:
+            log.warning("job %s permits a slowdown of %g, i.e. %g %%; 0.05 is 5 %%", job_id, ratio, 100 * ratio)
         owner = LeaseOwner(job_id, peer.pid, peer.uid)
         return self.new_runner(Job(description, self.rules_for(registration)), owner, registration)
 
@@ -391,7 +394,7 @@ class Jobs:
         for key in [key for key, open_runner in self._open.items() if open_runner is runner]:
             del self._open[key]
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine in the background until it is done or the daemon stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

@@ -6,7 +6,13 @@ The lease belongs to the daemon, not to the command that requested it.
 from dataclasses import dataclass
 
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpus
-from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLeases, supported_no_slower_than
+from gpuenergyd.daemon.manual_leases.leases import (
+    LeaseHolder,
+    ManualLeases,
+    require_power_limit_in_range,
+    supported_no_slower_than,
+)
+from gpuenergyd.daemon.ports import GpuQueryPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.wire.messages import LeaseGranted, LeaseRelease, LeaseReleased, LeaseRequest
@@ -21,6 +27,7 @@ class AdministratorLeases:
 
     leases: ManualLeases
     gpus: Gpus
+    worker: GpuQueryPort
     is_observing: bool = False
 
     async def grant(self, request: LeaseRequest, peer: PeerCredentials) -> LeaseGranted:
@@ -38,6 +45,8 @@ class AdministratorLeases:
         sm_clock_mhz = None if clock_mhz is None else supported_no_slower_than(gpu, clock_mhz)
         if self.is_observing:
             raise JobError("mode = 'observe': the daemon never changes a GPU; restart it with mode = 'control'")
+        if request.power_limit_w is not None:
+            await require_power_limit_in_range(self.worker, gpu, request.power_limit_w)
         holder, gpu_uuid = LeaseHolder(ClaimKind.ADMINISTRATOR, peer.uid), gpu.identity.gpu_uuid
         if request.is_dry_run:
             self.leases.require_free_for(gpu_uuid, holder)

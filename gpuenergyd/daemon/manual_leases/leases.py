@@ -18,7 +18,7 @@ from typing import Any
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus, utc_at
-from gpuenergyd.daemon.ports import HistoryPort, LimitingWorkerPort
+from gpuenergyd.daemon.ports import GpuQueryPort, HistoryPort, LimitingWorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import is_dead
 from gpuenergyd.errors import GpuError, UsageError
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, LeaseOwner
@@ -294,6 +294,21 @@ def supported_no_slower_than(gpu: Gpu, sm_clock_mhz: int) -> int:
         supported = f"{min(clocks_mhz)} to {max(clocks_mhz)}" if clocks_mhz else "no known clocks"
         raise UsageError(f"{sm_clock_mhz} MHz is out of range; GPU {gpu.identity.gpu_uuid} supports {supported}")
     return min(clock for clock in clocks_mhz if clock >= sm_clock_mhz)
+
+
+async def require_power_limit_in_range(worker: GpuQueryPort, gpu: Gpu, power_limit_w: float) -> None:
+    """Check that a GPU accepts a power limit, as far as its driver reports the range.
+
+    Raises:
+        UsageError: it is out of range.
+        GpuError: the driver does not answer, or there is no worker.
+    """
+    details = (await worker.snapshot(gpu.identity.gpu_uuid)).details
+    low_w, high_w = details.min_power_limit_w, details.max_power_limit_w
+    if low_w is not None and high_w is not None and not low_w <= power_limit_w <= high_w:
+        raise UsageError(
+            f"{power_limit_w:g} W is out of range; GPU {gpu.identity.gpu_uuid} supports {low_w:g} to {high_w:g} W"
+        )
 
 
 def _is_same_holder(one: LeaseHolder, other: LeaseHolder) -> bool:

@@ -9,6 +9,7 @@ from gpuenergyd.errors import UnknownPolicyError
 
 POLICY_GROUP = "gpuenergyd.policies"
 TARGET_GROUP = "gpuenergyd.targets"
+_OWN_DISTRIBUTION = "gpuenergyd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ def check_policy_name(name: str, group: str = POLICY_GROUP) -> None:
     if name not in names:
         kind = "target policy" if group == TARGET_GROUP else "policy"
         raise UnknownPolicyError(f"no {kind} {name!r}; installed: {', '.join(names) or 'none'}")
+
+
+def is_shipped(name: str) -> bool:
+    """Return whether a policy comes with this project, and only with it."""
+    return {_distribution(point) for point in entry_points(group=POLICY_GROUP, name=name)} == {_OWN_DISTRIBUTION}
 
 
 def load_policy(name: str) -> ClockPolicy:

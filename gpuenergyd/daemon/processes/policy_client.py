@@ -64,11 +64,12 @@ class PolicyClient:
         """Start the policy host."""
         await self._send(PlanRequest(0, "", ""))
 
-    async def preload(self, policy: str) -> None:
-        """Have the host import a policy before its first request; each policy once per host."""
-        if policy not in self._loaded:
-            self._loaded.add(policy)
-            await self._send(PlanRequest(0, "", policy))
+    async def preload(self, policy: str) -> str | None:
+        """Have the host import a policy before its first request, once per host; return why that failed."""
+        if policy in self._loaded:
+            return None
+        self._loaded.add(policy)
+        return (await self._send(PlanRequest(0, "", policy))).error
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
         """Return the policy's plan, or a failure; an exception in the policy is a failure, too."""

@@ -10,9 +10,11 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import gpuenergyd
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
 from gpuenergyd.daemon.processes.carbon_queries import (
@@ -38,6 +40,9 @@ THREAD_COUNT_VARIABLES = (
 )
 """Each set to 1: policies share the CPUs with the training and may use one core."""
 _PR_SET_PDEATHSIG = 1
+_OWN_FOLDER = os.path.dirname(gpuenergyd.__file__) + os.sep  # noqa: PTH120  compared with the names in tracebacks
+_LIBRARIES = ("importlib", "numpy", "scipy", "numba", "sklearn")
+"""Folders of code that policies call: an exception in it is reported at the policy's line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +93,7 @@ class PolicyHost:
             self._received.pop(request.job_id, None)
             self._views.pop(request.job_id, None)
             self._targets = {key: kept for key, kept in self._targets.items() if key[0] != request.job_id}
-            if request.policy:
-                # Import it now, so that the first request of a job does not wait for it.
-                with contextlib.suppress(Exception):
-                    load_policy(request.policy)
-            return PlanAnswer(request.request_id)
+            return PlanAnswer(request.request_id, error=_load_error(request.policy) if request.policy else None)
         view = self._received.setdefault(request.job_id, ViewReceiver()).view(request.view)
         self._views[request.job_id] = view
         try:
@@ -118,9 +119,26 @@ class PolicyHost:
         return PlanAnswer(request.request_id, target=reply)
 
 
+def _load_error(policy: str) -> str | None:
+    """Import a policy, so that the first request of a job does not wait for it; return why that failed."""
+    try:
+        load_policy(policy)
+    except Exception as error:  # noqa: BLE001  a plugin may raise anything
+        return _in_one_line(error)
+    return None
+
+
 def _in_one_line(error: Exception) -> str:
+    """Return type and message of an exception, with the file and line of the policy that raised it."""
     first_line = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first_line}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_in_library(frame.filename)]
+    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in frames[-1:])
+    return f"{type(error).__name__}: {first_line}{where}"
+
+
+def _is_in_library(path: str) -> bool:
+    """Return whether a file belongs to Python, to this package, or to a library that policies use."""
+    return path.startswith(("<frozen", _OWN_FOLDER)) or any(f"{os.sep}{name}{os.sep}" in path for name in _LIBRARIES)
 
 
 def run(requests: BinaryIO, answers: BinaryIO) -> None:

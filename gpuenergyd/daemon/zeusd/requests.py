@@ -9,9 +9,14 @@ import os
 from dataclasses import dataclass, field, replace
 
 from gpuenergyd.daemon.gpus.inventory import Gpu
-from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLeases, supported_no_slower_than
+from gpuenergyd.daemon.manual_leases.leases import (
+    LeaseHolder,
+    ManualLeases,
+    require_power_limit_in_range,
+    supported_no_slower_than,
+)
 from gpuenergyd.daemon.ports import GpuQueryPort
-from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.errors import GpuEnergyError
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ class ZeusdChanges:
         await self.leases.end_if_orphaned(gpu.identity.gpu_uuid)
         self.leases.require_free_for(gpu.identity.gpu_uuid, holder)
         if change.power_limit_w is not None:
-            await self._require_valid_limit(gpu, change.power_limit_w)
+            await require_power_limit_in_range(self.worker, gpu, change.power_limit_w)
         if shall_wait:
             await self._apply_now(gpu, holder, pidfd, change)
             return
@@ -66,12 +71,6 @@ class ZeusdChanges:
             return
         self._queued[key] = change
         self.leases.spawn(self._apply_queued(gpu, holder, os.dup(pidfd)))
-
-    async def _require_valid_limit(self, gpu: Gpu, power_limit_w: float) -> None:
-        details = (await self.worker.snapshot(gpu.identity.gpu_uuid)).details
-        low_w, high_w = details.min_power_limit_w, details.max_power_limit_w
-        if low_w is not None and high_w is not None and not low_w <= power_limit_w <= high_w:
-            raise UsageError(f"{power_limit_w:g} W: GPU {gpu.identity.gpu_uuid} supports {low_w:g} to {high_w:g} W")
 
     async def _apply_queued(self, gpu: Gpu, holder: LeaseHolder, pidfd: int) -> None:
         key = (gpu.identity.gpu_uuid, holder)

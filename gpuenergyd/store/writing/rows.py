@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from textwrap import shorten
 from typing import Any, assert_never
 
 from sqlalchemy import Connection, Table, bindparam, case, func, insert, select, update
@@ -147,10 +148,10 @@ def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR
         case PlanRecord():
             return "plans", _plan_row(record)
         case ControlEventRecord():
-            texts = {name: getattr(record, name)[:MAX_REASON_CHARS] for name in ("reason", "before", "after")}
+            texts = {name: _fitting(getattr(record, name)) for name in ("reason", "before", "after")}
             return "control_events", {**_fields(record), **texts}
         case TargetRecord():
-            row = {**_fields(record), "reason": record.reason[:MAX_REASON_CHARS]}
+            row = {**_fields(record), "reason": _fitting(record.reason)}
             row["frontier"] = encode_points(record.frontier) if record.frontier is not None else None
             return "targets", row
         case IntensityRecord():
@@ -166,6 +167,11 @@ def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR
             assert_never(record)
 
 
+def _fitting(reason: str) -> str:
+    """Return a text that fits its column, shortened at a word."""
+    return reason if len(reason) <= MAX_REASON_CHARS else shorten(reason, MAX_REASON_CHARS, placeholder=" ...")
+
+
 def _plan_row(record: PlanRecord) -> RowValues:
     plan, predicted = record.plan, record.plan.predicted
     return {
@@ -173,7 +179,7 @@ def _plan_row(record: PlanRecord) -> RowValues:
         "plan_epoch": record.plan_epoch,
         "plan_id": plan.plan_id,
         "purpose": plan.purpose,
-        "reason": plan.reason[:MAX_REASON_CHARS],
+        "reason": _fitting(plan.reason),
         "issued_at": record.issued_at,
         "apply_at_iteration": record.apply_at_iteration,
         "predicted_iteration_time_s": predicted.iteration_time_s if predicted else None,

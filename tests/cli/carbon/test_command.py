@@ -188,7 +188,7 @@ def test_an_invalid_trace_is_an_error_with_its_line(tmp_path: Path, content: str
         ((), "either --frontier FILE or --profile FILE"),
         (("--frontier", "missing.json"), "No such file"),
         (("--frontier", "XX_made_2023.csv"), "must be a frontier"),
-        (("--frontier", "frontier.json", "--budget", "nan"), "budget"),
+        (("--frontier", "frontier.json", "--max-slowdown", "nan"), "--max-slowdown nan"),
         (("--frontier", "frontier.json", "--starts-file", "frontier.json"), "must be start times"),
         (("--frontier", "frontier.json", "--choices-out", "no/such/folder"), "No such file"),
     ],
@@ -268,3 +268,13 @@ def test_an_old_file_is_degraded(trace: Path, capsys: pytest.CaptureFixture[str]
 
     assert code == 4
     assert "more than a day old" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_fixed_intensity_is_not_called_live(capsys: pytest.CaptureFixture[str]) -> None:
+    assert carbon_command("now", "--zone", "GB", "--fixed", "300") == 0
+    text = capsys.readouterr().out
+    assert carbon_command("now", "--zone", "GB", "--fixed", "300", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert text == "GB: 300 g/kWh (fixed; static; average, lifecycle; fixed)\n"
+    assert (document["basis"], document["carbon_intensity_g_per_kwh"]) == ("fixed", 300.0)

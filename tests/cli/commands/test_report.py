@@ -3,13 +3,17 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.store import HistoryWriter
+from tests.support.documents import inline_commands
 from tests.support.sample_history import write_sample_history
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -119,6 +123,26 @@ def test_groups_are_the_same_in_every_format(by: str, database: str, capsys: pyt
     assert [row["group"] for row in rows] == [group["group"] for group in groups]
     assert all(group["cost"] == pytest.approx(group["energy_j"] / 3.6e6 * 0.25) for group in groups)
     assert all(group["group"] in table for group in groups)
+
+
+DOCUMENTED_GROUPINGS = sorted(
+    {
+        grouping
+        for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+        if document.name != "CHANGELOG.md"
+        for command in inline_commands(document)
+        if command.startswith("gpuenergyd report")
+        for grouping in re.findall(r"--(?:group-)?by \S+(?: --tag \S+)?", command)
+    }
+)
+
+
+@pytest.mark.parametrize("grouping", DOCUMENTED_GROUPINGS)
+def test_every_grouping_in_the_documents_has_groups(
+    grouping: str, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", *grouping.split(), "--json", "--database", database]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"]
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,28 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from gpuenergyd.cli.demo.progress import MAX_SILENCE_S
+from gpuenergyd.cli.main import run
+from gpuenergyd.report.formatting import saving_interval_text, saving_text, slowdown_text
 from tests.support.waiting import wait_until
+
+SHORT = (
+    "--gpus", "2", "--microbatches", "2", "--policy", "uniform", "--max-slowdown", "0.2", "--baseline-iterations", "4",
+    "--tuned-iterations", "3",
+)  # fmt: skip
 
 FIGURES = {
     "baseline_iteration_time_s",
@@ -71,24 +82,52 @@ def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
 @pytest.mark.torch
 def test_the_demo_prints_its_figures_on_the_last_line_and_writes_a_report(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    demo = start(
-        folder, "--json", "--out", str(out), "--gpus", "2", "--microbatches", "2", "--policy", "uniform",
-        "--max-slowdown", "0.2", "--baseline-iterations", "4", "--tuned-iterations", "2",
-    )  # fmt: skip
+    demo = start(folder, "--json", "--out", str(out), *SHORT)
 
     stdout, stderr = demo.communicate()
 
     assert demo.returncode == 0, stderr
-    figures = json.loads(stdout.splitlines()[-1])
+    (line,) = stdout.splitlines()
+    figures = json.loads(line)
     assert set(figures) == FIGURES
     assert (figures["policy"], figures["gpus"], figures["simulated"]) == ("uniform", 2, True)
     assert figures["report_path"] == str(out)
     assert figures["baseline_energy_j"] > 0
-    for name in ("saving", "slowdown"):
-        if figures[f"{name}_ratio"] is not None:
-            assert figures[f"{name}_low_ratio"] <= figures[f"{name}_ratio"] <= figures[f"{name}_high_ratio"]
+    assert figures["saving_low_ratio"] <= figures["saving_ratio"] <= figures["saving_high_ratio"]
+    assert figures["slowdown_low_ratio"] <= figures["slowdown_ratio"] <= figures["slowdown_high_ratio"]
     assert out.read_text(encoding="utf-8").count('<svg class="timeline"') == 1
-    assert "planned: " in stderr
+    assert "tuned: " in stderr
+    interval = saving_interval_text((figures["saving_low_ratio"], figures["saving_high_ratio"]))
+    assert stderr.splitlines()[-1] == (
+        f"gpuenergyd trained this pipeline on 2 simulated a100-sxm GPUs with {saving_text(figures['saving_ratio'])} per"
+        f" iteration (95 % confidence interval: {interval}), {slowdown_text(figures['slowdown_ratio'])} than at full"
+        " speed."
+    )
+
+
+@pytest.mark.torch
+def test_the_demo_is_never_silent_for_five_seconds_and_ends_on_one_sentence(folder: Path, tmp_path: Path) -> None:
+    demo = start(folder, "--out", str(tmp_path / "report.html"), *SHORT, PYTHONUNBUFFERED="1")
+    assert demo.stdout is not None
+
+    lines = [(time.monotonic(), line) for line in demo.stdout]
+
+    assert demo.wait() == 0, lines
+    assert demo.stderr is not None
+    demo.stderr.close()
+    times_s = [at for at, _ in lines]
+    texts = [line.rstrip() for _, line in lines]
+    assert max(after - before for before, after in pairwise(times_s)) < MAX_SILENCE_S
+    assert texts[0] == "gpuenergyd demo on 2 simulated a100-sxm GPUs: starting a private daemon"
+    steps = ["importing torch", "torch .* is imported", "baseline: ", "profiling: ", "tuned: ", "stopping", "writing"]
+    found = [next((i for i, text in enumerate(texts) if re.search(step, text)), None) for step in steps]
+    assert None not in found
+    assert found == sorted(found, key=lambda i: i or 0)
+    assert [text for text in texts if text.startswith(("before: full speed", "after: uniform"))] == texts[-9:-3:3]
+    assert texts[-1].startswith("gpuenergyd trained this pipeline on 2 simulated a100-sxm GPUs with ")
+    assert re.search(
+        r"with .* energy per iteration \(95 % confidence interval: .*\), .* than at full speed\.$", texts[-1]
+    )
 
 
 @pytest.mark.torch
@@ -162,3 +201,90 @@ def test_a_policy_without_a_plan_is_an_error(folder: Path, tmp_path: Path) -> No
 
     assert demo.returncode == 1
     assert stderr.startswith("gpuenergyd: policy 'full-speed' made no plan: ")
+
+
+CRASHING = """
+from gpuenergyd.core.pipeline.plan import ClockPlan
+
+class Crashing:
+    def next_plan(self, view):
+        return self.plan_for(view)
+
+    def plan_for(self, view):
+        raise ValueError("no clock for this job")
+"""
+
+
+@pytest.fixture
+def plugin_folder(tmp_path: Path) -> Path:
+    """Return a folder for PYTHONPATH with one policy that crashes and one that cannot be imported."""
+    packages = tmp_path / "plugins"
+    metadata = packages / "faulty-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (packages / "crashing.py").write_text(CRASHING, encoding="utf-8")
+    (packages / "unimportable.py").write_text("import no_such_module", encoding="utf-8")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(
+        "[gpuenergyd.policies]\ncrashing = crashing:Crashing\nunimportable = unimportable:Policy\n", encoding="utf-8"
+    )
+    return packages
+
+
+@pytest.mark.torch
+def test_a_policy_that_crashes_ends_the_demo_with_its_exception_file_and_line(
+    folder: Path, tmp_path: Path, plugin_folder: Path
+) -> None:
+    demo = start(
+        folder, "--out", str(tmp_path / "report.html"), "--gpus", "2", "--microbatches", "2", "--policy", "crashing",
+        "--baseline-iterations", "2", PYTHONPATH=str(plugin_folder),
+    )  # fmt: skip
+
+    stdout, stderr = demo.communicate()
+
+    assert demo.returncode == 1
+    assert stderr == (
+        f"gpuenergyd: policy 'crashing' failed: ValueError: no clock for this job ({plugin_folder / 'crashing.py'}:9)\n"
+    )
+    assert "full speed again" not in stdout
+
+
+def test_a_policy_that_cannot_be_imported_is_refused(folder: Path, tmp_path: Path, plugin_folder: Path) -> None:
+    demo = start(
+        folder, "--out", str(tmp_path / "report.html"), "--policy", "unimportable", PYTHONPATH=str(plugin_folder)
+    )
+
+    stdout, stderr = demo.communicate()
+
+    assert demo.returncode == 2
+    assert stderr == (
+        "gpuenergyd: policy 'unimportable' is broken: ModuleNotFoundError: No module named 'no_such_module'"
+        f" ({plugin_folder / 'unimportable.py'}:1)\n"
+    )
+    assert "baseline: " not in stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ("--carbon-hour-s", "1"),
+            "--carbon-hour-s 1: an iteration takes about 2.0 s, and an hour of the trace needs 3",
+        ),
+        (("--carbon-hour-s", "6"), "give --carbon-hours 20 or more, or --carbon-hour-s 10 or more"),
+        (("--max-slowdown", "0.01"), "within a slowdown budget of 1 % and tuned; give --carbon-hours 40 or more"),
+        (
+            ("--carbon-hours", "6", "--baseline-iterations", "100"),
+            "--carbon-hours 6 --carbon-hour-s 30: a job of 180 s",
+        ),
+    ],
+)
+def test_a_carbon_demo_that_is_too_short_for_a_plan_is_refused_at_once_with_the_valid_range(
+    arguments: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["demo", "--carbon-trace", "synthetic", "--out", str(tmp_path / "report.html"), *arguments])
+
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert expected in captured.err

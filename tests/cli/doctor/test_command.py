@@ -225,3 +225,25 @@ def test_a_hanging_driver_does_not_block_the_diagnosis(
 
     assert code == 4
     assert "did not respond within 0.2 s" in found["driver"][0]["detail"]
+
+
+def test_a_daemon_whose_simulated_worker_has_failed_is_not_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [n for n in os.environ if n.startswith("GPUENERGYD_")]:
+        monkeypatch.delenv(name)
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"this is no world file")
+    daemon = DaemonProcess(tmp_path / "daemon", overrides={"world_path": str(broken)})
+    daemon.process = daemon.launch()
+    try:
+        wait_until(daemon.socket_path.exists)
+        wait_until(lambda: "GPU worker" in daemon.log)
+        code, found = doctor(capsys, "--socket", str(daemon.socket_path))
+    finally:
+        daemon.stop()
+
+    assert code == 4
+    assert {"driver", "permissions", "daemon"} <= set(degraded(found))
+    assert found["clocks"][0]["level"] != "fine"
+    assert "supported clocks" not in json.dumps(found)

@@ -42,6 +42,7 @@ def test_every_command_has_a_manual_page_that_names_all_its_options() -> None:
     for command in described_commands():
         page = pages["-".join(command.name.split()[:2]) + ".1"].replace("\\-", "-")
         assert all(option.usage.split()[0].rstrip(",") in page for option in (*command.arguments, *command.options))
+        assert all(example in page for example in command.examples)
     assert {name for name in pages if name.endswith(".1")} == {
         "gpuenergyd.1",
         *(f"gpuenergyd-{name}.1" for names in TASKS.values() for name in names),

@@ -39,7 +39,7 @@ def test_messages_of_a_healthy_host() -> None:
         (Subject.DRIVER, "nvml: 1 GPUs: A100 GPU-a"),
         (Subject.PERMISSIONS, "the daemon may change all GPUs"),
         (Subject.PERSISTENCE_MODE, "on"),
-        (Subject.CLOCKS, "no GPU is left changed; supported clocks: 81 of A100 GPU-a"),
+        (Subject.CLOCKS, "no GPU is left changed; A100 GPU-a: 81 SM clocks that can be set"),
         (Subject.SOCKET, "a daemon answers on /run/gpuenergyd/gpuenergyd.sock"),
         *[(one.subject, one.detail) for one in output(Subject.DAEMON)],
         (Subject.DATABASE, "/h is readable"),
@@ -99,13 +99,30 @@ def test_gpus_that_cannot_be_tuned_are_named_and_the_others_are_counted() -> Non
     found = output(Subject.CLOCKS, driver=DriverFacts("nvml", (GPU, old)))
     assert [one.detail for one in found] == [
         "old cannot be tuned: no locked clocks",
-        "no GPU is left changed; supported clocks: 81 of A100 GPU-a",
+        "no GPU is left changed; A100 GPU-a: 81 SM clocks that can be set",
     ]
     assert found[0].fix == "install a newer driver"
     assert len(output(Subject.CLOCKS, driver=DriverFacts("nvml", (old,)))) == 1
-    assert details(Subject.CLOCKS, driver=DriverFacts("nvml")) == [
-        (Level.FINE, "no GPU is left changed; supported clocks: none")
+    assert details(Subject.CLOCKS, driver=DriverFacts("nvml")) == [(Level.FINE, "no GPU is left changed")]
+
+
+def test_clocks_that_only_the_daemon_knows_are_not_counted_as_none() -> None:
+    unknown = replace(GPU, num_clocks=None)
+
+    assert details(Subject.CLOCKS, driver=DriverFacts("simulated", (unknown,))) == [
+        (Level.FINE, "no GPU is left changed; A100 GPU-a: its SM clocks are known to the daemon only")
     ]
+
+
+def test_without_a_gpu_worker_nothing_about_the_gpus_is_fine() -> None:
+    facts = replace(WELL, daemon=replace(WELL.daemon, has_worker=False), driver=DriverFacts("simulated"))
+
+    found = {one.subject: one for one in diagnose(facts)}
+    assert (found[Subject.DRIVER].level, found[Subject.DRIVER].detail) == (Level.DEGRADED, "simulated: no GPU found")
+    assert found[Subject.PERMISSIONS].level is Level.DEGRADED
+    assert "its GPU worker is not running" in found[Subject.PERMISSIONS].detail
+    assert found[Subject.CLOCKS].level is Level.NOTE
+    assert found[Subject.CLOCKS].detail.startswith("cannot check whether GPUs are left slowed down")
 
 
 def test_a_journal_is_reported_only_if_gpus_were_left_changed() -> None:

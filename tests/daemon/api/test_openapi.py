@@ -49,7 +49,7 @@ def served_routes(tmp_path: Path) -> frozenset[tuple[str, str]]:
         leases = ManualLeases(UnusedWorker(), stage.gpus, stage.history)
         server = Server(
             stage.jobs,
-            AdministratorLeases(leases, stage.gpus),
+            AdministratorLeases(leases, stage.gpus, UnusedWorker()),
             PipelineMembers(stage.jobs),
             status=dict,
             job_detail=lambda _: None,

@@ -120,6 +120,18 @@ def test_a_limit_and_a_lock_are_one_lease_and_restored_together(
     assert daemon.is_as_found()
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_limit_out_of_the_range_of_the_gpu_is_a_usage_error_with_the_range(
+    daemon: DaemonProcess, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_uuid = daemon.status()["gpus"][1]["gpu_uuid"]
+
+    assert command(daemon, "limit", "1", "5", *options) == 2
+
+    assert capsys.readouterr().err == f"gpuenergyd: 5 W is out of range; GPU {gpu_uuid} supports 100 to 480 W\n"
+    assert lease_of(daemon, 1) is None
+
+
 def test_a_lease_ends_after_its_lifetime(daemon: DaemonProcess) -> None:
     assert command(daemon, "lock", "0", "1200", "--for", "0.3") == 0
 
@@ -145,20 +157,20 @@ def test_a_dry_run_reports_the_change_without_applying_it(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "exit_code", "reason"),
     [
-        (("lock", "0", "5000"), "supports 210 to 1410"),
-        (("lock", "99", "1200"), "no GPU '99' on this host"),
-        (("lock", "0", "1200", "--for", "0"), "valid are values above 0"),
-        (("limit", "0", "1"), "refused SetPowerLimit"),
-        (("limit", "0", "20000"), "valid are values above 0"),
-        (("lock", "0", "--release"), "has no lease"),
+        (("lock", "0", "5000"), 2, "supports 210 to 1410"),
+        (("lock", "99", "1200"), 1, "no GPU '99' on this host"),
+        (("lock", "0", "1200", "--for", "0"), 2, "valid are values above 0"),
+        (("limit", "0", "1"), 2, "supports 100 to 480 W"),
+        (("limit", "0", "20000"), 2, "valid are values above 0"),
+        (("lock", "0", "--release"), 1, "has no lease"),
     ],
 )
 def test_an_invalid_request_is_refused_in_one_line_without_a_lease(
-    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], reason: str
+    daemon: DaemonProcess, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], exit_code: int, reason: str
 ) -> None:
-    assert command(daemon, *arguments) == 1
+    assert command(daemon, *arguments) == exit_code
 
     error = capsys.readouterr().err
     assert reason in error

@@ -77,11 +77,14 @@ def test_a_policy_failure_is_one_line_and_the_next_job_is_served(policy: str, er
     assert plan_id(host.answer(request("polite"))) == "polite-a-1"
 
 
-def test_preloading_a_policy_ignores_import_errors() -> None:
+def test_preloading_a_policy_answers_with_an_import_error() -> None:
     host = PolicyHost()
 
-    for policy in ("polite", "broken-import", "nope"):
-        assert host.answer(PlanRequest(3, "", policy)) == PlanAnswer(3)
+    errors = [host.answer(PlanRequest(3, "", policy)).error for policy in ("polite", "broken-import", "nope")]
+
+    assert errors[0] is None
+    assert "ModuleNotFoundError" in (errors[1] or "")
+    assert (errors[2] or "").startswith("UnknownPolicyError: no policy 'nope'; installed: ")
 
 
 def test_every_request_is_answered_under_its_id_and_unencodable_results_with_the_error() -> None:

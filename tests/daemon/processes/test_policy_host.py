@@ -84,14 +84,14 @@ def test_each_job_has_its_own_policy_which_is_discarded_with_the_job(host_comman
     ]
 
 
-def test_a_policy_is_preloaded_once_and_import_errors_are_ignored(
+def test_a_policy_is_preloaded_once_and_an_import_error_is_returned(
     host_command: tuple[str, ...],
 ) -> None:
     async def scenario() -> tuple[int, ClockPlan | PolicyFailure, int]:
         async with policy_link(host_command) as link:
             await link.start()
-            await link.preload("broken-import")
-            await link.preload("polite")
+            assert "ModuleNotFoundError" in (await link.preload("broken-import") or "")
+            assert await link.preload("polite") is None
             num_asked = link._next_request_id
             await link.preload("polite")
             return link._next_request_id - num_asked, await link.next_plan("a", "polite", view("a")), link.num_restarts

@@ -58,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--rank", type=int, help="run this rank only")
     add(
         "--stages",
-        "--world-size",
         type=int,
         default=4,
         help="number of pipeline ranks (default 4); some schedules run two stages on each",
@@ -124,6 +123,8 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _run_all_ranks(options: argparse.Namespace) -> int:
+    sys.stdout.write(f"gpt: torch {torch.__version__} is imported; {options.stages} pipeline stages are starting\n")
+    sys.stdout.flush()
     context = multiprocessing.get_context("fork")  # torch is loaded once; no thread runs yet
     # Anonymous files: they disappear with the processes, however these end.
     if options.init_file is None and options.master_port is None:

@@ -1,0 +1,61 @@
+"""The demo's last line is one sentence with saving, interval, speed and the word simulated."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpuenergyd.cli.demo.result import result_sentence
+from gpuenergyd.report.job import job_reports
+from gpuenergyd.store import JobSummary, open_history
+from tests.support.sample_history import write_sample_history
+
+GPUS = "4 simulated a100-sxm GPUs"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> JobSummary:
+    with open_history(write_sample_history(tmp_path_factory.mktemp("history") / "history.sqlite3")) as history:
+        return job_reports(history)[0].summary
+
+
+def test_the_sentence_has_the_saving_its_interval_and_the_speed_of_the_report(job: JobSummary) -> None:
+    measured = replace(job, saving_ratio=0.1234, saving_interval=(0.1181, 0.1288), slowdown_ratio=0.0012)
+
+    assert result_sentence(measured, gpus=GPUS) == (
+        "gpuenergyd trained this pipeline on 4 simulated a100-sxm GPUs with 12.3 % less energy per iteration (95 %"
+        " confidence interval: 11.8 % to 12.9 % less), 0.1 % slower than at full speed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("saving", "interval", "expected"),
+    [
+        (
+            0.002,
+            (-0.003, 0.007),
+            "0.2 % less energy per iteration (95 % confidence interval: 0.3 % more to 0.7 % less)",
+        ),
+        (-0.004, (-0.006, -0.002), "0.4 % more energy per iteration (95 % confidence interval: 0.2 % to 0.6 % more)"),
+    ],
+)
+def test_the_direction_of_a_small_or_negative_saving_is_clear(
+    job: JobSummary, saving: float, interval: tuple[float, float], expected: str
+) -> None:
+    sentence = result_sentence(replace(job, saving_ratio=saving, saving_interval=interval), gpus=GPUS)
+
+    assert expected in sentence
+
+
+def test_too_few_iterations_are_said_instead_of_a_saving(job: JobSummary) -> None:
+    sentence = result_sentence(replace(job, saving_ratio=None, saving_interval=None, slowdown_ratio=None), gpus=GPUS)
+
+    assert "too few iterations" in sentence
+    assert "simulated" in sentence
+
+
+def test_the_headline_of_a_report_lies_inside_its_interval(job: JobSummary) -> None:
+    assert job.saving_ratio is not None
+    assert job.saving_interval is not None
+    low, high = job.saving_interval
+
+    assert low <= job.saving_ratio <= high
