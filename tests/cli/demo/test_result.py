@@ -46,7 +46,7 @@ def test_the_direction_of_a_small_or_negative_saving_is_clear(
     assert expected in sentence
 
 
-def test_too_few_iterations_are_said_instead_of_a_saving(job: JobSummary) -> None:
+def test_too_few_iterations_give_a_sentence_without_a_saving(job: JobSummary) -> None:
     sentence = result_sentence(replace(job, saving_ratio=None, saving_interval=None, slowdown_ratio=None), gpus=GPUS)
 
     assert "too few iterations" in sentence

@@ -28,7 +28,7 @@ def test_both_iterations_have_a_row_per_stage_on_the_same_scale() -> None:
     assert "B0" in rows(lines)[0]
 
 
-def test_without_colours_characters_tell_the_clocks_apart() -> None:
+def test_without_colours_clocks_are_characters() -> None:
     shown = [line.plain for line in timelines_text([BEFORE, AFTER], width=80, is_coloured=False)]
 
     before, after = rows(shown)[:4], rows(shown)[4:]
