@@ -239,10 +239,12 @@ def _watch(
         status = client.get_status()
         job = status["jobs"][0] if status["jobs"] else None
         if job is not None:
+            is_finished = _is_finished(job, request)
+            if not is_finished:
+                _check_job(job, request)
             progress.show(status)
-            if _is_finished(job, request):
+            if is_finished:
                 return
-            _check_job(job, request)
         elif step := training.last_line(_STEP_PREFIX):
             progress.announce(step)
         if time.monotonic() > until:
