@@ -193,9 +193,9 @@ def _end_row(record: JobEndRecord) -> RowValues:
     return {
         "ended_job_id": record.job_id,
         "ended_at": record.ended_at,
-        "end_reason": record.end_reason[:MAX_REASON_CHARS],
+        "end_reason": _fitting(record.end_reason),
         "outcome": record.outcome or None,
-        "outcome_reason": record.outcome_reason[:MAX_REASON_CHARS] or None,
+        "outcome_reason": _fitting(record.outcome_reason) or None,
     }
 
 
