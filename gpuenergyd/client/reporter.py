@@ -277,7 +277,7 @@ class Reporter:
                 status, reply = self._connection.request("POST", "/v1/release", body, limit_s=_RELEASE_LIMIT_S)
                 if status == 200 and (message := decode_released(reply).message):
                     what = f"job {self._registration.job_name} ({self._registered.job_id})"
-                    self._inform(f"{what} ended: {message}")
+                    self._inform(f"{what} {'' if message.startswith('ended ') else 'ended: '}{message}")
         self._registered = None
         self.retire_clock_socket()
         for retired in self._retired_sockets:

@@ -71,3 +71,18 @@ def test_other_ranks_print_nothing(daemon: FakeDaemon, capsys: pytest.CaptureFix
     daemon.releases.get(timeout=WAIT_LIMIT_S)
 
     assert capsys.readouterr().err == ""
+
+
+def test_a_job_that_ended_early_says_so_once(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.ended_message = "ended while profiling, after 20 iterations"
+    printed = ""
+
+    def has_ended() -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().err
+        return "while profiling" in printed
+
+    run_rank(daemon)
+    wait_until(has_ended, WAIT_LIMIT_S)
+
+    assert printed.splitlines()[-1] == "gpuenergyd: job gpt (job-1) ended while profiling, after 20 iterations"

@@ -84,7 +84,9 @@ def find_outcome(job: Job, *, is_member: bool = False, is_observing: bool = Fals
     before = f"; before that: {job.faults.last_reason}" if job.faults.last_reason else ""
     if phase is JobPhase.TUNED:
         return Outcome(OutcomeKind.TOO_EARLY, f"no iteration of the first plan was measured{before}")
-    since = f"{_UNDER_WAY[phase]}, after {job.num_iterations} iterations{before}"
+    is_asked = phase is JobPhase.BASELINE and job.control.question.is_open
+    doing = "waiting for the policy's plan" if is_asked else _UNDER_WAY[phase]
+    since = f"{doing}, after {job.num_iterations} iterations{before}"
     return Outcome(OutcomeKind.TOO_EARLY, f"ended while {since}" if job.is_ended else since)
 
 

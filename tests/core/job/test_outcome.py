@@ -43,12 +43,14 @@ def test_a_job_that_ends_before_a_plan_names_what_it_was_doing() -> None:
     early, profiling = JobRun(NO_PROOF), JobRun(NO_PROOF).asked()
     for _ in range(5):
         early.pass_one()
+    waiting = JobRun(NO_PROOF).asked()
     profiling.decide(plan("p", PROFILING))
     profiling.pass_one()
 
     assert find_outcome(early.job).reason == "measuring the baseline, after 5 iterations"
     assert ended(early) == (OutcomeKind.TOO_EARLY, "ended while measuring the baseline, after 5 iterations")
     assert ended(profiling) == (OutcomeKind.TOO_EARLY, "ended while profiling, after 13 iterations")
+    assert ended(waiting) == (OutcomeKind.TOO_EARLY, "ended while waiting for the policy's plan, after 12 iterations")
     assert ended(JobRun()) == (OutcomeKind.TOO_EARLY, "ended while warming up, after 0 iterations")
 
 
