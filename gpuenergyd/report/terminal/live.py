@@ -194,12 +194,11 @@ def _outcome(job: Mapping[str, Any]) -> list[RenderableType]:
 
 def _ended_jobs(status: Status) -> list[RenderableType]:
     """Return one line per job that has ended recently: what it saved, or why it saved nothing."""
-    return [
-        Text(
-            f"{job['job_name']} ({job['job_id']}) ended {age_text(job['ended_age_s'])} ago: {job['summary'].removeprefix('ended ')}"
-        )
-        for job in status.get("ended_jobs", ())
-    ]
+    lines: list[RenderableType] = []
+    for job in status.get("ended_jobs", ()):
+        outcome = job["summary"].removeprefix("ended ")
+        lines.append(Text(f"{job['job_name']} ({job['job_id']}) ended {age_text(job['ended_age_s'])} ago: {outcome}"))
+    return lines
 
 
 def _predicted_saving(job: Mapping[str, Any]) -> list[RenderableType]:
