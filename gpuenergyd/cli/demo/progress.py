@@ -27,11 +27,11 @@ class LiveProgress:
     """Live view of the daemon's status, removed at the end."""
 
     def __init__(self, console: Console, *, baseline_iterations: int, tuned_iterations: int) -> None:
-        # Rich draws the view twice a second in a thread of its own, so that the elapsed time goes on.
-        self._live = Live(console=console, transient=True, refresh_per_second=2, get_renderable=self._view)
         self._wanted = (baseline_iterations, tuned_iterations)
         self._text, self._since_s = "", time.monotonic()
         self._status: Status | None = None
+        # Rich draws the view at once and then twice a second in a thread of its own, so that the elapsed time goes on.
+        self._live = Live(console=console, transient=True, refresh_per_second=2, get_renderable=self._view)
 
     def __enter__(self) -> Self:
         self._live.start()

@@ -1,12 +1,14 @@
 """The demo's progress lines: something new whenever there is something, and never five seconds of silence."""
 
+import io
 import threading
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from gpuenergyd.cli.demo.progress import MAX_SILENCE_S, TICK_S, LineProgress
+from gpuenergyd.cli.demo.progress import MAX_SILENCE_S, TICK_S, LineProgress, LiveProgress
 
 
 class VirtualClock:
@@ -136,3 +138,15 @@ def test_the_heartbeat_prints_by_itself_and_ends_with_the_block() -> None:
         assert recorder.has_two_lines.wait(60)  # the thread ticks in real time
 
     assert recorder.texts()[1] == "importing torch (5 s)"
+
+
+def test_a_terminal_shows_the_step_with_its_duration_and_nothing_is_left_at_the_end() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100)
+
+    with LiveProgress(console, baseline_iterations=10, tuned_iterations=12) as progress:
+        progress.announce("importing torch")
+        shown = output.getvalue()
+
+    assert "importing torch (0 s)" in shown
+    assert output.getvalue().endswith("\x1b[2K")  # the line is erased
