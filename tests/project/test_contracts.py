@@ -87,8 +87,8 @@ RESTORE = {"": "is_complete journal outcomes", "outcomes": "control detail gpu_u
 DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
-        "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs mode pid"
-        " policy_host store uptime_s version worker"
+        "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs"
+        " mode pid policy_host store uptime_s version watts_saved_interval watts_saved_w worker"
     ),
     "worker": "heartbeat_age_s is_alive num_restarts pid sentinel_pid",
     "policy_host": "is_alive num_restarts pid",
@@ -102,16 +102,17 @@ STATUS = {
     ),
     "gpus.switching": "basis call_s lower_s num_seen num_unseen raise_s seen",
     "jobs": (
-        "age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio is_given_up"
-        " is_observing is_pipeline_member is_suspended iteration_time_s job_id job_name last_notice"
-        " last_notice_iterations_ago last_report_age_s lower_bound_j max_slowdown_ratio max_slowdown_source"
-        " num_baseline_iterations num_faults num_iterations num_iterations_of_plan num_microbatches"
-        " num_profile_iterations num_ranks num_tuned_iterations outcome outcome_reason own_time_s phase"
-        " phase_reason pipeline plan_id plan_purpose plan_reason policy policy_source predicted_energy_j"
-        " predicted_iteration_time_s predicted_saving_basis predicted_saving_high_ratio predicted_saving_low_ratio"
-        " predicted_saving_ratio ranks retry_in_iterations saving_interval saving_ratio schedule slowdown_interval"
-        " slowdown_ratio straggler straggler_iteration_energy_j straggler_reason straggler_since_s"
-        " straggler_time_s target waiting_iteration_energy_j"
+        "age_s baseline_energy_j baseline_time_s carbon energy_j expectation extrinsic_saving_ratio"
+        " is_given_up is_observing is_pipeline_member is_saving_significant is_suspended iteration_time_s"
+        " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
+        " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"
+        " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_tuned_iterations"
+        " outcome outcome_reason own_time_s phase phase_reason pipeline plan_id plan_purpose plan_reason"
+        " policy policy_source predicted_energy_j predicted_iteration_time_s predicted_saving_basis"
+        " predicted_saving_high_ratio predicted_saving_low_ratio predicted_saving_ratio ranks"
+        " retry_in_iterations saving_interval saving_ratio schedule slowdown_interval slowdown_ratio straggler"
+        " straggler_iteration_energy_j straggler_reason straggler_since_s straggler_time_s target"
+        " waiting_iteration_energy_j watts_saved watts_saved_interval"
     ),
     "jobs.ranks": "gpu_uuid pid pp_rank uid",
 }

@@ -30,6 +30,7 @@ _JOB_GAUGES = (
     ("energy_j", "tuned_iteration_joules", "Median energy per iteration under tuned plans."),
     ("saving_ratio", "plan_saving_ratio", "Measured energy saving against the baseline."),
     ("slowdown_ratio", "plan_slowdown_ratio", "Measured slowdown against the baseline."),
+    ("watts_saved", "saved_power_watts", "Power saved now; absent unless a tuned plan is in force."),
     ("own_time_s", "own_iteration_seconds", "Iteration time at full speed, without waiting for other replicas."),
     ("straggler_time_s", "straggler_iteration_seconds", "Iteration time of a slower replica; absent without one."),
     ("extrinsic_saving_ratio", "extrinsic_saving_ratio", "Measured energy saving from following a slower replica."),
@@ -63,6 +64,10 @@ class StatusCollector(Collector):
             "gpuenergyd_degraded", "1 if the status has degraded reasons.", float(status["is_degraded"])
         )
         yield GaugeMetricFamily("gpuenergyd_worker_up", "1 while a GPU worker runs.", status["worker"]["is_alive"])
+        saved = GaugeMetricFamily("gpuenergyd_saved_power_watts", "Power saved now by jobs with a significant saving.")
+        if status.get("watts_saved_w") is not None:
+            saved.add_metric([], status["watts_saved_w"])
+        yield saved
         for child in ("worker", "policy_host"):
             restarts = status[child]["num_restarts"]
             yield CounterMetricFamily(f"gpuenergyd_{child}_restarts", "Restarts of the process.", value=restarts)

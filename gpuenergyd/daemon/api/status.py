@@ -7,7 +7,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from gpuenergyd.core.job.measurements.savings import Interval
+from gpuenergyd.core.job.measurements.savings import Interval, saved_power_w, sum_of_significant
+from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.switching import LatencyBasis, SwitchCalibration
@@ -80,6 +81,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "gpus": [_gpu(gpu) for gpu in daemon.gpus],
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
+        **_total_saved_power(daemon.jobs),
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,
@@ -179,6 +181,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     saving = job.knowledge.saving()
     registration = daemon.jobs.registration(runner.job_id)
     outcome = runner.outcome()
+    saved_w = _saved_power_w(runner)
     return {
         "job_id": runner.job_id,
         "job_name": job.description.job_name,
@@ -211,6 +214,9 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "slowdown_ratio": saving.slowdown_ratio.estimate if saving else None,
         "saving_interval": _bounds(saving.saving_ratio) if saving else None,
         "slowdown_interval": _bounds(saving.slowdown_ratio) if saving else None,
+        "is_saving_significant": saving.saving_ratio.is_significant if saving and saving.saving_ratio else None,
+        "watts_saved": saved_w.estimate if saved_w else None,
+        "watts_saved_interval": _bounds(saved_w),
         "num_iterations_of_plan": sum(o.is_regular and o.plan_id == plan.plan_id for o in job.observations),
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
@@ -242,6 +248,20 @@ def _ended_job(ended: EndedJob) -> dict[str, Any]:
         "outcome_reason": ended.outcome.reason,
         "summary": ended.line,
     }
+
+
+def _saved_power_w(runner: JobRunner) -> Interval | None:
+    """Return the power that a job saves now; None unless a tuned plan is in force."""
+    job = runner.job
+    if job.phase is not JobPhase.TUNED or runner.leases.is_suspended:
+        return None
+    return saved_power_w(job.knowledge.saving(), job.baseline)
+
+
+def _total_saved_power(runners: Jobs) -> dict[str, Any]:
+    """Return the power that all jobs with a significant saving save now; None if there is none."""
+    total = sum_of_significant([saved for runner in runners if (saved := _saved_power_w(runner)) is not None])
+    return {"watts_saved_w": total.estimate if total else None, "watts_saved_interval": _bounds(total)}
 
 
 def _predicted_saving(runner: JobRunner) -> dict[str, Any]:

@@ -17,6 +17,7 @@ PROMISED = (
     "gpuenergyd_gpu_power_watts",
     "gpuenergyd_job_carbon_grams_total",
     "gpuenergyd_job_plan_saving_ratio",
+    "gpuenergyd_saved_power_watts",
 )
 
 

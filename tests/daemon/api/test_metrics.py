@@ -51,6 +51,7 @@ JOB = {
     "max_slowdown_ratio": 0.0,
     "last_report_age_s": 0.5,
     "predicted_saving_ratio": None,
+    "watts_saved": None,
 }
 STATUS: dict[str, Any] = {
     "uptime_s": 5.0,
@@ -61,6 +62,7 @@ STATUS: dict[str, Any] = {
     "clock_requests": {"num_stale": 3, "num_hostile": 4},
     "gpus": [GPU, {**GPU, "gpu_uuid": "GPU-b", "index": 1, "power_w": None, "total_energy_j": None}],
     "jobs": [JOB],
+    "watts_saved_w": 40.5,
 }
 
 
@@ -85,6 +87,7 @@ def test_figures_are_in_base_units_and_counters_end_in_total() -> None:
     assert found["gpuenergyd_job_iterations_total", "j"] == 12
     assert found["gpuenergyd_clock_requests_refused_total", "hostile"] == 4
     assert found["gpuenergyd_worker_restarts_total", ""] == 1
+    assert found["gpuenergyd_saved_power_watts", ""] == 40.5
 
 
 def test_the_text_equals_that_of_the_prometheus_library() -> None:
@@ -100,6 +103,8 @@ def test_unknown_values_are_omitted_never_zero() -> None:
     assert ("gpuenergyd_gpu_power_watts", "GPU-b") not in found
     assert ("gpuenergyd_gpu_energy_joules_total", "GPU-b") not in found
     assert ("gpuenergyd_job_plan_saving_ratio", "j") not in found
+    assert ("gpuenergyd_job_saved_power_watts", "j") not in found
+    assert ("gpuenergyd_saved_power_watts", "") not in samples({**STATUS, "watts_saved_w": None})
     assert ("gpuenergyd_gpu_requested_sm_clock_hertz", "GPU-a") not in found
 
 

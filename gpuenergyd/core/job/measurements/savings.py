@@ -55,6 +55,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0.0 or self.high < 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSaving:
@@ -91,6 +96,31 @@ def saving_between(full_speed: Sequence[Point], tuned: Sequence[Point]) -> Measu
         num_full_speed=len(full_speed),
         num_tuned=len(tuned),
     )
+
+
+def saved_power_w(saving: MeasuredSaving | None, baseline: BaselineView | None) -> Interval | None:
+    """Return the energy saved per iteration divided by the tuned iteration time; None if energy was not measured.
+
+    Without a slowdown this equals baseline power minus tuned power. A slower job draws less power for longer; only the
+    energy that it saves per iteration counts.
+    """
+    if saving is None or saving.saving_ratio is None or baseline is None or baseline.energy_j is None:
+        return None
+    tuned_time_s = baseline.iteration_time_s * (1.0 + saving.slowdown_ratio.estimate)
+    power_w = baseline.energy_j / tuned_time_s
+    ratio = saving.saving_ratio
+    return Interval(ratio.estimate * power_w, ratio.low * power_w, ratio.high * power_w)
+
+
+def sum_of_significant(intervals: Sequence[Interval]) -> Interval | None:
+    """Return the sum of the significant estimates, with independent errors; None if none is significant."""
+    counted = [interval for interval in intervals if interval.is_significant]
+    if not counted:
+        return None
+    total = math.fsum(interval.estimate for interval in counted)
+    below = math.hypot(*(interval.estimate - interval.low for interval in counted))
+    above = math.hypot(*(interval.high - interval.estimate for interval in counted))
+    return Interval(total, total - below, total + above)
 
 
 def _blocks(observations: Sequence[IterationObservation]) -> list[list[IterationObservation]]:

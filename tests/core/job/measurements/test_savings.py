@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.job.measurements.savings import (
     Interval,
+    MeasuredSaving,
     baseline_view,
     measured_saving,
+    saved_power_w,
     saving_between,
     student_quantile,
+    sum_of_significant,
 )
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
+from gpuenergyd.core.policy_api.policy import BaselineView
 
 
 def iteration(index: int, time_s: float, energy_j: float | None) -> IterationObservation:
@@ -308,3 +312,44 @@ def test_student_quantile_is_the_published_expansion(z: float, terms: tuple[floa
         expected = z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))
 
         assert student_quantile(NormalDist().cdf(z), degrees) == pytest.approx(expected, rel=1e-9)
+
+
+BASELINE = BaselineView(iteration_time_s=0.5, energy_j=100.0, num_iterations=10)
+
+
+def saving(*, slowdown_ratio: float = 0.0) -> MeasuredSaving:
+    slowdown = Interval(slowdown_ratio, slowdown_ratio - 0.001, slowdown_ratio + 0.001)
+    return MeasuredSaving(Interval(0.1, 0.08, 0.12), slowdown, num_full_speed=10, num_tuned=10)
+
+
+def test_at_the_same_speed_the_saved_power_is_baseline_power_minus_tuned_power() -> None:
+    saved = saved_power_w(saving(), BASELINE)
+
+    assert saved is not None
+    assert saved.estimate == pytest.approx(100.0 / 0.5 - 90.0 / 0.5)
+    assert saved.low == pytest.approx(16.0)
+    assert saved.high == pytest.approx(24.0)
+
+
+def test_running_slower_does_not_itself_count_as_saved_power() -> None:
+    saved = saved_power_w(saving(slowdown_ratio=0.25), BASELINE)
+
+    assert saved is not None
+    assert saved.estimate == pytest.approx(10.0 / 0.625)
+
+
+def test_without_measured_energy_no_saved_power_is_known() -> None:
+    assert saved_power_w(None, BASELINE) is None
+    assert saved_power_w(saving(), None) is None
+    assert saved_power_w(saving(), replace(BASELINE, energy_j=None)) is None
+    assert saved_power_w(replace(saving(), saving_ratio=None), BASELINE) is None
+
+
+def test_only_significant_savings_are_added_up_also_negative_ones() -> None:
+    clear, costly, unclear = Interval(50.0, 47.0, 53.0), Interval(-10.0, -14.0, -6.0), Interval(3.0, -1.0, 7.0)
+
+    total = sum_of_significant([clear, costly, unclear])
+
+    assert total == Interval(40.0, 40.0 - 5.0, 40.0 + 5.0)
+    assert sum_of_significant([unclear]) is None
+    assert sum_of_significant([]) is None
