@@ -5,6 +5,7 @@ Every picture is a file of its own with its own style, readable on a light and o
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -37,7 +38,7 @@ _FRONTIER_LEGEND = (
 _STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 text.title { font-size: 15px; font-weight: 600; }
-text.stage, text.tick { fill: #59636e; }
+text.stage, text.tick, text.axis-title { fill: #59636e; }
 text.label { text-anchor: middle; font-size: 10px; }
 text.on-bright { fill: #000; }
 text.on-dark { fill: #fff; }
@@ -51,7 +52,7 @@ text.on-dark { fill: #fff; }
 .full-speed { fill: #d4442c; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; }
-  text.stage, text.tick { fill: #9198a1; }
+  text.stage, text.tick, text.axis-title { fill: #9198a1; }
   .bubble, .waiting { fill: #2a313c; }
   .axis, .grid { stroke: #656c76; }
 }
@@ -105,22 +106,29 @@ def example_plan(extra_inflight: str | None = None) -> tuple[PlanInput, OfflineP
     return given, load_planner(_POLICY)(given.request)
 
 
-def _before_and_after(name: str, extra_inflight: str | None) -> str:
+def planned_iterations(
+    name: str = "1f1b", extra_inflight: str | None = None
+) -> tuple[ObservedIteration, ObservedIteration, OfflinePlan]:
+    """Return an iteration of the example pipeline at full speed and as planned, and the plan."""
     given, plan = example_plan(extra_inflight)
     fastest = {
         i: given.request.profile.classes[i.instruction_class].options[0].sm_clock_mhz for i in plan.sm_clocks_mhz
     }
     planned = Schedule(name, given.schedule.num_microbatches, plan.orders)
-    saving = 1 - plan.energy_j / plan.baseline_energy_j
     before = f"before, all at full speed: {energy_text(plan.baseline_energy_j)} per iteration"
-    after = f"after, as planned: {energy_text(plan.energy_j)} per iteration, {100 * saving:.1f} % less"
-    drawn = timelines_svg(
-        (
-            _iteration(before, given, given.schedule, fastest),
-            _iteration(after, given, planned, dict(plan.sm_clocks_mhz)),
-        )
+    after = f"after, as planned: {energy_text(plan.energy_j)} per iteration"
+    return (
+        _iteration(before, given, given.schedule, fastest),
+        _iteration(after, given, planned, dict(plan.sm_clocks_mhz)),
+        plan,
     )
-    clocks_mhz = [*fastest.values(), *plan.sm_clocks_mhz.values()]
+
+
+def _before_and_after(name: str, extra_inflight: str | None) -> str:
+    before, after, plan = planned_iterations(name, extra_inflight)
+    saving = 1 - plan.energy_j / plan.baseline_energy_j
+    drawn = timelines_svg((before, replace(after, title=f"{after.title}, {100 * saving:.1f} % less")))
+    clocks_mhz = [s.mean_sm_clock_mhz for each in (before, after) for s in each.spans if s.mean_sm_clock_mhz]
     return _standalone(drawn, _legend(ClockScale(min(clocks_mhz), max(clocks_mhz))), 28.0)
 
 

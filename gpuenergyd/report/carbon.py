@@ -15,7 +15,7 @@ from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
 from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample, SampleStatus, grams
 from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
+from gpuenergyd.report.formatting import grams_text, ratio_text, slowdown_text, time_text
 from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRecord
 from gpuenergyd.store.reading.iterations import Iterations
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
@@ -106,10 +106,10 @@ class CarbonReport:
         if self.targets:
             times_s = [target.permitted_time_s for target in self.targets if target.permitted_time_s is not None]
             span = f" from {time_text(min(times_s))} to {time_text(max(times_s))} per iteration" if times_s else ""
-            budget = ratio_text(self.targets[-1].budget_ratio)
             lines.append(
-                f"slowdown of the whole job: {ratio_text(self.slowdown_ratio)}, of which"
-                f" {ratio_text(self.profiling_ratio)} by profiling; budget {budget}; {len(self.targets)} targets{span}"
+                f"whole job against full speed: {slowdown_text(self.slowdown_ratio)} (profiling:"
+                f" {slowdown_text(self.profiling_ratio)}); permitted slowdown"
+                f" {100 * self.targets[-1].budget_ratio:.3g} %; {len(self.targets)} targets{span}"
             )
         return tuple(lines)
 

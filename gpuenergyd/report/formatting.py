@@ -84,6 +84,26 @@ def slowdown_text(slowdown_ratio: float | None) -> str:
     return _change_text(slowdown_ratio, "faster", "slower")
 
 
+def saving_span_text(interval: tuple[float, float]) -> str:
+    """Return an interval of savings in words: 11.0 % to 12.1 % less energy, 0.2 % more to 1.0 % less energy."""
+    low, high = interval
+    return _span_text(low, high, "less", "more") + " energy"
+
+
+def slowdown_span_text(interval: tuple[float, float]) -> str:
+    """Return an interval of slowdowns in words: 0.1 % to 0.4 % slower, 0.2 % faster to 0.1 % slower."""
+    return _span_text(*interval, "slower", "faster")
+
+
+def _span_text(low: float, high: float, above: str, below: str) -> str:
+    """Return an interval whose signs are words; of two negative ends the one nearer to 0 comes first."""
+    ends = [round(100 * end, 1) for end in (low, high)]
+    if ends[0] < 0 < ends[1]:
+        return f"{-ends[0]:.1f} % {below} to {ends[1]:.1f} % {above}"
+    near, far = sorted(abs(end) for end in ends)
+    return f"{near:.1f} % to {far:.1f} % {below if ends[0] < 0 else above}"
+
+
 def _change_text(ratio: float | None, less: str, more: str) -> str:
     if ratio is None:
         return MISSING

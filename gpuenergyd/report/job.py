@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.report.carbon import NO_CARBON, CarbonReport, carbon_report
 from gpuenergyd.report.energy_use import NO_ENERGY, EnergyUse
+from gpuenergyd.report.formatting import energy_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.tariff import Tariff
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
@@ -203,7 +204,7 @@ def before_and_after(history: History, report: JobReport) -> tuple[ObservedItera
         if rows:
             row = _typical(rows)
             spans = history.spans(job_id, row.iteration_index)
-            name = f"{title}, iteration {row.iteration_index}"
+            name = title if row.energy_j is None else f"{title}, {energy_text(row.energy_j)}"
             schedule_name = report.summary.schedule_name or ""
             shown.append(ObservedIteration(name, row.iteration_time_s, spans, schedule_name))
     return tuple(shown)

@@ -1,8 +1,9 @@
 """The HTML page: one self-contained file without network requests, in light and dark mode, usable on a phone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -10,6 +11,7 @@ from markupsafe import Markup
 from gpuenergyd import __version__
 from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
 from gpuenergyd.report import formatting
+from gpuenergyd.report.charts.axes import NARROW, WIDE, Frame
 from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
 from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.charts.daily_energy import days_svg
@@ -18,6 +20,7 @@ from gpuenergyd.report.charts.power import power_svg
 from gpuenergyd.report.charts.time_energy import plane_svg
 from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
 from gpuenergyd.report.groups import EnergyQuery, groups_by_day
+from gpuenergyd.report.headline import Tile, evidence, headline, tiles
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.store import History
 
@@ -26,18 +29,42 @@ _STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}
 
 
 @dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart, drawn for desktops and for phones; false if there is nothing to draw."""
+
+    wide: Markup
+    narrow: Markup
+
+    def __bool__(self) -> bool:
+        return bool(self.wide)
+
+    def __html__(self) -> Markup:
+        """Return both drawings; the style of the page shows the one that fits the window."""
+        return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(self.wide, self.narrow)
+
+
+_NO_CHART = Chart(Markup(), Markup())
+
+
+@dataclass(frozen=True, slots=True)
 class JobSection:
-    """The section of one job, with its charts as SVG."""
+    """The section of one job, with its result in words and its charts."""
 
     report: JobReport
+    headline: str
+    evidence: str
+    tiles: Sequence[Tile]
     plan_reason: str | None
-    timelines: Markup
+    timelines: Chart
     scale: ClockScale | None
-    series: Markup
-    plane: Markup
+    num_timelines: int
+    series: Chart
+    purposes: Collection[str]
+    plane: Chart
     has_frontier: bool
-    power: Markup
-    intensity: Markup
+    power: Chart
+    has_baseline_power: bool
+    intensity: Chart
 
 
 def report_page(history: History, reports: Sequence[JobReport], *, made_at: datetime, note: str = "") -> str:
@@ -69,11 +96,9 @@ def _rendered(
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "interval": formatting.interval_text,
         "time": formatting.time_text,
         "energy": formatting.energy_text,
         "difference": formatting.difference_text,
-        "ratio": formatting.ratio_text,
         "clock": formatting.clock_text,
         "cost": formatting.cost_text,
         "instant": lambda at: at.astimezone(made_at.tzinfo).strftime("%Y-%m-%d %H:%M:%S"),
@@ -89,13 +114,13 @@ def _rendered(
     )
 
 
-def _days(history: History | None, reports: Sequence[JobReport], made_at: datetime) -> Markup:
+def _days(history: History | None, reports: Sequence[JobReport], made_at: datetime) -> Chart:
     """Return the chart of the energy of all GPUs per day since the first job started."""
     if history is None or not reports:
-        return Markup()
+        return _NO_CHART
     first = min(report.summary.started_at for report in reports).astimezone(made_at.tzinfo)
     query = EnergyQuery(history, since=first.replace(hour=0, minute=0, second=0, microsecond=0))
-    return _drawn(days_svg(groups_by_day(query, zone=made_at.tzinfo)))
+    return _chart(partial(days_svg, groups_by_day(query, zone=made_at.tzinfo)))
 
 
 def _section(history: History, report: JobReport) -> JobSection:
@@ -104,6 +129,7 @@ def _section(history: History, report: JobReport) -> JobSection:
     plan = plan_in_force(history, report)
     frontier = next((row.frontier for row in reversed(history.targets(job.job_id)) if row.frontier), ())
     allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
+    baseline_w = job.baseline_energy_j / job.baseline_time_s if job.baseline_energy_j and job.baseline_time_s else None
     # Seconds show single iterations but expire earlier than minutes.
     seconds, minutes = (
         history.rollups(bucket_s=bucket_s, since=job.started_at, until=job.ended_at, job_id=job.job_id)
@@ -111,24 +137,43 @@ def _section(history: History, report: JobReport) -> JobSection:
         else ()
         for bucket_s in (1, 60)
     )
+    power = partial(
+        power_svg,
+        seconds or minutes,
+        num_gpus=len(job.gpu_uuids),
+        plans=history.plans(job.job_id),
+        baseline_power_w=baseline_w,
+    )
+    series = partial(
+        series_svg,
+        report.iterations,
+        baseline_time_s=job.baseline_time_s,
+        baseline_energy_j=job.baseline_energy_j,
+    )
     return JobSection(
         report=report,
+        headline=headline(report),
+        evidence=evidence(report),
+        tiles=tiles(report),
         plan_reason=plan.plan.reason if plan else None,
-        timelines=_drawn(timelines_svg(iterations)),
+        timelines=_chart(partial(timelines_svg, iterations)),
         scale=clock_scale(iterations),
-        series=_drawn(series_svg(report.iterations)),
-        plane=_drawn(plane_svg(report.iterations, plan, allowed_time_s=allowed_s, frontier=frontier)),
+        num_timelines=len(iterations),
+        series=_chart(series),
+        purposes={row.plan_purpose or "" if row.is_regular else "disturbed" for row in report.iterations},
+        plane=_chart(partial(plane_svg, report.iterations, plan, allowed_time_s=allowed_s, frontier=frontier)),
         has_frontier=len(frontier) > 1,
-        intensity=_drawn(_intensity(history, report)),
-        power=_drawn(power_svg(seconds or minutes, num_gpus=len(job.gpu_uuids), plans=history.plans(job.job_id))),
+        intensity=_intensity(history, report),
+        power=_chart(power),
+        has_baseline_power=baseline_w is not None,
     )
 
 
-def _intensity(history: History, report: JobReport) -> str:
+def _intensity(history: History, report: JobReport) -> Chart:
     """Return the chart of carbon intensity and targets during a job; empty if no intensity is known."""
     job, carbon = report.summary, report.carbon
     if carbon is None:
-        return ""
+        return _NO_CHART
     best: dict[datetime, IntensitySample] = {}
     for row in history.intensities(since=job.started_at, until=job.ended_at):
         other = best.get(row.host.valid_from_at)
@@ -136,7 +181,8 @@ def _intensity(history: History, report: JobReport) -> str:
             other is None or _STATUS_ORDER[row.host.status] <= _STATUS_ORDER[other.status]
         ):
             best[row.host.valid_from_at] = row.host
-    return intensity_svg(
+    draw = partial(
+        intensity_svg,
         [
             IntensityStep(
                 sample.valid_from_at,
@@ -151,8 +197,15 @@ def _intensity(history: History, report: JobReport) -> str:
         full_speed_time_s=job.baseline_time_s,
         end_at=job.ended_at or max(best, default=job.started_at),
     )
+    return _chart(draw)
 
 
-def _drawn(svg: str) -> Markup:
-    """Return an SVG chart as safe HTML."""
-    return Markup(svg)  # noqa: S704  every text in a chart is escaped where it is drawn
+def _chart(draw: Callable[..., str]) -> Chart:
+    """Return a chart drawn in both widths, as safe HTML; their IDs differ."""
+
+    def drawn(frame: Frame) -> str:
+        return draw(frame=frame)
+
+    narrow = drawn(NARROW).replace(' id="', ' id="narrow-').replace("url(#", "url(#narrow-")
+    # Every text in a chart is escaped where it is drawn.
+    return Chart(Markup(drawn(WIDE)), Markup(narrow))  # noqa: S704

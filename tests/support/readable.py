@@ -4,7 +4,7 @@
 def drawn_marks(name: str) -> str:
     """Return JavaScript that counts the marks of a picture that can be seen within its frame."""
     return (
-        f"(() => {{ const svg = document.querySelector('svg.{name}');"
+        f"(() => {{ const svg = [...document.querySelectorAll('svg.{name}')].find((s) => s.clientWidth > 0);"
         " const frame = svg.getBoundingClientRect();"
         " return [...svg.querySelectorAll('path, circle, rect')].filter((mark) => { const box ="
         " mark.getBoundingClientRect(); return (box.width > 0 || box.height > 0) && box.left >= frame.left - 1"
@@ -13,7 +13,8 @@ def drawn_marks(name: str) -> str:
     )
 
 
-PALE = """[...document.querySelectorAll('h1, h2, h3, p, dt, dd, td, th, .legend span, svg text.tick, svg text.title')]
+PALE = """[...document.querySelectorAll(
+    'h1, h2, h3, p, dt, dd, td, th, .legend span, svg text.tick, svg text.title, svg text.axis-title')]
   .filter((each) => {
     const bright = (colour) => { const [r, g, b] = colour.match(/[0-9.]+/g).slice(0, 3).map((c) => {
       const part = c / 255; return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4; });
@@ -27,14 +28,28 @@ PALE = """[...document.querySelectorAll('h1, h2, h3, p, dt, dd, td, th, .legend 
   }).map((each) => each.textContent)"""
 """JavaScript: texts whose contrast with what lies behind them is below 4.5, what WCAG 2.2 asks of small letters."""
 
-SMALL = """[...document.querySelectorAll('svg text')].filter((each) =>
+SMALL = """[...document.querySelectorAll('svg text')].filter((each) => each.closest('svg').clientWidth > 0 &&
   parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a < 9).map((each) => each.textContent)"""
 """JavaScript: letters in pictures below nine pixels."""
 
 OVERLAPPING = """[...document.querySelectorAll('svg')].flatMap((svg) => {
-  const texts = [...svg.querySelectorAll('text.tick, text.title')];
+  const texts = [...svg.querySelectorAll('text.tick, text.title, text.axis-title')];
+  if (!svg.clientWidth) return [];
   const boxes = texts.map((t) => t.getBoundingClientRect());
   return texts.flatMap((t, i) => texts.slice(i + 1).filter((u, k) => { const [a, b] = [boxes[i], boxes[i + 1 + k]];
     return a.left + 1 < b.right && b.left + 1 < a.right && a.top + 3 < b.bottom && b.top + 3 < a.bottom; })
     .map((u) => `${svg.getAttribute('class')}: ${t.textContent} / ${u.textContent}`)); })"""
 """JavaScript: labels of pictures that lie over each other."""
+
+OVERFLOWING = """(() => { const width = document.documentElement.clientWidth;
+  const wide = document.documentElement.scrollWidth > width ? ['page'] : [];
+  return wide.concat([...document.querySelectorAll('h1, h2, h3, p, li, dl, details, svg')].filter((each) =>
+    !each.closest('.scroll') && each.getBoundingClientRect().right > width + 1)
+    .map((each) => each.textContent.trim().slice(0, 60))); })()"""
+"""JavaScript: parts of a page that are wider than the window, outside of frames that scroll."""
+
+EMPTY_CHARTS = """[...document.querySelectorAll('svg')].filter((svg) => svg.clientWidth > 0).filter((svg) =>
+  svg.getBoundingClientRect().height < 50 || !svg.querySelector('text.tick') || [...svg.querySelectorAll(
+    'path:not(.reference), circle, rect:not(.bubble)')].filter((mark) => { const box = mark.getBoundingClientRect();
+    return box.width > 1 || box.height > 1; }).length < 1).map((svg) => svg.getAttribute('aria-label'))"""
+"""JavaScript: visible charts without an axis or without data."""

@@ -1,4 +1,4 @@
-"""HTTP server of the dashboard: GET on loopback only, for browsers and a Prometheus on this host.
+"""HTTP server of the dashboard: GET and HEAD on loopback only, for browsers and a Prometheus on this host.
 
 Three measures protect it from other web pages: it listens on 127.0.0.1 only; the Host header must name this host,
 which defeats DNS rebinding; and no response allows another origin to read it.
@@ -105,8 +105,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _REQUEST_TIMEOUT_S
 
-    def do_GET(self) -> None:
-        """Respond to one request."""
+    def _respond(self) -> None:
+        """Respond to one request; a HEAD request gets the headers only."""
         if not self._host_header_is_valid():
             self._send(421, "text/plain; charset=utf-8", f"wrong Host header; use {self.server.url}\n".encode())
             return
@@ -121,10 +121,14 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def _refuse_method(self) -> None:
         self._send(
-            405, "text/plain; charset=utf-8", b"only GET is allowed: the dashboard is read-only\n", {"Allow": "GET"}
+            405,
+            "text/plain; charset=utf-8",
+            b"only GET and HEAD are allowed: the dashboard is read-only\n",
+            {"Allow": "GET, HEAD"},
         )
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = _refuse_method  # noqa: N815  names set by http.server
+    do_GET = do_HEAD = _respond  # noqa: N815  names set by http.server
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method  # noqa: N815
 
     def _host_header_is_valid(self) -> bool:
         name, _, port = self.headers.get("Host", "").rpartition(":")

@@ -10,6 +10,8 @@ from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json
 
 _WATCH_PERIOD_S = 1.0
+_POWERS_KEPT = 300
+"""Readings of the total power that the screen can show."""
 
 
 def status(
@@ -47,7 +49,7 @@ def status(
 
 
 def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
-    """Refresh every second until interrupted; a pipe gets one table, with --json one line, per refresh."""
+    """Fill the screen every second until interrupted; a pipe gets one table, with --json one line, per refresh."""
     if as_json:
         while True:
             print_json(state)
@@ -56,7 +58,7 @@ def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
     from rich.live import Live  # noqa: PLC0415  Rich, JSON does not need it
 
     from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich, JSON does not need it
-    from gpuenergyd.report.terminal.screen import screen_view  # noqa: PLC0415  Rich, JSON does not need it
+    from gpuenergyd.report.terminal.screen import screen_view, total_power_w  # noqa: PLC0415
 
     console = people_console()
     while not console.is_terminal:
@@ -64,7 +66,10 @@ def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
         console.file.flush()
         time.sleep(_WATCH_PERIOD_S)
         state = client.get_status()
+    powers_w = [total_power_w(state)]
     with Live(screen_view(state, console), console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(screen_view(client.get_status(), console), refresh=True)
+            state = client.get_status()
+            powers_w = [*powers_w[-_POWERS_KEPT:], total_power_w(state)]
+            live.update(screen_view(state, console, powers_w), refresh=True)
             time.sleep(_WATCH_PERIOD_S)

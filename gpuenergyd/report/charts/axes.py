@@ -1,4 +1,4 @@
-"""Linear axes with round ticks."""
+"""Sizes of charts, and linear axes with round ticks and a title."""
 
 import math
 from collections.abc import Callable
@@ -58,6 +58,42 @@ def energy_tick(energy_j: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """The width of a chart in SVG units, which are about pixels, and the room to the left of its plot."""
+
+    width: float
+    left: float
+    is_narrow: bool = False
+
+    @property
+    def right(self) -> float:
+        """The right edge of the plot."""
+        return self.width - (8.0 if self.is_narrow else 16.0)
+
+    def num_ticks(self, num_wide: int) -> int:
+        """Return the number of ticks of a horizontal axis, given that of a wide chart."""
+        return max(2, num_wide // 2) if self.is_narrow else num_wide
+
+
+WIDE = Frame(1000.0, 78.0)
+NARROW = Frame(340.0, 60.0, is_narrow=True)
+"""Fits a phone of 390 pixels without scrolling."""
+TITLE_ROOM = 18.0
+"""Height of an axis title above a plot or below its ticks."""
+
+
+def title_above(text: str, top: float) -> str:
+    """Return the title of a vertical axis, above a plot that begins at `top`."""
+    return f'<text class="axis-title" x="0" y="{top - 10:.1f}">{escape(text)}</text>'
+
+
+def title_below(text: str, left: float, right: float, labels_y: float) -> str:
+    """Return the title of a horizontal axis, below tick labels at `labels_y`."""
+    middle, y = (left + right) / 2, labels_y + TITLE_ROOM
+    return f'<text class="axis-title" x="{middle:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text)}</text>'
+
+
+@dataclass(frozen=True, slots=True)
 class Axis:
     """A linear scale from values to SVG coordinates, with ticks at round values."""
 
@@ -78,19 +114,21 @@ class Axis:
         step = self.step((self.high - self.low) / self.num_ticks)
         return tuple(n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step + 1e-9) + 1))
 
-    def draw_across(self, y: float) -> str:
-        """Return the axis as a horizontal line at `y` with ticks below it."""
+    def draw_across(self, y: float, title: str = "") -> str:
+        """Return the axis as a horizontal line at `y` with ticks and a title below it."""
         parts = [f'<line class="axis" x1="{self.at_low:.1f}" x2="{self.at_high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>']
         for value in self.ticks():
             x = self.place(value)
             anchor = "end" if x > self.at_high - 30 else "middle"
             parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y + 5:.1f}"/>')
             parts.append(_label(self.text(value), x=x, y=y + 18, anchor=anchor))
+        if title:
+            parts.append(title_below(title, self.at_low, self.at_high, y + 18))
         return "".join(parts)
 
-    def draw_up(self, x: float, right: float) -> str:
-        """Return the axis as labels to the left of `x`, each with a grid line to `right`."""
-        parts = []
+    def draw_up(self, x: float, right: float, title: str = "") -> str:
+        """Return the axis as labels to the left of `x`, each with a grid line to `right`, and a title above."""
+        parts = [title_above(title, self.at_high)] if title else []
         for value in self.ticks():
             y = self.place(value)
             parts.append(f'<line class="grid" x1="{x:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')

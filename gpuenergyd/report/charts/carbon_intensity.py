@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 
-from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text
+from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_step, elapsed_text
 from gpuenergyd.report.formatting import time_text
 
-_WIDTH, _HEIGHT = 1000.0, 260.0
-_LEFT, _RIGHT = 78.0, 984.0
-_GRID_TOP, _GRID_BOTTOM = 26.0, 116.0
-_TARGET_TOP, _TARGET_BOTTOM = 152.0, 222.0
+_GRID_TOP, _GRID_BOTTOM = 28.0, 118.0
+_TARGET_TOP, _TARGET_BOTTOM = 156.0, 226.0
+_AXIS_HEIGHT = 30.0 + TITLE_ROOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,7 @@ def intensity_svg(
     unit: str,
     full_speed_time_s: float | None,
     end_at: datetime,
+    frame: Frame = WIDE,
 ) -> str:
     """Return the intensity panel above the target panel, if there are targets; empty without any intensity.
 
@@ -48,10 +47,13 @@ def intensity_svg(
         return ""
     begin_at = min(grid[0].begin_at, *(step.at for step in targets)) if targets else grid[0].begin_at
     span_s = max((max(end_at, grid[-1].end_at) - begin_at).total_seconds(), 1.0)
-    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=elapsed_text, num_ticks=7, step=elapsed_step)
+    across = Axis(
+        0.0, span_s, at_low=frame.left, at_high=frame.right, text=elapsed_text, num_ticks=frame.num_ticks(7),
+        step=elapsed_step,
+    )  # fmt: skip
     highest = max(step.intensity for step in grid) * 1.08 or 1.0
     up = Axis(0.0, highest, at_low=_GRID_BOTTOM, at_high=_GRID_TOP, text=lambda value: f"{value:g}", num_ticks=3)
-    parts = [f'<text class="title" x="0" y="14">{escape(unit)}</text>', up.draw_up(_LEFT, _RIGHT)]
+    parts = [up.draw_up(frame.left, frame.right, unit)]
     for is_measured in (True, False):
         path, last = "", None
         for step in grid:
@@ -68,10 +70,10 @@ def intensity_svg(
             parts.append(f'<path class="{"line" if is_measured else "line unsure"}" d="{path}"/>')
     parts.append(_target_panel(targets, begin_at, across, full_speed_time_s, span_s))
     bottom = _TARGET_BOTTOM if targets else _GRID_BOTTOM
-    parts.append(across.draw_across(bottom))
-    height = _HEIGHT if targets else _GRID_BOTTOM + 34
+    parts.append(across.draw_across(bottom, "time since the start"))
+    height = bottom + _AXIS_HEIGHT
     return (
-        f'<svg class="intensity" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" '
+        f'<svg class="intensity" viewBox="0 0 {frame.width:.0f} {height:.0f}" role="img" '
         f'aria-label="Carbon intensity and iteration time target over time">{"".join(parts)}</svg>'
     )
 
@@ -92,5 +94,5 @@ def _target_panel(
         if time_s is not None:
             x = across.place((step.at - begin_at).total_seconds())
             path += f"{'L' if path else 'M'}{x:.1f} {up.place(time_s):.1f}H{across.place(end_s):.1f}"
-    title = f'<text class="title" x="0" y="{_TARGET_TOP - 12:.0f}">iteration time target</text>'
-    return f'{title}{up.draw_up(_LEFT, _RIGHT)}<path class="line target" d="{path}"/>'
+    axis = up.draw_up(across.at_low, across.at_high, "iteration time target")
+    return f'{axis}<path class="line target" d="{path}"/>'

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from html import escape
 
-from gpuenergyd.report.charts.axes import Axis, energy_step, energy_tick
+from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, energy_step, energy_tick, title_below
 from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.report.groups import Group
 
-_WIDTH, _HEIGHT = 1000.0, 210.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 12.0, 178.0
+_TOP, _BOTTOM = 28.0, 194.0
+_HEIGHT = _BOTTOM + 30.0 + TITLE_ROOM
 _MAX_DAYS = 62
-_MAX_LABELS = 10
+_MAX_LABELS, _MAX_LABELS_NARROW = 10, 5
 _MAX_BAR_WIDTH = 60.0
 _MAX_STEP = 130.0
-"""Few days are drawn at the left, where a phone shows them without scrolling."""
+"""Few days are drawn at the left."""
 
 _HATCH = (
     '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -21,23 +21,24 @@ _HATCH = (
 )
 
 
-def days_svg(days: Sequence[Group]) -> str:
+def days_svg(days: Sequence[Group], frame: Frame = WIDE) -> str:
     """Return one bar per day, oldest first, limited to the latest days; empty without any energy."""
     shown = days[-_MAX_DAYS:]
     highest_j = max((sum(energy_j for _, energy_j in _parts(day)) for day in shown), default=0.0)
     if highest_j <= 0:
         return ""
     up = Axis(0.0, highest_j * 1.05, at_low=_BOTTOM, at_high=_TOP, text=energy_tick, num_ticks=4, step=energy_step)
-    step = min((_RIGHT - _LEFT) / len(shown), _MAX_STEP)
+    step = min((frame.right - frame.left) / len(shown), _MAX_STEP)
     width = min(_MAX_BAR_WIDTH, step * 0.72)
-    every = -(-len(shown) // _MAX_LABELS)
+    every = -(-len(shown) // (_MAX_LABELS_NARROW if frame.is_narrow else _MAX_LABELS))
     parts = [
         _HATCH,
-        up.draw_up(_LEFT, _RIGHT),
-        f'<line class="axis" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>',
+        up.draw_up(frame.left, frame.right, "energy of all GPUs per day"),
+        f'<line class="axis" x1="{frame.left}" x2="{frame.right}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>',
+        title_below("day (month-day)", frame.left, frame.right, _BOTTOM + 18),
     ]
     for k, day in enumerate(shown):
-        middle = _LEFT + (k + 0.5) * step
+        middle = frame.left + (k + 0.5) * step
         parts.append(f'<g class="day"><title>{escape(_tooltip(day))}</title>')
         below_j = 0.0
         for name, energy_j in _parts(day):
@@ -56,7 +57,7 @@ def days_svg(days: Sequence[Group]) -> str:
                 f"{escape(day.name[5:])}</text>"
             )
     return (
-        f'<svg class="days" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
+        f'<svg class="days" viewBox="0 0 {frame.width:.0f} {_HEIGHT:.0f}" role="img" '
         f'aria-label="Energy of all GPUs per day, {escape(shown[0].name)} to {escape(shown[-1].name)}">'
         f"{''.join(parts)}</svg>"
     )

@@ -3,22 +3,28 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text
+from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_step, elapsed_text
 from gpuenergyd.report.formatting import power_text
 from gpuenergyd.store import PlanRecord
 from gpuenergyd.store.records import RollupRecord
 
-_WIDTH = 1000.0
-_HEIGHT = 230.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 984.0, 12.0, 200.0
+_TOP, _BOTTOM = 28.0, 216.0
+_HEIGHT = _BOTTOM + 30.0 + TITLE_ROOM
 _MAX_POINTS = 480
 
 
-def power_svg(rollups: Sequence[RollupRecord], *, num_gpus: int, plans: Sequence[PlanRecord] = ()) -> str:
+def power_svg(
+    rollups: Sequence[RollupRecord],
+    *,
+    num_gpus: int,
+    plans: Sequence[PlanRecord] = (),
+    baseline_power_w: float | None = None,
+    frame: Frame = WIDE,
+) -> str:
     """Return the total power per time bucket; buckets in which a GPU was not measured are gaps.
 
-    A second line shows the predicted energy per predicted iteration time of the plan in force. Empty with fewer than
-    two buckets.
+    A second line shows the predicted energy per predicted iteration time of the plan in force, a third one the mean
+    power of the baseline. Empty with fewer than two buckets.
     """
     by_bucket: dict[float, list[float]] = defaultdict(list)
     for rollup in rollups:
@@ -30,9 +36,17 @@ def power_svg(rollups: Sequence[RollupRecord], *, num_gpus: int, plans: Sequence
     begin = points[0][0]
     points, width_s = _thinned(points, rollups[0].bucket_s)
     span_s = points[-1][0] - begin + width_s
-    across = Axis(0.0, span_s, at_low=_LEFT, at_high=_RIGHT, text=elapsed_text, num_ticks=7, step=elapsed_step)
+    across = Axis(
+        0.0,
+        span_s,
+        at_low=frame.left,
+        at_high=frame.right,
+        text=elapsed_text,
+        num_ticks=frame.num_ticks(7),
+        step=elapsed_step,
+    )
     predicted = _predicted(plans, begin, begin + span_s)
-    highest_w = max([w for _, w in points] + [w for _, _, w in predicted])
+    highest_w = max([w for _, w in points] + [w for _, _, w in predicted] + [baseline_power_w or 0.0])
     up = Axis(0.0, highest_w * 1.08, at_low=_BOTTOM, at_high=_TOP, text=power_text, num_ticks=5)
     path, area, last_at = "", "", None
     for at, power_w in points:
@@ -42,10 +56,15 @@ def power_svg(rollups: Sequence[RollupRecord], *, num_gpus: int, plans: Sequence
         path += f"{'M' if is_gap else 'L'}{x:.1f} {y:.1f}H{right:.1f}"
         area += f"M{x:.1f} {_BOTTOM}V{y:.1f}H{right:.1f}V{_BOTTOM}"
         last_at = at
+    axes = up.draw_up(frame.left, frame.right, f"power of all {num_gpus} GPUs" if num_gpus > 1 else "GPU power")
+    reference = ""
+    if baseline_power_w is not None:
+        y = up.place(baseline_power_w)
+        reference = f'<path class="reference" d="M{frame.left} {y:.1f}H{frame.right:.1f}"/>'
     return (
-        f'<svg class="power" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
-        f'aria-label="Power of {num_gpus} GPUs over time">{up.draw_up(_LEFT, _RIGHT)}{across.draw_across(_BOTTOM)}'
-        f'<path class="area" d="{area}"/><path class="line" d="{path}"/>'
+        f'<svg class="power" viewBox="0 0 {frame.width:.0f} {_HEIGHT:.0f}" role="img" '
+        f'aria-label="Power of {num_gpus} GPUs over time">{axes}{across.draw_across(_BOTTOM, "time since the start")}'
+        f'<path class="area" d="{area}"/><path class="line" d="{path}"/>{reference}'
         f"{_drawn_plans(predicted, begin, across, up)}</svg>"
     )
 

@@ -8,13 +8,12 @@ from operator import itemgetter
 from statistics import median
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.report.charts.axes import Axis, energy_step, energy_tick
+from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, energy_step, energy_tick
 from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.store import IterationRow, PlanRecord
 
-_WIDTH = 1000.0
-_HEIGHT = 350.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78.0, 984.0, 28.0, 318.0
+_TOP, _BOTTOM = 28.0, 298.0
+_HEIGHT = _BOTTOM + 30.0 + TITLE_ROOM
 _MARGIN = 0.06
 
 
@@ -24,6 +23,7 @@ def plane_svg(
     *,
     allowed_time_s: float | None,
     frontier: Sequence[tuple[float, float]] = (),
+    frame: Frame = WIDE,
 ) -> str:
     """Return one point per plan at the medians of its regular iterations, and the prediction of the plan in force.
 
@@ -43,12 +43,12 @@ def plane_svg(
     in_range = _frontier_in_range(frontier, min(times_s), max([*times_s, allowed_time_s or 0.0]))
     times_s += [time_s for time_s, _ in in_range]
     energies_j += [energy_j for _, energy_j in in_range]
-    across = Axis(*_range(times_s), at_low=_LEFT, at_high=_RIGHT, text=time_text, num_ticks=6)
+    num_ticks = frame.num_ticks(6)
+    across = Axis(*_range(times_s), at_low=frame.left, at_high=frame.right, text=time_text, num_ticks=num_ticks)
     up = Axis(*_range(energies_j), at_low=_BOTTOM, at_high=_TOP, text=energy_tick, num_ticks=6, step=energy_step)
     parts = [
-        up.draw_up(_LEFT, _RIGHT),
-        across.draw_across(_BOTTOM),
-        '<text class="title" x="0" y="14">energy against time per iteration</text>',
+        up.draw_up(frame.left, frame.right, "energy per iteration"),
+        across.draw_across(_BOTTOM, "iteration time"),
     ]
     pareto = _pareto_optimal([(time_s, energy_j) for _, time_s, energy_j, _ in measured])
     stairs = "".join(f"H{across.place(t):.1f}V{up.place(e):.1f}" for t, e in pareto[1:])
@@ -81,7 +81,7 @@ def plane_svg(
                 f"<title>lower bound (fitted model): {escape(text)}</title></line>"
             )
     return (
-        f'<svg class="plane" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
+        f'<svg class="plane" viewBox="0 0 {frame.width:.0f} {_HEIGHT:.0f}" role="img" '
         f'aria-label="Iteration time against energy of every plan">{"".join(parts)}</svg>'
     )
 

@@ -22,15 +22,17 @@ from gpuenergyd.report.formatting import (
     temperature_text,
     time_text,
 )
+from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
 
 Status = Mapping[str, Any]
 """The response body of GET /v1/status."""
 
 
 def status_view(status: Status) -> RenderableType:
-    """Return the full view: health, carbon intensity, GPUs and jobs."""
+    """Return the full view: health, watts saved now, carbon intensity, GPUs and jobs."""
     grid = grid_lines(status.get("carbon"))
-    return Group(health_line(status), *grid, _gpus(status), *_switching(status), *_jobs(status), *_ended_jobs(status))
+    saved, jobs = saved_power_lines(status), [*_jobs(status), *_ended_jobs(status)]
+    return Group(health_line(status), *saved, *grid, _gpus(status), *_switching(status), *jobs)
 
 
 def health_line(status: Status) -> Text:
@@ -91,6 +93,8 @@ def _gpus(status: Status) -> RenderableType:
     table.add_column("state", no_wrap=True)
     for name in ("clock", "requested", "power", "temp", "age"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("job", overflow="ellipsis", no_wrap=True, max_width=24)
+    names = job_names(status)
     for gpu in status["gpus"]:
         requested = gpu["requested_sm_clock_mhz"]
         table.add_row(
@@ -102,8 +106,24 @@ def _gpus(status: Status) -> RenderableType:
             power_text(gpu["power_w"]),
             temperature_text(gpu["temperature_celsius"]),
             age_text(gpu["reading_age_s"]),
+            owner_text(gpu, names),
         )
     return table
+
+
+def job_names(status: Status) -> Mapping[str, str]:
+    """Return the names of all jobs by ID."""
+    return {job["job_id"]: job["job_name"] for job in status["jobs"]}
+
+
+def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return the job or manual lease that a GPU belongs to; empty for an idle one."""
+    if gpu.get("administrator_lease"):
+        return "administrator lease"
+    if gpu.get("zeusd_client_lease"):
+        return "zeusd client"
+    job_id = gpu.get("job_id")
+    return names.get(job_id, job_id) if job_id else ""
 
 
 def _switching(status: Status) -> list[RenderableType]:
@@ -134,24 +154,20 @@ def _jobs(status: Status) -> list[RenderableType]:
         )
         table = Table(box=box.SIMPLE, pad_edge=False)
         table.add_column("")
-        for name in ("time", "energy", "slowdown", "saving", "iterations"):
+        for name in ("time", "energy", "iterations"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_row(
             "baseline",
             time_text(job["baseline_time_s"]),
             energy_text(job["baseline_energy_j"]),
-            "",
-            "",
             _count(job["num_baseline_iterations"]),
         )
         if job["num_profile_iterations"]:
-            table.add_row("profiling", "", "", "", "", _count(job["num_profile_iterations"]))
+            table.add_row("profiling", "", "", _count(job["num_profile_iterations"]))
         table.add_row(
             "tuned",
             time_text(job["iteration_time_s"]),
             energy_text(job["energy_j"]),
-            ratio_text(job["slowdown_ratio"]),
-            ratio_text(job["saving_ratio"]),
             _count(job["num_tuned_iterations"]),
         )
         if job["predicted_energy_j"] is not None:
@@ -165,16 +181,17 @@ def _jobs(status: Status) -> list[RenderableType]:
         next_attempt = "" if retry is None else f"; next attempt in {retry} iterations"
         next_attempt = "; no further attempts" if job.get("is_given_up") else next_attempt
         why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}{next_attempt}")
-        views.extend(
-            (
-                *(title, *_expectation(job), table, why, *_notice(job), plan),
-                *(*_straggler_pace(job), *_target(job), *_predicted_saving(job), *_outcome(job)),
-            )
-        )
+        result = Text(result_text(job))
+        views.extend((title, *_expectation(job), table, result, why, plan, *detail_lines(job)))
     return views
 
 
-def _expectation(job: Mapping[str, Any]) -> list[RenderableType]:
+def detail_lines(job: Status) -> list[Text]:
+    """Return what applies to some jobs only: last notice, straggler pace, target, prediction and why nothing is saved."""
+    return [*_notice(job), *_straggler_pace(job), *_target(job), *_predicted_saving(job), *_outcome(job)]
+
+
+def _expectation(job: Mapping[str, Any]) -> list[Text]:
     """Return where policy and permitted slowdown come from, and what to expect of this kind of job."""
     if job.get("expectation") is None:
         return []
@@ -187,12 +204,12 @@ def _expectation(job: Mapping[str, Any]) -> list[RenderableType]:
     ]
 
 
-def _outcome(job: Mapping[str, Any]) -> list[RenderableType]:
+def _outcome(job: Mapping[str, Any]) -> list[Text]:
     """Return why a job has saved nothing so far."""
     return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
 
 
-def _ended_jobs(status: Status) -> list[RenderableType]:
+def _ended_jobs(status: Status) -> list[Text]:
     """Return one line per job that has ended recently: what it saved, or why it saved nothing."""
     lines: list[RenderableType] = []
     for job in status.get("ended_jobs", ()):
@@ -201,7 +218,7 @@ def _ended_jobs(status: Status) -> list[RenderableType]:
     return lines
 
 
-def _predicted_saving(job: Mapping[str, Any]) -> list[RenderableType]:
+def _predicted_saving(job: Mapping[str, Any]) -> list[Text]:
     """Return the predicted saving of a job whose clocks are only observed."""
     if not job.get("is_observing") or job["predicted_saving_basis"] is None:
         return []
@@ -213,14 +230,14 @@ def _predicted_saving(job: Mapping[str, Any]) -> list[RenderableType]:
     return [Text(f"predicted saving: {ratio_text(job['predicted_saving_ratio'])}{span}; {basis}")]
 
 
-def _notice(job: Mapping[str, Any]) -> list[RenderableType]:
+def _notice(job: Mapping[str, Any]) -> list[Text]:
     """Return the last notice of a job, e.g. a change of its pace."""
     if not job.get("last_notice"):
         return []
     return [Text(f"{job['last_notice_iterations_ago']} iterations ago: {job['last_notice']}")]
 
 
-def _straggler_pace(job: Mapping[str, Any]) -> list[RenderableType]:
+def _straggler_pace(job: Mapping[str, Any]) -> list[Text]:
     """Return the straggler pace that a job runs at, if it does, and its saving."""
     if job.get("straggler_time_s") is None:
         return []

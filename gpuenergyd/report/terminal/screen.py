@@ -1,6 +1,6 @@
-"""The live view in a screen of limited size: in full if it fits, else one or two lines per GPU and job."""
+"""The live view that fills a screen: watts saved now, one line per GPU, two or more per job."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -9,43 +9,80 @@ from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
     clock_text,
+    energy_text,
     power_text,
-    saving_text,
-    slowdown_text,
     temperature_text,
     time_text,
 )
-from gpuenergyd.report.terminal.live import Status, health_line, status_view
+from gpuenergyd.report.terminal.live import Status, detail_lines, grid_lines, health_line, job_names, owner_text
+from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
 
 _LINES_OF_A_JOB = 2
+_LOW_SCREEN = 8
+"""Below this height there is no room for the watts saved."""
+_WIDE_SCREEN = 110
+_BAR_WIDTH = 24
+_SPARKS = "▁▂▃▄▅▆▇█"
+_GPU_HEADER = "GPU  state          clock  requested    power    temp    age  job"
 
 
-def screen_view(status: Status, console: Console) -> RenderableType:
-    """Return a view that fits the screen of a console; it states how many GPUs and jobs are not shown."""
-    full = status_view(status)
-    if len(console.render_lines(full)) <= console.height:
-        return full
-    return Group(*short_lines(status, console.width, console.height))
+def screen_view(status: Status, console: Console, powers_w: Sequence[float | None] = ()) -> RenderableType:
+    """Return a view that fits the screen of a console; it states how many GPUs and jobs are not shown.
+
+    `powers_w` are the last readings of the total power, oldest first.
+    """
+    return Group(*screen_lines(status, console.width, console.height, powers_w))
 
 
-def short_lines(status: Status, width: int, height: int) -> list[Text]:
-    """Return the health, one line per GPU and two per job: at most `height` lines of at most `width` characters."""
-    health = health_line(status).split()
+def total_power_w(status: Status) -> float | None:
+    """Return the power of all GPUs; None while one of them is unknown."""
+    powers_w = [gpu["power_w"] for gpu in status["gpus"]]
+    return sum(powers_w) if powers_w and None not in powers_w else None
+
+
+def screen_lines(status: Status, width: int, height: int, powers_w: Sequence[float | None] = ()) -> list[Text]:
+    """Return at most `height` lines of at most `width` characters."""
+    head = [*health_line(status).split(), *_summary(status, width, powers_w)]
+    head = head if height >= _LOW_SCREEN else head[: len(health_line(status).split())]
     jobs, gpus = status["jobs"], status["gpus"]
     # Jobs have priority: they are few and most relevant. GPUs with problems are always shown.
-    room = height - len(health) - 2
+    room = height - len(head) - 2
     num_jobs = _fitting(len(jobs) * _LINES_OF_A_JOB, max(_LINES_OF_A_JOB, room - min(len(gpus), 4))) // _LINES_OF_A_JOB
     used = num_jobs * _LINES_OF_A_JOB + (num_jobs < len(jobs))
     num_gpus = _fitting(len(gpus), room - used)
     shown = sorted(sorted(gpus, key=lambda gpu: gpu["state"] == "ok")[:num_gpus], key=lambda gpu: int(gpu["index"]))
-    lines = [*health, Text("GPU  state          clock  requested    power    temp    age", style="bold")]
-    lines += [_gpu_line(gpu) for gpu in shown]
-    lines += _left_out(len(gpus) - len(shown), "GPU")
-    lines += [Text("no jobs")] if not jobs else [line for job in jobs[:num_jobs] for line in _job_lines(job)]
-    lines += _left_out(len(jobs) - num_jobs, "job")
+    gpu_lines = [_gpu_header(shown, width), *_gpu_lines(shown, job_names(status), width)]
+    gpu_lines += _left_out(len(gpus) - len(shown), "GPU")
+    job_groups = [_job_lines(job) for job in jobs[:num_jobs]] or ([] if jobs else [[Text("no jobs")]])
+    after = _left_out(len(jobs) - num_jobs, "job")
+    spare = height - len(head) - len(gpu_lines) - sum(map(len, job_groups)) - len(after) - 2
+    gap = [Text()] if spare >= 0 else []
+    details = [_details(job) for job in jobs[:num_jobs]]
+    if details and sum(map(len, details)) <= spare:
+        job_groups = [[*lines, *more] for lines, more in zip(job_groups, details, strict=True)]
+    lines = [*head, *gap, *gpu_lines, *gap, *(line for group in job_groups for line in group), *after]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines[:height]
+
+
+def _summary(status: Status, width: int, powers_w: Sequence[float | None]) -> list[Text]:
+    """Return the watts saved now, the total power with its recent course, and the carbon intensity."""
+    lines = saved_power_lines(status)
+    power_w = total_power_w(status)
+    if power_w is not None:
+        course = _sparkline(powers_w[-max(0, width - 40) :])
+        lines.append(Text.assemble(f"{power_text(power_w)} drawn by all GPUs  ", (course, "cyan")))
+    return [*lines, *grid_lines(status.get("carbon"))[:1]]
+
+
+def _sparkline(values: Sequence[float | None]) -> str:
+    """Return one block per value, from 0 to the highest; a space where it is unknown."""
+    highest = max((value for value in values if value is not None), default=0.0)
+    if highest <= 0 or len(values) < 2:
+        return ""
+    last = len(_SPARKS) - 1
+    return "".join(" " if value is None else _SPARKS[round(last * max(0.0, value) / highest)] for value in values)
 
 
 def _fitting(wanted: int, room: int) -> int:
@@ -57,25 +94,56 @@ def _left_out(number: int, what: str) -> list[Text]:
     return [Text(f"{number} more {what}{'s' if number > 1 else ''}", style="dim")] if number > 0 else []
 
 
-def _gpu_line(gpu: Status) -> Text:
-    requested = gpu["requested_sm_clock_mhz"]
-    line = Text(f"{gpu['index']:>3}  ")
-    line.append(f"{gpu['state']:<12}", style="" if gpu["state"] == "ok" else "bold red")
-    line.append(
-        f"{clock_text(gpu['sm_clock_mhz']):>8} {'full' if requested is None else clock_text(requested):>10}"
-        f" {power_text(gpu['power_w']):>8} {temperature_text(gpu['temperature_celsius']):>7}"
-        f" {age_text(gpu['reading_age_s']):>6}"
-    )
-    return line
+def _gpu_header(gpus: Sequence[Status], width: int) -> Text:
+    header = Text(_GPU_HEADER, style="bold")
+    if width >= _WIDE_SCREEN:
+        header.append(f"{'':17}power, bar to {power_text(_highest_w(gpus))}" if _highest_w(gpus) else "")
+    return header
 
 
-def _job_lines(job: Status) -> Sequence[Text]:
-    target = job.get("target")
-    target_time = f", target {time_text(target['permitted_time_s'])}" if target and target["permitted_time_s"] else ""
+def _highest_w(gpus: Sequence[Status]) -> float:
+    """Return the end of the power bars: the highest power in whole hundreds of watts."""
+    return 100.0 * -(-max((gpu["power_w"] or 0.0 for gpu in gpus), default=0.0) // 100.0)
+
+
+def _gpu_lines(gpus: Sequence[Status], names: Mapping[str, str], width: int) -> list[Text]:
+    """Return one line per GPU; on a wide screen with a bar of its power."""
+    highest_w = _highest_w(gpus)
+    lines = []
+    for gpu in gpus:
+        requested = gpu["requested_sm_clock_mhz"]
+        line = Text(f"{gpu['index']:>3}  ")
+        line.append(f"{gpu['state']:<12}", style="green" if gpu["state"] == "ok" else "bold red")
+        line.append(
+            f"{clock_text(gpu['sm_clock_mhz']):>8} {'full' if requested is None else clock_text(requested):>10}"
+            f" {power_text(gpu['power_w']):>8} {temperature_text(gpu['temperature_celsius']):>7}"
+            f" {age_text(gpu['reading_age_s']):>6}  "
+        )
+        owner = owner_text(gpu, names)
+        if width >= _WIDE_SCREEN and highest_w > 0:
+            filled = round(_BAR_WIDTH * (gpu["power_w"] or 0.0) / highest_w)
+            line.append(f"{owner:<20.19}")
+            line.append("━" * filled, style="cyan")
+            line.append("─" * (_BAR_WIDTH - filled), style="dim")
+        else:
+            line.append(owner)
+        lines.append(line)
+    return lines
+
+
+def _job_lines(job: Status) -> list[Text]:
     profiled = f", {job['num_profile_iterations']} profiled" if job["num_profile_iterations"] else ""
-    first = Text.assemble(
-        (job["job_name"], "bold"),
-        f" {job['phase']}: {saving_text(job['saving_ratio'])}, {slowdown_text(job['slowdown_ratio'])}{target_time};"
-        f" {job['num_iterations']} iterations{profiled}",
-    )
-    return first, Text(f"  {job['plan_reason'] or job.get('phase_reason') or MISSING}", style="dim")
+    phase_style = "green" if job["phase"] == "tuned" else "yellow"
+    result = result_text(job, is_short=True)
+    first = Text.assemble((job["job_name"], "bold"), " ", (job["phase"], phase_style), f": {result}")
+    why = job["plan_reason"] or job.get("phase_reason") or MISSING
+    return [first, Text(f"  {job['num_iterations']} iterations{profiled}; {why}", style="dim")]
+
+
+def _details(job: Status) -> list[Text]:
+    """Return the measured values of a job and what applies to it only."""
+    times = f"baseline {time_text(job['baseline_time_s'])} and {energy_text(job['baseline_energy_j'])} per iteration"
+    if job["iteration_time_s"] is not None:
+        times += f"; tuned {time_text(job['iteration_time_s'])} and {energy_text(job['energy_j'])}"
+    known = [Text(times)] if job["baseline_time_s"] is not None else []
+    return [Text.assemble("  ", line) for line in (*known, *detail_lines(job))]

@@ -14,12 +14,12 @@ from gpuenergyd.report.formatting import (
     difference_text,
     energy_text,
     estimate,
-    interval_text,
     ratio_text,
     saving_text,
     slowdown_text,
     time_text,
 )
+from gpuenergyd.report.headline import evidence, headline
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.store import JobSummary
 
@@ -28,7 +28,7 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
     """Return one row per job with its baseline and tuned values."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("job", overflow="fold")
-    for title in ("iterations", "time", "energy", "saving", "slowdown"):
+    for title in ("iterations", "time", "energy", "saving", "speed"):
         table.add_column(title, justify="right")
     for report in reports:
         job = report.summary
@@ -41,7 +41,7 @@ def jobs_table(reports: Sequence[JobReport]) -> RenderableType:
             f"{time_text(job.baseline_time_s)}\n{time_text(job.iteration_time_s)}",
             f"{energy_text(job.baseline_energy_j)}\n{energy_text(job.energy_per_iteration_j)}",
             f"\n{_saving_text(job)}",
-            f"\n{ratio_text(job.slowdown_ratio)}",
+            f"\n{slowdown_text(job.slowdown_ratio)}",
         )
     notes = []
     simulated = sum(report.summary.is_simulated for report in reports)
@@ -94,8 +94,10 @@ def job_table(report: JobReport) -> RenderableType:
         ratio_text(saving),
     )
     table.add_row("iterations in the medians", str(job.num_baseline_iterations), str(job.num_tuned_iterations))
-    table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
-    table.add_row("lower bound (fitted model)", "", energy_text(job.lower_bound_j))
+    if job.predicted_energy_j is not None:
+        table.add_row("predicted by the last plan", "", energy_text(job.predicted_energy_j))
+    if job.lower_bound_j is not None:
+        table.add_row("lower bound (fitted model)", "", energy_text(job.lower_bound_j))
     title = (
         f"{job.job_name}: {job.schedule_name or MISSING}, {job.num_ranks} GPUs, {job.num_microbatches} microbatches,"
         f" policy {job.policy}"
@@ -108,15 +110,9 @@ def job_table(report: JobReport) -> RenderableType:
 def _result_lines(report: JobReport) -> list[str]:
     """Return savings, the plan in force and the cost of profiling."""
     job = report.summary
-    lines = [f"{saving_text(job.saving_ratio)}, {slowdown_text(job.slowdown_ratio)}"]
-    if job.saving_interval:
-        lines[0] += f" (saving: 95 % confidence interval {interval_text(job.saving_interval)}, drift-corrected)"
-    if job.predicted_saving_ratio is not None:
-        lines = [
-            f"predicted if clocks are set: {saving_text(job.predicted_saving_ratio)}; {job.predicted_saving_basis}"
-        ]
-    if reason := no_saving_reason(job):
-        lines = [*(lines if job.saving_ratio is not None else ()), f"no saving: {reason}"]
+    reason = no_saving_reason(job)
+    texts = (headline(report), evidence(report), f"no saving: {reason}" if reason else "")
+    lines = [text for text in texts if text]
     plan = report.plan_in_force
     if plan is not None and plan.num_iterations < job.num_tuned_iterations - 1:
         lines.append(

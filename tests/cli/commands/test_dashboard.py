@@ -69,12 +69,23 @@ def test_loopback_host_headers_are_served_without_cross_origin_access(name: str,
     assert server.server_address[0] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
-def test_only_get_is_allowed(method: str, database: str) -> None:
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_only_get_and_head_are_allowed(method: str, database: str) -> None:
     with serving(database) as server:
         status, headers, _ = ask(server, method=method)
 
-    assert (status, headers["Allow"]) == (405, "GET")
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/nowhere"])
+def test_head_returns_the_headers_of_get_without_a_body(path: str, database: str) -> None:
+    with serving(database) as server:
+        status, headers, body = ask(server, path, method="HEAD")
+        expected_status, expected, expected_body = ask(server, path)
+
+    assert (status, body) == (expected_status, "")
+    assert headers["Content-Length"] == str(len(expected_body.encode()))
+    assert headers["Content-Type"] == expected["Content-Type"]
 
 
 def test_a_missing_daemon_and_a_missing_history_are_shown_on_the_page(tmp_path: Path) -> None:
@@ -123,18 +134,16 @@ def test_a_browser_shows_the_daemon_live_and_the_history_on_a_phone_and_in_the_d
                     await page.open(server.url, width=width, is_dark=is_dark)
                     await page.wait_until("document.querySelectorAll('#gpus tr').length === 2")
                     await page.wait_until(
-                        "(document.querySelector('#power path').getAttribute('d') || '').includes('L')"
+                        "(document.querySelector('#power path.line')?.getAttribute('d') || '').includes('L')"
                     )
                     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
                     assert str(await page.evaluate("document.getElementById('state').textContent")).startswith(
                         "Healthy"
                     )
-                    small = "[...document.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().height < 50)"
+                    small = "[...document.querySelectorAll('svg')].filter(s => s.clientWidth && s.clientHeight < 50)"
                     assert await page.evaluate(f"{small}.length") == 0
-                    assert (
-                        await page.evaluate("document.querySelectorAll('svg.timeline, svg.plane, svg.days').length")
-                        == 3
-                    )
+                    charts = "[...document.querySelectorAll('svg.timeline, svg.plane, svg.days')]"
+                    assert await page.evaluate(f"{charts}.filter(s => s.clientWidth).length") == 3
                     await page.screenshot(f"live-{width}-{'dark' if is_dark else 'light'}", tmp_path)
                 backgrounds = "getComputedStyle(document.body).backgroundColor"
                 assert await page.evaluate(backgrounds) == "rgb(251, 251, 249)"

@@ -11,6 +11,7 @@ from rich.console import Console
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import DaemonNotRunningError
 from gpuenergyd.report.terminal.live import status_view
+from tests.support.sample_status import sample_status
 
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
@@ -85,7 +86,10 @@ def drawn(status: dict[str, Any]) -> str:
 def test_gpus_and_jobs_are_shown_with_units_and_ages() -> None:
     text = drawn(STATUS)
 
-    assert all(figure in text for figure in ("1050 MHz", "187 W", "500.0 ms", "400.0 J", "+15.0 %", "+0.2 %", "0.1 s"))
+    assert all(
+        figure in text
+        for figure in ("1050 MHz", "187 W", "500.0 ms", "400.0 J", "15.0 % less", "0.2 % slower", "0.1 s")
+    )
     assert "slack on 3 of 4 ranks" in text
 
 
@@ -118,9 +122,22 @@ def test_missing_figures_are_shown_as_missing() -> None:
 
     rows = [line.split() for line in drawn(status).splitlines()]
 
-    assert ["0", "A100-SXM4-40GB", "ok", "-", "full", "-", "-", "0.1", "s"] in rows
+    assert ["0", "A100-SXM4-40GB", "ok", "-", "full", "-", "-", "0.1", "s", "gpt"] in rows
     assert ["baseline", "-", "-", "10"] in rows
-    assert ["tuned", "-", "-", "-", "-", "6"] in rows
+    assert ["tuned", "-", "-", "6"] in rows
+    assert ["no", "saving", "measured", "yet"] in rows
+
+
+def test_the_status_leads_with_the_watts_saved_now_and_adds_up_significant_savings_only() -> None:
+    status = sample_status()
+
+    lines = [line.rstrip() for line in drawn(status).splitlines()]
+    blank = drawn(status | {"watts_saved_w": None, "watts_saved_interval": None})
+
+    assert lines[1] == "146 W saved now (95 %: 143 W to 150 W; 1 of 3 jobs)"
+    assert lines[2] == "not significant, not added: llama-ddp (3 W)"
+    assert "13.4 % less energy (95 %: 13.1 % to 13.7 % less), 0.2 % faster" in "\n".join(lines)
+    assert "no significant saving now" in blank
 
 
 def test_a_host_without_gpus_and_jobs_is_shown() -> None:

@@ -198,7 +198,7 @@ def test_the_predicted_power_is_drawn_from_the_time_the_plan_was_issued() -> Non
     )
     begin, end = (float(x) for x in re.findall(r"M([\d.]+) [\d.]+H([\d.]+)", drawn["line planned"])[0])
     assert planned_y < measured_y
-    assert begin == pytest.approx((64.0 + 984.0) / 2, abs=1)
+    assert begin == pytest.approx((78.0 + 984.0) / 2, abs=1)
     assert end == pytest.approx(984.0, abs=1)
     assert "planned" not in power_svg(rollups, num_gpus=1)
 

@@ -2,13 +2,16 @@
 
 import copy
 import io
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from rich.console import Console
 
 from gpuenergyd.report.terminal.screen import screen_view
 from tests.cli.commands.test_status import STATUS
+from tests.support.sample_status import sample_status
 
 
 def status_of(num_gpus: int, num_jobs: int, *, bad_gpu: int | None = None) -> dict[str, Any]:
@@ -19,10 +22,10 @@ def status_of(num_gpus: int, num_jobs: int, *, bad_gpu: int | None = None) -> di
     return status
 
 
-def shown(status: dict[str, Any], *, width: int, height: int) -> list[str]:
+def shown(status: dict[str, Any], *, width: int, height: int, powers_w: Sequence[float | None] = ()) -> list[str]:
     """Return the lines of the view on a screen of that size, without trailing spaces."""
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
-    lines = console.render_lines(screen_view(status, console))
+    lines = console.render_lines(screen_view(status, console, powers_w))
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
@@ -61,3 +64,15 @@ def test_eight_gpus_and_a_job_fit_a_small_terminal() -> None:
     assert "15.0 % less energy" in text
     assert "slack on 3 of 4 ranks" in text
     assert "20 profiled" in text
+
+
+def test_the_screen_shows_the_watts_saved_each_gpus_job_and_each_jobs_interval() -> None:
+    lines = shown(sample_status(), width=120, height=40, powers_w=[100.0, 200.0, None, 400.0])
+
+    assert lines[1] == "146 W saved now (95 %: 143 W to 150 W; 1 of 3 jobs)"
+    assert lines[3].endswith("drawn by all GPUs  \u2583\u2585 \u2588")
+    gpus = [line.split() for line in lines if " ok " in line]
+    assert [gpu[gpu.index("s") + 1] for gpu in gpus] == ["gpt-2.6b"] * 4 + ["llama-ddp"] * 2 + ["resnet", ANY]
+    assert "gpt-2.6b tuned: 13.4 % less energy (95 %: 13.1 % to 13.7 % less), 0.2 % faster, 146 W saved" in lines
+    assert any(line.startswith("llama-ddp tuned: 0.6 % less energy (95 %: 0.3 % more to 1.5 % less)") for line in lines)
+    assert "resnet profiling: no saving measured yet" in lines

@@ -1,0 +1,111 @@
+"""The result of a job in words: the saving with its interval, or why there is none."""
+
+from dataclasses import dataclass
+
+from gpuenergyd.report import formatting
+from gpuenergyd.report.job import JobReport
+from gpuenergyd.store import JobSummary
+
+_LOOP = "loop"
+"""The schedule name of a training loop without pipeline stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One value of a job with its name and a note below it."""
+
+    name: str
+    value: str
+    note: str = ""
+    is_good: bool = False
+
+
+def headline(report: JobReport) -> str:
+    """Return the saving and the change of speed in one sentence, or why no saving was measured."""
+    job = report.summary
+    if not job.num_tuned_iterations:
+        return _without_plan(job)
+    if job.slowdown_ratio is None:
+        return (
+            f"Too few iterations to measure a saving: {job.num_tuned_iterations} tuned,"
+            f" {job.num_baseline_iterations} at full speed; at least three of each are needed."
+        )
+    speed = _speed(job.slowdown_ratio)
+    if job.saving_ratio is None:
+        return f"Energy was not measured, so no saving is known; iterations ran {speed}."
+    interval = job.saving_interval
+    if interval is not None and interval[0] <= 0.0 <= interval[1]:
+        return f"No significant saving: {formatting.saving_text(job.saving_ratio)} per iteration, {speed}."
+    return f"{formatting.saving_text(job.saving_ratio)} per iteration, {speed}."
+
+
+def evidence(report: JobReport) -> str:
+    """Return the confidence intervals and what they were measured from, or what a job without a plan needs."""
+    job = report.summary
+    if not job.num_tuned_iterations and job.predicted_saving_ratio is None and job.num_iterations:
+        return _next_step(job)
+    if job.slowdown_interval is None:
+        return ""
+    spans = [formatting.slowdown_span_text(job.slowdown_interval)]
+    if job.saving_interval is not None:
+        spans.insert(0, formatting.saving_span_text(job.saving_interval))
+    permitted = f" A slowdown of up to {100 * job.max_slowdown_ratio:.3g} % was permitted." * (
+        job.max_slowdown_ratio > 0
+    )
+    return (
+        f"95 % confidence: {', '.join(spans)}. {job.num_tuned_iterations} tuned iterations against"
+        f" {job.num_baseline_iterations} at full speed, drift-corrected.{permitted}"
+    )
+
+
+def tiles(report: JobReport) -> list[Tile]:
+    """Return the values of a job that are known; a job without a plan has only those of full speed."""
+    job, text = report.summary, formatting
+    found: list[Tile] = []
+    if job.saving_ratio is not None:
+        note = "95 %: " + text.saving_span_text(job.saving_interval) if job.saving_interval else ""
+        value = text.saving_text(job.saving_ratio).removesuffix(" energy")
+        found.append(Tile("energy per iteration", value, note.removesuffix(" energy"), job.saving_ratio > 0))
+    if job.slowdown_ratio is not None:
+        note = "95 %: " + text.slowdown_span_text(job.slowdown_interval) if job.slowdown_interval else ""
+        found.append(Tile("speed", _speed(job.slowdown_ratio).removeprefix("at the "), note))
+    if report.saved_energy_j is not None:
+        name = "energy saved" if report.saved_energy_j >= 0 else "additional energy"
+        note = f"by {job.num_tuned_iterations} tuned iterations"
+        found.append(Tile(name, text.energy_text(abs(report.saved_energy_j)), note, report.saved_energy_j > 0))
+    if not job.num_tuned_iterations:
+        if job.baseline_energy_j is not None:
+            found.append(Tile("energy per iteration", text.energy_text(job.baseline_energy_j), "at full speed"))
+        if job.baseline_time_s is not None:
+            found.append(Tile("iteration time", text.time_text(job.baseline_time_s), "at full speed"))
+    if job.energy_j is not None:
+        note = f"{job.num_measured_iterations} measured iterations in {text.time_text(job.duration_s)}"
+        found.append(Tile("energy used", text.energy_text(job.energy_j), note))
+    return found
+
+
+def _speed(slowdown_ratio: float) -> str:
+    return "at the same speed" if abs(slowdown_ratio) < 0.0005 else formatting.slowdown_text(slowdown_ratio)
+
+
+def _without_plan(job: JobSummary) -> str:
+    """Return what ran instead of tuned iterations."""
+    if job.predicted_saving_ratio is not None:
+        saving = formatting.saving_text(job.predicted_saving_ratio)
+        return f"Clocks were only observed. Predicted if they are set: {saving} ({job.predicted_saving_basis})."
+    if not job.num_iterations:
+        return "No iteration was measured."
+    ran = f"{job.num_baseline_iterations} iterations at full speed"
+    if job.num_profile_iterations:
+        ran += f", {job.num_profile_iterations} for profiling"
+    so_far = " so far" if job.ended_at is None else ""
+    return f"No plan was applied, so nothing was saved: {ran}{so_far}."
+
+
+def _next_step(job: JobSummary) -> str:
+    """Return what a job without a plan needs to save energy; empty if its outcome is known, or for an ended pipeline."""
+    if job.outcome_reason:
+        return ""
+    if job.schedule_name == _LOOP and job.max_slowdown_ratio == 0:
+        return "A loop without pipeline stages has no waiting time to use; it saves only with a permitted slowdown."
+    return "" if job.ended_at is not None else "A plan follows after profiling."

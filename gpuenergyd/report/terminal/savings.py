@@ -1,0 +1,58 @@
+"""Savings of the running jobs in words: the watts saved now, and each job's result with its interval."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from gpuenergyd.report.formatting import power_text, saving_span_text, saving_text, slowdown_span_text, slowdown_text
+
+
+def saved_power_lines(status: Mapping[str, Any]) -> list[Text]:
+    """Return the watts saved now with their interval, and the jobs whose saving is not significant."""
+    jobs, saved_w = status["jobs"], status.get("watts_saved_w")
+    if not jobs:
+        return []
+    counted, uncounted = ([job for job in jobs if _is_counted(job) is wanted] for wanted in (True, False))
+    if saved_w is None:
+        lines = [Text("no significant saving now")]
+    else:
+        low, high = status["watts_saved_interval"]
+        what = "saved now" if saved_w >= 0 else "more than at full speed now"
+        of_jobs = f"{len(counted)} of {len(jobs)} job{'s' if len(jobs) > 1 else ''}"
+        lines = [
+            Text.assemble(
+                (f"{power_text(abs(saved_w))} {what}", "bold green" if saved_w >= 0 else "bold"),
+                f" (95 %: {power_text(low)} to {power_text(high)}; {of_jobs})",
+            )
+        ]
+    if uncounted:
+        named = ", ".join(f"{job['job_name']} ({power_text(job['watts_saved'])})" for job in uncounted)
+        lines.append(Text(f"not significant, not added: {named}", style="dim"))
+    return lines
+
+
+def result_text(job: Mapping[str, Any], *, is_short: bool = False) -> str:
+    """Return the saving of a job and its change of speed with 95 % intervals; a short text has that of the saving."""
+    saving, slowdown = job.get("saving_interval"), job.get("slowdown_interval")
+    parts = []
+    if job["saving_ratio"] is not None:
+        interval = f" (95 %: {saving_span_text(saving)})" if saving else ""
+        parts.append(saving_text(job["saving_ratio"]) + (interval.replace(" energy)", ")")))
+    if job["slowdown_ratio"] is not None:
+        interval = f" (95 %: {slowdown_span_text(slowdown)})" if slowdown and not is_short else ""
+        parts.append(slowdown_text(job["slowdown_ratio"]) + interval)
+    if job.get("watts_saved") is not None:
+        parts.append(_watts_text(job))
+    return ", ".join(parts) or "no saving measured yet"
+
+
+def _watts_text(job: Mapping[str, Any]) -> str:
+    saved_w = job["watts_saved"]
+    text = f"{power_text(abs(saved_w))} {'saved' if saved_w >= 0 else 'more'}"
+    return text if job["is_saving_significant"] else f"{text} (not significant)"
+
+
+def _is_counted(job: Mapping[str, Any]) -> bool | None:
+    """Return whether the watts of a job are part of the sum; None if it saves none now."""
+    return None if job.get("watts_saved") is None else bool(job["is_saving_significant"])
